@@ -1,0 +1,249 @@
+"""Dataclass fields ⇄ command-line flags ⇄ YAML ⇄ what a checkpoint stores.
+
+Every registered part has a ``@dataclass`` config whose fields are made with :func:`flag`. The flag's name follows
+from the field's (``decoder_layers`` → ``--decoder-layers``). A parsed command line holds only what the user gave;
+what is missing comes from ``--config``, then the architecture, then the dataclass's defaults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fairseq.errors import UserError
+
+C = TypeVar("C")
+
+
+def flag(
+    default: Any,
+    help: str,
+    *,
+    aliases: Sequence[str] = (),
+    choices: Sequence[Any] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    metavar: str | None = None,
+    negative: bool = False,
+) -> Any:
+    """A dataclass field that is also a command-line flag.
+
+    Args:
+        default: value when neither the user nor the architecture gives one.
+        help: what ``--help`` says.
+        aliases: further names of the flag, e.g. ``("--max-sentences",)``.
+        choices: the values allowed.
+        low, high: closed bounds of a number (or of each number of a list).
+        above, below: open bounds.
+        metavar: how ``--help`` shows the value.
+        negative: a bool that also has a ``--no-…`` form.
+    """
+    metadata = {
+        "help": help,
+        "aliases": tuple(aliases),
+        "choices": choices,
+        "bounds": (low, high, above, below),
+        "metavar": metavar,
+        "negative": negative,
+    }
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def flag_name(field: dataclasses.Field[Any] | str) -> str:
+    """``decoder_layers`` → ``--decoder-layers``."""
+    name = field if isinstance(field, str) else field.name
+    return "--" + name.replace("_", "-")
+
+
+def add_flags(parser: argparse._ActionsContainer, config: type) -> None:
+    """Add a flag for every field of *config* that *parser* does not have yet.
+
+    Defaults stay out of the parsed namespace (``argparse.SUPPRESS``), so that what is in it was given by the user.
+    """
+    known = {s for action in parser._actions for s in action.option_strings}
+    for field, hint in _fields(config):
+        names = [flag_name(field), *field.metadata.get("aliases", ())]
+        if names[0] in known:
+            continue
+        kind, many, _ = _kind(hint)
+        default = _default(field)
+        options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help_text(field, default)}
+        if kind is bool:
+            negative = field.metadata.get("negative")
+            options["action"] = argparse.BooleanOptionalAction if negative else "store_true"
+        else:
+            options["type"] = _parser_type(field, hint)
+            options["metavar"] = field.metadata.get("metavar") or _metavar(field, kind, many)
+        parser.add_argument(*[n for n in names if n not in known], **options)
+
+
+def extract(config: type[C], values: Mapping[str, Any] | argparse.Namespace) -> C:
+    """Build *config* from those of *values* that it knows; the rest keep their defaults.
+
+    Values may be typed already or be the strings a command line, a YAML file or an old checkpoint holds.
+
+    Raises:
+        UserError: a value has the wrong type or is out of range; the message names the flag.
+    """
+    given = vars(values) if isinstance(values, argparse.Namespace) else values
+    kwargs = {}
+    for field, hint in _fields(config):
+        if field.name in given:
+            kwargs[field.name] = coerce(field, hint, given[field.name])
+    return config(**kwargs)
+
+
+def defaults(config: type) -> dict[str, Any]:
+    """Every field of *config* with its default."""
+    return {field.name: _default(field) for field, _ in _fields(config)}
+
+
+def fill(args: argparse.Namespace, config: type) -> None:
+    """Check and convert what *args* has of *config*, and add the defaults of what it lacks, in place."""
+    for name, value in dataclasses.asdict(extract(config, args)).items():  # type: ignore[call-overload]
+        setattr(args, name, value)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The settings in a ``--config`` file: a flat mapping of field names (dashes or underscores).
+
+    Raises:
+        UserError: the file is missing, is no YAML, or is not a mapping.
+    """
+    import yaml
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: cannot be read ({error})") from None
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = f" at line {line + 1}" if line is not None else ""
+        raise UserError(f"--config {path}: not valid YAML{where}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(f"--config {path}: expected `name: value` lines, found {type(content).__name__}")
+    return {str(name).replace("-", "_"): value for name, value in content.items()}
+
+
+def coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+    """*value* as the type of *field*, checked against its choices and bounds."""
+    kind, many, optional = _kind(hint)
+    name = flag_name(field)
+    if value is None:
+        if optional:
+            return None
+        raise UserError(f"{name}: a value is needed")
+    converted: Any
+    if kind is bool:
+        if not isinstance(value, bool | int):
+            raise UserError(f"{name}: expected true or false, got {value!r}")
+        return bool(value)
+    if many:
+        converted = [_number(name, kind, item) for item in _split(value)]
+        for item in converted:
+            _check(name, field, item)
+        return converted
+    converted = _number(name, kind, value)
+    _check(name, field, converted)
+    return converted
+
+
+def _fields(config: type) -> list[tuple[dataclasses.Field[Any], Any]]:
+    hints = typing.get_type_hints(config)
+    return [(field, hints[field.name]) for field in dataclasses.fields(config)]
+
+
+def _kind(hint: Any) -> tuple[type, bool, bool]:
+    """(element type, is it a list, may it be None) of a field's annotation."""
+    optional = False
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        members = [m for m in typing.get_args(hint) if m is not type(None)]
+        optional = len(members) < len(typing.get_args(hint))
+        hint = members[0]
+    if typing.get_origin(hint) is list:
+        return typing.get_args(hint)[0], True, optional
+    return hint, False, optional
+
+
+def _split(value: Any) -> list[Any]:
+    """``"1,2"``, ``"(0.9, 0.98)"``, ``5`` or ``[1, 2]`` as a list of items."""
+    if isinstance(value, str):
+        return [part for part in value.strip().strip("()[]").split(",") if part.strip()]
+    if isinstance(value, int | float):
+        return [value]
+    return list(value)
+
+
+def _number(name: str, kind: type, value: Any) -> Any:
+    wanted = {int: "a whole number", float: "a number", str: "text"}.get(kind, kind.__name__)
+    if kind is str:
+        return str(value)
+    try:
+        if kind is int and isinstance(value, float):
+            if not value.is_integer():
+                raise ValueError
+            return int(value)
+        converted = kind(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{name}: expected {wanted}, got {value!r}") from None
+    if kind is float and math.isnan(converted):
+        raise UserError(f"{name}: expected {wanted}, got {value!r}")
+    return converted
+
+
+def _check(name: str, field: dataclasses.Field[Any], value: Any) -> None:
+    choices = field.metadata.get("choices")
+    if choices is not None and value not in choices:
+        raise UserError(f"{name} {value}: choose from {', '.join(map(str, choices))}")
+    low, high, above, below = field.metadata.get("bounds", (None,) * 4)
+    if low is not None and value < low:
+        raise UserError(f"{name} {value}: must be at least {low}")
+    if high is not None and value > high:
+        raise UserError(f"{name} {value}: must be at most {high}")
+    if above is not None and value <= above:
+        raise UserError(f"{name} {value}: must be greater than {above}")
+    if below is not None and value >= below:
+        raise UserError(f"{name} {value}: must be less than {below}")
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+def _help_text(field: dataclasses.Field[Any], default: Any) -> str:
+    text = str(field.metadata.get("help", "")).replace("%", "%%")
+    if default is None or default is False or default == "" or default == []:
+        return text
+    shown = ",".join(map(str, default)) if isinstance(default, list) else default
+    return f"{text} (default: {shown})"
+
+
+def _metavar(field: dataclasses.Field[Any], kind: type, many: bool) -> str:
+    choices = field.metadata.get("choices")
+    if choices is not None:
+        return "{" + ",".join(map(str, choices)) + "}"
+    letter = {int: "N", float: "X", str: "TEXT"}.get(kind, "VALUE")
+    return f"{letter},…" if many else letter
+
+
+def _parser_type(field: dataclasses.Field[Any], hint: Any) -> Any:
+    def parse(text: str) -> Any:
+        return coerce(field, hint, text)
+
+    parse.__name__ = field.name
+    return parse

@@ -1,0 +1,60 @@
+"""Named parts: models, architectures, tasks, criterions, optimizers and schedulers are all kept the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from fairseq.errors import UserError, nearest
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Parts of one kind by name.
+
+    Args:
+        kind: what a part is called in messages, e.g. ``"criterion"``.
+        flag: the flag that chooses one, e.g. ``"--criterion"``.
+    """
+
+    def __init__(self, kind: str, flag: str) -> None:
+        self.kind = kind
+        self.flag = flag
+        self._parts: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator that keeps a part under *name*; a second part of that name is refused."""
+
+        def keep(part: T) -> T:
+            known = self._parts.get(name)
+            if known is not None and not _same_source(known, part):
+                raise ValueError(f"{self.kind} {name!r} is registered already, by {known!r}")
+            self._parts[name] = part
+            return part
+
+        return keep
+
+    def __getitem__(self, name: str) -> T:
+        """The part called *name*.
+
+        Raises:
+            UserError: no part has that name; the message offers the nearest ones.
+        """
+        try:
+            return self._parts[name]
+        except KeyError:
+            raise UserError(f"{self.flag} {name}: no such {self.kind}; {nearest(name, self._parts)}") from None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._parts))
+
+
+def _same_source(known: Any, part: Any) -> bool:
+    """Whether two parts are one definition imported twice (a ``--user-dir`` that is also a package)."""
+    return getattr(known, "__qualname__", None) == getattr(part, "__qualname__", object()) and getattr(
+        getattr(known, "__code__", None), "co_filename", getattr(known, "__module__", None)
+    ) == getattr(getattr(part, "__code__", None), "co_filename", getattr(part, "__module__", None))

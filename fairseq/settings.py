@@ -1,0 +1,176 @@
+"""What the commands themselves can be told, apart from the registered parts: one dataclass a concern."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fairseq.config import flag
+
+BREAK_MODES = ("none", "complete", "complete_doc", "eos")
+DDP_BACKENDS = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp")
+
+
+@dataclass
+class CommonConfig:
+    """Device, precision, randomness and logging: read by every command that runs a model."""
+
+    seed: int = flag(1, "seed of every random choice", low=0)
+    cpu: bool = flag(False, "run on the CPU even where a GPU is there")
+    fp16: bool = flag(False, "half precision: float16 arithmetic, float32 parameters, dynamic loss scaling")
+    bf16: bool = flag(False, "half precision: bfloat16 arithmetic, float32 parameters, no loss scaling needed")
+    memory_efficient_fp16: bool = flag(False, "float16 parameters too: half the memory, a little less exact")
+    compile: bool = flag(False, "compile the model with torch.compile: slow to start, fast afterwards")
+    no_apex: bool = flag(False, "leave NVIDIA apex's fused kernels aside even where they are importable")
+    fp16_init_scale: float = flag(128.0, "first loss scale of --fp16", above=0)
+    fp16_scale_window: int | None = flag(
+        None, "updates without overflow before the loss scale is doubled (default: 16384 / processes / update-freq)", low=1
+    )
+    fp16_scale_tolerance: float = flag(
+        0.0, "share of overflowing updates since the last rescaling that is borne before the scale is lowered", low=0, high=1
+    )
+    min_loss_scale: float = flag(1e-4, "training stops when the loss scale falls below this", above=0)
+    threshold_loss_scale: float | None = flag(None, "lowest value that the loss scale is lowered to", above=0)
+    log_format: str | None = flag(
+        None, "how progress is shown (default: tqdm on a terminal, simple elsewhere)", choices=("tqdm", "simple", "json", "none")
+    )
+    log_interval: int = flag(100, "updates between two lines of the log", low=1)
+    no_progress_bar: bool = flag(False, "plain lines instead of a bar")
+    tensorboard_logdir: str = flag("", "folder for TensorBoard's logs (needs the [tensorboard] extra)", metavar="DIR")
+    user_dir: str | None = flag(None, "folder with a Python package of your own parts, imported at start", metavar="DIR")
+
+
+@dataclass
+class DataConfig:
+    """Which splits are read, and how they are cut into batches."""
+
+    num_workers: int = flag(1, "batches prepared ahead in the background (0: none)", low=0)
+    max_tokens: int | None = flag(None, "most tokens in a batch, on one process", low=1)
+    batch_size: int | None = flag(None, "most rows in a batch, on one process", aliases=("--max-sentences",), low=1)
+    required_batch_size_multiple: int = flag(8, "batches of this many rows or more are cut to a multiple of it", low=1)
+    dataset_impl: str | None = flag(None, "format of the data (there is one)", choices=("mmap",))
+    skip_invalid_size_inputs_valid_test: bool = flag(
+        False, "leave out blocks of the validation and test sets that are too long, instead of stopping"
+    )
+    train_subset: str = flag("train", "split to train on", metavar="SPLIT")
+    valid_subset: str = flag("valid", "comma-separated splits to validate on", metavar="SPLIT,…")
+    gen_subset: str = flag("test", "split to evaluate", metavar="SPLIT")
+    max_tokens_valid: int | None = flag(None, "most tokens in a validation batch (default: --max-tokens)", low=1)
+    batch_size_valid: int | None = flag(
+        None, "most rows in a validation batch (default: --batch-size)", aliases=("--max-sentences-valid",), low=1
+    )
+    curriculum: int = flag(0, "epochs at the start in which the batches keep one order", low=0)
+
+
+@dataclass
+class DistributedConfig:
+    """How many processes train together, and how they talk."""
+
+    distributed_world_size: int | None = flag(
+        None, "processes in all (default: one for each visible GPU; 1 with --cpu)", low=1
+    )
+    distributed_rank: int = flag(0, "number of this process, when processes are started by hand", low=0)
+    distributed_backend: str | None = flag(
+        None, "how processes talk (default: nccl on GPUs, gloo on CPUs)", choices=("nccl", "gloo")
+    )
+    distributed_init_method: str | None = flag(
+        None, "where processes meet, e.g. tcp://host:port, when they are started by hand", metavar="URL"
+    )
+    distributed_port: int = flag(-1, "port where processes meet (default: a free one)")
+    distributed_no_spawn: bool = flag(False, "start no further processes: this one is one of the world's")
+    local_rank: int = flag(0, "GPU of this process, when processes are started by hand", aliases=("--device-id",), low=0)
+    ddp_backend: str = flag(
+        "c10d",
+        "who sums the gradients: torch's DistributedDataParallel (c10d, pytorch_ddp: overlapped with the backward pass) "
+        "or one reduction at the end (no_c10d, legacy_ddp: layers may go unused)",
+        choices=DDP_BACKENDS,
+    )
+    bucket_cap_mb: int = flag(25, "size of the pieces in which gradients are summed, in MB", low=1)
+    find_unused_parameters: bool = flag(False, "let DistributedDataParallel look for parameters without a gradient")
+
+
+@dataclass
+class OptimizationConfig:
+    """How long and how to train."""
+
+    max_epoch: int = flag(0, "stop after this many epochs (0: no such limit)", low=0)
+    max_update: int = flag(0, "stop after this many updates (0: no such limit)", low=0)
+    stop_time_hours: float = flag(0.0, "stop after this many hours of training (0: no such limit)", low=0)
+    clip_norm: float = flag(0.0, "largest gradient norm (0: no clipping)", low=0)
+    sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
+    update_freq: list[int] = flag([1], "batches added up before each update; a list gives one for each epoch", low=1)
+    lr: list[float] = flag([0.25], "learning rate; a list gives one for each epoch", aliases=("--learning-rate",), above=0)
+    min_lr: float = flag(-1.0, "training stops when the learning rate falls to this")
+    stages: str | None = flag(
+        None,
+        "staged training in one run: tokens per sample, a colon, up to this many updates, and so on: 128:140100,512:286000",
+        metavar="L:U,…",
+    )
+
+
+@dataclass
+class CheckpointConfig:
+    """What is saved, when, and what a run starts from."""
+
+    save_dir: str = flag("checkpoints", "folder of the checkpoints", metavar="DIR")
+    restore_file: str = flag("checkpoint_last.pt", "checkpoint to go on from, in --save-dir or anywhere", metavar="FILE")
+    reset_optimizer: bool = flag(False, "leave the restored optimizer's state aside")
+    reset_lr_scheduler: bool = flag(False, "leave the restored schedule's state aside")
+    reset_dataloader: bool = flag(False, "start at the first batch of the data")
+    reset_meters: bool = flag(False, "leave the restored best score and times aside")
+    optimizer_overrides: str = flag("{}", "settings of the restored optimizer to change, as a Python dict", metavar="DICT")
+    save_interval: int = flag(1, "epochs between two checkpoints", low=1)
+    save_interval_updates: int = flag(0, "updates between two checkpoints (0: only at epochs' ends)", low=0)
+    keep_interval_updates: int = flag(-1, "checkpoints of --save-interval-updates to keep (-1: all)", low=-1)
+    keep_last_epochs: int = flag(-1, "epochs' checkpoints to keep (-1: all)", low=-1)
+    no_save: bool = flag(False, "save nothing")
+    no_epoch_checkpoints: bool = flag(False, "save only the last and the best checkpoint")
+    no_last_checkpoints: bool = flag(False, "do not save checkpoint_last.pt")
+    no_save_optimizer_state: bool = flag(False, "save the model without the optimizer's state")
+    validate_interval: int = flag(1, "epochs between two validations", low=1)
+    validate_interval_updates: int = flag(0, "updates between two validations (0: only at epochs' ends)", low=0)
+    disable_validation: bool = flag(False, "never validate")
+    best_checkpoint_metric: str = flag("loss", "figure of the validation that decides which checkpoint is the best")
+    maximize_best_checkpoint_metric: bool = flag(False, "the largest such figure is the best, not the smallest")
+    patience: int = flag(-1, "stop after this many validations without a better one (-1: never)", low=-1)
+
+
+@dataclass
+class EvalLMConfig:
+    """What ``fairseq-eval-lm`` evaluates, how, and what it reports."""
+
+    path: str | None = flag(None, "checkpoint, or several joined by colons: an ensemble", metavar="FILE[:FILE…]")
+    model_overrides: str = flag("{}", "settings of the checkpoint to change, as a Python dict", metavar="DICT")
+    results_path: str | None = flag(None, "folder for results.json: figures, command, versions", metavar="DIR")
+    save_token_scores: str | None = flag(
+        None, "NPZ file for each token and its natural-log probability, in the corpus's order", metavar="FILE"
+    )
+    output_word_probs: bool = flag(False, "print every word with its log-probability")
+    output_word_stats: bool = flag(False, "print every word's count and mean log-probability")
+    remove_bpe: str | None = flag(None, "join subwords at this mark before words are counted", metavar="MARK")
+    context_window: int = flag(0, "tokens before each block that are read as context, not scored", low=0)
+    sliding_inf: int = flag(
+        -1, "1: token by token, each with the whole cache before it (Shortformer)", choices=(-1, 0, 1), metavar="{1}"
+    )
+    softmax_batch: int | None = flag(
+        None, "most tokens whose output distribution is computed at once: bounds memory", low=1
+    )
+
+
+@dataclass
+class PreprocessConfig:
+    """What ``fairseq-preprocess`` reads and writes."""
+
+    only_source: bool = flag(False, "text in one language (the only kind there is here)")
+    source_lang: str | None = flag(None, "ending of the text files' names", aliases=("-s",), metavar="SRC")
+    trainpref: str | None = flag(None, "training text; further files after commas become train1, train2, …", metavar="FILE[,FILE…]")
+    validpref: str | None = flag(None, "validation text; further files after commas become valid1, …", metavar="FILE[,FILE…]")
+    testpref: str | None = flag(None, "test text; further files after commas become test1, …", metavar="FILE[,FILE…]")
+    destdir: str = flag("data-bin", "folder for the dictionary and the binary data", metavar="DIR")
+    workers: int = flag(1, "processes that share the work; the result is the same for any number", low=1)
+    srcdict: str | None = flag(None, "dictionary to use instead of making one", metavar="FILE")
+    nwordssrc: int = flag(-1, "most words in the dictionary, special symbols counted (-1: no limit)", low=-1)
+    thresholdsrc: int = flag(0, "words that occur less often than this become <unk>", low=0)
+    padding_factor: int = flag(8, "the dictionary's size is rounded up to a multiple of this", low=1)
+    dict_only: bool = flag(False, "make the dictionary and stop")
+    dataset_impl: str = flag("mmap", "format of the data (there is one)", choices=("mmap",))
+    joined_dictionary: bool = flag(False, "accepted for fairseq's sake: with one language there is one dictionary")
