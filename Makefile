@@ -1,0 +1,47 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types contracts tests bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## make .venv and install the package and its tools into it
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "Python 3.10 or later is needed: make PYTHON=python3.12 …")'
+	@echo "Installing into $(VENV), once (PyTorch is large) …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP_INSTALL) torch
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## train and evaluate a small Shortformer in a few minutes; results in demo/
+	@$(BIN)/python scripts/demo.py
+
+test: lint types contracts tests ## everything that CI runs
+
+lint: $(INSTALLED) ## ruff: mistakes and layout
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { echo "layout: run $(BIN)/ruff format"; exit 1; }
+	@echo "lint: clean"
+
+types: $(INSTALLED) ## mypy
+	@$(BIN)/mypy
+
+contracts: $(INSTALLED) ## import-linter: imports point down the layers only
+	@$(BIN)/lint-imports --no-cache
+
+tests: $(INSTALLED) ## the test suite, two processes
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
+
+bench: $(INSTALLED) ## measure speed and memory on this machine
+	@$(BIN)/python -m benchmarks.language_model
+
+clean: ## remove what make made: .venv, demo/, caches (data and checkpoints stay)
+	rm -rf $(VENV) demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

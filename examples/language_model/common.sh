@@ -1,0 +1,115 @@
+# What the recipes share; sourced by each of them. README.md beside this file explains the variables.
+# shellcheck shell=bash disable=SC2034
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+fail() {
+  printf '%s\n' "$*" >&2
+  exit 2
+}
+
+# The commands are printed as anyone would type them; here they run from this checkout.
+if [[ -z ${PYTHON:-} ]]; then
+  PYTHON=python3
+  [[ -x .venv/bin/python ]] && PYTHON=$PWD/.venv/bin/python
+fi
+python() { "$PYTHON" "$@"; }
+fairseq-eval-lm() { "$PYTHON" eval_lm.py "$@"; }
+
+# run COMMAND…: print it, and run it unless DRY_RUN is set.
+run() {
+  local word line=
+  for word in "$@"; do
+    [[ $word =~ ^[A-Za-z0-9_./:=,+-]+$ ]] || printf -v word '%q' "$word"
+    line+=" $word"
+  done
+  printf '%s\n' "${line# }"
+  [[ -n ${DRY_RUN:-} ]] || "$@"
+}
+
+read -r -a extra <<<"${EXTRA:-}"
+case ${PRECISION:-fp16} in
+  fp16 | bf16) precision=("--${PRECISION:-fp16}") ;;
+  fp32) precision=() ;;
+  *) fail "PRECISION=$PRECISION: choose fp16, bf16 or fp32" ;;
+esac
+save_dir=${SAVE_DIR:+${SAVE_DIR%/}/}
+
+if [[ -n ${SMALL:-} ]]; then
+  data=${DATA:-${save_dir}data-bin/pydoc-small}
+  short=16 medium=32 long=64 stride=16 batch=192
+  small_training=(
+    --cpu --decoder-layers 2 --decoder-attention-heads 2 --decoder-embed-dim 32 --decoder-input-dim 32
+    --decoder-output-dim 32 --decoder-ffn-embed-dim 64 --adaptive-input-cutoff "100,400"
+    --adaptive-softmax-cutoff "100,400"
+  )
+  small_evaluation=(--cpu)
+else
+  data=${DATA:-data-bin/wikitext-103}
+  short=128 medium=512 long=3072 stride=512 batch=9216
+  small_training=() small_evaluation=()
+fi
+
+# full_or_small FULL SMALL: the one of the two that this run uses.
+full_or_small() {
+  if [[ -n ${SMALL:-} ]]; then echo "$2"; else echo "$1"; fi
+}
+
+# batches LENGTH UPDATE_FREQ: sets $sizes, the flags for one global batch at any UPDATE_FREQ; the higher, the less memory.
+batches() {
+  local freq=${UPDATE_FREQ:-$2}
+  [[ $freq =~ ^[1-9][0-9]*$ ]] || fail "UPDATE_FREQ=$freq: must be a whole number above 0"
+  ((batch % ($1 * freq) == 0)) ||
+    fail "UPDATE_FREQ=$freq: $batch tokens are not $freq batches of whole $1-token rows; choose 1 or 3"
+  sizes=(--max-tokens $((batch / freq)) --update-freq "$freq" --tokens-per-sample "$1")
+}
+
+# train SAVE_DIR UPDATES LENGTH UPDATE_FREQ FLAGS…: one stage, with the settings that all systems share.
+train() {
+  batches "$3" "$4"
+  run python train.py --task language_modeling "$data" --save-dir "$save_dir$1/" --arch transformer_lm_wiki103 \
+    --max-update "$2" --max-lr 1.0 --t-mult 2 --lr-period-updates 270000 --lr-scheduler cosine --lr-shrink 0.75 \
+    --warmup-updates 16000 --warmup-init-lr 1e-07 --min-lr 1e-09 --optimizer nag --lr 0.0001 --clip-norm 0.1 \
+    --criterion adaptive_loss --seed 1 ${precision[@]+"${precision[@]}"} --sample-break-mode none \
+    --skip-invalid-size-inputs-valid-test --ddp-backend=no_c10d "${sizes[@]}" "${@:5}" \
+    ${small_training[@]+"${small_training[@]}"} ${extra[@]+"${extra[@]}"}
+}
+
+# train_shortformer SAVE_DIR UPDATES LENGTH FLAGS…: a stage with a cache as long as its input.
+train_shortformer() {
+  train "$1" "$2" "$3" 1 --max-tokens-valid "$3" --tokens-from-prev "$3" --curriculum 1000 \
+    --required-batch-size-multiple 1 "${@:4}"
+}
+
+# begin SAVE_DIR CHECKPOINT: sets $start, the flags that start a stage from the one before; none once it has begun.
+begin() {
+  start=(--restore-file "$save_dir$2")
+  if [[ -z ${DRY_RUN:-} && -e $save_dir$1/checkpoint_last.pt ]]; then
+    start=()
+  fi
+}
+
+# evaluate SAVE_DIR FLAGS…: perplexity of the best checkpoint.
+evaluate() {
+  run fairseq-eval-lm "$data" --path "$save_dir$1/checkpoint_best.pt" --sample-break-mode none \
+    --gen-subset "${GEN_SUBSET:-valid}" --max-sentences 1 "${@:2}" ${small_evaluation[@]+"${small_evaluation[@]}"}
+}
+
+# evaluate_shortformer SAVE_DIR: segment by segment, then token by token; the two perplexities agree.
+evaluate_shortformer() {
+  evaluate "$1"
+  evaluate "$1" --sliding-inf 1 --context-window $((medium - 1)) --max-tokens "$medium"
+}
+
+# evaluate_baseline SAVE_DIR: segment by segment, then with a sliding window.
+evaluate_baseline() {
+  evaluate "$1"
+  evaluate "$1" --context-window $((long - stride))
+}
+
+if [[ -n ${SMALL:-} && -z ${DATA:-} && ! -e $data/dict.txt ]]; then
+  run python scripts/prepare_pydoc.py "${save_dir}pydoc-small" --max-words 20000
+  run python preprocess.py --only-source --trainpref "${save_dir}pydoc-small/pydoc.train.tokens" \
+    --validpref "${save_dir}pydoc-small/pydoc.valid.tokens" --testpref "${save_dir}pydoc-small/pydoc.test.tokens" \
+    --destdir "$data"
+fi

@@ -1,0 +1,6 @@
+"""Checkpoints: saved atomically, loaded without running anything in them, named and kept as fairseq does."""
+
+from fairseq.checkpoint.manager import CheckpointManager
+from fairseq.checkpoint.store import describe_mismatch, load, read, save
+
+__all__ = ["CheckpointManager", "describe_mismatch", "load", "read", "save"]

@@ -1,0 +1,118 @@
+"""Checkpoints of fairseq 0.x, from 0.6 to 0.12 and the Shortformer's fork, in today's form."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+PARAMETER_NAMES = [  # (pattern, today's name), in turn
+    (r"\.layer_norms\.0\.", ".self_attn_layer_norm."),
+    (r"\.layer_norms\.[12]\.", ".final_layer_norm."),
+]
+FUSED_PROJECTION = re.compile(r"(.*\.)in_proj_(weight|bias)")  # fairseq < 0.8: queries, keys and values in one
+
+ARGUMENT_NAMES = {  # former name: today's
+    "relu_dropout": "activation_dropout",
+    "max_sentences": "batch_size",
+    "max_sentences_valid": "batch_size_valid",
+    "stop_min_lr": "min_lr",
+}
+LISTS = ("lr", "update_freq")  # single numbers once
+
+HALF_PRECISION = ("FP16Optimizer", "MemoryEfficientFP16Optimizer")  # wrappers whose name hid the optimizer's
+OPTIMIZERS = {"nag": "FairseqNAG", "adam": "FairseqAdam", "sgd": "SGD"}
+
+
+def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint's content with today's names of parameters and settings; today's own passes unchanged.
+
+    Args:
+        state: ``model`` (parameters by name), and ``args`` (a Namespace or a dict) or ``cfg`` (a nested dict).
+    """
+    args = upgrade_args(_settings(state))
+    upgraded = {key: value for key, value in state.items() if key != "cfg"}
+    upgraded["args"] = args
+    upgraded["model"] = upgrade_model(state["model"])
+    upgraded["optimizer_history"] = [_history(entry, args) for entry in state.get("optimizer_history") or []]
+    upgraded["last_optimizer_state"] = state.get("last_optimizer_state")
+    upgraded["extra_state"] = _extra_state(state.get("extra_state") or {})
+    return upgraded
+
+
+def upgrade_model(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters under today's names, fused projections of attention cut into three."""
+    upgraded: dict[str, Tensor] = {}
+    for name, value in model.items():
+        for pattern, replacement in PARAMETER_NAMES:
+            name = re.sub(pattern, replacement, name)
+        fused = FUSED_PROJECTION.fullmatch(name)
+        if fused:
+            parts = zip(("q_proj", "k_proj", "v_proj"), value.chunk(3), strict=True)
+            upgraded |= {f"{fused[1]}{part}.{fused[2]}": piece for part, piece in parts}
+        else:
+            upgraded[name] = value
+    return upgraded
+
+
+def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under today's names, and with the meaning that a missing one had."""
+    upgraded = dict(args)
+    for former, name in ARGUMENT_NAMES.items():
+        if former in upgraded:
+            value = upgraded.pop(former)
+            upgraded.setdefault(name, value)
+    for name in LISTS:
+        if isinstance(upgraded.get(name), int | float):
+            upgraded[name] = [upgraded[name]]
+    if "no_tie_adaptive_proj" in upgraded:  # from before there was a final norm
+        upgraded["no_decoder_final_norm"] = True
+        if not upgraded.pop("no_tie_adaptive_proj"):
+            upgraded["tie_adaptive_proj"] = True
+    if "decoder_final_norm" in upgraded:
+        upgraded["no_decoder_final_norm"] = not upgraded.pop("decoder_final_norm")
+    return upgraded
+
+
+def _settings(state: Mapping[str, Any]) -> dict[str, Any]:
+    args = state.get("args")
+    if isinstance(args, argparse.Namespace):
+        return dict(vars(args))
+    return dict(args) if args is not None else _flatten(state["cfg"])
+
+
+def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """fairseq ≥ 0.11's groups of settings as one flat dict; a group's ``_name`` is what chose it."""
+    flat: dict[str, Any] = {}
+    for group, settings in cfg.items():
+        if isinstance(settings, argparse.Namespace):
+            settings = vars(settings)
+        if not isinstance(settings, Mapping):
+            continue
+        chosen = settings.get("_name")
+        if chosen is not None:
+            flat["arch" if group == "model" else group] = chosen
+        flat |= {name: value for name, value in settings.items() if name != "_name" and name not in flat}
+    return flat
+
+
+def _history(entry: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+    upgraded = {"num_updates": 0, **entry}
+    if upgraded.get("optimizer_name") in HALF_PRECISION:
+        upgraded["optimizer_name"] = OPTIMIZERS.get(args.get("optimizer", ""), upgraded["optimizer_name"])
+    return upgraded
+
+
+def _extra_state(extra_state: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the meters that fairseq 0.8 pickled, but with the training time they held."""
+    upgraded = dict(extra_state)
+    meters = upgraded.pop("train_meters", None) or {}
+    if "train_wall" in meters:
+        upgraded.setdefault("previous_training_time", getattr(meters["train_wall"], "sum", 0))
+    if "train_iterator" not in upgraded and "epoch" in upgraded:
+        done = upgraded.get("batch_offset", 0)
+        upgraded["train_iterator"] = {"epoch": upgraded["epoch"], "iterations_in_epoch": done}
+    return upgraded

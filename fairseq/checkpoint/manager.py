@@ -1,0 +1,155 @@
+"""Which checkpoints a run writes, under fairseq's names, which it keeps, and which it starts from."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from fairseq.checkpoint.store import remove_leftovers, save, write_atomically
+from fairseq.errors import UserError
+from fairseq.settings import CheckpointConfig
+
+LAST = "checkpoint_last.pt"
+BEST = "checkpoint_best.pt"
+EPOCH = re.compile(r"checkpoint(\d+)\.pt")
+UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
+
+
+class CheckpointManager:
+    """The checkpoints of one run; only the process of rank 0 has one.
+
+    Attributes:
+        best: the best validation figure so far, None before the first one. Set it when a run is resumed.
+
+    Raises:
+        UserError: ``--save-dir`` cannot be made or written to.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self.config = config
+        self.folder = Path(config.save_dir)
+        self.best: float | None = None
+        if not config.no_save:
+            _prepare(self.folder)
+
+    def names(self, epoch: int, updates: int, end_of_epoch: bool, is_best: bool) -> list[str]:
+        """The files that a save at this point writes."""
+        config = self.config
+        chosen = {
+            f"checkpoint{epoch}.pt": end_of_epoch
+            and not config.no_epoch_checkpoints
+            and epoch % config.save_interval == 0,
+            f"checkpoint_{epoch}_{updates}.pt": not end_of_epoch
+            and config.save_interval_updates > 0
+            and updates % config.save_interval_updates == 0,
+            BEST: is_best,
+            LAST: not config.no_last_checkpoints,
+        }
+        return [name for name, wanted in chosen.items() if wanted]
+
+    def is_better(self, val_loss: float | None) -> bool:
+        """Whether a validation figure is the best so far (an equal one is; one that is not a number never is)."""
+        if val_loss is None or math.isnan(val_loss):
+            return False
+        if self.best is None:
+            return True
+        return val_loss >= self.best if self.config.maximize_best_checkpoint_metric else val_loss <= self.best
+
+    def save(
+        self, state: Mapping[str, Any], *, epoch: int, updates: int, end_of_epoch: bool, val_loss: float | None
+    ) -> list[Path]:
+        """Write the checkpoints that are due, remove those that need not be kept, and remember the best figure.
+
+        The content is written once, with ``val_loss`` and ``best`` added to its ``extra_state``; further names are
+        links to it, or copies where the filesystem has no links. Nothing is removed before all of it is on disk.
+
+        Args:
+            state: what a checkpoint holds.
+            epoch, updates: how far training is; both count from 1.
+            val_loss: the validation's figure of ``--best-checkpoint-metric``, None without a validation.
+
+        Raises:
+            UserError: a file cannot be written; the checkpoints saved before are untouched.
+        """
+        is_best = self.is_better(val_loss)
+        best = val_loss if is_best else self.best
+        paths = (
+            []
+            if self.config.no_save
+            else [self.folder / name for name in self.names(epoch, updates, end_of_epoch, is_best)]
+        )
+        if paths:
+            save(paths[0], self._complete(state, val_loss, best))
+            for path in paths[1:]:
+                _duplicate(paths[0], path)
+            self._remove_old()
+        self.best = best
+        return paths
+
+    def restore_path(self) -> Path | None:
+        """The checkpoint that training starts from, None to start afresh.
+
+        Raises:
+            UserError: ``--restore-file`` names a file that is not there.
+        """
+        name = self.config.restore_file
+        if name == LAST:
+            path = self.folder / LAST
+            return path if path.exists() else None
+        for path in (Path(name), self.folder / name):
+            if path.exists():
+                return path
+        raise UserError(f"--restore-file {name}: no such checkpoint, here or in {self.folder}; check the path")
+
+    def _complete(self, state: Mapping[str, Any], val_loss: float | None, best: float | None) -> dict[str, Any]:
+        complete = dict(state)
+        complete["extra_state"] = {**state.get("extra_state", {}), "val_loss": val_loss, "best": best}
+        if self.config.no_save_optimizer_state:
+            complete.pop("last_optimizer_state", None)
+        return complete
+
+    def _remove_old(self) -> None:
+        for pattern, keep in ((UPDATE, self.config.keep_interval_updates), (EPOCH, self.config.keep_last_epochs)):
+            if keep > 0:
+                for path in self._newest_first(pattern)[keep:]:
+                    with contextlib.suppress(FileNotFoundError):
+                        path.unlink()
+
+    def _newest_first(self, pattern: re.Pattern[str]) -> list[Path]:
+        found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := pattern.fullmatch(path.name))]
+        return [path for _, path in sorted(found, reverse=True)]
+
+
+def _prepare(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+    except OSError as error:
+        raise UserError(f"--save-dir {folder}: cannot be made ({error.strerror}); choose another folder") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"--save-dir {folder}: cannot be written to; choose another folder")
+
+
+def _duplicate(source: Path, target: Path) -> None:
+    """Make *target* a second name of *source*, atomically: a link where the filesystem has them, else a copy."""
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        os.link(source, temporary)
+        os.replace(temporary, target)
+    except OSError:
+        write_atomically(target, lambda file: _copy(source, file))
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _copy(source: Path, file: IO[bytes]) -> None:
+    with open(source, "rb") as content:
+        shutil.copyfileobj(content, file, 1 << 20)

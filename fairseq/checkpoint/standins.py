@@ -1,0 +1,71 @@
+"""What foreign checkpoints name in their pickles, each replaced by something of ours that only holds data.
+
+The unpickler looks a name up in :data:`SAFE_GLOBALS` and calls what it finds there, never what the name means
+elsewhere: a numpy scalar becomes a Python number, a meter of fairseq 0.8 an empty shell around its values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+_NUMBER = re.compile(r"[<>|=]?[biuf]\d{1,2}")
+
+
+class DType:
+    """``numpy.dtype`` of a plain number: its code and its byte order."""
+
+    def __init__(self, code: str, align: bool = False, copy: bool = True) -> None:
+        self.code = code
+        self.order = "="
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = state[1]
+
+    def numpy(self) -> np.dtype[Any]:
+        """The real dtype.
+
+        Raises:
+            ValueError: it is not a boolean, a whole number or a floating-point number.
+        """
+        if not _NUMBER.fullmatch(str(self.code)):
+            raise ValueError(f"numpy dtype {self.code!r} is no plain number")
+        return np.dtype(self.code).newbyteorder("<" if self.order == "<" else ">" if self.order == ">" else "=")
+
+
+def scalar(dtype: DType, data: bytes | str) -> bool | int | float:
+    """``numpy.core.multiarray.scalar``: the number in *data*, as a Python number."""
+    raw = data.encode("latin-1") if isinstance(data, str) else data
+    return np.frombuffer(raw, dtype=dtype.numpy(), count=1)[0].item()
+
+
+class Meter:
+    """A meter of fairseq 0.8, which pickled the object itself: its attributes and nothing else."""
+
+
+def _known_as(path: str, part: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of *part* that torch's allow-list takes for *path*."""
+    module, name = path.rsplit(".", 1)
+    if isinstance(part, type):
+        return type(name, (part,), {"__module__": module, "__qualname__": name})
+
+    def copy(*args: Any) -> Any:
+        return part(*args)
+
+    copy.__module__, copy.__name__, copy.__qualname__ = module, name, name
+    return copy
+
+
+SAFE_GLOBALS: list[Callable[..., Any]] = [
+    argparse.Namespace,
+    _known_as("numpy.dtype", DType),
+    _known_as("numpy.core.multiarray.scalar", scalar),
+    _known_as("numpy._core.multiarray.scalar", scalar),
+    _known_as("fairseq.meters.AverageMeter", Meter),
+    _known_as("fairseq.meters.TimeMeter", Meter),
+    _known_as("fairseq.meters.StopwatchMeter", Meter),
+]

@@ -1,0 +1,185 @@
+"""One checkpoint file: written whole or not at all, read without running anything in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from fairseq.checkpoint import fairseq0x
+from fairseq.checkpoint.standins import SAFE_GLOBALS
+from fairseq.errors import UserError
+
+ZIP_MAGIC = b"PK\x03\x04"
+PARTS = {"optimizer_history": list, "last_optimizer_state": dict, "extra_state": dict}
+_REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose module)")
+
+
+def save(path: str | Path, state: Mapping[str, Any]) -> None:
+    """Write *state* to *path*, atomically: at every instant the file is the old one or the new one, whole.
+
+    Raises:
+        UserError: the folder is missing, the disk is full, or the like; the old file is untouched.
+    """
+
+    def write(file: IO[bytes]) -> None:
+        torch.save(dict(state), file)
+
+    write_atomically(Path(path), write)
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Let *write* fill a temporary file beside *path*, make it durable, and rename it to *path*.
+
+    Raises:
+        UserError: the system refused (disk full, no permission, …); *path* is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except (OSError, RuntimeError) as error:
+        cause = _system_error(error)
+        if cause is None:
+            raise
+        reason = cause.strerror or str(cause)
+        raise UserError(
+            f"{path}: cannot be saved ({reason}); free some space or choose another --save-dir; "
+            "what was saved before is untouched"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files that killed processes left in *folder*."""
+    for leftover in folder.glob(".checkpoint*.tmp"):
+        with contextlib.suppress(OSError):
+            leftover.unlink()
+
+
+def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+    """The checkpoint at *path*, in today's form whichever fairseq 0.x wrote it.
+
+    Returns:
+        ``args`` (a plain dict), ``model`` (parameters by name), ``optimizer_history``, ``last_optimizer_state``,
+        ``extra_state``, and whatever else the file holds.
+
+    Raises:
+        UserError: the file is missing, truncated, hostile, or no checkpoint.
+    """
+    state = read(path, map_location)
+    model = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(model, dict) or not all(isinstance(value, Tensor) for value in model.values()):
+        raise UserError(f"{path}: not a checkpoint (it holds no 'model'); give a file that training saved")
+    if not any(isinstance(state.get(key), dict) or hasattr(state.get(key), "__dict__") for key in ("args", "cfg")):
+        raise UserError(f"{path}: not a checkpoint (it holds no 'args'); give a file that training saved")
+    for key, kind in PARTS.items():
+        if not isinstance(state.get(key) or kind(), kind):
+            raise UserError(f"{path}: not a checkpoint (its '{key}' is no {kind.__name__}); use another checkpoint")
+    return fairseq0x.upgrade(state)
+
+
+def read(path: str | Path, map_location: Any = "cpu") -> Any:
+    """The tensors and plain data in a file of ``torch.save``, of the zip format or the older one.
+
+    Memory-mapped where the format allows it: nothing is copied until it is used.
+
+    Raises:
+        UserError: the file is missing, empty, truncated, or asks for something that a checkpoint has no need of.
+    """
+    magic = _first_bytes(Path(path))
+    try:
+        with torch.serialization.safe_globals(list(SAFE_GLOBALS)):
+            return torch.load(str(path), map_location=map_location, weights_only=True, mmap=magic == ZIP_MAGIC)
+    except Exception as error:  # damaged and hostile files fail in every way there is
+        raise UserError(f"{path}: {_fault(error)}") from None
+
+
+def describe_mismatch(model_state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: str | Path) -> str | None:
+    """Which parameters of the checkpoint at *path* do not fit a model, in one line; None if all do.
+
+    Args:
+        model_state: parameters by name, as the checkpoint has them.
+        wanted: parameters by name, as the model has them.
+    """
+    reshaped = [
+        f"{name} {list(model_state[name].shape)} for {list(wanted[name].shape)}"
+        for name in wanted
+        if name in model_state and model_state[name].shape != wanted[name].shape
+    ]
+    found = {
+        "missing": [name for name in wanted if name not in model_state],
+        "unexpected": [name for name in model_state if name not in wanted],
+        "of another shape": reshaped,
+    }
+    parts = [f"{len(names)} {kind} ({_first(names)})" for kind, names in found.items() if names]
+    if not parts:
+        return None
+    return (
+        f"{path}: does not fit this model: parameters {', '.join(parts)}; use the --arch and sizes it was trained with"
+    )
+
+
+def _first(names: list[str], count: int = 3) -> str:
+    return ", ".join(names[:count]) + (", …" if len(names) > count else "")
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(len(ZIP_MAGIC))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such checkpoint; check the path") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder; name a checkpoint file in it") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
+    if not magic:
+        raise UserError(f"{path}: is empty; use another checkpoint")
+    return magic
+
+
+def _fault(error: Exception) -> str:
+    refused = _REFUSED.search(str(error))
+    if refused:
+        return (
+            f"refused: it asks for {refused[1]}, which no checkpoint needs and which could run code; "
+            "nothing was run; use a checkpoint from a source you trust"
+        )
+    reason = " ".join(str(error).rpartition("WeightsUnpickler error:")[2].split())[:120]
+    return (
+        f"cannot be read as a checkpoint: truncated, damaged or of another kind ({type(error).__name__}: {reason}); "
+        "use another checkpoint"
+    )
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    """The OSError behind *error*: torch's writer hides it under errors of its own."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in *folder* durable; some filesystems cannot be asked to, and need not be."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,43 @@
+"""Criterions: what is minimised."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fairseq.criterions.fairseq_criterion import FairseqCriterion
+from fairseq.registry import Registry
+
+C = TypeVar("C", bound=type)
+
+CRITERIONS: Registry[Any] = Registry("criterion", "--criterion")
+
+
+def register_criterion(name: str, dataclass: type | None = None) -> Callable[[C], C]:
+    """Class decorator: keep a criterion under *name*, with the dataclass of its settings if it has one."""
+
+    def keep(cls: C) -> C:
+        if dataclass is not None:
+            cls.config_class = dataclass  # type: ignore[attr-defined]
+        CRITERIONS.register(name)(cls)
+        return cls
+
+    return keep
+
+
+def build_criterion(args: argparse.Namespace, task: Any) -> FairseqCriterion:
+    """The criterion that ``args.criterion`` names."""
+    return CRITERIONS[args.criterion].build_criterion(args, task)
+
+
+from fairseq.criterions import adaptive_loss, cross_entropy  # noqa: E402  (register themselves)
+
+__all__ = [
+    "CRITERIONS",
+    "FairseqCriterion",
+    "adaptive_loss",
+    "build_criterion",
+    "cross_entropy",
+    "register_criterion",
+]

@@ -1,0 +1,38 @@
+"""The loss of a model with adaptive softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq.config import flag
+from fairseq.criterions import register_criterion
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.criterions.fairseq_criterion import Loss, Sample
+from fairseq.errors import UserError
+from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
+
+
+@dataclass
+class AdaptiveLossConfig:
+    """Settings of the adaptive loss."""
+
+    sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
+    adaptive_loss_legacy_padding: bool = flag(
+        False,
+        "reproduce fairseq's fault: in every tail band the word with the padding symbol's index is never trained",
+    )
+
+
+@register_criterion("adaptive_loss", dataclass=AdaptiveLossConfig)
+class AdaptiveLoss(CrossEntropyCriterion):
+    """Negative log-likelihood through an adaptive softmax (Grave et al. 2017): each band sees only its own words."""
+
+    def __init__(self, task: Any, cfg: AdaptiveLossConfig) -> None:
+        super().__init__(task, cfg)
+        self.legacy_padding = cfg.adaptive_loss_legacy_padding
+
+    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
+        if not isinstance(model.output_layer, AdaptiveSoftmax):
+            raise UserError("--criterion adaptive_loss: needs a model with --adaptive-softmax-cutoff")
+        return super().compute_loss(model, net_output, sample)

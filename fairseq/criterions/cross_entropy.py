@@ -1,0 +1,55 @@
+"""Negative log-likelihood of the targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+
+from fairseq.config import flag
+from fairseq.criterions import register_criterion
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.modules.output_layer import OutputLayer, move_partition
+
+
+@dataclass
+class CrossEntropyConfig:
+    """Settings of the cross entropy."""
+
+    sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
+
+
+@register_criterion("cross_entropy", dataclass=CrossEntropyConfig)
+class CrossEntropyCriterion(FairseqCriterion):
+    """Summed negative log-likelihood of the targets, through whatever output layer the model has."""
+
+    legacy_padding = False
+
+    def __init__(self, task: Any, cfg: Any) -> None:
+        super().__init__(task)
+        self.sentence_avg = cfg.sentence_avg
+
+    def prepare(self, model: Any, sample: Sample) -> Sample:
+        layer = getattr(model, "output_layer", None)
+        if isinstance(layer, OutputLayer):
+            sample["partition"] = self._partition(layer, sample)
+        return sample
+
+    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
+        hidden = net_output[0]
+        layer = getattr(model, "output_layer", None)
+        if isinstance(layer, OutputLayer):
+            partition = sample.get("partition")
+            if partition is None:
+                partition = self._partition(layer, sample)
+            loss = layer.loss(hidden.flatten(0, -2), move_partition(partition, hidden.device))
+        else:
+            lprobs = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
+            target = model.get_targets(sample, net_output).reshape(-1)
+            loss = F.nll_loss(lprobs.flatten(0, -2), target, ignore_index=self.padding_idx, reduction="sum")
+        sample_size = sample["nsentences"] if self.sentence_avg else sample["ntokens"]
+        return loss, sample_size, logging_output(loss, sample, sample_size)
+
+    def _partition(self, layer: OutputLayer, sample: Sample) -> Any:
+        return layer.partition(sample["target"].reshape(-1), self.padding_idx, self.legacy_padding)

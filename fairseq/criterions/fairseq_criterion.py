@@ -1,0 +1,65 @@
+"""What every criterion offers to the trainer."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairseq import config
+
+Sample = dict[str, Any]
+Loss = tuple[Tensor, int, dict[str, Any]]
+"""The summed loss, what the gradient is divided by, and figures for the log, summed over the batch."""
+
+
+class FairseqCriterion(nn.Module):
+    """A loss function over a model's output and a sample.
+
+    A criterion of this package defines :meth:`compute_loss`. A plug-in written for fairseq may override
+    :meth:`forward` instead, and is then trained without memory.
+    """
+
+    config_class: type | None = None
+
+    def __init__(self, task: Any) -> None:
+        super().__init__()
+        self.task = task
+        dictionary = getattr(task, "target_dictionary", None)
+        self.padding_idx = dictionary.pad() if dictionary is not None else -100
+
+    @staticmethod
+    def add_args(parser: argparse.ArgumentParser) -> None:
+        """Add the criterion's flags; criterions with a dataclass of settings need not."""
+
+    @classmethod
+    def build_criterion(cls, args: argparse.Namespace, task: Any) -> FairseqCriterion:
+        """Make the criterion with those of *args* that its constructor names."""
+        wanted = inspect.signature(cls.__init__).parameters
+        given: dict[str, Any] = {"task": task, "args": args, "cfg": config.extract(cls.config_class, args) if cls.config_class else None}
+        given.update((name, value) for name, value in vars(args).items() if name not in given)
+        return cls(**{name: given[name] for name in wanted if name in given})
+
+    def prepare(self, model: Any, sample: Sample) -> Sample:
+        """Add to *sample*, on the host, what would need the device to be waited for later."""
+        return sample
+
+    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
+        """The loss of *net_output*, what ``model(**sample["net_input"])`` returned."""
+        raise NotImplementedError
+
+    def forward(self, model: Any, sample: Sample, reduce: bool = True) -> Loss:
+        """Run the model on *sample* and compute its loss."""
+        return self.compute_loss(model, model(**sample["net_input"]), sample)
+
+
+def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, Any]:
+    """The figures every criterion logs."""
+    return {
+        "loss": loss.detach(),
+        "ntokens": sample["ntokens"],
+        "nsentences": sample["nsentences"],
+        "sample_size": sample_size,
+    }

@@ -1,0 +1,287 @@
+"""Text to word counts and to numbers, in several processes, a piece of the file at a time."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import itertools
+import multiprocessing
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
+from fairseq.errors import UserError
+
+CHUNK_BYTES = 1 << 24  # given to a process at once
+BLOCK_BYTES = 1 << 20  # decoded at once
+
+R = TypeVar("R")
+
+
+@dataclass
+class Summary:
+    """What became of a text: lines, tokens (``</s>`` included), words that were not in the dictionary."""
+
+    sentences: int = 0
+    tokens: int = 0
+    replaced: int = 0
+
+
+def count_words(paths: Iterable[str], workers: int = 1) -> Counter[str]:
+    """How often each word occurs in the texts *paths*, counted by *workers* processes.
+
+    Raises:
+        UserError: a text is missing or empty, or not UTF-8; or a process died.
+    """
+    counter: Counter[str] = Counter()
+    with _Workers(_count_chunk, workers) as pool:
+        for path in paths:
+            for counts in pool.over(path, "counting"):
+                counter.update(counts)
+    return counter
+
+
+class Binarizer:
+    """Writes texts as corpora of a dictionary's ids; a context manager that keeps its processes from text to text.
+
+    A line ends at ``\\n``, ``\\r`` or ``\\r\\n``; its words are what Unicode white space separates; ``</s>`` is added.
+    """
+
+    def __init__(self, dictionary: Dictionary, workers: int = 1) -> None:
+        self._dtype = token_dtype(len(dictionary))
+        encoder = _Encoder(dictionary.indices, dictionary.unk_word, dictionary.eos_word, self._dtype)
+        self._pool = _Workers(encoder, workers)
+
+    def __enter__(self) -> Binarizer:
+        self._pool.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._pool.__exit__(*error)
+
+    def binarize(self, path: str, prefix: str | Path) -> Summary:
+        """Write the text *path* to *prefix* ``.bin`` and ``.idx``; the same bytes for any number of processes.
+
+        Raises:
+            UserError: the text is missing or empty, or not UTF-8; or a process died. No file is written then.
+        """
+        summary = Summary()
+        with IndexedWriter(prefix, self._dtype) as writer:
+            for tokens, sizes, replaced in self._pool.over(path, "writing"):
+                writer.add(tokens, sizes)
+                summary.sentences += len(sizes)
+                summary.tokens += len(tokens)
+                summary.replaced += replaced
+            if summary.tokens == summary.sentences:
+                raise _no_words(path)
+        return summary
+
+
+def check_text(path: str) -> int:
+    """The size of a text in bytes.
+
+    Raises:
+        UserError: it cannot be read, is no plain file, or is empty.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise UserError(f"{path}: the text cannot be read ({error.strerror})") from None
+    if not os.path.isfile(path):
+        raise UserError(f"{path}: not a plain file; the text is read more than once, so save it to a file first")
+    if size == 0:
+        raise _no_words(path)
+    return size
+
+
+def _no_words(path: str) -> UserError:
+    return UserError(f"{path}: the text is empty; give a file with at least one word")
+
+
+def _chunks(path: str, chunk_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cut a file behind line feeds into parts of about *chunk_bytes*: (first byte, byte after the last)."""
+    size = os.path.getsize(path)
+    start = 0
+    with open(path, "rb") as file:
+        while start < size:
+            end = start + chunk_bytes
+            file.seek(end)
+            while end < size and (block := file.read(BLOCK_BYTES)):
+                found = block.find(b"\n")
+                if found >= 0:
+                    end += found + 1
+                    break
+                end += len(block)
+            yield start, min(end, size)
+            start = end
+
+
+def _text_blocks(path: str, start: int, end: int) -> Iterator[str]:
+    """The text between two bytes, its lines ended by ``\\n``, in pieces that end behind a line or at a space.
+
+    A line longer than a piece is cut at a space, so that memory does not depend on how long lines are.
+    """
+    rest = b""
+    with open(path, "rb") as file:
+        file.seek(start)
+        while start + len(rest) < end:
+            block = file.read(min(BLOCK_BYTES, end - start - len(rest)))
+            if not block:
+                raise UserError(f"{path}: the text became shorter while it was read; start again when it is complete")
+            rest += block
+            cut = len(rest) if start + len(rest) >= end else (rest.rfind(b"\n") + 1 or rest.rfind(b" ") + 1)
+            if cut:
+                try:
+                    text = rest[:cut].decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise _not_utf8(path, start + error.start) from None
+                yield text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+                start, rest = start + cut, rest[cut:]
+
+
+def _not_utf8(path: str, offset: int) -> UserError:
+    """The error for a byte that is no UTF-8, with the number of its line."""
+    line, at_return = 1, False
+    with open(path, "rb") as file:
+        for at in range(0, offset, BLOCK_BYTES):
+            block = file.read(min(BLOCK_BYTES, offset - at))
+            line += block.count(b"\n") + block.count(b"\r") - block.count(b"\r\n")
+            line -= at_return and block.startswith(b"\n")  # one line end, cut in two
+            at_return = block.endswith(b"\r")
+        file.seek(offset)
+        byte = file.read(1)
+    return UserError(
+        f"{path}: line {line}, byte offset {offset}: 0x{byte.hex()} is not UTF-8; convert the text, as with iconv"
+    )
+
+
+def _count_chunk(path: str, start: int, end: int) -> Counter[str]:
+    counter: Counter[str] = Counter()
+    for text in _text_blocks(path, start, end):
+        counter.update(text.split())
+    return counter
+
+
+@dataclass
+class _Encoder:
+    """Turns a part of a text into (tokens [N], sizes of its lines [lines], words replaced by the unknown symbol)."""
+
+    indices: dict[str, int]
+    unk: str
+    eos: str
+    dtype: np.dtype
+
+    def __call__(self, path: str, start: int, end: int) -> tuple[np.ndarray, np.ndarray, int]:
+        tokens, sizes = [np.empty(0, self.dtype)], [np.empty(0, np.int64)]
+        replaced = carried = 0  # carried: words so far of a line that goes on in the next block
+        unfinished = False
+        for text in _text_blocks(path, start, end):
+            words, lengths = self._words(text, carried)
+            carried = lengths.pop()
+            unfinished = not text.endswith("\n")
+            ids = self._ids(words)
+            replaced += int(np.count_nonzero(ids == self.indices[self.unk])) - words.count(self.unk)
+            tokens.append(ids)
+            sizes.append(np.array(lengths, np.int64))
+        if unfinished:
+            tokens.append(self._ids([self.eos]))
+            sizes.append(np.array([carried + 1], np.int64))
+        return np.concatenate(tokens), np.concatenate(sizes), replaced
+
+    def _words(self, text: str, carried: int) -> tuple[list[str], list[int]]:
+        """The words of a block, ``</s>`` at the end of each line; the lines' lengths, that of an open line last."""
+        words: list[str] = []
+        lengths: list[int] = []
+        *lines, rest = text.split("\n")
+        before = -carried
+        for line in lines:
+            words += line.split()
+            words.append(self.eos)
+            lengths.append(len(words) - before)
+            before = len(words)
+        words += rest.split()
+        lengths.append(len(words) - before)
+        return words, lengths
+
+    def _ids(self, words: list[str]) -> np.ndarray:
+        found = map(self.indices.get, words, itertools.repeat(self.indices[self.unk]))
+        return np.fromiter(found, dtype=self.dtype, count=len(words))
+
+
+class _Workers(Generic[R]):
+    """Runs one task, ``task(path, start, end)``, over the parts of files, in this process or in several."""
+
+    def __init__(self, task: Callable[[str, int, int], R], workers: int) -> None:
+        self._task = task
+        self._workers = workers
+        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> _Workers[R]:
+        if self._workers > 1:
+            self._pool = concurrent.futures.ProcessPoolExecutor(
+                self._workers, multiprocessing.get_context("spawn"), initializer=_set_task, initargs=(self._task,)
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def over(self, path: str, doing: str) -> Iterator[R]:
+        """The task's results for the parts of *path*, in their order, with a progress bar on a terminal."""
+        size = check_text(path)
+        chunks = list(_chunks(path, min(CHUNK_BYTES, -(-size // self._workers))))
+        bar = tqdm(
+            total=size, desc=f"{doing} {os.path.basename(path)}", unit="B", unit_scale=True, disable=None, leave=False
+        )
+        with bar:
+            for (start, end), result in zip(chunks, self._results(path, chunks), strict=True):
+                bar.update(end - start)
+                yield result
+
+    def _results(self, path: str, chunks: list[tuple[int, int]]) -> Iterator[R]:
+        if self._pool is None:
+            for chunk in chunks:
+                yield self._task(path, *chunk)
+            return
+        # Only so many parts are under way at once: results wait in memory until their turn.
+        waiting: collections.deque[concurrent.futures.Future[R]] = collections.deque()
+        try:
+            for chunk in chunks:
+                waiting.append(self._pool.submit(_run_task, path, *chunk))
+                if len(waiting) >= 2 * self._workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise UserError(
+                f"--workers {self._workers}: a process died, perhaps for want of memory; try with fewer"
+            ) from None
+
+
+_process_task: Callable[[str, int, int], Any]
+
+
+def _set_task(task: Callable[[str, int, int], Any]) -> None:
+    """In a new process: keep the task; interrupts are for the main process, which then ends this one."""
+    global _process_task
+    _process_task = task
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run_task(path: str, start: int, end: int) -> Any:
+    return _process_task(path, start, end)

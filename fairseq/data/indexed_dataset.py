@@ -1,0 +1,215 @@
+"""A corpus as two memory-mapped files, in fairseq's ``mmap`` format.
+
+``.bin`` holds the tokens of all lines end to end. ``.idx`` holds, little endian: the magic bytes, a version (uint64),
+a code for the tokens' type (uint8), the number of lines (uint64), the lines' sizes in tokens (int32 each) and where
+each line starts, in bytes (int64 each).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.files import atomic_write
+from fairseq.errors import UserError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats: no tokens
+_HEADER = struct.Struct("<9sQBQ")  # magic, version, type, lines
+_STEP = 1 << 22  # elements looked at together
+
+
+def token_dtype(num_symbols: int) -> np.dtype:
+    """The type that fairseq stores the tokens of a dictionary of *num_symbols* in: uint16, or int32 from 65,500 on."""
+    return np.dtype("<u2" if num_symbols < 65500 else "<i4")
+
+
+class Corpus(Protocol):
+    """Tokens in lines: what :class:`~fairseq.data.token_blocks.TokenBlocks` cuts into blocks.
+
+    ``tokens`` is a flat integer array [N], ``sizes`` the lines' lengths [lines], ``offsets`` int64 [lines + 1] the
+    tokens before each line, and at the end all.
+    """
+
+    @property
+    def tokens(self) -> np.ndarray: ...
+    @property
+    def sizes(self) -> np.ndarray: ...
+    @property
+    def offsets(self) -> np.ndarray: ...
+
+
+class IndexedCorpus:
+    """A memory-mapped corpus; no token is read before it is indexed.
+
+    Args:
+        prefix: path of the two files without ``.bin`` and ``.idx``.
+
+    Raises:
+        UserError: a file is missing, truncated or corrupt, or the corpus has no tokens.
+
+    Attributes:
+        tokens: flat memory map [N], uint16 or int32.
+        sizes: int32 [lines], the tokens of each line.
+        offsets: int64 [lines + 1], the tokens before each line, and at the end all.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        index, data = f"{prefix}.idx", f"{prefix}.bin"
+        dtype, lines = _read_header(index)
+        self.sizes: np.ndarray = np.memmap(index, "<i4", "r", _HEADER.size, (lines,))
+        starts = np.memmap(index, "<i8", "r", _HEADER.size + 4 * lines, (lines,))
+        total = _check_lines(index, self.sizes, starts, dtype.itemsize)
+        if _file_size(data) != total * dtype.itemsize:
+            raise UserError(
+                f"{data}: {_file_size(data)} bytes where {index} promises {total * dtype.itemsize}: "
+                "truncated or of another run; preprocess the text again"
+            )
+        if total == 0:
+            raise UserError(f"{data}: no tokens in it; preprocess a text that is not empty")
+        self.tokens: np.ndarray = np.memmap(data, dtype, "r")
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.prefix,)
+
+    @functools.cached_property
+    def offsets(self) -> np.ndarray:
+        offsets = np.zeros(len(self.sizes) + 1, dtype=np.int64)
+        np.cumsum(self.sizes, dtype=np.int64, out=offsets[1:])
+        return offsets
+
+    def check(self, dictionary: Dictionary) -> None:
+        """Read the tokens once, piece by piece.
+
+        Raises:
+            UserError: a token is no id of *dictionary*.
+        """
+        for start in range(0, len(self.tokens), _STEP):
+            piece = self.tokens[start : start + _STEP]
+            if int(piece.max()) >= len(dictionary) or int(piece.min()) < 0:
+                at = int(np.argmax((piece >= len(dictionary)) | (piece < 0)))
+                raise UserError(
+                    f"{self.prefix}.bin: token {start + at} is number {int(piece[at])}, but the dictionary has "
+                    f"{len(dictionary)} symbols; use the dict.txt that the text was preprocessed with"
+                )
+
+
+def _file_size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); make it with fairseq-preprocess") from None
+
+
+def _read_header(path: str) -> tuple[np.dtype, int]:
+    """(type of the tokens, number of lines), once the file has the right length for them."""
+    size = _file_size(path)
+    try:
+        with open(path, "rb") as file:
+            header = file.read(_HEADER.size)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(header) < _HEADER.size or not header.startswith(MAGIC):
+        raise UserError(f"{path}: no index of a corpus in the mmap format; preprocess the text again")
+    _, version, code, lines = _HEADER.unpack(header)
+    if version != VERSION:
+        raise UserError(f"{path}: version {version} of the format, known is {VERSION}; preprocess the text again")
+    if code not in DTYPES:
+        raise UserError(f"{path}: type {code} is no type of tokens; preprocess the text again")
+    if size != _HEADER.size + 12 * lines:
+        raise UserError(
+            f"{path}: {size} bytes where {lines} lines need {_HEADER.size + 12 * lines}: truncated or corrupt; "
+            "preprocess the text again"
+        )
+    if lines == 0:
+        raise UserError(f"{path}: no lines in it; preprocess a text that is not empty")
+    return np.dtype(DTYPES[code]), lines
+
+
+def _check_lines(path: str, sizes: np.ndarray, starts: np.ndarray, itemsize: int) -> int:
+    """The number of tokens, once every line is known to start where the one before it ends."""
+    total = 0
+    for first in range(0, len(sizes), _STEP):
+        piece = sizes[first : first + _STEP]
+        ends = np.cumsum(piece, dtype=np.int64) + total
+        if int(piece.min()) < 0 or not np.array_equal(starts[first : first + _STEP], (ends - piece) * itemsize):
+            raise UserError(f"{path}: the lines do not follow one another: corrupt; preprocess the text again")
+        total = int(ends[-1])
+    return total
+
+
+class IndexedWriter:
+    """Writes a corpus; used as a context manager, it leaves both files whole or none.
+
+    Memory does not grow with the corpus. When the ``with`` block raises, what the files held before stays.
+
+    Args:
+        prefix: path of the two files without ``.bin`` and ``.idx``; the folder exists.
+        dtype: type of the tokens, see :func:`token_dtype`.
+    """
+
+    def __init__(self, prefix: str | Path, dtype: np.dtype) -> None:
+        self.prefix = os.fspath(prefix)
+        self.dtype = np.dtype(dtype)
+        self._code = {np.dtype(name): code for code, name in DTYPES.items()}[self.dtype]
+        self._lines = 0
+        self._files = contextlib.ExitStack()
+        self._data: BinaryIO
+        self._index: BinaryIO
+
+    def __enter__(self) -> IndexedWriter:
+        # Closed in the opposite order: the data is in place before the index that vouches for it.
+        self._index = self._files.enter_context(atomic_write(f"{self.prefix}.idx"))
+        self._data = self._files.enter_context(atomic_write(f"{self.prefix}.bin"))
+        self._index.write(bytes(_HEADER.size))
+        return self
+
+    def add(self, tokens: np.ndarray, sizes: np.ndarray) -> None:
+        """Append lines: *tokens* [N] of all of them, *sizes* [lines], which sum to N and fit in int32."""
+        if int(sizes.sum(dtype=np.int64)) != len(tokens):
+            raise ValueError(f"lines of {int(sizes.sum(dtype=np.int64))} tokens in all, but {len(tokens)} tokens")
+        if len(sizes) and int(sizes.max()) > np.iinfo(np.int32).max:
+            raise UserError(
+                f"{self.prefix}: a line of {int(sizes.max())} tokens is too long; break the text into lines"
+            )
+        self._data.write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
+        self._index.write(np.ascontiguousarray(sizes, dtype="<i4").data)
+        self._lines += len(sizes)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish_index()
+        except BaseException as failure:
+            self._files.__exit__(type(failure), failure, failure.__traceback__)
+            raise
+        self._files.__exit__(kind, error, trace)
+
+    def _finish_index(self) -> None:
+        """Add where each line starts, from the sizes read back, and the header."""
+        total = 0
+        for first in range(0, self._lines, _STEP):
+            count = min(_STEP, self._lines - first)
+            self._index.seek(_HEADER.size + 4 * first)
+            sizes = np.frombuffer(self._index.read(4 * count), dtype="<i4")
+            ends = np.cumsum(sizes, dtype=np.int64) + total
+            self._index.seek(_HEADER.size + 4 * self._lines + 8 * first)
+            self._index.write(((ends - sizes) * self.dtype.itemsize).astype("<i8").data)
+            total = int(ends[-1])
+        self._index.seek(0)
+        self._index.write(_HEADER.pack(MAGIC, VERSION, self._code, self._lines))

@@ -1,0 +1,132 @@
+"""A corpus cut into the blocks that a language model is trained and scored on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairseq.data.indexed_dataset import Corpus
+from fairseq.errors import UserError, nearest
+from fairseq.settings import BREAK_MODES
+
+Sample = dict[str, Any]
+
+
+class TokenBlocks:
+    """Blocks of a corpus, held as two arrays: block i scores ``tokens[starts[i] : starts[i] + sizes[i]]``.
+
+    Args:
+        corpus: the tokens and their lines.
+        block_size: tokens a block (``--tokens-per-sample``).
+        break_mode: ``none``: the corpus is one stream, cut every *block_size* tokens, the last block may be shorter.
+            ``complete``: whole lines, as many as fit; a line that is longer is a block by itself. ``complete_doc``:
+            the same, but an empty line ends a document, is in no block, and no block spans two documents.
+            ``eos``: one line a block.
+        pad: id that rows are filled up with.
+        eos: id that stands before the first token of the corpus.
+
+    Raises:
+        UserError: *break_mode* or *block_size* is not possible.
+
+    Attributes:
+        starts: int64 [n].
+        sizes: int32 [n].
+    """
+
+    def __init__(self, corpus: Corpus, block_size: int, break_mode: str | None, *, pad: int, eos: int) -> None:
+        if block_size < 1:
+            raise UserError(f"--tokens-per-sample {block_size}: must be at least 1")
+        self.corpus = corpus
+        self.pad = pad
+        self.eos = eos
+        self.starts, self.sizes = _cut(corpus, block_size, break_mode or "none")
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def select(self, keep: np.ndarray) -> TokenBlocks:
+        """Those blocks for which *keep*, bool [n], is true, numbered anew."""
+        selected = copy.copy(self)
+        selected.starts, selected.sizes = self.starts[keep], self.sizes[keep]
+        return selected
+
+    def batch(self, indices: np.ndarray, context: int = 0) -> Sample:
+        """Blocks *indices* [B], at least one, as rows padded on the right.
+
+        The source is the target shifted right by one: it begins with the token before the block, at the beginning of
+        the corpus with ``</s>``. With *context*, each row begins with up to that many tokens before the block (fewer
+        at the beginning of the corpus); their targets are padding.
+
+        Returns:
+            ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the number of targets that are no padding;
+            ``net_input.src_tokens`` and ``target``, int64 [B, T].
+        """
+        starts = self.starts[indices]
+        before = np.minimum(starts, context)
+        lengths = before + self.sizes[indices]
+        longest = int(lengths.max())
+        # Each row is one window of the corpus, from the token before its first target to its last target.
+        places = (starts - before - 1)[:, None] + np.arange(longest + 1)  # [B, T + 1]
+        window = self.corpus.tokens[np.clip(places, 0, len(self.corpus.tokens) - 1)].astype(np.int64)
+        window[places[:, 0] < 0, 0] = self.eos
+        source, target = window[:, :-1].copy(), window[:, 1:].copy()
+        column = np.arange(longest)
+        if int(lengths.min()) < longest:
+            source[column >= lengths[:, None]] = self.pad
+            target[column >= lengths[:, None]] = self.pad
+        if context:
+            target[column < before[:, None]] = self.pad
+        return {
+            "id": torch.from_numpy(np.asarray(indices, dtype=np.int64)),
+            "nsentences": len(indices),
+            "ntokens": int(np.count_nonzero(target != self.pad)),
+            "net_input": {"src_tokens": torch.from_numpy(source)},
+            "target": torch.from_numpy(target),
+        }
+
+
+def _cut(corpus: Corpus, block_size: int, break_mode: str) -> tuple[np.ndarray, np.ndarray]:
+    """Starts and sizes of the blocks."""
+    if break_mode == "none":
+        starts = np.arange(0, len(corpus.tokens), block_size, dtype=np.int64)
+        sizes = np.minimum(len(corpus.tokens) - starts, block_size)
+        return starts, sizes.astype(np.int32)
+    if break_mode == "eos":
+        first = np.flatnonzero(corpus.sizes)
+        return corpus.offsets[first], np.asarray(corpus.sizes)[first]
+    if break_mode in ("complete", "complete_doc"):
+        first, last = _pack_lines(corpus, block_size, documents=break_mode == "complete_doc")
+        return corpus.offsets[first], (corpus.offsets[last] - corpus.offsets[first]).astype(np.int32)
+    raise UserError(f"--sample-break-mode {break_mode}: {nearest(break_mode, BREAK_MODES)}")
+
+
+def _pack_lines(corpus: Corpus, block_size: int, documents: bool) -> tuple[np.ndarray, np.ndarray]:
+    """First line of each block, and the line after its last."""
+    offsets = corpus.offsets
+    lines = np.arange(len(corpus.sizes))
+    # Were a block to start at each line: where would it end?
+    ends = np.searchsorted(offsets, offsets[:-1] + block_size, side="right") - 1
+    np.maximum(ends, lines + 1, out=ends)
+    separators = np.flatnonzero(np.asarray(corpus.sizes) == 1) if documents else lines[:0]
+    if len(separators):
+        next_separator = np.append(separators, len(lines))[np.searchsorted(separators, lines)]
+        np.minimum(ends, np.maximum(next_separator, lines + 1), out=ends)
+    first = np.fromiter(_chain(ends), dtype=np.int64)
+    last = ends[first]
+    keep = offsets[last] > offsets[first]
+    if documents:
+        keep &= np.asarray(corpus.sizes)[first] != 1
+    return first[keep], last[keep]
+
+
+def _chain(ends: np.ndarray) -> Iterator[int]:
+    """0, ends[0], ends[ends[0]], … while there is a line."""
+    following = np.ascontiguousarray(ends).data
+    line, count = 0, len(ends)
+    while line < count:
+        yield line
+        line = following[line]

@@ -1,0 +1,271 @@
+"""Several processes: how they start, meet, talk and end. Nothing else in the package knows how many there are."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fairseq.errors import UserError
+from fairseq.plugins import import_user_module
+
+_USER_ERROR = 2
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place among those that train together."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes logs and checkpoints."""
+        return self.rank == 0
+
+    def sum(self, value: Tensor) -> Tensor:
+        """*value* summed over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
+    def gather(self, value: Any, everywhere: bool = False) -> list[Any]:
+        """Every process's *value* (plain Python and CPU tensors), in rank order, on the first process; else [].
+
+        With *everywhere* all processes have the list.
+        """
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        if everywhere:
+            dist.all_gather_object(values, value)
+            return values
+        dist.gather_object(value, values if self.is_first else None)
+        return values if self.is_first else []
+
+    def share(self, value: Any) -> Any:
+        """The first process's *value*, on every process."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, device=self.device if self.device.type == "cuda" else None)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait for every process."""
+        if self.size > 1:
+            dist.barrier()
+
+
+class GradientReducer:
+    """A module on several processes: it runs as on one, and its gradients end up as the average over processes.
+
+    Args:
+        module: the module.
+        world: the processes.
+        backend: ``c10d`` or ``pytorch_ddp`` for torch's DistributedDataParallel, which overlaps the reduction with the
+            backward pass; ``no_c10d`` or ``legacy_ddp`` for one reduction after it.
+        bucket_cap_mb: size of the pieces.
+        find_unused_parameters: let DistributedDataParallel look for parameters without a gradient.
+    """
+
+    def __init__(
+        self, module: nn.Module, world: World, backend: str, bucket_cap_mb: int = 25, find_unused_parameters: bool = False
+    ) -> None:
+        self.world = world
+        self.overlapped = world.size > 1 and backend in ("c10d", "pytorch_ddp")
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.bucket = bucket_cap_mb << 20
+        self.module = module
+        if self.overlapped:
+            self.module = nn.parallel.DistributedDataParallel(
+                module,
+                device_ids=[world.device] if world.device.type == "cuda" else None,
+                broadcast_buffers=False,
+                bucket_cap_mb=bucket_cap_mb,
+                find_unused_parameters=find_unused_parameters,
+            )
+        elif world.size > 1:
+            for tensor in module.state_dict().values():
+                dist.broadcast(tensor, 0)
+
+    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
+        """The context of one forward and backward pass; only the *last* of an update reduces gradients."""
+        if self.overlapped and not last:
+            return self.module.no_sync()  # type: ignore[operator]
+        return nullcontext()
+
+    def reduce(self) -> None:
+        """After the last backward pass: average the gradients that are not averaged yet."""
+        if self.world.size == 1 or self.overlapped:
+            return
+        bucket: list[Tensor] = []
+        size = 0
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            bucket.append(parameter.grad)
+            size += parameter.grad.numel() * parameter.grad.element_size()
+            if size >= self.bucket:
+                self._average(bucket)
+                bucket, size = [], 0
+        self._average(bucket)
+
+    def _average(self, gradients: list[Tensor]) -> None:
+        if not gradients:
+            return
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        dist.all_reduce(flat)
+        flat.div_(self.world.size)
+        for gradient, piece in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(piece.view_as(gradient))
+
+
+def run(main: Callable[[argparse.Namespace, World], Any], args: argparse.Namespace) -> None:
+    """Run ``main(args, world)`` in as many processes as *args* ask for.
+
+    Under ``torchrun`` (or with ``--distributed-init-method`` and ``--distributed-no-spawn``) this process is one of
+    them; otherwise they are started here, one for each visible GPU or ``--distributed-world-size`` of them. A process
+    that fails ends the others, and its message is the job's.
+
+    Raises:
+        UserError: CUDA is asked for and absent, or a process failed by a user's mistake.
+    """
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        _join(main, args, rank, size, int(os.environ.get("LOCAL_RANK", rank)), "env://")
+        return
+    size = _world_size(args)
+    if args.distributed_no_spawn and args.distributed_init_method:
+        _join(main, args, args.distributed_rank, size, args.local_rank, args.distributed_init_method)
+    elif size == 1:
+        main(args, World(0, 1, device_of(args)))
+    else:
+        _spawn(main, args, size)
+
+
+def device_of(args: argparse.Namespace, local_rank: int = 0) -> torch.device:
+    """The device that *args* ask for.
+
+    Raises:
+        UserError: no GPU is there, and neither is --cpu given while a GPU is needed.
+    """
+    if getattr(args, "cpu", False) or not torch.cuda.is_available():
+        if getattr(args, "distributed_backend", None) == "nccl":
+            raise UserError("--distributed-backend nccl: needs a GPU, and none is there; use gloo")
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise UserError(f"--device-id {local_rank}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _world_size(args: argparse.Namespace) -> int:
+    gpus = 0 if args.cpu else torch.cuda.device_count()
+    size = args.distributed_world_size or max(gpus, 1)
+    if size > 1 and not args.cpu and not args.distributed_no_spawn and gpus < size:
+        raise UserError(
+            f"--distributed-world-size {size}: this machine has {gpus} GPUs; add --cpu to run on the processor"
+        )
+    return size
+
+
+def _join(
+    main: Callable[[argparse.Namespace, World], Any], args: argparse.Namespace, rank: int, size: int, local: int, url: str
+) -> None:
+    device = device_of(args, local)
+    if size > 1:
+        backend = args.distributed_backend or ("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group(backend, init_method=url, rank=rank, world_size=size)
+    try:
+        main(args, World(rank, size, device))
+    finally:
+        if dist.is_initialized() and sys.exc_info()[0] is None:
+            dist.destroy_process_group()
+
+
+def _spawn(main: Callable[[argparse.Namespace, World], Any], args: argparse.Namespace, size: int) -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    messages = context.SimpleQueue()
+    url = args.distributed_init_method or f"tcp://127.0.0.1:{args.distributed_port if args.distributed_port > 0 else _free_port()}"
+    if "OMP_NUM_THREADS" not in os.environ and args.cpu:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // size))
+    processes = [
+        context.Process(target=_worker, args=(main, args, rank, size, url, messages), daemon=False) for rank in range(size)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        failed = _watch(processes)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+        for process in processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+    if failed is not None:
+        if not messages.empty():
+            rank, kind, text = messages.get()
+            if kind == _USER_ERROR:
+                raise UserError(text)
+            print(f"process {rank} of {size} failed:\n{text}", file=sys.stderr, flush=True)
+        else:
+            print(f"process {failed} of {size} ended with code {processes[failed].exitcode}", file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+def _watch(processes: list[Any]) -> int | None:
+    """Wait until all have ended well (None), or one has not (its rank)."""
+    while True:
+        codes = [process.exitcode for process in processes]
+        for rank, code in enumerate(codes):
+            if code not in (None, 0):
+                return rank
+        if all(code == 0 for code in codes):
+            return None
+        time.sleep(0.05)
+
+
+def _worker(
+    main: Callable[[argparse.Namespace, World], Any],
+    args: argparse.Namespace,
+    rank: int,
+    size: int,
+    url: str,
+    messages: Any,
+) -> None:
+    """One spawned process."""
+    if getattr(args, "user_dir", None):
+        import_user_module(args.user_dir)
+    try:
+        _join(main, args, rank, size, rank, url)
+    except UserError as error:
+        messages.put((rank, _USER_ERROR, str(error)))
+        os._exit(_USER_ERROR)
+    except KeyboardInterrupt:
+        os._exit(130)
+    except BaseException:
+        messages.put((rank, 1, traceback.format_exc()))
+        os._exit(1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

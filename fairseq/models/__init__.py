@@ -1,0 +1,68 @@
+"""Models and their architectures: named sets of defaults.
+
+A model is registered with :func:`register_model`, an architecture with :func:`register_model_architecture` on a
+function that fills in what the user left open in a ``Namespace``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fairseq.models.base import BaseFairseqModel, FairseqDecoder, FairseqLanguageModel
+from fairseq.registry import Registry
+
+M = TypeVar("M", bound=type)
+Fill = Callable[[argparse.Namespace], None]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model's name, and the function that fills in what the user left open."""
+
+    model: str
+    fill: Fill
+
+
+MODELS: Registry[Any] = Registry("model", "--arch")
+ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch")
+
+
+def register_model(name: str, dataclass: type | None = None) -> Callable[[M], M]:
+    """Class decorator: keep a model under *name*, with the dataclass of its settings if it has one."""
+
+    def keep(cls: M) -> M:
+        if dataclass is not None:
+            cls.config_class = dataclass  # type: ignore[attr-defined]
+        MODELS.register(name)(cls)
+        return cls
+
+    return keep
+
+
+def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fill], Fill]:
+    """Decorator for a function that sets on a ``Namespace`` the defaults of an architecture."""
+
+    def keep(fill: Fill) -> Fill:
+        if arch_name not in ARCHITECTURES or ARCHITECTURES[arch_name].fill.__qualname__ != fill.__qualname__:
+            ARCHITECTURES.register(arch_name)(Architecture(model_name, fill))
+        return fill
+
+    return keep
+
+
+from fairseq.models import transformer_lm  # noqa: E402  (registers its models)
+
+__all__ = [
+    "ARCHITECTURES",
+    "MODELS",
+    "Architecture",
+    "BaseFairseqModel",
+    "FairseqDecoder",
+    "FairseqLanguageModel",
+    "register_model",
+    "register_model_architecture",
+    "transformer_lm",
+]

@@ -1,0 +1,82 @@
+"""What every model offers to tasks, criterions and the scorer."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairseq.data.dictionary import Dictionary
+from fairseq.modules.memory import Memory
+from fairseq.modules.output_layer import OutputLayer
+
+
+class BaseFairseqModel(nn.Module):
+    """A registered model.
+
+    Subclasses define ``build_model`` and ``forward``; ``add_args(parser)`` if they have no dataclass of settings.
+    """
+
+    config_class: type | None = None
+    output_layer: OutputLayer | None = None
+    memory_length: int = 0
+    """Tokens that the model remembers from segment to segment; 0: none."""
+
+    @staticmethod
+    def add_args(parser: argparse.ArgumentParser) -> None:
+        """Add the model's flags; models with a dataclass of settings need not."""
+
+    @classmethod
+    def build_model(cls, args: argparse.Namespace, task: Any) -> BaseFairseqModel:
+        """Make the model that *args* describe, for *task*'s dictionary."""
+        raise NotImplementedError
+
+    def max_positions(self) -> int | None:
+        """The most tokens of a row, or None."""
+        return None
+
+    def get_targets(self, sample: dict[str, Any], net_output: Any) -> Tensor:
+        """The targets of *sample*: [B, T]."""
+        return sample["target"]
+
+    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: dict[str, Any] | None = None) -> Tensor:
+        """Probabilities, or their logarithms, over all words: [B, T, V], float32."""
+        if self.output_layer is not None:
+            lprobs = self.output_layer.log_probs(net_output[0])
+        else:
+            lprobs = net_output[0].float().log_softmax(-1)
+        return lprobs if log_probs else lprobs.exp()
+
+    def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """*state*, which may come from an older program, with the names this model uses."""
+        return state
+
+
+class FairseqDecoder(nn.Module):
+    """Base of decoders, for plug-ins written against fairseq's classes."""
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        super().__init__()
+        self.dictionary = dictionary
+
+    def max_positions(self) -> int | None:
+        """The most tokens of a row, or None."""
+        return None
+
+
+class FairseqLanguageModel(BaseFairseqModel):
+    """A language model that is a decoder alone."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, src_tokens: Tensor, memory: Memory | None = None, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+        """Pass everything to the decoder; a decoder without memory is not given any."""
+        if memory is not None:
+            kwargs["memory"] = memory
+        return self.decoder(src_tokens, **kwargs)
+
+    def max_positions(self) -> int | None:
+        return self.decoder.max_positions()  # type: ignore[operator]

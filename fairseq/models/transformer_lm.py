@@ -1,0 +1,436 @@
+"""Transformer language models: the Baevski & Auli baseline and the Shortformer, one decoder.
+
+With ``position_infused_attention`` positions leave the bottom of the network and enter queries and keys of every layer;
+with ``tokens_from_prev`` a layer also attends to what it read of the previous tokens (Press et al. 2021, §5).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq import config
+from fairseq.config import flag
+from fairseq.errors import UserError
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.base import FairseqLanguageModel
+from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
+from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
+from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
+from fairseq.modules.dropout import dropout
+from fairseq.modules.layer_norm import layer_norm
+from fairseq.modules.memory import KeyValueCache, Memory, extend_memory
+from fairseq.modules.output_layer import LinearOutput, OutputLayer
+from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, position_embedding, sinusoids
+from fairseq.modules.transformer_layer import ACTIVATIONS, TransformerDecoderLayer
+
+
+@dataclass
+class TransformerLMConfig:
+    """The settings of a transformer language model."""
+
+    activation_fn: str = flag("relu", "activation of the feed-forward networks", choices=tuple(ACTIVATIONS))
+    dropout: float = flag(0.1, "dropout after embeddings, attention and feed-forward networks", low=0, below=1)
+    attention_dropout: float = flag(0.0, "dropout of attention weights", low=0, below=1)
+    activation_dropout: float = flag(
+        0.0, "dropout inside the feed-forward networks", aliases=("--relu-dropout",), low=0, below=1
+    )
+    decoder_embed_dim: int = flag(512, "width of the model", low=1)
+    decoder_output_dim: int | None = flag(None, "width of the output (default: --decoder-embed-dim)", low=1)
+    decoder_input_dim: int | None = flag(None, "width of the input embeddings (default: --decoder-embed-dim)", low=1)
+    decoder_ffn_embed_dim: int = flag(2048, "width of the feed-forward networks", low=1)
+    decoder_layers: int = flag(6, "number of layers", low=1)
+    decoder_attention_heads: int = flag(8, "attention heads of each layer", low=1)
+    decoder_normalize_before: bool = flag(True, "layer norm before each part of a layer, not after it", negative=True)
+    no_decoder_final_norm: bool = flag(False, "no layer norm after the last layer")
+    adaptive_softmax_cutoff: list[int] | None = flag(None, "adaptive softmax: first word of each band after the first")
+    adaptive_softmax_dropout: float = flag(0.0, "dropout of the adaptive softmax", low=0, below=1)
+    adaptive_softmax_factor: float = flag(4.0, "how much narrower each band of the softmax is", low=1)
+    no_token_positional_embeddings: bool = flag(False, "no positions at all")
+    share_decoder_input_output_embed: bool = flag(False, "the output's weights are the input's embeddings")
+    decoder_learned_pos: bool = flag(False, "learned positions, not sinusoids")
+    decoder_layerdrop: float = flag(0.0, "probability that a layer is left out of a training step", low=0, below=1)
+    adaptive_input: bool = flag(False, "adaptive input embeddings")
+    adaptive_input_factor: float = flag(4.0, "how much narrower each band of the embeddings is", low=1)
+    adaptive_input_cutoff: list[int] | None = flag(None, "adaptive input: first word of each band after the first")
+    tie_adaptive_weights: bool = flag(False, "the adaptive softmax uses the adaptive input's embeddings")
+    tie_adaptive_proj: bool = flag(False, "the adaptive softmax uses the adaptive input's projections")
+    no_scale_embedding: bool = flag(False, "do not multiply embeddings by the square root of their width")
+    layernorm_embedding: bool = flag(False, "layer norm after the embeddings")
+    character_embeddings: bool = flag(False, "character-built word embeddings (not supported)")
+    position_infused_attention: bool = flag(
+        False, "Shortformer: positions enter queries and keys of every layer, not the embeddings"
+    )
+    tokens_from_prev: int = flag(
+        0, "Shortformer: also attend to a cache of this many previous tokens (implies --position-infused-attention)"
+    )
+    tokens_per_sample: int = flag(1024, "tokens in a block", low=1)
+    max_target_positions: int | None = flag(None, "most tokens of a row (default: --tokens-per-sample)", low=1)
+
+    @property
+    def memory_length(self) -> int:
+        """Tokens of the cache; 0 without one."""
+        return max(0, self.tokens_from_prev)
+
+    def check(self, vocabulary: int) -> None:
+        """Refuse settings that contradict one another.
+
+        Raises:
+            UserError: they do; the message names the flags.
+        """
+        if self.decoder_embed_dim % self.decoder_attention_heads:
+            raise UserError(
+                f"--decoder-attention-heads {self.decoder_attention_heads}: "
+                f"must divide --decoder-embed-dim {self.decoder_embed_dim}"
+            )
+        if self.character_embeddings:
+            raise UserError("--character-embeddings: not supported; leave it out")
+        infused = self.position_infused_attention or self.memory_length > 0
+        if infused and (self.decoder_learned_pos or self.no_token_positional_embeddings):
+            raise UserError("--position-infused-attention, --tokens-from-prev: need sinusoidal positions")
+        if self.adaptive_softmax_cutoff is not None:
+            check_cutoffs("--adaptive-softmax-cutoff", self.adaptive_softmax_cutoff, vocabulary)
+        if self.adaptive_input:
+            check_cutoffs("--adaptive-input-cutoff", self.adaptive_input_cutoff or [], vocabulary)
+        if self.tie_adaptive_weights:
+            if not self.adaptive_input or self.adaptive_softmax_cutoff is None:
+                raise UserError("--tie-adaptive-weights: needs --adaptive-input and --adaptive-softmax-cutoff")
+            if self.adaptive_input_cutoff != self.adaptive_softmax_cutoff:
+                raise UserError("--tie-adaptive-weights: --adaptive-input-cutoff and --adaptive-softmax-cutoff differ")
+            if self.adaptive_input_factor != self.adaptive_softmax_factor:
+                raise UserError("--tie-adaptive-weights: --adaptive-input-factor and --adaptive-softmax-factor differ")
+            if (self.decoder_input_dim or self.decoder_embed_dim) != (self.decoder_output_dim or self.decoder_embed_dim):
+                raise UserError("--tie-adaptive-weights: --decoder-input-dim and --decoder-output-dim differ")
+        if self.share_decoder_input_output_embed:
+            if self.adaptive_input:
+                raise UserError("--share-decoder-input-output-embed: with --adaptive-input use --tie-adaptive-weights")
+            if (self.decoder_input_dim or self.decoder_embed_dim) != (self.decoder_output_dim or self.decoder_embed_dim):
+                raise UserError(
+                    "--share-decoder-input-output-embed: --decoder-input-dim and --decoder-output-dim differ"
+                )
+
+
+class TransformerDecoder(nn.Module):
+    """Embeddings, layers, and the output layer that criterions and the scorer use.
+
+    Args:
+        cfg: settings, checked.
+        vocabulary: number of words V.
+        padding_idx: index of the padding symbol.
+        apex: allow apex's fused layer norm.
+    """
+
+    def __init__(self, cfg: TransformerLMConfig, vocabulary: int, padding_idx: int, apex: bool = True) -> None:
+        super().__init__()
+        self.cfg = cfg
+        dim = cfg.decoder_embed_dim
+        input_dim = cfg.decoder_input_dim or dim
+        output_dim = cfg.decoder_output_dim or dim
+        self.memory_length = cfg.memory_length
+        self.infused = cfg.position_infused_attention or self.memory_length > 0
+        self.first_position = padding_idx + 1
+        self.register_buffer("version", torch.tensor([3.0]))
+
+        self.embed_tokens = _embeddings(cfg, vocabulary, padding_idx, input_dim)
+        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
+        widen = input_dim != dim and not cfg.adaptive_input
+        self.project_in_dim = _projection(input_dim, dim) if widen else None
+        self.embed_positions: SinusoidalPositions | LearnedPositions | None = None
+        if not cfg.no_token_positional_embeddings:
+            self.embed_positions = position_embedding(
+                self.max_positions(), dim, padding_idx, cfg.decoder_learned_pos
+            )
+        self.layernorm_embedding = layer_norm(dim, apex) if cfg.layernorm_embedding else None
+        self.layers = nn.ModuleList(_layer(cfg, self.infused, apex) for _ in range(cfg.decoder_layers))
+        final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
+        self.layer_norm = layer_norm(dim, apex) if final_norm else None
+        needs_projection = output_dim != dim and not cfg.tie_adaptive_weights
+        self.project_out_dim = _projection(dim, output_dim) if needs_projection else None
+
+        self.adaptive_softmax: AdaptiveSoftmax | None = None
+        self.output_projection: LinearOutput | None = None
+        if cfg.adaptive_softmax_cutoff is not None:
+            self.adaptive_softmax = AdaptiveSoftmax(
+                vocabulary,
+                output_dim if not cfg.tie_adaptive_weights else dim,
+                cfg.adaptive_softmax_cutoff,
+                dropout=cfg.adaptive_softmax_dropout,
+                factor=cfg.adaptive_softmax_factor,
+                adaptive_inputs=self.embed_tokens if cfg.tie_adaptive_weights else None,  # type: ignore[arg-type]
+                tie_proj=cfg.tie_adaptive_proj,
+            )
+        elif cfg.share_decoder_input_output_embed:
+            self.output_projection = LinearOutput(self.embed_tokens.weight)  # type: ignore[arg-type]
+        else:
+            weight = nn.Parameter(torch.empty(vocabulary, output_dim))
+            nn.init.normal_(weight, std=output_dim**-0.5)
+            self.output_projection = LinearOutput(weight)
+
+    def max_positions(self) -> int:
+        """The most tokens of a row."""
+        return self.cfg.max_target_positions or self.cfg.tokens_per_sample
+
+    def forward(
+        self, src_tokens: Tensor, memory: Memory | None = None, cache: KeyValueCache | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Hidden states of *src_tokens*, each from the tokens up to it.
+
+        Args:
+            src_tokens: [B, T].
+            memory: what the previous segment returned; None at a start.
+            cache: incremental inference: *src_tokens* continue what it holds, and are added to it.
+
+        Returns:
+            Hidden states [B, T, C] for the output layer, and ``{"memory": the new memory or None}``.
+        """
+        held = cache.held if cache is not None else 0
+        x = self._embed(src_tokens, held)
+        positions = self._position_table(src_tokens.size(1), memory) if cache is None else None
+        new_memory: Memory | None = [] if self.memory_length and cache is None else None
+        for i, layer in enumerate(self.layers):
+            old = memory[i] if memory is not None else None
+            if self.training and self.cfg.decoder_layerdrop and float(torch.rand(())) < self.cfg.decoder_layerdrop:
+                attention_input = layer.attention_input(x)  # type: ignore[operator]
+            else:
+                layer_cache = cache.layers[i] if cache is not None else None
+                x, attention_input = layer(x, memory=old, positions=positions, cache=layer_cache, held=held)
+            if new_memory is not None:
+                new_memory.append(extend_memory(old, attention_input, self.memory_length))
+        if cache is not None:
+            cache.advance(src_tokens.size(1))
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        if self.project_out_dim is not None:
+            x = self.project_out_dim(x)
+        return x, {"memory": new_memory}
+
+    def new_cache(self, batch: int) -> KeyValueCache:
+        """An empty cache for token-by-token inference over *batch* rows."""
+        segment = self.cfg.tokens_per_sample if self.infused else self.max_positions()
+        length = segment + self.memory_length
+        positions = self._sinusoids(length) if self.infused else None
+        layers = [layer.self_attn.new_cache(batch, length, positions) for layer in self.layers]  # type: ignore
+        return KeyValueCache(layers, segment, self.memory_length)
+
+    def _embed(self, tokens: Tensor, offset: int) -> Tensor:
+        x = self.embed_scale * self.embed_tokens(tokens)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if self.embed_positions is not None and not self.infused:
+            x = x + self.embed_positions(tokens.size(1), offset).to(x.dtype)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        return dropout(x, self.cfg.dropout, self.training)
+
+    def _position_table(self, tokens: int, memory: Memory | None) -> Tensor | None:
+        if not self.infused:
+            return None
+        remembered = memory[0].size(1) if memory else 0
+        return self._sinusoids(remembered + tokens)
+
+    def _sinusoids(self, count: int) -> Tensor:
+        """Positions 0 … count − 1, numbered as everywhere in fairseq from ``padding_idx + 1``: [count, C]."""
+        device = next(self.parameters()).device
+        return sinusoids(count, self.cfg.decoder_embed_dim, device, self.first_position)
+
+
+@register_model("transformer_lm", dataclass=TransformerLMConfig)
+class TransformerLanguageModel(FairseqLanguageModel):
+    """A transformer language model; see :class:`TransformerDecoder`."""
+
+    def __init__(self, decoder: TransformerDecoder) -> None:
+        super().__init__(decoder)
+        self.memory_length = decoder.memory_length
+
+    @classmethod
+    def build_model(cls, args: argparse.Namespace, task: Any) -> TransformerLanguageModel:
+        cfg = config.extract(TransformerLMConfig, args)
+        cfg.check(len(task.source_dictionary))
+        apex = not getattr(args, "no_apex", False)
+        return cls(TransformerDecoder(cfg, len(task.source_dictionary), task.source_dictionary.pad(), apex))
+
+    @property
+    def output_layer(self) -> OutputLayer:  # type: ignore[override]
+        return self.decoder.adaptive_softmax or self.decoder.output_projection  # type: ignore[return-value]
+
+    def new_cache(self, batch: int) -> KeyValueCache:
+        """An empty cache for token-by-token inference over *batch* rows."""
+        return self.decoder.new_cache(batch)  # type: ignore[operator]
+
+    def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Names and markers of fairseq's several versions, as this one has them."""
+        state = dict(state)
+        own = self.state_dict()
+        if "decoder.embed_out" in state:
+            state["decoder.output_projection.weight"] = state.pop("decoder.embed_out")
+        shared = self.decoder.output_projection is not None and self.decoder.cfg.share_decoder_input_output_embed
+        if shared and "decoder.embed_tokens.weight" in state:
+            state.setdefault("decoder.output_projection.weight", state["decoder.embed_tokens.weight"])
+        for name in [*own, *state]:
+            if name.rsplit(".", 1)[-1] in ("version", "_float_tensor"):
+                if name in own:
+                    state.setdefault(name, own[name])
+                else:
+                    state.pop(name, None)
+        return state
+
+
+def _embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int, dim: int) -> nn.Module:
+    if cfg.adaptive_input:
+        return AdaptiveInput(
+            vocabulary, padding_idx, dim, cfg.adaptive_input_factor, cfg.decoder_embed_dim, cfg.adaptive_input_cutoff or []
+        )
+    embedding = nn.Embedding(vocabulary, dim, padding_idx)
+    nn.init.normal_(embedding.weight, std=dim**-0.5)
+    nn.init.zeros_(embedding.weight[padding_idx])
+    return embedding
+
+
+def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerDecoderLayer:
+    attention = (PositionInfusedAttention if infused else SelfAttention)(
+        cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.attention_dropout
+    )
+    return TransformerDecoderLayer(
+        attention,
+        cfg.decoder_embed_dim,
+        cfg.decoder_ffn_embed_dim,
+        dropout=cfg.dropout,
+        activation_dropout=cfg.activation_dropout,
+        activation_fn=cfg.activation_fn,
+        normalize_before=cfg.decoder_normalize_before,
+        apex=apex,
+    )
+
+
+def _projection(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.xavier_uniform_(layer.weight)
+    return layer
+
+
+def _defaults(args: argparse.Namespace, **values: Any) -> None:
+    """Set those of *values* that *args* lacks."""
+    for name, value in values.items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm")
+def base_lm_architecture(args: argparse.Namespace) -> None:
+    """fairseq's defaults: those of the dataclass."""
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_big")
+def transformer_lm_big(args: argparse.Namespace) -> None:
+    _defaults(args, decoder_layers=12, decoder_embed_dim=1024, decoder_ffn_embed_dim=4096, decoder_attention_heads=16)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_wiki103")
+@register_model_architecture("transformer_lm", "transformer_lm_baevski_wiki103")
+def transformer_lm_baevski_wiki103(args: argparse.Namespace) -> None:
+    """Baevski & Auli 2019, WikiText-103: 247 M parameters with its dictionary of 267,744 words."""
+    _defaults(
+        args,
+        decoder_layers=16,
+        decoder_attention_heads=8,
+        dropout=0.3,
+        adaptive_input=True,
+        tie_adaptive_weights=True,
+        adaptive_input_cutoff=[20000, 60000],
+        adaptive_softmax_cutoff=[20000, 60000],
+        adaptive_softmax_dropout=0.2,
+        attention_dropout=0.1,
+        activation_dropout=0.1,
+        no_decoder_final_norm=True,
+        tie_adaptive_proj=True,
+    )
+    transformer_lm_big(args)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_gbw")
+@register_model_architecture("transformer_lm", "transformer_lm_baevski_gbw")
+def transformer_lm_baevski_gbw(args: argparse.Namespace) -> None:
+    """Baevski & Auli 2019, One Billion Word."""
+    _defaults(args, decoder_embed_dim=512, dropout=0.1, attention_dropout=0.1, no_decoder_final_norm=True)
+    transformer_lm_big(args)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_gpt2_small")
+def transformer_lm_gpt2_small(args: argparse.Namespace) -> None:
+    """fairseq's model of this name: GPT-2's shape with 24 layers."""
+    _defaults(
+        args,
+        decoder_embed_dim=1024,
+        decoder_ffn_embed_dim=4096,
+        decoder_layers=24,
+        decoder_attention_heads=16,
+        dropout=0.1,
+        attention_dropout=0.1,
+        activation_fn="gelu",
+    )
+
+
+def _cache_of_one_segment(args: argparse.Namespace) -> None:
+    _defaults(args, position_infused_attention=True)
+    _defaults(args, tokens_from_prev=getattr(args, "tokens_per_sample", TransformerLMConfig.tokens_per_sample))
+
+
+@register_model_architecture("transformer_lm", "shortformer")
+def shortformer(args: argparse.Namespace) -> None:
+    """``transformer_lm`` with position-infused attention and a cache of one segment."""
+    _cache_of_one_segment(args)
+
+
+@register_model_architecture("transformer_lm", "shortformer_wiki103")
+def shortformer_wiki103(args: argparse.Namespace) -> None:
+    """``transformer_lm_wiki103`` with position-infused attention and a cache of one segment."""
+    _cache_of_one_segment(args)
+    transformer_lm_baevski_wiki103(args)
+
+
+def _small(args: argparse.Namespace, layers: int, dim: int, cutoffs: list[int]) -> None:
+    _defaults(
+        args,
+        decoder_layers=layers,
+        decoder_embed_dim=dim,
+        decoder_ffn_embed_dim=4 * dim,
+        decoder_attention_heads=4,
+        dropout=0.1,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        adaptive_softmax_dropout=0.1,
+        adaptive_input_cutoff=cutoffs,
+        adaptive_softmax_cutoff=cutoffs,
+    )
+    transformer_lm_baevski_wiki103(args)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_demo")
+def transformer_lm_demo(args: argparse.Namespace) -> None:
+    """The baseline's design at 4 layers of width 256, for a corpus of a few million words and a CPU."""
+    _small(args, layers=4, dim=256, cutoffs=[2000, 8000])
+
+
+@register_model_architecture("transformer_lm", "shortformer_demo")
+def shortformer_demo(args: argparse.Namespace) -> None:
+    """``transformer_lm_demo`` with position-infused attention and a cache of one segment."""
+    _cache_of_one_segment(args)
+    transformer_lm_demo(args)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_tiny")
+def transformer_lm_tiny(args: argparse.Namespace) -> None:
+    """2 layers of width 64, for tests."""
+    _small(args, layers=2, dim=64, cutoffs=[200, 600])
+
+
+@register_model_architecture("transformer_lm", "shortformer_tiny")
+def shortformer_tiny(args: argparse.Namespace) -> None:
+    """2 layers of width 64 with position-infused attention and a cache of one segment, for tests."""
+    _cache_of_one_segment(args)
+    transformer_lm_tiny(args)

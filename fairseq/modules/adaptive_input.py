@@ -1,0 +1,74 @@
+"""Adaptive input embeddings: frequent words get wide vectors, rare ones narrow (Baevski & Auli 2019, §3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.errors import UserError
+
+
+def check_cutoffs(flag: str, cutoffs: list[int], vocabulary: int) -> None:
+    """Bands must be ascending and leave something for the last one.
+
+    Raises:
+        UserError: the cutoffs are not, with the name of the *flag* that gave them.
+    """
+    shown = ",".join(map(str, cutoffs))
+    if not cutoffs or cutoffs[0] < 1 or any(a >= b for a, b in zip(cutoffs, cutoffs[1:], strict=False)):
+        raise UserError(f"{flag} {shown}: cutoffs must be positive and ascending")
+    if cutoffs[-1] >= vocabulary:
+        raise UserError(f"{flag} {shown}: the last cutoff must be below the dictionary's size, {vocabulary}")
+
+
+class AdaptiveInput(nn.Module):
+    """Embeddings in bands: band i, words cutoff[i−1] … cutoff[i] − 1, has width ``initial_dim / factor**i`` and a
+    projection to the model's width.
+
+    Every token is looked up in every band and the right one is taken: a little arithmetic more, but shapes that do not
+    depend on the data, so nothing waits for the device and the compiler can keep one graph.
+
+    Args:
+        vocabulary: number of words V.
+        padding_idx: its embedding is zero and is not trained.
+        initial_dim: width of the first band.
+        factor: how much narrower each band is than the one before.
+        output_dim: the model's width C.
+        cutoffs: first word of each band after the first.
+    """
+
+    def __init__(
+        self, vocabulary: int, padding_idx: int, initial_dim: int, factor: float, output_dim: int, cutoffs: list[int]
+    ) -> None:
+        super().__init__()
+        self.bounds = [0, *cutoffs, vocabulary]
+        self.embedding_dim = output_dim
+        self.padding_idx = padding_idx
+        self.embeddings = nn.ModuleList()
+        for band, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+            dim = int(initial_dim // factor**band)
+            embedding = nn.Embedding(last - first, dim, padding_idx if band == 0 else None)
+            nn.init.normal_(embedding.weight, std=dim**-0.5)
+            if band == 0:
+                nn.init.zeros_(embedding.weight[padding_idx])
+            projection = nn.Linear(dim, output_dim, bias=False)
+            nn.init.xavier_uniform_(projection.weight)
+            self.embeddings.append(nn.Sequential(embedding, projection))
+        self.register_buffer("_float_tensor", torch.zeros(1))
+
+    def weights(self, band: int) -> tuple[nn.Parameter, nn.Parameter]:
+        """Embedding [words, d] and projection [C, d] of a band."""
+        embedding, projection = self.embeddings[band]
+        return embedding.weight, projection.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embeddings of *tokens* [B, T]: [B, T, C]."""
+        result: Tensor | None = None
+        for band, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+            embedded = self.embeddings[band]((tokens - first).clamp(0, last - first - 1))
+            if result is None:
+                result = embedded
+            else:
+                result = torch.where((tokens >= first).unsqueeze(-1), embedded.to(result.dtype), result)
+        assert result is not None
+        return result

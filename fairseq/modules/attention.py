@@ -1,0 +1,159 @@
+"""Self-attention, one family: they differ in how positions enter, and share the call of the attention kernel."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq.modules.dropout import dropout
+from fairseq.modules.memory import LayerCache
+
+
+class SelfAttention(nn.Module):
+    """Causal multi-head self-attention over inputs that know their positions already (Vaswani et al. 2017, §3.2).
+
+    Args:
+        embed_dim: channels C of the input and the output.
+        num_heads: heads H; C must be a multiple of it.
+        dropout: probability that an attention weight is dropped in training.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.k_proj = nn.Linear(embed_dim, embed_dim)
+        self.v_proj = nn.Linear(embed_dim, embed_dim)
+        self.q_proj = nn.Linear(embed_dim, embed_dim)
+        self.out_proj = nn.Linear(embed_dim, embed_dim)
+        for projection in (self.k_proj, self.v_proj, self.q_proj):
+            nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: LayerCache | None = None,
+        held: int = 0,
+    ) -> Tensor:
+        """Attend from every position of *x* to itself, to those before it, and to the memory.
+
+        Args:
+            x: [B, T, C].
+            memory: [B, M, C], the same kind of values from earlier positions.
+            positions: unused here; in subclasses the position table of memory and segment, [M + T, C].
+            cache: in incremental inference, what earlier positions were projected to; *x* is added to it.
+            held: how many positions of *cache* are filled.
+
+        Returns:
+            [B, T, C].
+        """
+        if cache is not None:
+            return self._incremental(x, cache, held)
+        query, key, value = self._project(x, memory, positions)
+        return self._output(attend(query, key, value, self.dropout if self.training else 0.0))
+
+    def new_cache(self, batch: int, length: int, positions: Tensor | None = None) -> LayerCache:
+        """Room for *length* positions in *batch* rows; *positions* [length, C] is for subclasses."""
+        weight = self.k_proj.weight
+        shape = (batch, self.num_heads, length, weight.size(0) // self.num_heads)
+        return LayerCache(weight.new_empty(shape), weight.new_empty(shape))
+
+    def _project(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, H, T, D], keys and values [B, H, M + T, D]."""
+        query, key, value = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if memory is not None:
+            key = torch.cat([self.k_proj(memory), key], dim=1)
+            value = torch.cat([self.v_proj(memory), value], dim=1)
+        return self._heads(query), self._heads(key), self._heads(value)
+
+    def _incremental(self, x: Tensor, cache: LayerCache, held: int) -> Tensor:
+        end = held + x.size(1)
+        query, key, value = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        if cache.content is not None and cache.position_keys is not None and cache.position_queries is not None:
+            cache.content[:, :, held:end] = key
+            key = key + cache.position_keys[:, :, held:end]
+            query = query + cache.position_queries[:, :, held:end]
+        cache.keys[:, :, held:end] = key
+        cache.values[:, :, held:end] = value
+        return self._output(attend(query.to(cache.keys.dtype), cache.keys[:, :, :end], cache.values[:, :, :end]))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, T, D)
+
+    def _output(self, attended: Tensor) -> Tensor:
+        return self.out_proj(attended.transpose(1, 2).flatten(2))
+
+
+class PositionInfusedAttention(SelfAttention):
+    """Positions are added to what queries and keys are computed from, not to values (Shortformer, §5).
+
+    The memory takes positions 0 … M − 1, the segment M … M + T − 1, so cached values stay valid as they move back.
+    """
+
+    def new_cache(self, batch: int, length: int, positions: Tensor | None = None) -> LayerCache:
+        if positions is None:
+            raise ValueError("position-infused attention needs the position table of its cache")
+        cache = super().new_cache(batch, length)
+        cache.content = torch.empty_like(cache.keys)
+        positions = positions.to(self.k_proj.weight.dtype)
+        cache.position_keys = self._heads(F.linear(positions, self.k_proj.weight)[None]).contiguous()
+        cache.position_queries = self._heads(F.linear(positions, self.q_proj.weight)[None]).contiguous()
+        return cache
+
+    def _project(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if positions is None:
+            raise ValueError("position-infused attention needs the position table of memory and segment")
+        start = positions.size(0) - x.size(1)
+        infused = x + positions[start:].to(x.dtype)
+        query, key, value = self.q_proj(infused), self.k_proj(infused), self.v_proj(x)
+        if memory is not None:
+            key = torch.cat([self.k_proj(memory + positions[:start].to(memory.dtype)), key], dim=1)
+            value = torch.cat([self.v_proj(memory), value], dim=1)
+        return self._heads(query), self._heads(key), self._heads(value)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """softmax(Q Kᵀ / √D) V, where the last query stands at the last key and none sees past its own position.
+
+    torch's fused kernels do it; but its CPU kernel has no dropout, and what torch falls back to then spends most of
+    its time on random numbers, so that case is computed here.
+
+    Shape: query [B, H, T, D], key and value [B, H, S, D] with S ≥ T → [B, H, T, D].
+    """
+    if dropout_p > 0.0 and query.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _attend_with_dropout(query, key, value, dropout_p)
+    queries, keys = query.size(2), key.size(2)
+    if queries == 1:
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p)
+    if queries == keys:
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
+    mask = _causal_mask(queries, keys, query.device)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
+
+
+@functools.lru_cache(maxsize=8)
+def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+@functools.lru_cache(maxsize=8)
+def _causal_bias(queries: int, keys: int, dtype: torch.dtype) -> Tensor:
+    mask = _causal_mask(queries, keys, torch.device("cpu"))
+    return torch.zeros(queries, keys, dtype=dtype).masked_fill(~mask, float("-inf"))
+
+
+def _attend_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:
+    batch, heads, queries, dim = query.shape
+    q, k, v = (x.reshape(batch * heads, -1, dim) for x in (query, key, value))
+    bias = _causal_bias(queries, key.size(2), q.dtype)
+    scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=1 / math.sqrt(dim))  # (B·H, T, S)
+    weights = dropout(scores.softmax(-1), dropout_p)
+    return torch.bmm(weights, v).view(batch, heads, queries, dim)

@@ -1,0 +1,102 @@
+"""Cross entropy of a linear layer's output, without the layer's output.
+
+The [N, V] matrix of logits is the largest thing a language model computes. Here it exists a few hundred rows at a
+time: a chunk's logits are turned into its loss and, while they are in cache, into the gradients of both factors, so the
+backward pass only scales what is there. Three matrix products, the floor, and memory for one chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Sum over n of −log softmax(W h_n)[target_n], in float32 (a scalar).
+
+    Under autocast the matrix products run in the lower precision; logits' normalisation and the sum stay in float32.
+
+    Shape: hidden [N, C], weight [V, C], target [N] with values in 0 … V − 1. N may be 0.
+    """
+    dtype = weight.dtype
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    return _LinearCrossEntropy.apply(hidden, weight, target, dtype, needs_grad)
+
+
+def target_log_probs(hidden: Tensor, weight: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
+    """log softmax(W h_n)[target_n] for each n, without gradient: [N], float32. At most *chunk* rows at once."""
+    return torch.cat(
+        [
+            _gather(logits, target[rows]) - logits.logsumexp(-1)
+            for rows, logits in _logit_chunks(hidden, weight, chunk)
+        ]
+        or [hidden.new_empty(0, dtype=torch.float32)]
+    )
+
+
+def rows_per_chunk(rows: int, columns: int, device: torch.device) -> int:
+    """How many rows of *columns* logits are computed at once: what stays in a CPU's cache, or fills a GPU."""
+    limit = max(64, _CHUNK_ELEMENTS.get(device.type, 1 << 26) // max(columns, 1))
+    return max(1, min(rows, limit))
+
+
+def _logit_chunks(hidden: Tensor, weight: Tensor, chunk: int | None) -> Any:
+    step = min(chunk or hidden.size(0), rows_per_chunk(hidden.size(0), weight.size(0), hidden.device))
+    for start in range(0, hidden.size(0), max(step, 1)):
+        rows = slice(start, start + step)
+        yield rows, torch.nn.functional.linear(hidden[rows], weight).float()
+
+
+def _gather(logits: Tensor, target: Tensor) -> Tensor:
+    return logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, dtype: torch.dtype, needs_grad: bool
+    ) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            h, w = hidden.detach().to(dtype), weight.detach().to(dtype)
+            step = rows_per_chunk(h.size(0), w.size(0), h.device)
+            loss = torch.zeros((), dtype=torch.float32, device=h.device)
+            grad_h = torch.empty_like(h) if needs_grad else None
+            grad_w = torch.zeros(w.shape, dtype=torch.float32, device=w.device) if needs_grad else None
+            for start in range(0, h.size(0), step):
+                rows = slice(start, start + step)
+                logits = (h[rows] @ w.t()).float()  # (n, V)
+                loss += _chunk(logits, target[rows], h[rows], w, grad_h[rows] if grad_h is not None else None, grad_w)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        if grad_h is not None and grad_w is not None:
+            ctx.save_for_backward(grad_h, grad_w)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        grad_h, grad_w = ctx.saved_tensors
+        hidden_type, weight_type = ctx.dtypes
+        return (grad_h * grads[0]).to(hidden_type), (grad_w * grads[0]).to(weight_type), None, None, None
+
+
+def _chunk(
+    logits: Tensor, target: Tensor, h: Tensor, w: Tensor, grad_h: Tensor | None, grad_w: Tensor | None
+) -> Tensor:
+    """The loss of one chunk; its logits become the gradient of the logits, and go into *grad_h* and *grad_w*."""
+    normaliser = logits.logsumexp(-1, keepdim=True)  # (n, 1)
+    loss = normaliser.sum() - _gather(logits, target).sum()
+    if grad_h is not None and grad_w is not None:
+        probabilities = logits.sub_(normaliser).exp_()
+        probabilities.scatter_add_(1, target.unsqueeze(1), torch.full_like(normaliser, -1.0))
+        gradient = probabilities.to(w.dtype)
+        torch.mm(gradient, w, out=grad_h)
+        if w.dtype == torch.float32:
+            grad_w.addmm_(gradient.t(), h)
+        else:
+            grad_w += gradient.t() @ h
+    return loss

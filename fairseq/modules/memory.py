@@ -1,0 +1,92 @@
+"""What a model carries from one segment to the next, as values that go into ``forward`` and come out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Memory = list[Tensor]
+"""For each layer, what its keys and values are computed from: [B, M, C], detached."""
+
+
+def extend_memory(old: Tensor | None, new: Tensor, length: int) -> Tensor:
+    """The last *length* positions of *old* followed by *new*, detached from the graph.
+
+    Shape: old [B, M, C] or None, new [B, T, C] → [B, min(M + T, length), C].
+    """
+    new = new.detach()
+    if new.size(1) >= length:
+        return new[:, new.size(1) - length :]
+    if old is None:
+        return new
+    return torch.cat([old[:, max(0, old.size(1) + new.size(1) - length) :], new], dim=1)
+
+
+def keep_rows(memory: Memory | None, rows: int) -> Memory | None:
+    """The memory of the first *rows* rows: at a corpus's end, rows that have run out leave the batch from the last on."""
+    if memory is None or not memory or memory[0].size(0) == rows:
+        return memory
+    return [layer[:rows] for layer in memory]
+
+
+@dataclass
+class LayerCache:
+    """Projected keys and values of one layer, preallocated for the longest span.
+
+    Shape: keys, values [B, H, S, D]. With position-infused attention also ``content`` [B, H, S, D], the keys before
+    positions were added (W(x + p) = Wx + Wp), and the projected positions ``position_keys`` and
+    ``position_queries`` [1, H, S, D].
+    """
+
+    keys: Tensor
+    values: Tensor
+    content: Tensor | None = None
+    position_keys: Tensor | None = None
+    position_queries: Tensor | None = None
+
+    def keep_last(self, held: int, kept: int) -> None:
+        """Move the last *kept* of *held* positions to the front, where they take positions 0 … kept − 1."""
+        if kept:
+            first = held - kept
+            self.values[:, :, :kept] = self.values[:, :, first:held].clone()
+            if self.content is None or self.position_keys is None:
+                self.keys[:, :, :kept] = self.keys[:, :, first:held].clone()
+            else:
+                self.content[:, :, :kept] = self.content[:, :, first:held].clone()
+                torch.add(self.content[:, :, :kept], self.position_keys[:, :, :kept], out=self.keys[:, :, :kept])
+
+
+@dataclass
+class KeyValueCache:
+    """The state of token-by-token inference: one :class:`LayerCache` a layer, and how far they are filled.
+
+    A *segment* of ``segment_length`` tokens follows up to ``memory_length`` tokens of memory. When the segment is
+    full, :meth:`next_segment` makes the last ``memory_length`` tokens the memory of the next one: exactly what
+    non-overlapping inference attends to, so the attended span grows from M to M + L and falls back to M + 1.
+    """
+
+    layers: list[LayerCache]
+    segment_length: int
+    memory_length: int
+    held: int = 0
+    in_segment: int = 0
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit into the segment."""
+        return self.segment_length - self.in_segment
+
+    def next_segment(self) -> None:
+        """Begin a new segment, with the last ``memory_length`` tokens as its memory."""
+        kept = min(self.held, self.memory_length)
+        for layer in self.layers:
+            layer.keep_last(self.held, kept)
+        self.held = kept
+        self.in_segment = 0
+
+    def advance(self, count: int) -> None:
+        """Note that *count* tokens were added to every layer."""
+        self.held += count
+        self.in_segment += count

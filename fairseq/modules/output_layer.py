@@ -1,0 +1,72 @@
+"""From hidden states to words: the plain softmax, and what every output layer offers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq.modules.linear_cross_entropy import linear_cross_entropy, target_log_probs
+
+
+class OutputLayer(nn.Module):
+    """The distribution over words, by three doors that build no more than they must.
+
+    A *partition* is what an output layer knows of targets before it sees hidden states. It is made on the host,
+    so that no device has to be waited for; here there is none.
+    """
+
+    def partition(self, target: Tensor, padding_idx: int, legacy_padding: bool = False) -> Any:
+        """Which rows have a target, and where each belongs. *target* [N] lies on the CPU."""
+        raise NotImplementedError
+
+    def loss(self, hidden: Tensor, partition: Any) -> Tensor:
+        """Summed negative log-likelihood (natural log) of the targets that *partition* was made of; hidden [N, C]."""
+        raise NotImplementedError
+
+    def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
+        """Log-probability of each target: hidden [N, C], target [N] → [N]. No gradient."""
+        raise NotImplementedError
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of all words: hidden [..., C] → [..., V]."""
+        raise NotImplementedError
+
+
+class LinearOutput(OutputLayer):
+    """The plain softmax over one weight [V, C], which may be the embeddings' own."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def partition(self, target: Tensor, padding_idx: int, legacy_padding: bool = False) -> tuple[Tensor | None, Tensor]:
+        """Rows to keep (None: all of them) and their targets."""
+        keep = target != padding_idx
+        if bool(keep.all()):
+            return None, target
+        rows = keep.nonzero().squeeze(1)
+        return rows, target[rows]
+
+    def loss(self, hidden: Tensor, partition: tuple[Tensor | None, Tensor]) -> Tensor:
+        rows, target = partition
+        return linear_cross_entropy(hidden if rows is None else hidden[rows], self.weight, target)
+
+    def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
+        return target_log_probs(hidden, self.weight, target, chunk)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight).float().log_softmax(-1)
+
+
+def move_partition(partition: Any, device: torch.device) -> Any:
+    """*partition* with its tensors on *device*, copied without waiting."""
+    if isinstance(partition, Tensor):
+        if device.type == "cuda" and not partition.is_cuda:
+            partition = partition.pin_memory()
+        return partition.to(device, non_blocking=True)
+    if isinstance(partition, tuple | list):
+        return type(partition)(move_partition(part, device) for part in partition)
+    return partition

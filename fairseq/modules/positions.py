@@ -1,0 +1,68 @@
+"""Where a token stands: sinusoidal and learned position embeddings."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+@functools.lru_cache(maxsize=16)
+def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Tensor:
+    """Sinusoidal embeddings of the positions start … start + count − 1: [count, dim], float32.
+
+    The first half of the channels holds sines, the second half cosines, with frequencies
+    exp(−i · ln 10000 / (dim/2 − 1)); an odd *dim* ends in a zero. A pure function: its results are kept and shared,
+    so they must not be changed.
+    """
+    half = dim // 2
+    frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000.0) / max(half - 1, 1)))
+    positions = torch.arange(start, start + count, dtype=torch.float32)
+    angles = positions[:, None] * frequencies[None, :]  # (count, half)
+    table = torch.cat([angles.sin(), angles.cos()], dim=1)
+    if dim % 2:
+        table = torch.cat([table, table.new_zeros(count, 1)], dim=1)
+    return table.to(device)
+
+
+class SinusoidalPositions(nn.Module):
+    """Sinusoids numbered from ``padding_idx + 1``, as the Baevski & Auli baseline adds them to its embeddings.
+
+    Nothing is learned; ``_float_tensor`` is there because fairseq's checkpoints have it.
+    """
+
+    def __init__(self, dim: int, padding_idx: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.start = padding_idx + 1
+        self.register_buffer("_float_tensor", torch.zeros(1))
+
+    def forward(self, count: int, offset: int = 0) -> Tensor:
+        """Embeddings of *count* tokens of which the first is number *offset* of its row: [count, dim]."""
+        return sinusoids(count, self.dim, self._float_tensor.device, self.start + offset)
+
+
+class LearnedPositions(nn.Embedding):
+    """A learned embedding for each position, numbered from ``padding_idx + 1``.
+
+    Args:
+        count: the most tokens a row may have.
+    """
+
+    def __init__(self, count: int, dim: int, padding_idx: int) -> None:
+        super().__init__(count + padding_idx + 1, dim, padding_idx)
+        self.start = padding_idx + 1
+        nn.init.normal_(self.weight, std=dim**-0.5)
+        nn.init.zeros_(self.weight[padding_idx])
+
+    def forward(self, count: int, offset: int = 0) -> Tensor:  # type: ignore[override]
+        """Embeddings of *count* tokens of which the first is number *offset* of its row: [count, dim]."""
+        first = self.start + offset
+        return self.weight[first : first + count]
+
+
+def position_embedding(count: int, dim: int, padding_idx: int, learned: bool) -> SinusoidalPositions | LearnedPositions:
+    """Learned or sinusoidal positions for rows of up to *count* tokens."""
+    return LearnedPositions(count, dim, padding_idx) if learned else SinusoidalPositions(dim, padding_idx)

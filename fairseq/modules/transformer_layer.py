@@ -1,0 +1,109 @@
+"""One layer of a transformer decoder: attention and a feed-forward network, each with a residual connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq.errors import UserError, nearest
+from fairseq.modules.dropout import dropout, relu_dropout
+from fairseq.modules.layer_norm import layer_norm
+from fairseq.modules.memory import LayerCache
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "linear": lambda x: x,
+}
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The activation called *name*.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in ACTIVATIONS:
+        raise UserError(f"--activation-fn {name}: no such activation; {nearest(name, ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+class TransformerDecoderLayer(nn.Module):
+    """Self-attention, then a feed-forward network (Vaswani et al. 2017, §3.1).
+
+    Args:
+        attention: the attention to use; the layer does not choose it.
+        embed_dim: channels C.
+        ffn_dim: width of the feed-forward network.
+        dropout: after attention and after the feed-forward network.
+        activation_dropout: inside the feed-forward network.
+        activation_fn: name of the activation.
+        normalize_before: layer norm before each part (pre-norm), not after it.
+        apex: allow apex's fused layer norm.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        embed_dim: int,
+        ffn_dim: int,
+        *,
+        dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        activation_fn: str = "relu",
+        normalize_before: bool = True,
+        apex: bool = True,
+    ) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.self_attn_layer_norm = layer_norm(embed_dim, apex)
+        self.fc1 = nn.Linear(embed_dim, ffn_dim)
+        self.fc2 = nn.Linear(ffn_dim, embed_dim)
+        self.final_layer_norm = layer_norm(embed_dim, apex)
+        for projection in (self.fc1, self.fc2):
+            nn.init.xavier_uniform_(projection.weight)
+            nn.init.zeros_(projection.bias)
+        self.dropout = dropout
+        self.activation_dropout = activation_dropout
+        self.activation_fn = activation_fn
+        self.activation = activation(activation_fn)
+        self.normalize_before = normalize_before
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """What the attention of this layer reads for the layer's input *x* [B, T, C]: what a memory keeps."""
+        return self.self_attn_layer_norm(x) if self.normalize_before else x
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: LayerCache | None = None,
+        held: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Apply the layer to *x* [B, T, C]; the other arguments go to the attention.
+
+        Returns:
+            The output [B, T, C], and what the attention read of *x* [B, T, C].
+        """
+        attention_input = self.attention_input(x)
+        attended = self.self_attn(attention_input, memory=memory, positions=positions, cache=cache, held=held)
+        x = x + dropout(attended, self.dropout, self.training)
+        if not self.normalize_before:
+            x = self.self_attn_layer_norm(x)
+        h = self.final_layer_norm(x) if self.normalize_before else x
+        x = x + dropout(self.fc2(self._activate(self.fc1(h))), self.dropout, self.training)
+        if not self.normalize_before:
+            x = self.final_layer_norm(x)
+        return x, attention_input
+
+    def _activate(self, x: Tensor) -> Tensor:
+        if self.activation_fn == "relu":
+            return relu_dropout(x, self.activation_dropout, self.training)
+        return dropout(self.activation(x), self.activation_dropout, self.training)

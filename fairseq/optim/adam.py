@@ -1,0 +1,148 @@
+"""Adam with decoupled weight decay, in fairseq's form."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.config import extract, flag
+from fairseq.errors import UserError
+from fairseq.optim.elementwise import ElementwiseOptimizer
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer, register_optimizer
+from fairseq.settings import CommonConfig, OptimizationConfig
+
+
+@dataclass
+class AdamConfig:
+    """What ``--optimizer adam`` can be told."""
+
+    adam_betas: list[float] = flag([0.9, 0.999], "decay of the two moments", low=0, below=1, metavar="B1,B2")
+    adam_eps: float = flag(1e-8, "what is added to the root of the second moment", low=0)
+    weight_decay: float = flag(0.0, "weight decay, apart from the gradient", low=0)
+
+
+@register_optimizer("adam", dataclass=AdamConfig)
+class FairseqAdam(FairseqOptimizer):
+    """``--optimizer adam``: :class:`Adam`, or NVIDIA apex's FusedAdam where it is importable, unless ``--no-apex``.
+
+    apex adds ``--adam-eps`` after the second moment is freed of its bias, :class:`Adam` (as fairseq without apex)
+    before; with the usual values the difference shows in the first updates only. Each takes over the other's state.
+    """
+
+    def __init__(self, args: argparse.Namespace, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(args)
+        params = list(params)
+        fused = None if extract(CommonConfig, args).no_apex else _apex_adam(params)
+        self._keeps_step_in_group = fused is not None
+        self._optimizer = (fused or Adam)(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        config = extract(AdamConfig, self.args)
+        return {
+            "lr": extract(OptimizationConfig, self.args).lr[0],
+            "betas": _pair(config.adam_betas),
+            "eps": config.adam_eps,
+            "weight_decay": config.weight_decay,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> None:
+        super().load_state_dict(_move_step(state, to_group=self._keeps_step_in_group), overrides)
+
+
+class Adam(ElementwiseOptimizer):
+    """Adam with decoupled weight decay: λ shrinks the parameter by 1 − η·λ before the update.
+
+    With moments m and v after t updates: p ← p − η·√(1 − β₂ᵗ)/(1 − β₁ᵗ) · m / (√v + ε). ε is added to the root of
+    the second moment *as it is kept*: PyTorch's own Adam adds it after freeing the moment of its bias.
+
+    Source: Kingma & Ba 2015, "Adam", the remark that ends section 2; Loshchilov & Hutter 2019, "Decoupled weight
+    decay regularization", algorithm 2.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def new_state(self, group: dict[str, Any], like: Tensor) -> dict[str, Any]:
+        return {"step": 0, "exp_avg": torch.zeros_like(like), "exp_avg_sq": torch.zeros_like(like)}
+
+    def update(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+    ) -> None:
+        members = defaultdict(list)  # parameters by the number of their update: not all begin together
+        for index, state in enumerate(states):
+            state["step"] = int(state["step"]) + 1
+            members[state["step"]].append(index)
+        for step, indices in members.items():
+            _fused_update(
+                group, step, [params[i] for i in indices], [grads[i] for i in indices], [states[i] for i in indices]
+            )
+
+
+def _fused_update(
+    group: dict[str, Any], step: int, params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+) -> None:
+    """One call of PyTorch's kernel, told the ε that makes its formula ours: ε / √(1 − β₂ᵗ)."""
+    beta1, beta2 = group["betas"]
+    steps = torch.full((), float(step), device=params[0].device)
+    torch._fused_adamw_(
+        params,
+        grads,
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        [steps] * len(params),
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"] / math.sqrt(1 - beta2**step),
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def _pair(betas: list[float]) -> tuple[float, float]:
+    if len(betas) != 2:
+        raise UserError(f"--adam-betas {','.join(map(str, betas))}: expected two numbers, e.g. 0.9,0.98")
+    return betas[0], betas[1]
+
+
+def _apex_adam(params: list[nn.Parameter]) -> Any:
+    """apex's FusedAdam, if it can be imported and the parameters are on a GPU."""
+    if not params or not params[0].is_cuda:
+        return None
+    try:
+        from apex.optimizers import FusedAdam
+    except ImportError:
+        return None
+    return FusedAdam
+
+
+def _move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
+    """*state* with the number of updates where it is looked for: apex keeps it in the group, fairseq by parameter."""
+    groups = [dict(group) for group in state["param_groups"]]
+    entries = {index: dict(entry) for index, entry in state["state"].items()}
+    for group in groups:
+        members = [entries[index] for index in group["params"] if index in entries]
+        steps = [int(entry["step"]) for entry in members if "step" in entry]
+        if to_group and "step" not in group and steps:
+            group["step"] = max(steps)
+        if not to_group and "step" in group:
+            for entry in members:
+                entry.setdefault("step", int(group["step"]))
+    return {**state, "state": entries, "param_groups": groups}

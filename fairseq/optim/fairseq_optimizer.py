@@ -1,0 +1,156 @@
+"""What every optimizer offers the trainer, whoever computes the update."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.config import add_flags
+from fairseq.errors import UserError, nearest
+from fairseq.registry import Registry
+
+T = TypeVar("T", bound=type)
+
+
+class FairseqOptimizer:
+    """An optimizer with its settings; subclasses set ``self._optimizer`` in their constructor.
+
+    Args:
+        args: the run's settings.
+        params: the parameters to train.
+    """
+
+    config_class: type | None = None
+
+    def __init__(self, args: argparse.Namespace, params: Iterable[nn.Parameter] | None = None) -> None:
+        self.args = args
+        self._optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the optimizer's flags to *parser*."""
+        if cls.config_class is not None:
+            add_flags(parser, cls.config_class)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The torch optimizer inside."""
+        return self._optimizer
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        """The keyword arguments of the torch optimizer."""
+        return {}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The trained parameters, in the order of the optimizer's state."""
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def get_lr(self) -> float:
+        return self.param_groups[0]["lr"]
+
+    def set_lr(self, lr: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = lr
+
+    def step(self) -> None:
+        """Update the parameters from their gradients."""
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's layout: ``state`` by the parameters' index, and ``param_groups``."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> None:
+        """Take over a state, ours or fairseq's, also one over fairseq's single flat ``--fp16`` parameter.
+
+        Args:
+            state: what :meth:`state_dict` gave. Its tensors are copied.
+            overrides: settings that win over the state's, e.g. ``{"weight_decay": 0.1}``.
+
+        Raises:
+            UserError: the state belongs to other parameters, or an override names no setting.
+        """
+        prepared = _unflatten(state, self.params)
+        _check_shapes(prepared, self.params)
+        self.optimizer.load_state_dict(prepared)
+        settings = [name for name in self.param_groups[0] if name != "params"]
+        for name, value in (overrides or {}).items():
+            if name not in settings:
+                raise UserError(f"--optimizer-overrides: no setting {name!r}; {nearest(name, settings)}")
+            for group in self.param_groups:
+                group[name] = value
+
+
+OPTIMIZERS: Registry[type[FairseqOptimizer]] = Registry("optimizer", "--optimizer")
+
+
+def register_optimizer(name: str, dataclass: type | None = None) -> Callable[[T], T]:
+    """Class decorator: keep a :class:`FairseqOptimizer` under *name*.
+
+    Args:
+        name: the value of ``--optimizer``.
+        dataclass: the config whose fields become flags; without one the class's own ``add_args(parser)`` makes them.
+
+    Raises:
+        ValueError: the name is taken, or the class is no optimizer.
+    """
+
+    def keep(cls: T) -> T:
+        if not issubclass(cls, FairseqOptimizer):
+            raise ValueError(f"optimizer {name!r} ({cls.__name__}) must extend FairseqOptimizer")
+        if dataclass is not None:
+            cls.config_class = dataclass
+        OPTIMIZERS.register(name)(cls)
+        return cls
+
+    return keep
+
+
+def _unflatten(state: Mapping[str, Any], params: list[nn.Parameter]) -> dict[str, Any]:
+    """A state over one flat parameter, cut along *params*: fairseq's ``--fp16`` trains all of them end to end."""
+    groups = state["param_groups"]
+    if len(groups) != 1 or len(groups[0]["params"]) != 1 or len(params) == 1:
+        return dict(state)
+    flat = state["state"].get(groups[0]["params"][0], {})
+    sizes = [p.numel() for p in params]
+    cut: dict[int, dict[str, Any]] = {index: {} for index in range(len(params))}
+    for name, value in flat.items():
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            pieces = [value] * len(params)
+        elif value.numel() == sum(sizes):
+            pieces = [piece.view(p.shape) for piece, p in zip(value.split(sizes), params, strict=True)]
+        else:
+            return dict(state)
+        for index, piece in enumerate(pieces):
+            cut[index][name] = piece
+    group = {**groups[0], "params": list(range(len(params)))}
+    return {**state, "state": cut, "param_groups": [group]}
+
+
+def _check_shapes(state: Mapping[str, Any], params: list[nn.Parameter]) -> None:
+    stored = [index for group in state["param_groups"] for index in group["params"]]
+    advice = "it belongs to another model; use --reset-optimizer to start without it"
+    if len(stored) != len(params):
+        raise UserError(
+            f"checkpoint: its optimizer state is for {len(stored)} parameters, the model has {len(params)}: {advice}"
+        )
+    for index, parameter in zip(stored, params, strict=True):
+        for name, value in state["state"].get(index, {}).items():
+            if isinstance(value, Tensor) and value.dim() > 0 and value.shape != parameter.shape:
+                raise UserError(
+                    f"checkpoint: its optimizer state {name} {index} has shape {list(value.shape)}, "
+                    f"the parameter {list(parameter.shape)}: {advice}"
+                )

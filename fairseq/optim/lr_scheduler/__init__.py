@@ -1,0 +1,29 @@
+"""Learning-rate schedules by name, and :func:`build_lr_scheduler`."""
+
+from __future__ import annotations
+
+import argparse
+
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.optim.lr_scheduler import cosine, fixed, inverse_sqrt, polynomial_decay
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import LR_SCHEDULERS, FairseqLRScheduler, register_lr_scheduler
+
+__all__ = [
+    "LR_SCHEDULERS",
+    "FairseqLRScheduler",
+    "build_lr_scheduler",
+    "cosine",
+    "fixed",
+    "inverse_sqrt",
+    "polynomial_decay",
+    "register_lr_scheduler",
+]
+
+
+def build_lr_scheduler(args: argparse.Namespace, optimizer: FairseqOptimizer) -> FairseqLRScheduler:
+    """The schedule that ``args.lr_scheduler`` names; it has given *optimizer* the first update's rate.
+
+    Raises:
+        UserError: no schedule has that name, or its settings are wrong or contradict each other.
+    """
+    return LR_SCHEDULERS[args.lr_scheduler](args, optimizer)

@@ -1,0 +1,90 @@
+"""Cosine annealing with warm restarts."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+
+from fairseq.config import extract, flag
+from fairseq.errors import UserError
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, register_lr_scheduler, single_rate
+from fairseq.settings import OptimizationConfig
+
+
+@dataclass
+class CosineConfig:
+    """What ``--lr-scheduler cosine`` can be told; ``--lr`` is its smallest rate."""
+
+    max_lr: float | None = flag(None, "largest learning rate, greater than --lr", above=0)
+    warmup_updates: int = flag(0, "updates in which the rate rises to --max-lr", low=0)
+    warmup_init_lr: float = flag(-1.0, "rate of the first update of the warmup (default: --lr)")
+    t_mult: float = flag(1.0, "each period is this many times as long as the one before", low=1)
+    lr_period_updates: float = flag(-1.0, "updates in the first period (default: --max-update less the warmup)")
+    lr_shrink: float = flag(0.1, "each period's rates are this many times those of the one before", above=0)
+
+
+@register_lr_scheduler("cosine", dataclass=CosineConfig)
+class CosineSchedule(FairseqLRScheduler):
+    """A linear warmup, then half cosines from ``--max-lr`` to ``--lr``, each longer and lower than the one before.
+
+    In period i, t updates after its begin: m + ½·(M − m)·(1 + cos(π·t / T_i)) with T_i = period · t_mult^i,
+    m = lr · shrink^i and M = max_lr · shrink^i.
+
+    Source: Loshchilov & Hutter 2017, "SGDR: stochastic gradient descent with warm restarts", eq. 5.
+
+    Raises:
+        UserError: the settings are incomplete or contradict each other.
+    """
+
+    def __init__(self, args: argparse.Namespace, optimizer: FairseqOptimizer) -> None:
+        super().__init__(args, optimizer)
+        config = extract(CosineConfig, args)
+        self.lr = single_rate(args, "cosine")
+        if config.max_lr is None:
+            raise UserError(f"--max-lr: --lr-scheduler cosine needs it; give a rate greater than --lr {self.lr}")
+        if config.max_lr <= self.lr:
+            raise UserError(
+                f"--max-lr {config.max_lr}: must be greater than --lr {self.lr}, the cosine's smallest rate; change one"
+            )
+        if config.warmup_init_lr > config.max_lr:
+            raise UserError(
+                f"--warmup-init-lr {config.warmup_init_lr}: must not be greater than "
+                f"--max-lr {config.max_lr}; change one"
+            )
+        self.config = config
+        self.max_lr = config.max_lr
+        self.init_lr = config.warmup_init_lr if config.warmup_init_lr >= 0 else self.lr
+        self.period = config.lr_period_updates
+        if self.period <= 0:
+            self.period = float(extract(OptimizationConfig, args).max_update - config.warmup_updates)
+        if self.period <= 0:
+            raise UserError(
+                "--lr-period-updates: needed by --lr-scheduler cosine unless --max-update is greater than "
+                f"--warmup-updates {config.warmup_updates}; give one of them"
+            )
+        self.step_update(0)
+
+    def step_update(self, num_updates: int) -> float:
+        warmup = self.config.warmup_updates
+        if num_updates < warmup:
+            lr = self.init_lr + num_updates * (self.max_lr - self.init_lr) / warmup
+        else:
+            lr = self._annealed(num_updates - warmup)
+        self.optimizer.set_lr(lr)
+        return lr
+
+    def _annealed(self, updates: float) -> float:
+        """The rate *updates* after the warmup."""
+        index, period = 0, self.period
+        if self.config.t_mult == 1:
+            index = int(updates // period)
+            updates -= index * period
+        while updates >= period:
+            updates -= period
+            period *= self.config.t_mult
+            index += 1
+        shrink = self.config.lr_shrink**index
+        low, high = self.lr * shrink, self.max_lr * shrink
+        return low + 0.5 * (high - low) * (1 + math.cos(math.pi * updates / period))

@@ -1,0 +1,107 @@
+"""What every learning-rate schedule offers the trainer."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from fairseq.config import add_flags, extract
+from fairseq.errors import UserError
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.registry import Registry
+from fairseq.settings import OptimizationConfig
+
+T = TypeVar("T", bound=type)
+
+
+class FairseqLRScheduler:
+    """A schedule: the learning rate after so many updates, which the next update uses.
+
+    The rate before the first update is that of ``step_update(0)``. Ours are functions of the number of updates and of
+    the epoch alone, so that a restored run goes on exactly: call ``step_begin_epoch`` and ``step_update`` after
+    restoring.
+
+    Args:
+        args: the run's settings.
+        optimizer: whose rate is set.
+
+    Attributes:
+        best: the smallest validation loss seen.
+    """
+
+    config_class: type | None = None
+
+    def __init__(self, args: argparse.Namespace, optimizer: FairseqOptimizer) -> None:
+        self.args = args
+        self.optimizer = optimizer
+        self.best: float | None = None
+
+    @classmethod
+    def add_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the schedule's flags to *parser*."""
+        if cls.config_class is not None:
+            add_flags(parser, cls.config_class)
+
+    def step_begin_epoch(self, epoch: int) -> float:
+        """Set and return the rate for the first update of *epoch* (counted from 1)."""
+        return self.optimizer.get_lr()
+
+    def step(self, epoch: int, val_loss: float | None = None) -> float:
+        """Take note of the validation at the end of *epoch*; return the rate."""
+        if val_loss is not None:
+            self.best = val_loss if self.best is None else min(self.best, val_loss)
+        return self.optimizer.get_lr()
+
+    def step_update(self, num_updates: int) -> float:
+        """Set and return the rate after *num_updates* updates."""
+        return self.optimizer.get_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best = state.get("best")
+
+
+LR_SCHEDULERS: Registry[type[FairseqLRScheduler]] = Registry("learning-rate schedule", "--lr-scheduler")
+
+
+def register_lr_scheduler(name: str, dataclass: type | None = None) -> Callable[[T], T]:
+    """Class decorator: keep a :class:`FairseqLRScheduler` under *name*.
+
+    Args:
+        name: the value of ``--lr-scheduler``.
+        dataclass: the config whose fields become flags; without one the class's own ``add_args(parser)`` makes them.
+
+    Raises:
+        ValueError: the name is taken, or the class is no schedule.
+    """
+
+    def keep(cls: T) -> T:
+        if not issubclass(cls, FairseqLRScheduler):
+            raise ValueError(f"learning-rate schedule {name!r} ({cls.__name__}) must extend FairseqLRScheduler")
+        if dataclass is not None:
+            cls.config_class = dataclass
+        LR_SCHEDULERS.register(name)(cls)
+        return cls
+
+    return keep
+
+
+def rate_of_epoch(rates: list[float], epoch: int) -> float:
+    """What a list of ``--lr`` gives for *epoch* (counted from 1); the last one holds on."""
+    return rates[min(max(epoch, 1), len(rates)) - 1]
+
+
+def single_rate(args: argparse.Namespace, schedule: str) -> float:
+    """The one ``--lr`` of a schedule that cannot follow a list.
+
+    Raises:
+        UserError: ``--lr`` is a list.
+    """
+    rates = extract(OptimizationConfig, args).lr
+    if len(rates) != 1:
+        shown = ",".join(map(str, rates))
+        raise UserError(f"--lr {shown}: --lr-scheduler {schedule} takes one rate; use --lr-scheduler fixed for a list")
+    return rates[0]

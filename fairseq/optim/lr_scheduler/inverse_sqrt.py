@@ -1,0 +1,48 @@
+"""A rate that falls with the square root of the number of updates."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from fairseq.config import extract, flag
+from fairseq.errors import UserError
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, register_lr_scheduler, single_rate
+
+
+@dataclass
+class InverseSqrtConfig:
+    """What ``--lr-scheduler inverse_sqrt`` can be told."""
+
+    warmup_updates: int = flag(4000, "updates in which the rate rises to --lr", low=0)
+    warmup_init_lr: float = flag(-1.0, "rate of the first update of the warmup (default: 0)")
+
+
+@register_lr_scheduler("inverse_sqrt", dataclass=InverseSqrtConfig)
+class InverseSqrtSchedule(FairseqLRScheduler):
+    """A linear warmup of w updates to ``--lr``, then lr · √(w / n) after n updates (w = 1 without a warmup).
+
+    Source: Vaswani et al. 2017, "Attention is all you need", eq. 3.
+
+    Raises:
+        UserError: the settings contradict each other.
+    """
+
+    def __init__(self, args: argparse.Namespace, optimizer: FairseqOptimizer) -> None:
+        super().__init__(args, optimizer)
+        self.config = extract(InverseSqrtConfig, args)
+        self.lr = single_rate(args, "inverse_sqrt")
+        self.init_lr = max(self.config.warmup_init_lr, 0.0)
+        if self.init_lr > self.lr:
+            raise UserError(f"--warmup-init-lr {self.init_lr}: must not be greater than --lr {self.lr}; change one")
+        self.step_update(0)
+
+    def step_update(self, num_updates: int) -> float:
+        warmup = self.config.warmup_updates
+        if num_updates < warmup:
+            lr = self.init_lr + num_updates * (self.lr - self.init_lr) / warmup
+        else:
+            lr = self.lr * (max(warmup, 1) / max(num_updates, 1)) ** 0.5
+        self.optimizer.set_lr(lr)
+        return lr

@@ -1,0 +1,67 @@
+"""A rate that falls to its end along a power of what is left of training."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from fairseq.config import extract, flag
+from fairseq.errors import UserError
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, rate_of_epoch, register_lr_scheduler
+from fairseq.settings import OptimizationConfig
+
+
+@dataclass
+class PolynomialDecayConfig:
+    """What ``--lr-scheduler polynomial_decay`` can be told."""
+
+    force_anneal: int | None = flag(
+        None, "epoch from which on a list of --lr is left aside: its rate there stays", aliases=("--fa",), low=1
+    )
+    warmup_updates: int = flag(0, "updates in which the rate rises to --lr", low=0)
+    end_learning_rate: float = flag(0.0, "rate at the end", low=0)
+    power: float = flag(1.0, "exponent of the decay (1: linear)", above=0)
+    total_num_update: int = flag(1000000, "updates after which the rate has reached its end", low=1)
+
+
+@register_lr_scheduler("polynomial_decay", dataclass=PolynomialDecayConfig)
+class PolynomialDecaySchedule(FairseqLRScheduler):
+    """A linear warmup from 0, then end + (lr − end) · (share of the updates that are left)^power.
+
+    Raises:
+        UserError: the warmup is not over before the end, or the end is above ``--lr``.
+    """
+
+    def __init__(self, args: argparse.Namespace, optimizer: FairseqOptimizer) -> None:
+        super().__init__(args, optimizer)
+        self.config = config = extract(PolynomialDecayConfig, args)
+        self.rates = extract(OptimizationConfig, args).lr
+        if config.total_num_update <= config.warmup_updates:
+            raise UserError(
+                f"--total-num-update {config.total_num_update}: must be greater than "
+                f"--warmup-updates {config.warmup_updates}; change one"
+            )
+        if config.end_learning_rate > min(self.rates):
+            raise UserError(
+                f"--end-learning-rate {config.end_learning_rate}: must not be greater than "
+                f"--lr {min(self.rates)}; change one"
+            )
+        self.lr = self.rates[0]
+        self.num_updates = 0
+        self.step_update(0)
+
+    def step_begin_epoch(self, epoch: int) -> float:
+        self.lr = rate_of_epoch(self.rates, min(epoch, self.config.force_anneal or epoch))
+        return self.step_update(self.num_updates)
+
+    def step_update(self, num_updates: int) -> float:
+        self.num_updates = num_updates
+        warmup, end = self.config.warmup_updates, self.config.end_learning_rate
+        if num_updates < warmup:
+            lr = self.lr * num_updates / warmup
+        else:
+            left = max(0.0, 1 - (num_updates - warmup) / (self.config.total_num_update - warmup))
+            lr = end + (self.lr - end) * left**self.config.power
+        self.optimizer.set_lr(lr)
+        return lr

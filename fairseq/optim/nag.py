@@ -1,0 +1,70 @@
+"""Nesterov's accelerated gradient, in fairseq's form."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.config import extract, flag
+from fairseq.optim.elementwise import ElementwiseOptimizer
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer, register_optimizer
+from fairseq.settings import OptimizationConfig
+
+
+@dataclass
+class NAGConfig:
+    """What ``--optimizer nag`` can be told."""
+
+    momentum: float = flag(0.99, "momentum", low=0, below=1)
+    weight_decay: float = flag(0.0, "weight decay", low=0)
+
+
+@register_optimizer("nag", dataclass=NAGConfig)
+class FairseqNAG(FairseqOptimizer):
+    """``--optimizer nag``: see :class:`NAG`."""
+
+    def __init__(self, args: argparse.Namespace, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(args)
+        self._optimizer = NAG(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        return {"lr": extract(OptimizationConfig, self.args).lr[0], **asdict(extract(NAGConfig, self.args))}
+
+
+class NAG(ElementwiseOptimizer):
+    """Nesterov's momentum with the learning rate inside the buffer, which follows when the rate changes.
+
+    With gradient g, rate η, momentum μ and c = η / η_old:
+    p ← p + μ²·c·buf − (1 + μ)·η·g; buf ← μ·c·buf − η·g; weight decay λ shrinks p by 1 − η·λ before.
+
+    Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning", eq. 3–4;
+    Bengio et al. 2012, "Advances in optimizing recurrent networks", eq. 7, for the form without a look-ahead.
+    """
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.99, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "lr_old": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    def new_state(self, group: dict[str, Any], like: Tensor) -> dict[str, Any]:
+        return {"momentum_buffer": torch.zeros_like(like)}
+
+    def update(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+    ) -> None:
+        lr, lr_old, momentum = group["lr"], group["lr_old"], group["momentum"]
+        change = lr / lr_old if lr_old > 0 else 1.0  # after a rate of 0 the buffer is 0
+        buffers = [state["momentum_buffer"] for state in states]
+        if group["weight_decay"] != 0:
+            torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+        torch._foreach_add_(params, buffers, alpha=momentum * momentum * change)
+        torch._foreach_add_(params, grads, alpha=-(1 + momentum) * lr)
+        torch._foreach_mul_(buffers, momentum * change)
+        torch._foreach_add_(buffers, grads, alpha=-lr)
+        group["lr_old"] = lr

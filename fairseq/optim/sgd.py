@@ -1,0 +1,64 @@
+"""Stochastic gradient descent with momentum."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.config import extract, flag
+from fairseq.optim.elementwise import ElementwiseOptimizer
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer, register_optimizer
+from fairseq.settings import OptimizationConfig
+
+
+@dataclass
+class SGDConfig:
+    """What ``--optimizer sgd`` can be told."""
+
+    momentum: float = flag(0.0, "momentum", low=0, below=1)
+    weight_decay: float = flag(0.0, "weight decay, added to the gradient", low=0)
+
+
+@register_optimizer("sgd", dataclass=SGDConfig)
+class SGD(FairseqOptimizer):
+    """``--optimizer sgd``: see :class:`MomentumSGD`."""
+
+    def __init__(self, args: argparse.Namespace, params: Iterable[nn.Parameter]) -> None:
+        super().__init__(args)
+        self._optimizer = MomentumSGD(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        return {"lr": extract(OptimizationConfig, self.args).lr[0], **asdict(extract(SGDConfig, self.args))}
+
+
+class MomentumSGD(ElementwiseOptimizer):
+    """g ← g + λ·p; buf ← μ·buf + g; p ← p − η·buf, as in :class:`torch.optim.SGD`, whose states it shares."""
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    def new_state(self, group: dict[str, Any], like: Tensor) -> dict[str, Any]:
+        return {"momentum_buffer": torch.zeros_like(like)} if group["momentum"] > 0 else {}
+
+    def update(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+    ) -> None:
+        if group["weight_decay"] != 0:
+            grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+        if group["momentum"] > 0:
+            for state, grad in zip(states, grads, strict=True):
+                if state.get("momentum_buffer") is None:  # momentum was 0 when the state was saved
+                    state["momentum_buffer"] = torch.zeros_like(grad)
+            buffers = [state["momentum_buffer"] for state in states]
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, grads)
+            grads = buffers
+        torch._foreach_add_(params, grads, alpha=-group["lr"])

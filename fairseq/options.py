@@ -1,0 +1,297 @@
+"""The parsers of the commands, made from the registries.
+
+A parser knows at first only the flags that choose parts (``--arch``, ``--task``, …). Once they are read, the chosen
+parts' own flags join. What the user leaves open is filled from ``--config``, the architecture and the dataclasses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fairseq import config
+from fairseq.errors import UserError, nearest
+from fairseq.plugins import import_user_module
+from fairseq.settings import (
+    CheckpointConfig,
+    CommonConfig,
+    DataConfig,
+    DistributedConfig,
+    EvalLMConfig,
+    OptimizationConfig,
+    PreprocessConfig,
+)
+
+EPILOG = "A YAML file given with --config FILE sets the same names (dashes or underscores); flags win over it."
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A flag that chooses a registered part."""
+
+    name: str
+    registry: str
+    default: str
+    help: str
+    aliases: tuple[str, ...] = ()
+
+
+CHOICES = {
+    "task": Choice("task", "fairseq.tasks:TASKS", "language_modeling", "what is learned"),
+    "arch": Choice("arch", "fairseq.models:ARCHITECTURES", "transformer_lm", "model architecture", ("-a",)),
+    "criterion": Choice("criterion", "fairseq.criterions:CRITERIONS", "cross_entropy", "what is minimised"),
+    "optimizer": Choice("optimizer", "fairseq.optim:OPTIMIZERS", "nag", "optimizer"),
+    "lr_scheduler": Choice(
+        "lr_scheduler", "fairseq.optim.lr_scheduler:LR_SCHEDULERS", "fixed", "schedule of the learning rate"
+    ),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line.
+
+    Args:
+        configs: settings that are always there.
+        choices: names of the flags that choose parts (see :data:`CHOICES`).
+        optional: settings whose flags are accepted but whose defaults are not filled in.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        configs: Sequence[type] = (),
+        choices: Sequence[str] = (),
+        optional: Sequence[Callable[[], type]] = (),
+    ) -> None:
+        super().__init__(
+            description=description,
+            epilog=EPILOG,
+            allow_abbrev=False,
+            conflict_handler="resolve",
+            formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
+        )
+        self.configs = list(configs)
+        self.choices = list(choices)
+        self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with settings")
+        for cls in configs:
+            config.add_flags(self.add_argument_group(_title(cls)), cls)
+        for load in optional:
+            config.add_flags(self.add_argument_group(_title(load())), load())
+        for name in choices:
+            choice = CHOICES[name]
+            self.add_argument(
+                config.flag_name(name),
+                *choice.aliases,
+                dest=name,
+                metavar="NAME",
+                default=argparse.SUPPRESS,
+                help=f"{choice.help} (default: {choice.default})",
+            )
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (\S+)", message)
+        if unknown and unknown[1].startswith("-"):
+            flags = [s for action in self._actions for s in action.option_strings if s.startswith("--")]
+            raise UserError(f"{unknown[1].split('=')[0]}: no such flag; {_close_flags(unknown[1], flags)}")
+        raise UserError(f"{message}; see --help")
+
+
+def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-preprocess``."""
+    parser = Parser("Make a dictionary of text, and binary data from text and dictionary.", [PreprocessConfig])
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="folder with parts of your own")
+    return parser
+
+
+def get_training_parser(default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-train``; those of the chosen parts join when a command line is parsed."""
+    parser = Parser(
+        "Train a language model.",
+        [CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig],
+        ["task", "arch", "criterion", "optimizer", "lr_scheduler"],
+    )
+    parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
+    return parser
+
+
+def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-eval-lm``."""
+    return _evaluation_parser("Evaluate a language model: perplexity, probabilities, speed.", [EvalLMConfig])
+
+
+def get_validation_parser(default_task: str | None = None) -> Parser:
+    """The flags of ``fairseq-validate``."""
+    return _evaluation_parser("Compute a checkpoint's validation loss.", [EvalLMConfig])
+
+
+def parse_args_and_arch(
+    parser: argparse.ArgumentParser,
+    input_args: Sequence[str] | None = None,
+    parse_known: bool = False,
+    modify_parser: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> Any:
+    """Parse a command line, let the chosen parts add their flags, and fill in what is left open.
+
+    Args:
+        parser: one of this module's parsers.
+        input_args: the command line; that of the process when None.
+        parse_known: return also what is not understood.
+        modify_parser: called with the parser before it parses.
+
+    Returns:
+        A ``Namespace``; with *parse_known* the namespace and a list.
+
+    Raises:
+        UserError: the command line is wrong.
+    """
+    argv = list(sys.argv[1:] if input_args is None else input_args)
+    chosen = _first_look(argv)
+    if "user_dir" in chosen and chosen["user_dir"]:
+        import_user_module(str(chosen["user_dir"]))
+    parts = _choose(parser, chosen)
+    for part in parts:
+        _add_part_flags(parser, part)
+    if modify_parser is not None:
+        modify_parser(parser)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown and not parse_known:
+        parser.error(f"unrecognized arguments: {unknown[0]}")
+    _fill(parser, args, chosen, parts)
+    return (args, unknown) if parse_known else args
+
+
+def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable[[], Parser]) -> None:
+    """Parse the process's command line and run *main*; a user's mistake is one line on stderr and exit code 2."""
+    try:
+        main(parse_args_and_arch(make_parser()))
+    except UserError as error:
+        fail(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        fail(out_of_memory_message(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+
+
+def fail(message: str) -> NoReturn:
+    """Print *message* as one line on stderr, and exit with code 2."""
+    print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether *error* says that host or device memory ran out."""
+    return isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
+    )
+
+
+def out_of_memory_message(error: BaseException) -> str:
+    """What to tell a user whose run did not fit into memory."""
+    where = "GPU" if "CUDA" in str(error) or "HIP" in str(error) else "host"
+    return (
+        f"out of {where} memory: lower --max-tokens or --batch-size (and raise --update-freq to keep the same batch), "
+        "or --softmax-batch in evaluation"
+    )
+
+
+def _evaluation_parser(description: str, configs: list[type]) -> Parser:
+    def task_config() -> type:
+        from fairseq.tasks.language_modeling import LanguageModelingConfig
+
+        return LanguageModelingConfig
+
+    parser = Parser(description, [CommonConfig, DataConfig, *configs], ["task"], [task_config])
+    parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
+    return parser
+
+
+def _first_look(argv: list[str]) -> dict[str, Any]:
+    """What of *argv*, and of the --config file it names, decides which other flags there are."""
+    look = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    look.error = _ignore  # type: ignore[method-assign, assignment]
+    look.add_argument("--config")
+    look.add_argument("--user-dir")
+    for choice in CHOICES.values():
+        look.add_argument(config.flag_name(choice.name), *choice.aliases, dest=choice.name)
+    given = vars(look.parse_known_args(argv)[0])
+    return {**(config.read_yaml(given["config"]) if "config" in given else {}), **given}
+
+
+def _ignore(message: str) -> None:
+    """The full parser will complain, and knows better."""
+
+
+def _choose(parser: argparse.ArgumentParser, chosen: dict[str, Any]) -> list[Any]:
+    """The parts that *chosen* names, or their defaults."""
+    parts = []
+    for name in getattr(parser, "choices", []):
+        choice = CHOICES[name]
+        module, attribute = choice.registry.split(":")
+        registry = getattr(importlib.import_module(module), attribute)
+        part = registry[str(chosen.get(name, choice.default))]
+        if name == "arch":
+            from fairseq.models import MODELS
+
+            part = MODELS[part.model]
+        if name != "task" or "arch" in parser.choices:  # type: ignore[attr-defined]
+            parts.append(part)
+    return parts
+
+
+def _add_part_flags(parser: argparse.ArgumentParser, part: Any) -> None:
+    settings = getattr(part, "config_class", None)
+    name = getattr(part, "__name__", str(part))
+    if settings is not None:
+        config.add_flags(parser.add_argument_group(f"{name}"), settings)
+    elif getattr(part, "add_args", None) is not None:
+        part.add_args(parser.add_argument_group(name, argument_default=argparse.SUPPRESS))
+
+
+def _fill(parser: argparse.ArgumentParser, args: argparse.Namespace, chosen: dict[str, Any], parts: list[Any]) -> None:
+    """Complete *args*: what is given, then --config, the architecture, and the defaults."""
+    from_file = config.read_yaml(args.config) if hasattr(args, "config") else {}
+    known = {action.dest for action in parser._actions}
+    for name, value in from_file.items():
+        if name not in known:
+            raise UserError(f"--config {args.config}: {name}: no such setting; {nearest(name, known)}")
+        if not hasattr(args, name):
+            setattr(args, name, value)
+    args.__dict__.pop("config", None)
+    for name in getattr(parser, "choices", []):
+        setattr(args, name, str(chosen.get(name, CHOICES[name].default)))
+    if hasattr(args, "arch"):
+        from fairseq.models import ARCHITECTURES
+
+        ARCHITECTURES[args.arch].fill(args)
+    for settings in [*getattr(parser, "configs", []), *(getattr(part, "config_class", None) for part in parts)]:
+        if settings is not None:
+            config.fill(args, settings)
+    if getattr(args, "fp16", False) and getattr(args, "bf16", False):
+        raise UserError("--fp16 --bf16: choose one of the two")
+    if getattr(args, "memory_efficient_fp16", False):
+        if getattr(args, "bf16", False):
+            raise UserError("--memory-efficient-fp16 --bf16: choose one of the two")
+        args.fp16 = True
+
+
+def _title(cls: type) -> str:
+    words = re.sub(r"Config$", "", cls.__name__)
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", words).lower()
+
+
+def _close_flags(flag: str, flags: list[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(flag.split("=")[0], flags, n=2, cutoff=0.6)
+    return f"did you mean {' or '.join(close)}?" if close else "see --help"

@@ -1,0 +1,36 @@
+"""Tasks: which data, which batches, which model and criterion belong together."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fairseq.registry import Registry
+from fairseq.tasks.fairseq_task import FairseqTask
+
+T = TypeVar("T", bound=type)
+
+TASKS: Registry[Any] = Registry("task", "--task")
+
+
+def register_task(name: str, dataclass: type | None = None) -> Callable[[T], T]:
+    """Class decorator: keep a task under *name*, with the dataclass of its settings if it has one."""
+
+    def keep(cls: T) -> T:
+        if dataclass is not None:
+            cls.config_class = dataclass  # type: ignore[attr-defined]
+        TASKS.register(name)(cls)
+        return cls
+
+    return keep
+
+
+def setup_task(args: argparse.Namespace) -> FairseqTask:
+    """The task that ``args.task`` names, with its dictionary loaded."""
+    return TASKS[args.task].setup_task(args)
+
+
+from fairseq.tasks import language_modeling  # noqa: E402  (registers itself)
+
+__all__ = ["TASKS", "FairseqTask", "language_modeling", "register_task", "setup_task"]

@@ -1,0 +1,113 @@
+"""What every task offers to the trainer."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.criterions import build_criterion
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.iterator import EpochIterator
+from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
+from fairseq.modules.memory import Memory, keep_rows
+
+StepOutput = tuple[Tensor, int, dict[str, Any]]
+
+
+class LossGraph(nn.Module):
+    """A model and its criterion as one module, so that whoever wraps it sees the whole computation."""
+
+    def __init__(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> None:
+        super().__init__()
+        self.model = model
+        self.criterion = criterion
+        self.plugin = type(criterion).forward is not FairseqCriterion.forward
+
+    def forward(self, sample: Sample, memory: Memory | None = None) -> tuple[StepOutput, Memory | None]:
+        """The criterion's loss on *sample*, and the memory after it."""
+        if self.plugin:
+            return self.criterion(self.model, sample), None
+        net_input = sample["net_input"] if memory is None else {**sample["net_input"], "memory": memory}
+        net_output = self.model(**net_input)
+        extra = net_output[1] if isinstance(net_output, tuple) and len(net_output) > 1 else None
+        new_memory = extra.get("memory") if isinstance(extra, dict) else None
+        return self.criterion.compute_loss(self.model, net_output, sample), new_memory
+
+
+class FairseqTask:
+    """A registered task.
+
+    It owns the memory that its model carries from batch to batch, one for each split.
+    """
+
+    config_class: type | None = None
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.memories: dict[str, Memory | None] = {}
+
+    @staticmethod
+    def add_args(parser: argparse.ArgumentParser) -> None:
+        """Add the task's flags; tasks with a dataclass of settings need not."""
+
+    @classmethod
+    def setup_task(cls, args: argparse.Namespace, **kwargs: Any) -> FairseqTask:
+        """Load what the task needs before its data, and make it."""
+        return cls(args, **kwargs)
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        """The dictionary of the model's input."""
+        raise NotImplementedError
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        """The dictionary of the model's output."""
+        return self.source_dictionary
+
+    def build_model(self, args: argparse.Namespace) -> BaseFairseqModel:
+        """The model that ``args.arch`` names."""
+        return MODELS[ARCHITECTURES[args.arch].model].build_model(args, self)
+
+    def build_criterion(self, args: argparse.Namespace) -> FairseqCriterion:
+        """The criterion that ``args.criterion`` names."""
+        return build_criterion(args, self)
+
+    def iterator(
+        self,
+        split: str,
+        model: BaseFairseqModel,
+        criterion: FairseqCriterion,
+        *,
+        training: bool,
+        rank: int = 0,
+        world_size: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> EpochIterator:
+        """The batches of *split*, for one of *world_size* processes."""
+        raise NotImplementedError
+
+    def dummy_sample(self, device: torch.device | str) -> Sample:
+        """A sample without targets, for a process that has no batch when others have: its gradient is zero."""
+        tokens = torch.full((1, 2), self.source_dictionary.eos(), dtype=torch.long, device=device)
+        target = torch.full_like(tokens, self.target_dictionary.pad())
+        return {"nsentences": 0, "ntokens": 0, "net_input": {"src_tokens": tokens}, "target": target}
+
+    def step(self, graph: nn.Module, sample: Sample | None, split: str, device: torch.device | str) -> StepOutput:
+        """Run *graph*, a :class:`LossGraph`, on *sample*, with the memory of *split* before it, and keep the new one.
+
+        An empty batch (None) leaves the memory as it was.
+        """
+        if sample is None:
+            return graph(self.dummy_sample(device), None)[0]
+        memory = keep_rows(self.memories.get(split), sample["nsentences"])
+        output, self.memories[split] = graph(sample, memory)
+        return output
+
+    def clear_memory(self, split: str) -> None:
+        """Forget what was read of *split*."""
+        self.memories.pop(split, None)

@@ -1,0 +1,113 @@
+"""Make a dictionary of a text, and binary data of texts."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+
+from fairseq.config import extract
+from fairseq.data.binarizer import Binarizer, check_text, count_words
+from fairseq.data.dictionary import Dictionary
+from fairseq.errors import UserError
+from fairseq.settings import PreprocessConfig
+
+
+def main(args: argparse.Namespace) -> None:
+    """Write ``dict.txt`` and the splits' ``.bin`` and ``.idx`` into ``--destdir``: all of them, or none.
+
+    With ``--source-lang xx`` the text is read from ``PREF.xx``; the names of what is written do not change.
+
+    Raises:
+        UserError: a text or dictionary cannot be used, flags contradict each other, or the folder cannot be written.
+    """
+    config = extract(PreprocessConfig, args)
+    splits = _splits(config)
+    _check(config, splits)
+    dictionary = _dictionary(config, splits)
+    print(f"[{config.source_lang}] Dictionary: {len(dictionary)} types")
+    with _published(config.destdir) as folder:
+        dictionary.save(os.path.join(folder, "dict.txt"))
+        if not config.dict_only:
+            _binarize(config, dictionary, splits, folder)
+    print(f"Wrote preprocessed data to {config.destdir}")
+
+
+def _splits(config: PreprocessConfig) -> dict[str, str]:
+    """The text file of each split: train, train1, …, valid, …, test, …"""
+    splits = {}
+    for name in ("train", "valid", "test"):
+        given = getattr(config, f"{name}pref")
+        for number, prefix in enumerate(given.split(",") if given is not None else []):
+            if not prefix:
+                raise UserError(f"--{name}pref {given}: a file's name is empty; give FILE or FILE,FILE")
+            path = prefix if config.source_lang is None else f"{prefix}.{config.source_lang}"
+            splits[f"{name}{number or ''}"] = path
+    return splits
+
+
+def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
+    """Refuse what cannot work before any work is done."""
+    if config.srcdict is not None and (config.thresholdsrc > 0 or config.nwordssrc > 0):
+        raise UserError("--srcdict: the dictionary is used as it is; leave out --thresholdsrc and --nwordssrc")
+    if config.srcdict is None and config.trainpref is None:
+        raise UserError("--trainpref or --srcdict: give one of them, to make a dictionary of or to use")
+    if not splits and not config.dict_only:
+        raise UserError("--trainpref, --validpref, --testpref: give at least one text")
+    for path in splits.values():
+        check_text(path)
+
+
+def _dictionary(config: PreprocessConfig, splits: dict[str, str]) -> Dictionary:
+    """``--srcdict``, or a new one of all training texts."""
+    if config.srcdict is not None:
+        return Dictionary.load(config.srcdict)
+    counter = count_words([path for name, path in splits.items() if name.startswith("train")], config.workers)
+    if not counter:
+        raise UserError(f"--trainpref {config.trainpref}: the text is empty; give a file with at least one word")
+    dictionary = Dictionary()
+    dictionary.update(counter)
+    dictionary.finalize(config.thresholdsrc, config.nwordssrc, config.padding_factor)
+    return dictionary
+
+
+def _binarize(config: PreprocessConfig, dictionary: Dictionary, splits: dict[str, str], folder: str) -> None:
+    with Binarizer(dictionary, config.workers) as binarizer:
+        for name, path in splits.items():
+            summary = binarizer.binarize(path, os.path.join(folder, name))
+            share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
+            print(
+                f"[{config.source_lang}] {path}: {summary.sentences} sents, {summary.tokens} tokens, "
+                f"{share}% replaced by {dictionary.unk_word}"
+            )
+
+
+@contextlib.contextmanager
+def _published(destdir: str) -> Iterator[str]:
+    """A temporary folder in *destdir* whose files move there when the ``with`` block ends without an exception."""
+    there = os.path.isdir(destdir)
+    try:
+        os.makedirs(destdir, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".preprocess-", dir=destdir) as folder:
+            yield folder
+            for name in sorted(os.listdir(folder)):
+                os.replace(os.path.join(folder, name), os.path.join(destdir, name))
+    except OSError as error:
+        raise UserError(f"--destdir {destdir}: cannot be written ({error.strerror})") from None
+    finally:
+        if not there:
+            with contextlib.suppress(OSError):
+                os.rmdir(destdir)  # only when nothing is in it
+
+
+def cli_main() -> None:
+    """``fairseq-preprocess``."""
+    from fairseq import options
+
+    options.run_command(main, options.get_preprocessing_parser)
+
+
+if __name__ == "__main__":
+    cli_main()

@@ -1,0 +1,36 @@
+"""``fairseq-train``: train a model, on one process or several."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from fairseq import distributed, options
+from fairseq.distributed import World
+from fairseq.training import train
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train what *args* describe, in as many processes as they ask for."""
+    distributed.run(train_process, args)
+
+
+def train_process(args: argparse.Namespace, world: World) -> None:
+    """One process of a run."""
+    logging.basicConfig(
+        format="%(asctime)s | %(levelname)s | %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+        level=logging.INFO if world.is_first else logging.ERROR,
+        stream=sys.stderr,
+    )
+    train(args, world)
+
+
+def cli_main() -> None:
+    """The command."""
+    options.run_command(main, options.get_training_parser)
+
+
+if __name__ == "__main__":
+    cli_main()

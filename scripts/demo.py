@@ -1,0 +1,251 @@
+"""From nothing to a trained Shortformer in a few minutes on two cores: what ``make demo`` runs.
+
+Prepares a corpus, preprocesses it, trains in two stages, evaluates segment by segment and token by token, prints a
+table and a sample of generated text, and draws the loss. Everything is written below ``demo/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PROMPT = "This function returns"
+BATCH = 1024  # tokens an update
+SHORT, LONG = 32, 128  # tokens per sample of the two stages
+
+
+@dataclass
+class Finished:
+    """A command that ran: what it printed, how long it took and the most memory it held."""
+
+    output: list[str]
+    seconds: float
+    megabytes: float
+
+
+@dataclass
+class Row:
+    """A line of the table."""
+
+    name: str
+    tokens_per_second: float
+    perplexity: float
+    megabytes: float
+
+
+def run(script: str, *flags: str, show: Callable[[str], str | None] = str) -> Finished:
+    """Run a script of this repository; *show* makes of a line of its output what is shown of it.
+
+    If it fails, the end of its output is shown, and this program ends with its exit code.
+    """
+    print(f"\n$ python {shlex.join([script, *flags])}", flush=True)
+    start = time.perf_counter()
+    output: list[str] = []
+    command = [sys.executable, str(ROOT / script), *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            output.append(line.rstrip("\n"))
+            shown = show(output[-1])
+            if shown:
+                print(f"  {shown}", flush=True)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        print(*[line for line in output if not show(line)][-20:], sep="\n", file=sys.stderr)
+        sys.exit(process.returncode)
+    unit = 1024**2 if sys.platform == "darwin" else 1024
+    return Finished(output, time.perf_counter() - start, usage.ru_maxrss / unit)
+
+
+# ---- the steps -------------------------------------------------------------------------------------------------------
+
+
+def prepare(folder: Path, max_words: int | None) -> None:
+    """The corpus and its binary form."""
+    limit = ["--max-words", str(max_words)] if max_words else []
+    run("scripts/prepare_pydoc.py", str(folder / "corpus"), *limit)
+    texts = [word for s in ("train", "valid", "test") for word in (f"--{s}pref", f"{folder}/corpus/pydoc.{s}.tokens")]
+    destination = ["--destdir", str(folder / "data-bin"), "--workers", str(os.cpu_count() or 1)]
+    run(
+        "preprocess.py",
+        "--only-source",
+        *texts,
+        *destination,
+        show=lambda line: line.removeprefix("[None] ") if line.startswith("[") else None,
+    )
+
+
+def train(folder: Path, stages: tuple[int, int], cutoffs: str) -> Finished:
+    """Two stages in one run; the log goes to ``train.jsonl``."""
+    finished = run(
+        "train.py",
+        str(folder / "data-bin"),
+        *("--task", "language_modeling", "--arch", "shortformer_demo", "--criterion", "adaptive_loss"),
+        *("--adaptive-input-cutoff", cutoffs, "--adaptive-softmax-cutoff", cutoffs),
+        *("--stages", f"{SHORT}:{stages[0]},{LONG}:{stages[1]}", "--max-tokens", str(BATCH)),
+        *("--optimizer", "adam", "--clip-norm", "0.25", "--lr-scheduler", "cosine", "--lr", "1e-5", "--max-lr", "2e-3"),
+        *("--warmup-updates", str(stages[0] // 4), "--warmup-init-lr", "1e-7", "--max-update", str(stages[1])),
+        *("--sample-break-mode", "none", "--required-batch-size-multiple", "1", "--curriculum", "1000"),
+        *("--validate-interval-updates", str(max(1, stages[1] // 8)), "--no-epoch-checkpoints", "--cpu", "--seed", "1"),
+        *("--save-dir", str(folder / "checkpoints"), "--log-format", "json", "--log-interval", "10"),
+        show=progress,
+    )
+    (folder / "train.jsonl").write_text(
+        "".join(json.dumps(r) + "\n" for r in records(finished.output)), encoding="utf-8"
+    )
+    return finished
+
+
+def evaluate(folder: Path, name: str, *flags: str) -> Row:
+    """One way of inference on the test text."""
+    summary = re.compile(r"Evaluated .*|Loss \(base 2\).*")
+    finished = run(
+        "eval_lm.py",
+        *(str(folder / "data-bin"), "--path", str(folder / "checkpoints" / "checkpoint_last.pt")),
+        *("--gen-subset", "test", "--sample-break-mode", "none", "--max-sentences", "1", "--cpu", *flags),
+        show=lambda line: found[0] if (found := summary.search(line)) else None,
+    )
+    text = "\n".join(finished.output)
+    speed, perplexity = (re.search(p, text) for p in (r"\(([\d.]+) tokens/s\)", r"Perplexity: ([\d.]+)"))
+    if speed is None or perplexity is None:
+        sys.exit(f"eval_lm.py: no summary in its output:\n{text}")
+    return Row(name, float(speed[1]), float(perplexity[1]), finished.megabytes)
+
+
+def sample(folder: Path) -> str:
+    """A few sentences of the trained model."""
+    from fairseq.hub import LanguageModel
+
+    model = LanguageModel.from_pretrained(str(folder / "checkpoints" / "checkpoint_last.pt"), str(folder / "data-bin"))
+    return str(model.sample(PROMPT, max_tokens=120, temperature=0.8, top_k=40, seed=1))
+
+
+# ---- the log ---------------------------------------------------------------------------------------------------------
+
+
+def record(line: str) -> dict[str, Any] | None:
+    """The figures in a line of a JSON log, None if it is another line."""
+    if not line.startswith("{"):
+        return None
+    values: dict[str, Any] = json.loads(line)
+    return values
+
+
+def records(lines: Iterable[str]) -> list[dict[str, Any]]:
+    return [found for line in lines if (found := record(line)) is not None]
+
+
+def progress(line: str) -> str | None:
+    """A line of the training log for people."""
+    values = record(line)
+    if values is None:
+        return None
+    if "valid_loss" in values:
+        return f"update {values['valid_num_updates']:5,}   validation: perplexity {2 ** values['valid_loss']:.1f}"
+    if "loss" in values:
+        place, perplexity = values["num_updates"], 2 ** values["loss"]
+        return f"update {place:5,}   perplexity {perplexity:7.1f}   {values['wps']:6,.0f} tokens/s"
+    return None
+
+
+def training_rows(finished: Finished, boundary: int) -> list[Row]:
+    """The two stages' speeds, and perplexities at the last validation of each."""
+    log = records(finished.output)
+    rows = []
+    for name, low, high in ((f"training, {SHORT} tokens", 0, boundary), (f"training, {LONG} tokens", boundary, 10**9)):
+        steps = [values for values in log if "wps" in values and low < values["num_updates"] <= high]
+        speed = sum(values["wps"] for values in steps) / max(1, len(steps))
+        valid = [values["valid_loss"] for values in log if low < values.get("valid_num_updates", -1) <= high]
+        rows.append(Row(name, speed, 2 ** valid[-1] if valid else float("nan"), finished.megabytes))
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """The figures of every step, aligned."""
+    lines = [f"{'':27}{'tokens/s':>10}{'perplexity':>13}{'memory':>10}"]
+    for row in rows:
+        perplexity = "–" if row.perplexity != row.perplexity else f"{row.perplexity:.2f}"
+        lines.append(f"{row.name:27}{row.tokens_per_second:>10,.0f}{perplexity:>13}{row.megabytes:>7,.0f} MB")
+    return "\n".join(lines)
+
+
+def plot(log: list[dict[str, Any]], boundary: int, path: Path) -> None:
+    """The training and validation losses over the tokens read."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    thousand = BATCH / 1000
+    train = [(v["num_updates"] * thousand, v["loss"]) for v in log if "wps" in v and "loss" in v]
+    valid = [(v["valid_num_updates"] * thousand, v["valid_loss"]) for v in log if "valid_loss" in v]
+    figure, axes = pyplot.subplots(figsize=(8, 4.8), layout="constrained")
+    axes.plot(*zip(*train, strict=True), color="#1f77b4", linewidth=1.5, label="training")
+    if valid:
+        axes.plot(*zip(*valid, strict=True), "o-", color="#d62728", linewidth=1.5, markersize=5, label="validation")
+        axes.annotate(
+            f"perplexity {2 ** valid[-1][1]:.0f}",
+            valid[-1],
+            xytext=(0, 14),
+            textcoords="offset points",
+            ha="right",
+            color="#d62728",
+        )
+    axes.axvline(boundary * thousand, color="0.5", linestyle="--", linewidth=1)
+    top = axes.get_ylim()[1]
+    axes.text(boundary * thousand, top, f"{SHORT} tokens a segment  ", ha="right", va="top", color="0.35")
+    axes.text(boundary * thousand, top, f"  {LONG} tokens", ha="left", va="top", color="0.35")
+    axes.set(xlabel="tokens read (thousands)", ylabel="cross-entropy (bits a token)")
+    axes.set_title("Shortformer, 4 layers of width 256, trained in two stages")
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center right")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--output", type=Path, default=Path("demo"), metavar="DIR", help="folder for everything (default: demo)"
+    )
+    parser.add_argument("--updates", type=int, nargs=2, default=(300, 800), metavar="N", help="ends of the two stages")
+    parser.add_argument("--max-words", type=int, metavar="N", help="take only so many words of text")
+    parser.add_argument("--cutoffs", default="1000,4000", help="bands of the vocabulary")
+    args = parser.parse_args(argv)
+
+    start = time.perf_counter()
+    folder, boundary = args.output, args.updates[0]
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    prepare(folder, args.max_words)
+    trained = train(folder, tuple(args.updates), args.cutoffs)
+    sliding = ("--sliding-inf", "1", "--context-window", str(LONG - 1), "--max-tokens", str(LONG))
+    rows = [
+        *training_rows(trained, boundary),
+        evaluate(folder, "test, segment by segment"),
+        evaluate(folder, "test, token by token", *sliding),
+    ]
+    plot(records(trained.output), boundary, folder / "loss.png")
+    report = f"{table(rows)}\n\nA sample:\n\n{textwrap.indent(textwrap.fill(sample(folder), 100), '    ')}\n"
+    (folder / "report.txt").write_text(report, encoding="utf-8")
+    print(f"\n{report}\nIn {folder}/: loss.png, report.txt, train.jsonl, checkpoints/")
+    print(f"{time.perf_counter() - start:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,375 @@
+"""A small corpus of real English that every installation carries: the prose of Python's documentation topics and
+of the docstrings of the standard library, NumPy and PyTorch, laid out like WikiText.
+
+    python scripts/prepare_pydoc.py DIR        # DIR/pydoc.train.tokens, DIR/pydoc.valid.tokens, DIR/pydoc.test.tokens
+
+A topic or a module is an article, a docstring with some prose is a section of it, a paragraph is a line. Sources are
+parsed, never imported; the same installation always gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import inspect
+import re
+import sysconfig
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+MIN_COUNT = 3  # as in WikiText: rarer words of the training text become <unk>
+MIN_SECTION_WORDS = 30
+MIN_ARTICLE_WORDS = 40
+SPLIT_EVERY = 30  # of so many articles one goes to valid and one to test (of fewer, where there are few)
+PACKAGES = ("numpy", "torch")
+SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "testing", "_bundled", "lib2to3", "turtledemo"}
+FUNCTION_WORDS = frozenset(
+    [
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "by",
+        "can",
+        "for",
+        "from",
+        "if",
+        "in",
+        "into",
+        "is",
+        "it",
+        "its",
+        "not",
+        "of",
+        "on",
+        "or",
+        "that",
+        "the",
+        "this",
+        "to",
+        "used",
+        "was",
+        "when",
+        "which",
+        "will",
+        "with",
+    ]
+)
+
+
+class Section(NamedTuple):
+    """A heading and the paragraphs below it."""
+
+    title: str
+    paragraphs: list[str]
+
+
+@dataclass
+class Article:
+    """What opens with ``= title =``: its own paragraphs and its sections."""
+
+    title: str
+    sections: list[Section]
+
+    def words(self) -> int:
+        return sum(len(paragraph.split()) for section in self.sections for paragraph in section.paragraphs)
+
+
+# ---- from markup to paragraphs ---------------------------------------------------------------------------------------
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of *text*, reStructuredText or a docstring, that are running English, one line each."""
+    lines = (plain(_join(block)) for block in _blocks(inspect.cleandoc(text).expandtabs().splitlines()))
+    return [line for line in lines if is_prose(line)]
+
+
+def _join(block: list[str]) -> str:
+    """The lines as one; a hyphen at a line's end belongs to its word."""
+    return re.sub(r"(?<=\w)-\n(?=\w)", "-", "\n".join(block))
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Runs of lines of one indentation; what is indented below ``::``, a doctest or a directive is code: left out."""
+    block: list[str] = []
+    indent = 0
+    code_above: int | None = None
+    for line in chain(lines, [""]):
+        text = line.strip()
+        depth = len(line) - len(line.lstrip())
+        if len(block) == 1 and text and depth > indent and _HANGING.match(block[0]) and not _ITEM.match(text):
+            indent = depth
+        if block and (not text or depth != indent or _HANGING.match(text)):
+            if not _is_code(block):
+                yield block
+            if _opens_code(block):
+                code_above = indent
+            block = []
+        if text and (code_above is None or depth <= code_above):
+            code_above, indent = None, depth
+            block.append(text)
+
+
+_ITEM = re.compile(r"^(?:[-*+•]|\d+[.)]|\[\d+\]_?|\.\. \[\w+\]) +(?=\S)")  # - item, 1. item, .. [1] note
+_LEAD = re.compile(r"^[`*]{0,2}\w+[`*]{0,2} ?(?:\([^()]*\))?(?::| --?) +(?=\S)")  # input (Tensor): text
+_HANGING = re.compile(f"{_ITEM.pattern}|{_LEAD.pattern}")
+
+
+def _is_code(block: list[str]) -> bool:
+    return any(line.startswith((">>>", "... ", "$ ", "% ", ".. ", "|", "+--", "===", "---", "@")) for line in block)
+
+
+def _opens_code(block: list[str]) -> bool:
+    return (
+        block[-1].endswith("::")
+        or block[0].startswith((">>>", ".. "))
+        or block[-1].rstrip(":") in {"Example", "Examples"}
+    )
+
+
+_MARKUP = [
+    (_ITEM, ""),
+    (re.compile(r":\w+(?::\w+)*:`~?[\w.]*?(\w+)(?: ?<[^>]*>)?`"), r"\1"),  # :func:`~torch.abs` → abs
+    (re.compile(r":\w+(?::\w+)*:`([^`<]*?) ?(?:<[^>]*>)?`"), r"\1"),  # :ref:`the notes <notes>` → the notes
+    (re.compile(r"`([^`<]+?) ?<[^>]*>`__?"), r"\1"),  # `text <url>`_ → text
+    (re.compile(r"``([^`]*)``|`([^`]*)`_{0,2}"), r"\1\2"),
+    (re.compile(r"(?<![\w*])\*{1,2}([^*\s](?:[^*]*[^*\s])?)\*{1,2}(?![\w*])"), r"\1"),  # *emphasis*, **strong**
+    (re.compile(r"\s*\[[\w, #]+\]_"), ""),  # citations and footnotes
+    (_LEAD, ""),
+    (re.compile(r"^:(?:param|type|return|returns|raises)\b[^:]*: *"), ""),
+    (re.compile(r"\\([*_`\\])"), r"\1"),
+    (re.compile(r"\s+"), " "),
+    (re.compile(r"(?<=[.!?]) [^.!?]*:$"), ""),  # the sentence that announces what is left out
+]
+
+
+def plain(text: str) -> str:
+    """*text* without its markup."""
+    for pattern, replacement in _MARKUP:
+        text = pattern.sub(replacement, text)
+    text = text.strip()
+    return text[:1].upper() + text[1:]
+
+
+def is_prose(text: str) -> bool:
+    """Whether *text* reads as English sentences: it ends as one, and has words rather than symbols."""
+    words = text.split()
+    if len(words) < 6 or not re.search(r"[.!?][\"')]*$", text) or not re.match(r"[\"'(]?[A-Z\d]", text):
+        return False
+    if re.search(r"[{}\\$`]|://|->|==|>>>|[=(]\s*$|\w\(\w*=|0x[0-9a-f]{4}|\|", text):
+        return False
+    letters = sum(bool(re.fullmatch(r"[\"'(]*[A-Za-z][A-Za-z'’-]*[\"').,:;!?]*", word)) for word in words)
+    function_words = sum(word.lower() in FUNCTION_WORDS for word in words)
+    return letters >= 0.8 * len(words) and function_words >= 0.15 * len(words)
+
+
+# ---- from sources to articles ----------------------------------------------------------------------------------------
+
+
+def topics() -> list[Article]:
+    """Python's own help topics."""
+    source = importlib.util.find_spec("pydoc_data.topics")
+    if source is None or source.origin is None:
+        return []
+    for node in ast.walk(ast.parse(Path(source.origin).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Dict):
+            texts = ast.literal_eval(node)
+            return [topic(name, texts[name]) for name in sorted(texts)]
+    return []
+
+
+def topic(name: str, text: str) -> Article:
+    """A topic as an article: its underlined headings open its sections."""
+    lines = text.splitlines()
+    underlined = [
+        i for i in range(len(lines) - 1) if lines[i].strip() and re.fullmatch(r"([*=~^\"-])\1{2,}", lines[i + 1])
+    ]
+    starts = [-2, *underlined]
+    sections = []
+    for start, end in zip(starts, [*underlined, len(lines)], strict=True):
+        title = plain(lines[start]).strip('"').replace('"', "") if start >= 0 else ""
+        sections.append(Section(title, paragraphs("\n".join(lines[start + 2 : end]))))
+    if len(sections) > 1 and not sections[0].paragraphs:
+        name = sections[1].title
+        sections[:2] = [Section("", sections[1].paragraphs)]
+    return Article(name, sections)
+
+
+def sources() -> list[tuple[str, Path]]:
+    """(dotted name, file) of every module to read, in order."""
+    roots = [("", Path(sysconfig.get_path("stdlib")))]
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            roots.append((package, Path(spec.origin).parent))
+    found = []
+    for package, root in roots:
+        for path in root.rglob("*.py"):
+            parts = path.relative_to(root).with_suffix("").parts
+            if not SKIPPED_FOLDERS.intersection(parts) and not parts[0].startswith(("config-", "test")):
+                dotted = ".".join(part for part in (package, *parts) if part and part != "__init__")
+                found.append((dotted, path))
+    return sorted(found)
+
+
+def module(source: tuple[str, Path]) -> Article:
+    """A module as an article: its docstrings, and those that it gives to compiled functions, are the sections."""
+    name, path = source
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            return Article(name, [])
+    return Article(name, [Section(title, paragraphs(text)) for title, text in docstrings(tree)])
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """(name, docstring) of a module, in the order of the source; the module's own has an empty name."""
+    for node in chain([tree], _in_order(tree)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node, clean=False)
+            if text:
+                yield getattr(node, "name", ""), text
+        elif isinstance(node, ast.Call) and _called(node).startswith(("add_docstr", "_add_docstr", "add_newdoc")):
+            yield from _added(node)
+
+
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        yield child
+        yield from _in_order(child)
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _added(call: ast.Call) -> Iterator[tuple[str, str]]:
+    """The docstring in ``add_docstr(torch.abs, "…")`` or ``add_newdoc("numpy", "abs", "…")``."""
+    strings = [
+        node.value
+        for argument in call.args
+        for node in ast.walk(argument)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    if strings:
+        name = ast.unparse(call.args[0]) if len(strings) == 1 else strings[-2]
+        if re.fullmatch(r"[\w.]+", name):
+            yield name.rpartition(".")[2], strings[-1]
+
+
+def unique(articles: Iterable[Article]) -> Iterator[Article]:
+    """*articles* without the paragraphs of earlier ones, and without sections and articles that are then too short."""
+    seen: set[str] = set()
+    for article in articles:
+        sections: list[Section] = []
+        for section in article.sections:
+            new = [p for p in dict.fromkeys(section.paragraphs) if p not in seen]
+            seen.update(new)
+            if sum(len(p.split()) for p in new) >= MIN_SECTION_WORDS:
+                sections.append(Section(section.title, new))
+        kept = Article(article.title, sections)
+        if kept.words() >= MIN_ARTICLE_WORDS:
+            yield kept
+
+
+# ---- from articles to files ------------------------------------------------------------------------------------------
+
+
+class Tokenizer:
+    """Moses tokens with ``@-@`` for hyphens inside words, as WikiText has them; identifiers stay whole."""
+
+    def __init__(self) -> None:
+        from sacremoses import MosesTokenizer
+
+        self.moses = MosesTokenizer("en")
+
+    def __call__(self, text: str) -> list[str]:
+        pieces = re.split(r"(?<![\w.])([\w.]*_[\w.]*\w|__\w+__)", text)
+        tokens: list[str] = []
+        for number, piece in enumerate(pieces):
+            tokens += [piece] if number % 2 else self.moses.tokenize(piece, aggressive_dash_splits=True, escape=False)
+        return tokens
+
+
+def heading(name: str) -> str:
+    """A name as words: ``torch.nn.modules`` → torch nn modules, ``_WeightNorm`` → Weight Norm."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", re.sub(r"[._]+", " ", name)).strip()
+
+
+def layout(article: Article, tokenize: Tokenizer) -> list[list[str]]:
+    """The article's lines in WikiText's form, each a list of tokens: headings stand between empty lines."""
+    lines: list[list[str]] = [[], ["=", *tokenize(heading(article.title)), "="], []]
+    for section in article.sections:
+        if section.title:
+            lines += [*([[]] if lines[-1] else []), ["=", "=", *tokenize(heading(section.title)), "=", "="], []]
+        lines += [tokenize(paragraph) for paragraph in section.paragraphs]
+    return lines
+
+
+def split(articles: list[Article]) -> dict[str, list[Article]]:
+    """Of every thirty articles the last is for the test, the one before for validation, the others for training."""
+    every = min(SPLIT_EVERY, len(articles) // 2)
+    if every < 3:
+        raise SystemExit("prepare_pydoc.py: too few articles to split; raise --max-words")
+    parts: dict[str, list[Article]] = {"train": [], "valid": [], "test": []}
+    for number, article in enumerate(articles):
+        parts[{every - 2: "valid", every - 1: "test"}.get(number % every, "train")].append(article)
+    return parts
+
+
+def collect(max_words: int | None = None) -> list[Article]:
+    """Every article of this installation, topics first; after *max_words* words no further one is begun."""
+    with ProcessPoolExecutor() as pool:
+        modules = map(module, sources()) if max_words else pool.map(module, sources(), chunksize=16)
+        articles = []
+        for article in unique(chain(topics(), modules)):
+            articles.append(article)
+            if max_words and sum(article.words() for article in articles) >= max_words:
+                break
+    return articles
+
+
+def write(parts: dict[str, list[Article]], destdir: Path) -> None:
+    """Write the splits, rare words of the training text as ``<unk>``, and say what they hold."""
+    tokenize = Tokenizer()
+    lines = {
+        name: [line for article in articles for line in layout(article, tokenize)] for name, articles in parts.items()
+    }
+    counts = Counter(chain.from_iterable(lines["train"]))
+    known = {word for word, count in counts.items() if count >= MIN_COUNT}
+    destdir.mkdir(parents=True, exist_ok=True)
+    for name, articles in parts.items():
+        path = destdir / f"pydoc.{name}.tokens"
+        temporary = path.with_suffix(".tmp")
+        texts = (" ".join(word if word in known else "<unk>" for word in line) for line in lines[name])
+        temporary.write_text("".join(f" {text} \n" if text else " \n" for text in texts), encoding="utf-8")
+        temporary.replace(path)
+        tokens = sum(map(len, lines[name])) + len(lines[name])
+        unknown = sum(word not in known for line in lines[name] for word in line)
+        print(f"{path}: {len(articles):,} articles, {tokens:,} tokens, {unknown / tokens:.1%} <unk>")
+    print(f"vocabulary: {len(known):,} words that occur {MIN_COUNT} times or more in the training text")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("destdir", type=Path, metavar="DIR", help="folder for the three files")
+    parser.add_argument("--max-words", type=int, metavar="N", help="stop after the article that reaches N words")
+    args = parser.parse_args(argv)
+    write(split(collect(args.max_words)), args.destdir)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""Kept for tools that look for it; the metadata is in pyproject.toml."""
+
+from setuptools import setup
+
+setup()
