@@ -34,7 +34,7 @@ types: $(INSTALLED) ## mypy
 	@$(BIN)/mypy
 
 contracts: $(INSTALLED) ## import-linter: imports point down the layers only
-	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/lint-imports --no-cache --no-logo
 
 tests: $(INSTALLED) ## the test suite, two processes
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal

@@ -153,6 +153,8 @@ def coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         return bool(value)
     if many:
         converted = [_number(name, kind, item) for item in _split(value)]
+        if not converted:
+            raise UserError(f"{name}: a value is needed")
         for item in converted:
             _check(name, field, item)
         return converted
@@ -199,8 +201,8 @@ def _number(name: str, kind: type, value: Any) -> Any:
         converted = kind(value)
     except (TypeError, ValueError, OverflowError):
         raise UserError(f"{name}: expected {wanted}, got {value!r}") from None
-    if kind is float and math.isnan(converted):
-        raise UserError(f"{name}: expected {wanted}, got {value!r}")
+    if kind is float and not math.isfinite(converted) or kind is int and abs(converted) >= 2**63:
+        raise UserError(f"{name}: expected {wanted} of usual size, got {value!r}")
     return converted
 
 

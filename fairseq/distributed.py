@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing.connection
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fairseq.errors import UserError
+from fairseq.allocator import keep_freed_memory
+from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message
 from fairseq.plugins import import_user_module
 
 _USER_ERROR = 2
+_LONGEST_MESSAGE = 20_000  # more would not fit into a pipe that nobody reads
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,11 @@ def run(main: Callable[[argparse.Namespace, World], Any], args: argparse.Namespa
         _join(main, args, rank, size, int(os.environ.get("LOCAL_RANK", rank)), "env://")
         return
     size = _world_size(args)
-    if args.distributed_no_spawn and args.distributed_init_method:
+    if args.distributed_no_spawn and size > 1:
+        if not args.distributed_init_method:
+            raise UserError("--distributed-no-spawn: needs --distributed-init-method, to say where processes meet")
+        if args.distributed_rank >= size:
+            raise UserError(f"--distributed-rank {args.distributed_rank}: {size} processes are numbered from 0")
         _join(main, args, args.distributed_rank, size, args.local_rank, args.distributed_init_method)
     elif size == 1:
         main(args, World(0, 1, device_of(args)))
@@ -190,7 +198,11 @@ def _join(
     device = device_of(args, local)
     if size > 1:
         backend = args.distributed_backend or ("nccl" if device.type == "cuda" else "gloo")
-        dist.init_process_group(backend, init_method=url, rank=rank, world_size=size)
+        try:
+            dist.init_process_group(backend, init_method=url, rank=rank, world_size=size)
+        except (RuntimeError, ValueError, OverflowError) as error:
+            flag = "--distributed-init-method" if args.distributed_init_method else "--distributed-port"
+            raise UserError(f"{flag}: the processes cannot meet at {url} ({str(error).splitlines()[0]})") from None
     try:
         main(args, World(rank, size, device))
     finally:
@@ -201,7 +213,8 @@ def _join(
 def _spawn(main: Callable[[argparse.Namespace, World], Any], args: argparse.Namespace, size: int) -> None:
     context = torch.multiprocessing.get_context("spawn")
     messages = context.SimpleQueue()
-    url = args.distributed_init_method or f"tcp://127.0.0.1:{args.distributed_port if args.distributed_port > 0 else _free_port()}"
+    port = args.distributed_port if args.distributed_port > 0 else _free_port()
+    url = args.distributed_init_method or f"tcp://127.0.0.1:{port}"
     if "OMP_NUM_THREADS" not in os.environ and args.cpu:
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // size))
     processes = [
@@ -219,27 +232,41 @@ def _spawn(main: Callable[[argparse.Namespace, World], Any], args: argparse.Name
             process.join(5)
             if process.is_alive():
                 process.kill()
-    if failed is not None:
-        if not messages.empty():
-            rank, kind, text = messages.get()
-            if kind == _USER_ERROR:
-                raise UserError(text)
-            print(f"process {rank} of {size} failed:\n{text}", file=sys.stderr, flush=True)
-        else:
-            print(f"process {failed} of {size} ended with code {processes[failed].exitcode}", file=sys.stderr, flush=True)
-        sys.exit(1)
+    if failed:
+        _report(failed, size, messages)
 
 
-def _watch(processes: list[Any]) -> int | None:
-    """Wait until all have ended well (None), or one has not (its rank)."""
+def _watch(processes: list[Any]) -> dict[int, int]:
+    """Wait until all have ended well, or some have not: their ranks and exit codes."""
     while True:
         codes = [process.exitcode for process in processes]
-        for rank, code in enumerate(codes):
-            if code not in (None, 0):
-                return rank
+        if any(codes):
+            codes = [process.exitcode for process in processes]  # whoever failed first has ended by now
+            return {rank: code for rank, code in enumerate(codes) if code}
         if all(code == 0 for code in codes):
-            return None
+            return {}
         time.sleep(0.05)
+
+
+def _report(failed: dict[int, int], size: int, messages: Any) -> NoReturn:
+    """End the job because processes have *failed*, by the first one's word.
+
+    Raises:
+        UserError: it failed by a user's mistake.
+        SystemExit: it failed otherwise; what it said is on stderr.
+    """
+    killed = [rank for rank, code in failed.items() if code < 0]
+    if killed:
+        rank, kind, text = killed[0], 1, f"killed by signal {-failed[killed[0]]}"
+    elif not messages.empty():
+        rank, kind, text = messages.get()
+    else:
+        rank, code = next(iter(failed.items()))
+        kind, text = 1, f"exit code {code}"
+    if kind == _USER_ERROR:
+        raise UserError(text)
+    print(f"process {rank} of {size} failed:\n{text}", file=sys.stderr, flush=True)
+    sys.exit(1)
 
 
 def _worker(
@@ -251,17 +278,33 @@ def _worker(
     messages: Any,
 ) -> None:
     """One spawned process."""
-    if getattr(args, "user_dir", None):
-        import_user_module(args.user_dir)
+    keep_freed_memory()
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     try:
+        if getattr(args, "user_dir", None):
+            import_user_module(args.user_dir)
         _join(main, args, rank, size, rank, url)
     except UserError as error:
-        messages.put((rank, _USER_ERROR, str(error)))
-        os._exit(_USER_ERROR)
+        _leave(messages, rank, _USER_ERROR, str(error))
     except KeyboardInterrupt:
         os._exit(130)
-    except BaseException:
-        messages.put((rank, 1, traceback.format_exc()))
+    except BaseException as error:
+        if is_out_of_memory(error):
+            _leave(messages, rank, _USER_ERROR, out_of_memory_message(error))
+        _leave(messages, rank, 1, traceback.format_exc())
+
+
+def _leave(messages: Any, rank: int, kind: int, text: str) -> NoReturn:
+    """Say why this process fails, and end it at once, whatever the others are waiting for."""
+    messages.put((rank, kind, text[-_LONGEST_MESSAGE:]))
+    os._exit(kind)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone, however it went."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)
 
 

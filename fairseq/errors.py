@@ -21,3 +21,19 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     if close:
         return "did you mean " + " or ".join(close) + "?"
     return "known: " + ", ".join(names)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether *error* says that host or device memory ran out."""
+    return isinstance(error, MemoryError) or any(
+        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
+    )
+
+
+def out_of_memory_message(error: BaseException) -> str:
+    """What to tell a user whose run did not fit into memory."""
+    where = "GPU" if "CUDA" in str(error) or "HIP" in str(error) else "host"
+    return (
+        f"out of {where} memory: lower --max-tokens or --batch-size (and raise --update-freq to keep the same batch), "
+        "or --softmax-batch in evaluation"
+    )

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq import config
-from fairseq.errors import UserError, nearest
+from fairseq.allocator import keep_freed_memory
+from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message
 from fairseq.plugins import import_user_module
 from fairseq.settings import (
     CheckpointConfig,
@@ -155,19 +156,21 @@ def parse_args_and_arch(
     if "user_dir" in chosen and chosen["user_dir"]:
         import_user_module(str(chosen["user_dir"]))
     parts = _choose(parser, chosen)
+    defaults: dict[str, Any] = {}
     for part in parts:
-        _add_part_flags(parser, part)
+        defaults.update(_add_part_flags(parser, part))
     if modify_parser is not None:
         modify_parser(parser)
     args, unknown = parser.parse_known_args(argv)
     if unknown and not parse_known:
         parser.error(f"unrecognized arguments: {unknown[0]}")
-    _fill(parser, args, chosen, parts)
+    _fill(parser, args, chosen, parts, defaults)
     return (args, unknown) if parse_known else args
 
 
 def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable[[], Parser]) -> None:
     """Parse the process's command line and run *main*; a user's mistake is one line on stderr and exit code 2."""
+    keep_freed_memory()
     try:
         main(parse_args_and_arch(make_parser()))
     except UserError as error:
@@ -187,22 +190,6 @@ def fail(message: str) -> NoReturn:
     """Print *message* as one line on stderr, and exit with code 2."""
     print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
     sys.exit(2)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether *error* says that host or device memory ran out."""
-    return isinstance(error, MemoryError) or any(
-        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
-    )
-
-
-def out_of_memory_message(error: BaseException) -> str:
-    """What to tell a user whose run did not fit into memory."""
-    where = "GPU" if "CUDA" in str(error) or "HIP" in str(error) else "host"
-    return (
-        f"out of {where} memory: lower --max-tokens or --batch-size (and raise --update-freq to keep the same batch), "
-        "or --softmax-batch in evaluation"
-    )
 
 
 def _evaluation_parser(description: str, configs: list[type]) -> Parser:
@@ -249,22 +236,50 @@ def _choose(parser: argparse.ArgumentParser, chosen: dict[str, Any]) -> list[Any
     return parts
 
 
-def _add_part_flags(parser: argparse.ArgumentParser, part: Any) -> None:
-    settings = getattr(part, "config_class", None)
-    name = getattr(part, "__name__", str(part))
-    if settings is not None:
-        config.add_flags(parser.add_argument_group(f"{name}"), settings)
-    elif getattr(part, "add_args", None) is not None:
-        part.add_args(parser.add_argument_group(name, argument_default=argparse.SUPPRESS))
+def _add_part_flags(parser: argparse.ArgumentParser, part: Any) -> dict[str, Any]:
+    """Add the flags of *part*; returns the defaults that its ``add_args`` names, which wait for ``--config``."""
+    group = parser.add_argument_group(getattr(part, "__name__", str(part)), argument_default=argparse.SUPPRESS)
+    if getattr(part, "config_class", None) is not None:
+        config.add_flags(group, part.config_class)
+    if not hasattr(part, "add_args"):
+        return {}
+    ours = list(parser._actions)
+    part.add_args(group if hasattr(part, "build_model") else parser)  # a model's missing defaults are the architecture's
+    defaults = {}
+    for action in parser._actions:
+        if action not in ours and action.default is not argparse.SUPPRESS:
+            text = isinstance(action.default, str)
+            defaults[action.dest] = parser._get_value(action, action.default) if text else action.default
+            action.default = argparse.SUPPRESS
+    return defaults
 
 
-def _fill(parser: argparse.ArgumentParser, args: argparse.Namespace, chosen: dict[str, Any], parts: list[Any]) -> None:
-    """Complete *args*: what is given, then --config, the architecture, and the defaults."""
-    from_file = config.read_yaml(args.config) if hasattr(args, "config") else {}
-    known = {action.dest for action in parser._actions}
-    for name, value in from_file.items():
+def _from_file(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
+    """The settings in the --config file at *path*, by the names that parsing gives them."""
+    known = {action.dest: action.dest for action in parser._actions}
+    for action in parser._actions:
+        names = action.option_strings
+        if isinstance(action, argparse.BooleanOptionalAction):
+            names = names[:1]
+        known.update((name.lstrip("-").replace("-", "_"), action.dest) for name in names)
+    settings = {}
+    for name, value in config.read_yaml(path).items():
         if name not in known:
-            raise UserError(f"--config {args.config}: {name}: no such setting; {nearest(name, known)}")
+            raise UserError(f"--config {path}: {name}: no such setting; {nearest(name, known)}")
+        settings[known[name]] = value
+    return settings
+
+
+def _fill(
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    chosen: dict[str, Any],
+    parts: list[Any],
+    defaults: dict[str, Any],
+) -> None:
+    """Complete *args*: what is given, then --config, a plug-in's *defaults*, the architecture, the dataclasses'."""
+    from_file = _from_file(parser, args.config) if hasattr(args, "config") else {}
+    for name, value in {**defaults, **from_file}.items():
         if not hasattr(args, name):
             setattr(args, name, value)
     args.__dict__.pop("config", None)

@@ -99,7 +99,7 @@ class OptimizationConfig:
     sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
     update_freq: list[int] = flag([1], "batches added up before each update; a list gives one for each epoch", low=1)
     lr: list[float] = flag([0.25], "learning rate; a list gives one for each epoch", aliases=("--learning-rate",), above=0)
-    min_lr: float = flag(-1.0, "training stops when the learning rate falls to this")
+    min_lr: float = flag(-1.0, "training stops after the epoch in which the learning rate falls to this")
     stages: str | None = flag(
         None,
         "staged training in one run: tokens per sample, a colon, up to this many updates, and so on: 128:140100,512:286000",

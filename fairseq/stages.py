@@ -7,6 +7,7 @@ import copy
 import re
 from dataclasses import dataclass
 
+from fairseq.config import flag_name
 from fairseq.errors import UserError
 
 
@@ -52,6 +53,11 @@ def plan(args: argparse.Namespace) -> list[Stage]:
         raise UserError(
             f"--max-update {args.max_update}: --stages ends at update {stages[-1].max_update}; leave --max-update out"
         )
+    longest = max(stage.tokens_per_sample for stage in stages)
+    for name in ("max_tokens", "max_target_positions"):
+        limit = getattr(args, name, None)
+        if limit is not None and limit < longest:
+            raise UserError(f"{flag_name(name)} {limit}: --stages {args.stages} has blocks of {longest} tokens; raise it")
     return stages
 
 

@@ -80,6 +80,11 @@ class Trainer:
         """Let the schedule know that *epoch* (from 1) begins."""
         self.lr_scheduler.step_begin_epoch(epoch)
 
+    def end_epoch(self, epoch: int, val_loss: float | None) -> None:
+        """Let the schedule know that *epoch* has ended, with the validation's figure if there was one."""
+        self.lr_scheduler.step(epoch, val_loss)
+        self.lr_scheduler.step_update(self.num_updates)
+
     def train_step(self, samples: list[Sample | None]) -> bool:
         """One update from *samples*, this process's batches of it (None: an empty one).
 

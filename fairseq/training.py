@@ -17,14 +17,16 @@ from fairseq.checkpoint import CheckpointManager
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import World
-from fairseq.errors import UserError
+from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import progress_bar
 from fairseq.settings import CheckpointConfig, CommonConfig, DataConfig, OptimizationConfig
 from fairseq.stages import Stage
 from fairseq.tasks import FairseqTask, setup_task
-from fairseq.trainer import Trainer
+from fairseq.trainer import Trainer, parse_dict
 
 logger = logging.getLogger(__name__)
+
+VALIDATION_FIGURES = ("loss", "nll_loss", "ppl", "wpb", "bsz")
 
 
 def train(args: argparse.Namespace, world: World) -> None:
@@ -46,6 +48,7 @@ def train(args: argparse.Namespace, world: World) -> None:
         run = Run(stages.arguments(args, planned, stage) if stage else args, world, manager, stage)
         if state is not None:
             run.restore(state, source)
+            state = None
         run.train()
         if stage is None or stage is planned[-1] or not run.stage_is_done():
             return
@@ -76,6 +79,8 @@ class Run:
         self.saving = config.extract(CheckpointConfig, args)
         self.common = config.extract(CommonConfig, args)
         self.max_update = stage.max_update if stage else self.cfg.max_update
+        data = config.extract(DataConfig, args)
+        _check(self.saving, data)
         torch.manual_seed(self.common.seed)
         self.task: FairseqTask = setup_task(args)
         model = self.task.build_model(args)
@@ -83,19 +88,15 @@ class Run:
         if world.rank > 0:
             torch.manual_seed(self.common.seed + world.rank)
         self.trainer = Trainer(args, self.task, model, criterion, world)
-        data = config.extract(DataConfig, args)
         self.batches = self._iterator(data.train_subset, training=True)
         self.validation: dict[str, EpochIterator] = {}
         if not self.saving.disable_validation:
-            self.validation = {
-                split.strip(): self._iterator(split.strip(), training=False) for split in data.valid_subset.split(",")
-            }
+            self.validation = {split: self._iterator(split, training=False) for split in _splits(data)}
         self.best: float | None = None
         self.without_improvement = 0
         self.started = time.perf_counter()
         self.trained_before = 0.0
         self.stopped = False
-        self._describe()
 
     def restore(self, state: dict[str, Any], source: str) -> None:
         """Go on from a loaded checkpoint, called *source* in messages."""
@@ -110,12 +111,14 @@ class Run:
             self.best = extra.get("best")
             if self.manager is not None:
                 self.manager.best = self.best
-        logger.info(
-            "restored %s: epoch %d, update %d", source, self.batches.epoch, self.trainer.num_updates
-        )
+            self._stop_without_patience()
+        logger.info("restored %s: epoch %d, update %d", source, self.batches.epoch, self.trainer.num_updates)
 
     def train(self) -> None:
         """Epochs until a limit is reached."""
+        self._describe()
+        if self._at_limit():
+            logger.info("nothing left to do after %d updates: a limit is reached", self.trainer.num_updates)
         while not self._at_limit():
             self._train_epoch()
 
@@ -153,48 +156,45 @@ class Run:
         if self.batches.iterations_in_epoch == 0:
             self.task.clear_memory("train")
             trainer.sums["train"].reset()
+            trainer.sums["train_inner"].reset()
         trainer.begin_epoch(epoch)
         frequency = self.cfg.update_freq[min(epoch, len(self.cfg.update_freq)) - 1]
         clock = _Clock()
         done = math.ceil(self.batches.iterations_in_epoch / frequency)
-        bar = self._bar(
-            _groups(iter(self.batches), frequency), epoch, total=math.ceil(len(self.batches) / frequency) - done
-        )
-        trainer.sums["train_inner"].reset()
-        for samples in bar:
-            if not trainer.train_step(samples):
-                continue
-            bar.log(lambda: self._inner_stats(clock), tag="train_inner", step=trainer.num_updates)
-            end_of_epoch = self.batches.end_of_epoch
-            self._validate_and_save(epoch, bar, clock, end_of_epoch)
-            if end_of_epoch or self._at_limit():
-                break
+        groups = _groups(self.batches, frequency)
+        with self._bar(groups, epoch, math.ceil(len(self.batches) / frequency), start=done) as bar:
+            for samples in bar:
+                updated = trainer.train_step(samples)
+                if updated:
+                    bar.log(lambda: self._inner_stats(clock), tag="train_inner", step=trainer.num_updates)
+                if updated or self.batches.end_of_epoch:
+                    self._validate_and_save(epoch, bar, clock)
+                if self.batches.end_of_epoch or self._at_limit():
+                    break
         if self.batches.end_of_epoch:
-            self.batches.load_state_dict(
-                {"epoch": epoch + 1, "iterations_in_epoch": 0}
-            )
+            self.batches.load_state_dict({"epoch": epoch + 1, "iterations_in_epoch": 0})
 
-    def _validate_and_save(self, epoch: int, bar: Any, clock: _Clock, end_of_epoch: bool) -> None:
-        updates, saving = self.trainer.num_updates, self.saving
-        stopping = self._at_update_limit()
+    def _validate_and_save(self, epoch: int, bar: Any, clock: _Clock) -> None:
+        updates, saving, end_of_epoch = self.trainer.num_updates, self.saving, self.batches.end_of_epoch
         if end_of_epoch:
             bar.print(self._epoch_stats(clock), tag="train", step=updates)
-        at_interval = saving.save_interval_updates > 0 and updates % saving.save_interval_updates == 0
-        save = at_interval or stopping or (end_of_epoch and epoch % saving.save_interval == 0)
+            self.task.clear_memory("train")
+        last = self._at_limit()
+        save = last or _is_due(updates, saving.save_interval_updates) or end_of_epoch and epoch % saving.save_interval == 0
         validate = (
             (save and not end_of_epoch)
-            or stopping
+            or last
+            or _is_due(updates, saving.validate_interval_updates)
             or (end_of_epoch and epoch % saving.validate_interval == 0)
-            or (saving.validate_interval_updates > 0 and updates % saving.validate_interval_updates == 0)
         )
         figure = self._validate(epoch) if validate and self.validation else None
         if figure is not None:
             self._note_improvement(figure)
-        if save and not saving.no_save:
+            self._stop_without_patience()
+        if end_of_epoch:
+            self.trainer.end_epoch(epoch, figure)
+        if (save or self.stopped) and not saving.no_save:
             self._save(epoch, updates, end_of_epoch, figure)
-        if 0 <= saving.patience <= self.without_improvement and saving.patience > 0:
-            logger.info("stopped: %d validations without a better one", self.without_improvement)
-            self.stopped = True
 
     def _save(self, epoch: int, updates: int, end_of_epoch: bool, figure: float | None) -> None:
         self.trainer.check_finite()
@@ -214,16 +214,14 @@ class Run:
             sums = self.trainer.sums["valid"]
             sums.reset()
             self.task.clear_memory(split)
-            bar = self._bar(batches, epoch, len(batches), prefix=f"valid on {split!r} subset", quiet=True)
             clock = _Clock()
-            for sample in bar:
-                self.trainer.valid_step(sample, split)
+            with self._bar(batches, epoch, len(batches), prefix=f"valid on {split!r} subset") as bar:
+                for sample in bar:
+                    self.trainer.valid_step(sample, split)
             self.task.clear_memory(split)
             report = sums.report()
             better = max if self.saving.maximize_best_checkpoint_metric else min
             metric = self.saving.best_checkpoint_metric
-            if metric not in report:
-                raise UserError(f"--best-checkpoint-metric {metric}: known: {', '.join(report)}")
             figure = report[metric]
             stats = {"epoch": epoch, **self._stage_stats(), **report, "wps": sums.tokens / clock.elapsed()}
             stats["num_updates"] = self.trainer.num_updates
@@ -234,21 +232,31 @@ class Run:
 
     def _note_improvement(self, figure: float) -> None:
         sign = -1.0 if self.saving.maximize_best_checkpoint_metric else 1.0
-        if self.best is None or sign * figure < sign * self.best:
+        if not math.isnan(figure) and (self.best is None or sign * figure < sign * self.best):
             self.best = figure
             self.without_improvement = 0
         else:
             self.without_improvement += 1
 
-    def _at_update_limit(self) -> bool:
-        hours = self.cfg.stop_time_hours
-        if hours > 0 and self.wall() > hours * 3600:
+    def _stop_without_patience(self) -> None:
+        if 0 < self.saving.patience <= self.without_improvement:
+            logger.info("stopping: %d validations without a better one", self.without_improvement)
             self.stopped = True
-        return self.stopped or (self.max_update > 0 and self.trainer.num_updates >= self.max_update)
 
     def _at_limit(self) -> bool:
-        beyond = self.cfg.max_epoch > 0 and self.batches.epoch > self.cfg.max_epoch
-        return self._at_update_limit() or beyond or self.trainer.get_lr() <= self.cfg.min_lr
+        """Whether training ends here; the same on every process."""
+        between = self.batches.end_of_epoch or self.batches.iterations_in_epoch == 0
+        epochs = self.batches.epoch if self.batches.end_of_epoch else self.batches.epoch - 1
+        updates = self.trainer.num_updates
+        if self.cfg.stop_time_hours > 0 and not self.stopped:
+            late = torch.tensor(float(self.wall() > self.cfg.stop_time_hours * 3600), device=self.world.device)
+            self.stopped = bool(self.world.sum(late))
+        return (
+            self.stopped
+            or 0 < self.cfg.max_epoch <= epochs
+            or 0 < self.max_update <= updates
+            or (between and updates > 0 and self.trainer.get_lr() <= self.cfg.min_lr)
+        )
 
     def _inner_stats(self, clock: _Clock) -> dict[str, Any]:
         sums = self.trainer.sums["train_inner"]
@@ -296,7 +304,7 @@ class Run:
             device=self.world.device,
         )
 
-    def _bar(self, items: Any, epoch: int, total: int, prefix: str | None = None, quiet: bool = False) -> Any:
+    def _bar(self, items: Any, epoch: int, total: int, prefix: str | None = None, start: int = 0) -> Any:
         log_format = self.common.log_format or ("simple" if self.common.no_progress_bar else None)
         return progress_bar(
             items,
@@ -305,6 +313,7 @@ class Run:
             epoch=epoch,
             prefix=prefix,
             total=total,
+            start=start,
             tensorboard_logdir=self.common.tensorboard_logdir if self.world.is_first else None,
         )
 
@@ -347,14 +356,37 @@ class _Clock:
         return max(seconds, 1e-9)
 
 
-def _groups(samples: Iterator[Sample | None], size: int) -> Iterator[list[Sample | None]]:
-    """Runs of *size* samples, one an update; nothing is read ahead."""
-    while group := list(itertools.islice(samples, size)):
-        yield group
+def _groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
+    """What is left of the epoch in runs of *size* samples, one an update; nothing is read ahead of them."""
+    samples = iter(batches)
+    for left in range(len(batches) - batches.iterations_in_epoch, 0, -size):
+        yield list(itertools.islice(samples, min(size, left)))
+
+
+def _is_due(updates: int, interval: int) -> bool:
+    return interval > 0 and updates % interval == 0
+
+
+def _splits(data: DataConfig) -> list[str]:
+    return [split.strip() for split in data.valid_subset.split(",")]
+
+
+def _check(saving: CheckpointConfig, data: DataConfig) -> None:
+    """Find now what would otherwise only be found after hours.
+
+    Raises:
+        UserError: a setting of validation or checkpoints cannot be.
+    """
+    metric = saving.best_checkpoint_metric
+    if metric not in VALIDATION_FIGURES:
+        raise UserError(f"--best-checkpoint-metric {metric}: no such figure; {nearest(metric, VALIDATION_FIGURES)}")
+    if not all(_splits(data)):
+        raise UserError(f"--valid-subset {data.valid_subset!r}: a name is empty; --disable-validation does without")
+    parse_dict("--optimizer-overrides", saving.optimizer_overrides)
 
 
 def _updates(state: dict[str, Any] | None, options: CheckpointConfig) -> int:
-    if state is None or options.reset_optimizer:
+    if state is None or options.reset_optimizer or state.get("last_optimizer_state") is None:
         return 0
     return int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
 

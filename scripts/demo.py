@@ -197,22 +197,18 @@ def plot(log: list[dict[str, Any]], boundary: int, path: Path) -> None:
     axes.plot(*zip(*train, strict=True), color="#1f77b4", linewidth=1.5, label="training")
     if valid:
         axes.plot(*zip(*valid, strict=True), "o-", color="#d62728", linewidth=1.5, markersize=5, label="validation")
-        axes.annotate(
-            f"perplexity {2 ** valid[-1][1]:.0f}",
-            valid[-1],
-            xytext=(0, 14),
-            textcoords="offset points",
-            ha="right",
-            color="#d62728",
-        )
-    axes.axvline(boundary * thousand, color="0.5", linestyle="--", linewidth=1)
-    top = axes.get_ylim()[1]
-    axes.text(boundary * thousand, top, f"{SHORT} tokens a segment  ", ha="right", va="top", color="0.35")
-    axes.text(boundary * thousand, top, f"  {LONG} tokens", ha="left", va="top", color="0.35")
     axes.set(xlabel="tokens read (thousands)", ylabel="cross-entropy (bits a token)")
     axes.set_title("Shortformer, 4 layers of width 256, trained in two stages")
     axes.set_xlim(left=0)
+    axes.margins(y=0.08)
+    axes.set_ylim(top=min(axes.get_ylim()[1], valid[0][1] + 4 if valid else 16))  # the first updates are off the chart
     axes.grid(alpha=0.3)
+    perplexity = axes.secondary_yaxis("right", functions=(lambda bits: bits, lambda bits: bits))
+    perplexity.set_ylabel("perplexity")
+    perplexity.yaxis.set_major_formatter(lambda bits, _: f"{2**bits:,.0f}")
+    axes.axvline(boundary * thousand, color="0.5", linestyle="--", linewidth=1)
+    for side, text in (("right", f"segments of {SHORT} tokens  "), ("left", f"  segments of {LONG} tokens")):
+        axes.text(boundary * thousand, 0.95, text, ha=side, transform=axes.get_xaxis_transform(), color="0.35")
     axes.legend(loc="center right")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

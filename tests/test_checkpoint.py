@@ -149,7 +149,7 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
 
         config = CheckpointConfig(save_dir=sys.argv[1], keep_last_epochs=2)
         random.seed(1)
-        epoch = 0
+        epoch, last_file = 0, Path(sys.argv[1]) / "checkpoint_last.pt"
         for trial in range(12):
             child = os.fork()
             if child == 0:
@@ -158,14 +158,16 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
                     epoch += 1
                     state = {"args": {}, "model": {"w": torch.full((100_000,), float(epoch))}}
                     manager.save(state, epoch=epoch, updates=epoch, end_of_epoch=True, val_loss=1 / epoch)
-            time.sleep(random.uniform(0.02, 0.08))
+            while not last_file.exists():
+                time.sleep(0.01)
+            time.sleep(random.uniform(0.0, 0.08))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             found = {path: load(path)["model"]["w"] for path in Path(sys.argv[1]).glob("*.pt")}
             for weights in found.values():
                 assert weights.shape == (100_000,) and (weights == weights[0]).all()
-            last = int(found[Path(sys.argv[1]) / "checkpoint_last.pt"][0])
-            assert last > epoch, (last, epoch)
+            last = int(found[last_file][0])
+            assert last >= epoch, (last, epoch)
             epoch = last
         CheckpointManager(config)
         print(epoch, sorted(p.name for p in Path(sys.argv[1]).iterdir() if p.suffix == ".tmp"))

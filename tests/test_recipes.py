@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fairseq import options
+
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "examples" / "language_model"
 
@@ -156,6 +158,22 @@ def test_a_command_that_fails_ends_the_recipe() -> None:
     result = run("shortformer.sh", PYTHON="false")
     assert result.returncode != 0
     assert len(result.stdout.splitlines()) == 1
+
+
+@EVERY_RECIPE
+def test_every_command_of_the_authors_is_understood(recipe: str) -> None:
+    for command in COMMANDS[recipe]:
+        program, *arguments = shlex.split(command.removeprefix("python "))
+        training = program == "train.py"
+        parser = options.get_training_parser() if training else options.get_eval_lm_parser()
+        args = options.parse_args_and_arch(parser, arguments)
+        assert args.data == "data-bin/wikitext-103"
+        if training:
+            assert (args.arch, args.criterion, args.optimizer) == ("transformer_lm_wiki103", "adaptive_loss", "nag")
+            assert args.max_tokens * args.update_freq[0] == 9216
+            assert args.adaptive_softmax_cutoff == [20000, 60000]
+        else:
+            assert (args.gen_subset, args.batch_size) == ("valid", 1)
 
 
 @pytest.fixture(scope="module")

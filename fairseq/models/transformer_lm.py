@@ -95,8 +95,10 @@ class TransformerLMConfig:
             raise UserError("--position-infused-attention, --tokens-from-prev: need sinusoidal positions")
         if self.adaptive_softmax_cutoff is not None:
             check_cutoffs("--adaptive-softmax-cutoff", self.adaptive_softmax_cutoff, vocabulary)
+            self._check_widths("softmax", self.decoder_output_dim, self.adaptive_softmax_factor)
         if self.adaptive_input:
             check_cutoffs("--adaptive-input-cutoff", self.adaptive_input_cutoff or [], vocabulary)
+            self._check_widths("input", self.decoder_input_dim, self.adaptive_input_factor)
         if self.tie_adaptive_weights:
             if not self.adaptive_input or self.adaptive_softmax_cutoff is None:
                 raise UserError("--tie-adaptive-weights: needs --adaptive-input and --adaptive-softmax-cutoff")
@@ -113,6 +115,12 @@ class TransformerLMConfig:
                 raise UserError(
                     "--share-decoder-input-output-embed: --decoder-input-dim and --decoder-output-dim differ"
                 )
+
+    def _check_widths(self, part: str, dim: int | None, factor: float) -> None:
+        cutoffs = self.adaptive_softmax_cutoff if part == "softmax" else self.adaptive_input_cutoff
+        bands, width = len(cutoffs or []), dim or self.decoder_embed_dim
+        if width < factor**bands:
+            raise UserError(f"--adaptive-{part}-factor {factor}: band {bands} of width {width} / {factor}^{bands} is empty")
 
 
 class TransformerDecoder(nn.Module):
@@ -176,7 +184,11 @@ class TransformerDecoder(nn.Module):
         return self.cfg.max_target_positions or self.cfg.tokens_per_sample
 
     def forward(
-        self, src_tokens: Tensor, memory: Memory | None = None, cache: KeyValueCache | None = None
+        self,
+        src_tokens: Tensor,
+        memory: Memory | None = None,
+        cache: KeyValueCache | None = None,
+        embedded: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Hidden states of *src_tokens*, each from the tokens up to it.
 
@@ -184,12 +196,13 @@ class TransformerDecoder(nn.Module):
             src_tokens: [B, T].
             memory: what the previous segment returned; None at a start.
             cache: incremental inference: *src_tokens* continue what it holds, and are added to it.
+            embedded: what :meth:`embed` gives for *src_tokens*, where that is known already.
 
         Returns:
             Hidden states [B, T, C] for the output layer, and ``{"memory": the new memory or None}``.
         """
         held = cache.held if cache is not None else 0
-        x = self._embed(src_tokens, held)
+        x = self.embed(src_tokens, held) if embedded is None else embedded
         positions = self._position_table(src_tokens.size(1), memory) if cache is None else None
         new_memory: Memory | None = [] if self.memory_length and cache is None else None
         for i, layer in enumerate(self.layers):
@@ -217,7 +230,8 @@ class TransformerDecoder(nn.Module):
         layers = [layer.self_attn.new_cache(batch, length, positions) for layer in self.layers]  # type: ignore
         return KeyValueCache(layers, segment, self.memory_length)
 
-    def _embed(self, tokens: Tensor, offset: int) -> Tensor:
+    def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
+        """What the first layer reads for *tokens* [B, T], of which the first is number *offset* of its row: [B, T, C]."""
         x = self.embed_scale * self.embed_tokens(tokens)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)

@@ -61,10 +61,17 @@ class SelfAttention(nn.Module):
         return self._output(attend(query, key, value, self.dropout if self.training else 0.0))
 
     def new_cache(self, batch: int, length: int, positions: Tensor | None = None) -> LayerCache:
-        """Room for *length* positions in *batch* rows; *positions* [length, C] is for subclasses."""
-        weight = self.k_proj.weight
-        shape = (batch, self.num_heads, length, weight.size(0) // self.num_heads)
-        return LayerCache(weight.new_empty(shape), weight.new_empty(shape))
+        """Room for *length* positions in *batch* rows; *positions* [length, C] is for subclasses.
+
+        Under autocast the cache has the lower precision, so that attention need not convert it at every step.
+        """
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        weight = torch.cat([p.weight for p in projections])
+        bias = torch.cat([p.bias for p in projections]).expand(length, -1)
+        if torch.is_autocast_enabled(weight.device.type):
+            weight = weight.to(torch.get_autocast_dtype(weight.device.type))
+        shape = (batch, self.num_heads, length, self.k_proj.weight.size(0) // self.num_heads)
+        return LayerCache(weight.new_empty(shape), weight.new_empty(shape), weight, bias.to(weight.dtype))
 
     def _project(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, T, D], keys and values [B, H, M + T, D]."""
@@ -75,15 +82,16 @@ class SelfAttention(nn.Module):
         return self._heads(query), self._heads(key), self._heads(value)
 
     def _incremental(self, x: Tensor, cache: LayerCache, held: int) -> Tensor:
-        end = held + x.size(1)
-        query, key, value = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
-        if cache.content is not None and cache.position_keys is not None and cache.position_queries is not None:
-            cache.content[:, :, held:end] = key
-            key = key + cache.position_keys[:, :, held:end]
-            query = query + cache.position_queries[:, :, held:end]
+        batch, tokens, _ = x.shape
+        end = held + tokens
+        if tokens == 1:
+            projected = F.linear(x, cache.weight, cache.bias[held])
+        else:
+            projected = F.linear(x, cache.weight) + cache.bias[held:end]
+        query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
         cache.keys[:, :, held:end] = key
         cache.values[:, :, held:end] = value
-        return self._output(attend(query.to(cache.keys.dtype), cache.keys[:, :, :end], cache.values[:, :, :end]))
+        return self._output(attend(query, cache.keys[:, :, :end], cache.values[:, :, :end]))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, T, D)
@@ -102,10 +110,10 @@ class PositionInfusedAttention(SelfAttention):
         if positions is None:
             raise ValueError("position-infused attention needs the position table of its cache")
         cache = super().new_cache(batch, length)
-        cache.content = torch.empty_like(cache.keys)
-        positions = positions.to(self.k_proj.weight.dtype)
-        cache.position_keys = self._heads(F.linear(positions, self.k_proj.weight)[None]).contiguous()
-        cache.position_queries = self._heads(F.linear(positions, self.q_proj.weight)[None]).contiguous()
+        query, key = (F.linear(positions, p.weight.to(positions.dtype)) for p in (self.q_proj, self.k_proj))
+        added = torch.cat([query, key, torch.zeros_like(key)], dim=1)  # (S, 3C)
+        cache.bias = (cache.bias + added).to(cache.weight.dtype)
+        cache.position_keys = self._heads(key[None])
         return cache
 
     def _project(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

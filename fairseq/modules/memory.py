@@ -33,29 +33,32 @@ def keep_rows(memory: Memory | None, rows: int) -> Memory | None:
 
 @dataclass
 class LayerCache:
-    """Projected keys and values of one layer, preallocated for the longest span.
+    """Projected keys and values of one layer, preallocated for the longest span, and how to add to them.
 
-    Shape: keys, values [B, H, S, D]. With position-infused attention also ``content`` [B, H, S, D], the keys before
-    positions were added (W(x + p) = Wx + Wp), and the projected positions ``position_keys`` and
-    ``position_queries`` [1, H, S, D].
+    Attributes:
+        keys, values: [B, H, S, D].
+        weight: the projections to query, key and value as one matrix [3C, C].
+        bias: what is added to the three at each position [S, 3C]: their biases, and with position-infused attention
+            the projected positions, since W(x + p) + b = Wx + (Wp + b).
+        position_keys: the part of positions in the keys [1, H, S, D], None where there is none.
     """
 
     keys: Tensor
     values: Tensor
-    content: Tensor | None = None
+    weight: Tensor
+    bias: Tensor
     position_keys: Tensor | None = None
-    position_queries: Tensor | None = None
 
     def keep_last(self, held: int, kept: int) -> None:
         """Move the last *kept* of *held* positions to the front, where they take positions 0 … kept − 1."""
-        if kept:
-            first = held - kept
-            self.values[:, :, :kept] = self.values[:, :, first:held].clone()
-            if self.content is None or self.position_keys is None:
-                self.keys[:, :, :kept] = self.keys[:, :, first:held].clone()
-            else:
-                self.content[:, :, :kept] = self.content[:, :, first:held].clone()
-                torch.add(self.content[:, :, :kept], self.position_keys[:, :, :kept], out=self.keys[:, :, :kept])
+        if not kept:
+            return
+        first = held - kept
+        keys = self.keys[:, :, first:held].clone()
+        if self.position_keys is not None:
+            keys = keys + (self.position_keys[:, :, :kept] - self.position_keys[:, :, first:held])
+        self.keys[:, :, :kept] = keys
+        self.values[:, :, :kept] = self.values[:, :, first:held].clone()
 
 
 @dataclass

@@ -54,9 +54,10 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state. Its tensors are copied, on the parameter's device, never below float32."""
+        defaults = dict(self.defaults)  # torch adds names of its own
         super().load_state_dict(state_dict)
         for group in self.param_groups:
-            for name, value in self.defaults.items():
+            for name, value in defaults.items():
                 group.setdefault(name, value)
         stored = [index for group in state_dict["param_groups"] for index in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]

@@ -104,6 +104,9 @@ class LanguageModelingTask(FairseqTask):
             raise UserError("--max-tokens or --batch-size: one of them is needed")
         blocks = self._fitting(split, model, training, data.skip_invalid_size_inputs_valid_test)
         length = self.cfg.tokens_per_sample
+        longest = length if model.memory_length else int(blocks.sizes.max())
+        if not training and data.max_tokens_valid is not None and data.max_tokens_valid < longest:
+            raise UserError(f"--max-tokens-valid {data.max_tokens_valid}: a block of {split} has {longest} tokens; raise it")
         sampler: BlockSampler | StreamSampler
         if model.memory_length:
             if self.cfg.sample_break_mode != "none":

@@ -1,0 +1,1 @@
+"""What measures speed and memory. Results are kept in docs/benchmarks.md with machine, date, commit and command."""

@@ -1,0 +1,77 @@
+"""What a measurement was made on: the machine, the versions, and its ceiling."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+
+def describe(device: torch.device) -> dict[str, object]:
+    """Processor or GPU, cores, versions and commit."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def matrix_product(device: torch.device, dtype: torch.dtype, repeats: int = 20) -> float:
+    """GFLOP/s of a 2048 × 1024 × 4096 matrix product, the best of *repeats*."""
+    a = torch.randn(2048, 1024, device=device).to(dtype)
+    b = torch.randn(1024, 4096, device=device).to(dtype)
+    return 2 * 2048 * 1024 * 4096 / best_seconds(lambda: a @ b, device, repeats) / 1e9
+
+
+def best_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """The shortest of *repeats* runs of *work*, after three that do not count."""
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(repeats):
+        synchronize(device)
+        start = time.perf_counter()
+        work()
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_rss() -> float:
+    """The most memory this process has had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def peak_gpu(device: torch.device) -> float | None:
+    """The most GPU memory that was allocated, in MiB; None without a GPU."""
+    return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"

@@ -1,0 +1,126 @@
+"""Training runs for the tests: small models on the golden corpus, in this process or in one of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairseq import checkpoint, options
+from fairseq.tasks import setup_task
+from fairseq_cli import train as train_command
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = ROOT / "tests" / "golden" / "language_model"
+DATA = GOLDEN / "data-bin"
+
+# The validation set is the corpus: 2,670 tokens, 42 batches of 4 rows × 16 tokens.
+SMALL = (
+    "--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --max-tokens 64"
+    " --required-batch-size-multiple 1 --criterion adaptive_loss --decoder-layers 2 --decoder-embed-dim 32"
+    " --decoder-ffn-embed-dim 64 --decoder-attention-heads 2 --lr 0.05 --clip-norm 0.1 --seed 3"
+    " --log-format json --log-interval 1"
+).split()
+BASELINE = ["--arch", "transformer_lm_tiny", *SMALL]
+SHORTFORMER = ["--arch", "shortformer_tiny", *SMALL]
+NO_DROPOUT = "--dropout 0 --attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0".split()
+CLOCKS = ("wps", "ups", "train_wall", "wall")
+
+
+def words(*flags: str | Path | Iterable[str]) -> list[str]:
+    """Command-line words from strings of several, lists and paths."""
+    found: list[str] = []
+    for flag in flags:
+        found += flag.split() if isinstance(flag, str) else [str(flag)] if isinstance(flag, Path) else list(flag)
+    return found
+
+
+def arguments(*flags: Any, data: Path = DATA) -> Any:
+    """The parsed arguments of ``fairseq-train``."""
+    return options.parse_args_and_arch(options.get_training_parser(), [str(data), *words(*flags)])
+
+
+def model_of(*flags: Any, data: Path = DATA) -> Any:
+    """The model that ``fairseq-train`` would build, with its initial weights."""
+    args = arguments(*flags, data=data)
+    torch.manual_seed(args.seed)
+    return setup_task(args).build_model(args)
+
+
+def train(save_dir: Path, *flags: Any, data: Path = DATA) -> list[dict[str, Any]]:
+    """Run ``fairseq-train`` in this process; returns the lines of its JSON log."""
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log):
+        train_command.main(arguments("--save-dir", save_dir, *flags, data=data))
+    return records(log.getvalue())
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    """The JSON objects among the lines of *text*."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def updates(log: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of *log* that tell of an update, without what a clock says."""
+    return [{k: v for k, v in line.items() if k not in CLOCKS} for line in log if "num_updates" in line]
+
+
+def summaries(log: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """The lines of *log* that end an epoch's training (``train``) or a validation (its split), without clocks."""
+    lines = [{k.removeprefix(f"{kind}_"): v for k, v in line.items()} for line in log if f"{kind}_num_updates" in line]
+    return [{k: v for k, v in line.items() if k not in CLOCKS} for line in lines]
+
+
+def losses(log: Iterable[dict[str, Any]]) -> list[float]:
+    """The loss of each update of *log*."""
+    return [line["loss"] for line in log if "num_updates" in line]
+
+
+def command(name: str, *flags: Any, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run one of the commands at the root, e.g. ``train.py``, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / name), *words(*flags)],
+        capture_output=True,
+        text=True,
+        timeout=settings.pop("timeout", 120),
+        env=environment(**settings),
+    )
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """The environment of a process that uses one thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **settings}
+
+
+def difference(a: Any, b: Any, path: str = "") -> str | None:
+    """Where *a* and *b*, two checkpoints' contents, differ in a single bit; None if they do not."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return None if a.dtype == b.dtype and torch.equal(a, b) else path
+    if isinstance(a, dict) and isinstance(b, dict):
+        if a.keys() != b.keys():
+            return f"{path}: {sorted(map(str, a.keys() ^ b.keys()))}"
+        return next((found for key in a if (found := difference(a[key], b[key], f"{path}.{key}"))), None)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        if len(a) != len(b):
+            return f"{path}: {len(a)} and {len(b)} items"
+        pairs = enumerate(zip(a, b, strict=True))
+        return next((found for i, (x, y) in pairs if (found := difference(x, y, f"{path}[{i}]"))), None)
+    same = a == b or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b))
+    return None if same else f"{path}: {a} and {b}"
+
+
+def content(file: Path) -> dict[str, Any]:
+    """All of a checkpoint but its arguments and what a clock says: what two equal runs have in common."""
+    state = checkpoint.read(file)
+    del state["args"]
+    del state["extra_state"]["previous_training_time"]
+    return state

@@ -1,0 +1,222 @@
+"""Meters and progress bars: what is shown, when, and at what cost."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq.errors import UserError
+from fairseq.logging import AverageMeter, StopwatchMeter, TimeMeter, progress_bar
+
+STATS = {"loss": 7.123456789012345, "ppl": 139.43, "wps": 3812.7, "num_updates": 4, "lr": 1e-07, "gnorm": 1.5}
+
+
+def json_bar(items=range(10), **settings):
+    stream = io.StringIO()
+    return progress_bar(items, log_format="json", stream=stream, **settings), stream
+
+
+def lines(stream):
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_json_has_fairseqs_fields_in_order_with_every_digit():
+    bar, stream = json_bar(log_interval=2, epoch=3)
+    for step, _ in enumerate(bar, start=1):
+        bar.log({**STATS, "num_updates": step}, tag="train_inner", step=step)
+    found = lines(stream)
+    assert [entry["num_updates"] for entry in found] == [2, 4, 6, 8, 10]
+    assert list(found[0]) == ["epoch", "update", *STATS]
+    assert found[1] == {"epoch": 3, "update": 2.4, **STATS, "num_updates": 4}
+
+
+def test_json_summaries_carry_the_tag_in_every_name_but_the_epochs():
+    bar, stream = json_bar(epoch=3)
+    bar.print(STATS, tag="valid", step=10)
+    bar.print(STATS)
+    assert lines(stream) == [{"epoch": 3, **{f"valid_{k}": v for k, v in STATS.items()}}, {"epoch": 3, **STATS}]
+
+
+def test_json_goes_to_stdout(capsys):
+    progress_bar([], log_format="json").print({"loss": 1.5}, tag="train")
+    assert json.loads(capsys.readouterr().out) == {"train_loss": 1.5}
+
+
+def test_json_takes_tensors_and_numpy_numbers_and_is_json_for_what_is_no_number():
+    bar, stream = json_bar()
+    bar.print({"a": torch.tensor(0.5), "b": np.float32(0.25), "c": np.int64(3), "d": float("nan"), "e": torch.inf})
+    assert lines(stream) == [{"a": 0.5, "b": 0.25, "c": 3, "d": None, "e": None}]
+
+
+@pytest.mark.parametrize("log_format", ["tqdm", "simple", "json", "none"])
+def test_figures_are_computed_only_when_they_are_shown(log_format):
+    asked = []
+
+    def stats(step):
+        asked.append(step)
+        return {"loss": 1.0}
+
+    bar = progress_bar(range(100), log_format=log_format, log_interval=25, stream=io.StringIO())
+    for step, _ in enumerate(bar, start=201):
+        bar.log(lambda step=step: stats(step), step=step)
+    assert asked == [225, 250, 275, 300]
+
+
+def test_a_resumed_epoch_is_counted_from_where_it_stands():
+    class Resumed(list):
+        iterations_in_epoch = 4
+
+    bar, stream = json_bar(Resumed("abcdef"), log_interval=1, epoch=2, total=10)
+    for _ in bar:
+        bar.log({"loss": 1.0})
+    assert [entry["update"] for entry in lines(stream)] == [1.5, 1.6, 1.7, 1.8, 1.9, 2.0]
+    assert len(bar) == 10
+
+
+def test_a_bar_gives_all_the_items():
+    for log_format in ("tqdm", "simple", "json", "none"):
+        bar = progress_bar(iter("abc"), log_format=log_format, stream=io.StringIO())
+        assert list(bar) == ["a", "b", "c"]
+
+
+def test_simple_lines_are_short():
+    stream = io.StringIO()
+    bar = progress_bar(range(10), log_format="simple", log_interval=5, epoch=1, stream=stream)
+    for step, _ in enumerate(bar, start=1):
+        bar.log(STATS, step=step)
+    bar.print(STATS, tag="train")
+    first, _, last = stream.getvalue().splitlines()
+    assert first == "epoch 001:      5 / 10 loss=7.123, ppl=139.4, wps=3813, num_updates=4, lr=1e-07, gnorm=1.5"
+    assert last == "epoch 001 | loss 7.123 | ppl 139.4 | wps 3813 | num_updates 4 | lr 1e-07 | gnorm 1.5"
+
+
+def test_tqdm_shows_the_figures_beside_the_bar_and_prints_summaries():
+    stream = io.StringIO()
+    with progress_bar(range(3), log_format="tqdm", log_interval=1, epoch=1, prefix="valid", stream=stream) as bar:
+        for step, _ in enumerate(bar, start=1):
+            bar.log({"loss": 7.123456}, step=step)
+        bar.bar.refresh()
+        bar.print({"loss": 7.123456}, tag="valid")
+    assert "epoch 001 | valid | loss 7.123" in stream.getvalue()
+
+
+def test_nothing_is_shown_when_nothing_is_asked_for(capsys):
+    bar = progress_bar(range(3), log_format="none", log_interval=1)
+    for step, _ in enumerate(bar, start=1):
+        bar.log(STATS, step=step)
+    bar.print(STATS, tag="train")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_default_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert type(progress_bar([])).__name__ == "TqdmBar"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    assert type(progress_bar([])).__name__ == "SimpleBar"
+    assert type(progress_bar([], default="none")).__name__ == "ProgressBar"
+
+
+def test_an_unknown_format_is_a_user_error():
+    with pytest.raises(UserError, match="--log-format xml: choose from"):
+        progress_bar([], log_format="xml")
+
+
+def test_tensorboard_gets_the_figures_of_each_tag(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for epoch in (1, 2):  # a bar an epoch, one file a tag
+        bar = progress_bar(range(4), log_format="none", log_interval=2, epoch=epoch, tensorboard_logdir=str(tmp_path))
+        for step, _ in enumerate(bar, start=4 * epoch - 3):
+            bar.log({"loss": float(step), "num_updates": step}, tag="train_inner", step=step)
+        bar.print({"loss": torch.tensor(0.5), "name": "text"}, tag="valid", step=4 * epoch)
+    assert len(list((tmp_path / "train_inner").iterdir())) == 1
+    for tag, wanted in {"train_inner": {2: 2, 4: 4, 6: 6, 8: 8}, "valid": {4: 0.5, 8: 0.5}}.items():
+        events = EventAccumulator(str(tmp_path / tag))
+        events.Reload()
+        assert events.Tags()["scalars"] == ["loss"]
+        assert {event.step: event.value for event in events.Scalars("loss")} == wanted
+
+
+def test_tensorboard_missing_is_a_user_error(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UserError, match=r"--tensorboard-logdir: .*\[tensorboard\] extra"):
+        progress_bar([], tensorboard_logdir=str(tmp_path))
+
+
+def test_tensorboards_folder_that_cannot_be_made_is_a_user_error(tmp_path):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--tensorboard-logdir .*cannot be made"):
+        progress_bar([], tensorboard_logdir=str(tmp_path / "file" / "logs"))
+
+
+def test_importing_the_logging_package_imports_no_bar_and_no_board():
+    code = "import sys, fairseq.logging; print([m for m in ('tqdm', 'tensorboard', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def restored(meter):
+    twin = type(meter)()
+    twin.load_state_dict(json.loads(json.dumps(meter.state_dict())))
+    return twin
+
+
+def test_an_average_is_weighted_and_restored():
+    meter = AverageMeter()
+    assert meter.avg is None
+    meter.update(2.0, 3)
+    meter.update(4.0)
+    assert meter.avg == 2.5 and meter.val == 4.0
+    twin = restored(meter)
+    twin.update(0.0)
+    assert twin.avg == 2.0
+    only_shown = AverageMeter()
+    only_shown.update(7.0, 0)
+    assert only_shown.avg == 7.0
+
+
+def test_an_average_of_tensors_is_a_number():
+    meter = AverageMeter()
+    meter.update(torch.tensor(2.0), 2)
+    meter.update(torch.tensor(5.0), torch.tensor(1))
+    assert meter.avg == 3.0 and isinstance(meter.sum, torch.Tensor)
+
+
+def test_a_rate_counts_the_time_before_it_was_saved(monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    meter = TimeMeter()
+    meter.update(20)
+    now[0] += 4
+    assert meter.avg == 5.0
+    state = meter.state_dict()
+    now[0] += 100
+    twin = TimeMeter()
+    twin.load_state_dict(state)
+    twin.update(10)
+    now[0] += 1
+    assert twin.elapsed == 5.0 and twin.avg == 6.0
+
+
+def test_a_stopwatch_adds_up_what_lies_between_start_and_stop(monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    meter = StopwatchMeter()
+    meter.stop()
+    assert meter.sum == 0
+    for seconds in (1.0, 3.0):
+        meter.start()
+        now[0] += seconds
+        meter.stop(2)
+        now[0] += 50
+    assert meter.sum == 4.0 and meter.avg == 1.0
+    assert restored(meter).sum == 4.0
