@@ -110,7 +110,7 @@ def defaults(config: type) -> dict[str, Any]:
 
 def fill(args: argparse.Namespace, config: type) -> None:
     """Check and convert what *args* has of *config*, and add the defaults of what it lacks, in place."""
-    for name, value in dataclasses.asdict(extract(config, args)).items():  # type: ignore[call-overload]
+    for name, value in dataclasses.asdict(extract(config, args)).items():
         setattr(args, name, value)
 
 

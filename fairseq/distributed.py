@@ -87,7 +87,12 @@ class GradientReducer:
     """
 
     def __init__(
-        self, module: nn.Module, world: World, backend: str, bucket_cap_mb: int = 25, find_unused_parameters: bool = False
+        self,
+        module: nn.Module,
+        world: World,
+        backend: str,
+        bucket_cap_mb: int = 25,
+        find_unused_parameters: bool = False,
     ) -> None:
         self.world = world
         self.overlapped = world.size > 1 and backend in ("c10d", "pytorch_ddp")
@@ -193,7 +198,12 @@ def _world_size(args: argparse.Namespace) -> int:
 
 
 def _join(
-    main: Callable[[argparse.Namespace, World], Any], args: argparse.Namespace, rank: int, size: int, local: int, url: str
+    main: Callable[[argparse.Namespace, World], Any],
+    args: argparse.Namespace,
+    rank: int,
+    size: int,
+    local: int,
+    url: str,
 ) -> None:
     device = device_of(args, local)
     if size > 1:
@@ -218,7 +228,8 @@ def _spawn(main: Callable[[argparse.Namespace, World], Any], args: argparse.Name
     if "OMP_NUM_THREADS" not in os.environ and args.cpu:
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // size))
     processes = [
-        context.Process(target=_worker, args=(main, args, rank, size, url, messages), daemon=False) for rank in range(size)
+        context.Process(target=_worker, args=(main, args, rank, size, url, messages), daemon=False)
+        for rank in range(size)
     ]
     try:
         for process in processes:

@@ -244,7 +244,9 @@ def _add_part_flags(parser: argparse.ArgumentParser, part: Any) -> dict[str, Any
     if not hasattr(part, "add_args"):
         return {}
     ours = list(parser._actions)
-    part.add_args(group if hasattr(part, "build_model") else parser)  # a model's missing defaults are the architecture's
+    part.add_args(
+        group if hasattr(part, "build_model") else parser
+    )  # a model's missing defaults are the architecture's
     defaults = {}
     for action in parser._actions:
         if action not in ours and action.default is not argparse.SUPPRESS:

@@ -56,7 +56,12 @@ class LossScaler:
     """
 
     def __init__(
-        self, init_scale: float, window: int, tolerance: float = 0.0, lowest: float = 1e-4, threshold: float | None = None
+        self,
+        init_scale: float,
+        window: int,
+        tolerance: float = 0.0,
+        lowest: float = 1e-4,
+        threshold: float | None = None,
     ) -> None:
         self.scale = init_scale
         self.window = window

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from fairseq.errors import UserError, nearest
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 
 class Registry(Generic[T]):
@@ -23,14 +24,20 @@ class Registry(Generic[T]):
         self.flag = flag
         self._parts: dict[str, T] = {}
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that keeps a part under *name*; a second part of that name is refused."""
+    def register(self, name: str, config_class: type | None = None) -> Callable[[P], P]:
+        """Decorator that keeps a part under *name*, with the dataclass of its settings if it has one.
 
-        def keep(part: T) -> T:
+        Raises:
+            ValueError: another part has that name.
+        """
+
+        def keep(part: P) -> P:
+            if config_class is not None:
+                part.config_class = config_class  # type: ignore[attr-defined]
             known = self._parts.get(name)
             if known is not None and not _same_source(known, part):
                 raise ValueError(f"{self.kind} {name!r} is registered already, by {known!r}")
-            self._parts[name] = part
+            self._parts[name] = part  # type: ignore[assignment]
             return part
 
         return keep

@@ -23,20 +23,27 @@ class CommonConfig:
     no_apex: bool = flag(False, "leave NVIDIA apex's fused kernels aside even where they are importable")
     fp16_init_scale: float = flag(128.0, "first loss scale of --fp16", above=0)
     fp16_scale_window: int | None = flag(
-        None, "updates without overflow before the loss scale is doubled (default: 16384 / processes / update-freq)", low=1
+        None,
+        "updates without overflow before the scale is doubled (default: 16384 / processes / update-freq)",
+        low=1,
     )
     fp16_scale_tolerance: float = flag(
-        0.0, "share of overflowing updates since the last rescaling that is borne before the scale is lowered", low=0, high=1
+        0.0,
+        "share of overflowing updates since the last change that is borne before the scale is lowered",
+        low=0,
+        high=1,
     )
     min_loss_scale: float = flag(1e-4, "training stops when the loss scale falls below this", above=0)
     threshold_loss_scale: float | None = flag(None, "lowest value that the loss scale is lowered to", above=0)
     log_format: str | None = flag(
-        None, "how progress is shown (default: tqdm on a terminal, simple elsewhere)", choices=("tqdm", "simple", "json", "none")
+        None,
+        "how progress is shown (default: tqdm on a terminal, simple elsewhere)",
+        choices=("tqdm", "simple", "json", "none"),
     )
     log_interval: int = flag(100, "updates between two lines of the log", low=1)
     no_progress_bar: bool = flag(False, "plain lines instead of a bar")
     tensorboard_logdir: str = flag("", "folder for TensorBoard's logs (needs the [tensorboard] extra)", metavar="DIR")
-    user_dir: str | None = flag(None, "folder with a Python package of your own parts, imported at start", metavar="DIR")
+    user_dir: str | None = flag(None, "folder with a Python package of your own parts", metavar="DIR")
 
 
 @dataclass
@@ -77,10 +84,10 @@ class DistributedConfig:
     )
     distributed_port: int = flag(-1, "port where processes meet (default: a free one)")
     distributed_no_spawn: bool = flag(False, "start no further processes: this one is one of the world's")
-    local_rank: int = flag(0, "GPU of this process, when processes are started by hand", aliases=("--device-id",), low=0)
+    local_rank: int = flag(0, "GPU of this process, when started by hand", aliases=("--device-id",), low=0)
     ddp_backend: str = flag(
         "c10d",
-        "who sums the gradients: torch's DistributedDataParallel (c10d, pytorch_ddp: overlapped with the backward pass) "
+        "who sums gradients: torch's DistributedDataParallel (c10d, pytorch_ddp: during the backward pass) "
         "or one reduction at the end (no_c10d, legacy_ddp: layers may go unused)",
         choices=DDP_BACKENDS,
     )
@@ -98,11 +105,11 @@ class OptimizationConfig:
     clip_norm: float = flag(0.0, "largest gradient norm (0: no clipping)", low=0)
     sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
     update_freq: list[int] = flag([1], "batches added up before each update; a list gives one for each epoch", low=1)
-    lr: list[float] = flag([0.25], "learning rate; a list gives one for each epoch", aliases=("--learning-rate",), above=0)
+    lr: list[float] = flag([0.25], "learning rate; a list: one for each epoch", aliases=("--learning-rate",), above=0)
     min_lr: float = flag(-1.0, "training stops after the epoch in which the learning rate falls to this")
     stages: str | None = flag(
         None,
-        "staged training in one run: tokens per sample, a colon, up to this many updates, and so on: 128:140100,512:286000",
+        "staged training in one run, tokens per sample : up to this many updates, e.g. 128:140100,512:286000",
         metavar="L:U,…",
     )
 
@@ -112,12 +119,14 @@ class CheckpointConfig:
     """What is saved, when, and what a run starts from."""
 
     save_dir: str = flag("checkpoints", "folder of the checkpoints", metavar="DIR")
-    restore_file: str = flag("checkpoint_last.pt", "checkpoint to go on from, in --save-dir or anywhere", metavar="FILE")
+    restore_file: str = flag(
+        "checkpoint_last.pt", "checkpoint to go on from, in --save-dir or elsewhere", metavar="FILE"
+    )
     reset_optimizer: bool = flag(False, "leave the restored optimizer's state aside")
     reset_lr_scheduler: bool = flag(False, "leave the restored schedule's state aside")
     reset_dataloader: bool = flag(False, "start at the first batch of the data")
     reset_meters: bool = flag(False, "leave the restored best score and times aside")
-    optimizer_overrides: str = flag("{}", "settings of the restored optimizer to change, as a Python dict", metavar="DICT")
+    optimizer_overrides: str = flag("{}", "settings of the restored optimizer to change", metavar="DICT")
     save_interval: int = flag(1, "epochs between two checkpoints", low=1)
     save_interval_updates: int = flag(0, "updates between two checkpoints (0: only at epochs' ends)", low=0)
     keep_interval_updates: int = flag(-1, "checkpoints of --save-interval-updates to keep (-1: all)", low=-1)
@@ -161,10 +170,10 @@ class PreprocessConfig:
     """What ``fairseq-preprocess`` reads and writes."""
 
     only_source: bool = flag(False, "text in one language (the only kind there is here)")
-    source_lang: str | None = flag(None, "ending of the text files' names", aliases=("-s",), metavar="SRC")
-    trainpref: str | None = flag(None, "training text; further files after commas become train1, train2, …", metavar="FILE[,FILE…]")
-    validpref: str | None = flag(None, "validation text; further files after commas become valid1, …", metavar="FILE[,FILE…]")
-    testpref: str | None = flag(None, "test text; further files after commas become test1, …", metavar="FILE[,FILE…]")
+    source_lang: str | None = flag(None, "read PREF.SRC; output names stay plain", aliases=("-s",), metavar="SRC")
+    trainpref: str | None = flag(None, "training text; further files become train1, …", metavar="FILE[,FILE…]")
+    validpref: str | None = flag(None, "validation text; further files become valid1, …", metavar="FILE[,FILE…]")
+    testpref: str | None = flag(None, "test text; further files become test1, …", metavar="FILE[,FILE…]")
     destdir: str = flag("data-bin", "folder for the dictionary and the binary data", metavar="DIR")
     workers: int = flag(1, "processes that share the work; the result is the same for any number", low=1)
     srcdict: str | None = flag(None, "dictionary to use instead of making one", metavar="FILE")

@@ -33,9 +33,7 @@ def parse_stages(text: str) -> list[Stage]:
             raise UserError(f"--stages {text}: {part.strip()!r} is not LENGTH:UPDATES, as in 128:140100,512:286000")
         stage = Stage(number, int(match[1]), int(match[2]))
         if stages and stage.max_update <= stages[-1].max_update or stage.max_update == 0:
-            raise UserError(
-                f"--stages {text}: updates count from the start of training, so each number must be larger than the last"
-            )
+            raise UserError(f"--stages {text}: updates count from the start of training, so they must grow")
         stages.append(stage)
     return stages
 
@@ -57,7 +55,7 @@ def plan(args: argparse.Namespace) -> list[Stage]:
     for name in ("max_tokens", "max_target_positions"):
         limit = getattr(args, name, None)
         if limit is not None and limit < longest:
-            raise UserError(f"{flag_name(name)} {limit}: --stages {args.stages} has blocks of {longest} tokens; raise it")
+            raise UserError(f"{flag_name(name)} {limit}: --stages {args.stages} needs {longest}; raise it")
     return stages
 
 
@@ -78,5 +76,7 @@ def arguments(args: argparse.Namespace, stages: list[Stage], stage: Stage) -> ar
     if args.max_tokens_valid is not None:
         lengths = {s.tokens_per_sample for s in stages}
         follows = args.max_tokens_valid in lengths
-        staged.max_tokens_valid = stage.tokens_per_sample if follows else max(args.max_tokens_valid, stage.tokens_per_sample)
+        staged.max_tokens_valid = (
+            stage.tokens_per_sample if follows else max(args.max_tokens_valid, stage.tokens_per_sample)
+        )
     return staged

@@ -148,7 +148,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the model and its training, in fairseq's layout; to be called on every process."""
         args = {name: value for name, value in vars(self.args).items() if _is_plain(value)}
-        state = {
+        state: dict[str, Any] = {
             "args": args,
             "model": {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()},
             "optimizer_history": [

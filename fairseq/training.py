@@ -180,7 +180,9 @@ class Run:
             bar.print(self._epoch_stats(clock), tag="train", step=updates)
             self.task.clear_memory("train")
         last = self._at_limit()
-        save = last or _is_due(updates, saving.save_interval_updates) or end_of_epoch and epoch % saving.save_interval == 0
+        save = (
+            last or _is_due(updates, saving.save_interval_updates) or end_of_epoch and epoch % saving.save_interval == 0
+        )
         validate = (
             (save and not end_of_epoch)
             or last
@@ -208,7 +210,7 @@ class Run:
 
     def _validate(self, epoch: int) -> float:
         """The first validation split's figure that decides which checkpoint is the best."""
-        figures = []
+        figures: list[float] = []
         for split, batches in self.validation.items():
             batches.load_state_dict({"epoch": 1, "iterations_in_epoch": 0})
             sums = self.trainer.sums["valid"]

@@ -36,11 +36,16 @@ NO_DROPOUT = "--dropout 0 --attention-dropout 0 --activation-dropout 0 --adaptiv
 CLOCKS = ("wps", "ups", "train_wall", "wall")
 
 
-def words(*flags: str | Path | Iterable[str]) -> list[str]:
-    """Command-line words from strings of several, lists and paths."""
+def words(*flags: Any) -> list[str]:
+    """Command-line words from strings of several, paths (one word each), and lists of such or of single words."""
     found: list[str] = []
     for flag in flags:
-        found += flag.split() if isinstance(flag, str) else [str(flag)] if isinstance(flag, Path) else list(flag)
+        if isinstance(flag, str):
+            found += flag.split()
+        elif isinstance(flag, Path):
+            found.append(str(flag))
+        else:
+            found += [word for item in flag for word in ([item] if isinstance(item, str) and " --" not in item else words(item))]
     return found
 
 

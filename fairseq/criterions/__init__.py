@@ -9,21 +9,14 @@ from typing import Any, TypeVar
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.registry import Registry
 
-C = TypeVar("C", bound=type)
+T = TypeVar("T", bound=type)
 
 CRITERIONS: Registry[Any] = Registry("criterion", "--criterion")
 
 
-def register_criterion(name: str, dataclass: type | None = None) -> Callable[[C], C]:
+def register_criterion(name: str, dataclass: type | None = None) -> Callable[[T], T]:
     """Class decorator: keep a criterion under *name*, with the dataclass of its settings if it has one."""
-
-    def keep(cls: C) -> C:
-        if dataclass is not None:
-            cls.config_class = dataclass  # type: ignore[attr-defined]
-        CRITERIONS.register(name)(cls)
-        return cls
-
-    return keep
+    return CRITERIONS.register(name, dataclass)
 
 
 def build_criterion(args: argparse.Namespace, task: Any) -> FairseqCriterion:

@@ -38,7 +38,11 @@ class FairseqCriterion(nn.Module):
     def build_criterion(cls, args: argparse.Namespace, task: Any) -> FairseqCriterion:
         """Make the criterion with those of *args* that its constructor names."""
         wanted = inspect.signature(cls.__init__).parameters
-        given: dict[str, Any] = {"task": task, "args": args, "cfg": config.extract(cls.config_class, args) if cls.config_class else None}
+        given: dict[str, Any] = {
+            "task": task,
+            "args": args,
+            "cfg": config.extract(cls.config_class, args) if cls.config_class else None,
+        }
         given.update((name, value) for name, value in vars(args).items() if name not in given)
         return cls(**{name: given[name] for name in wanted if name in given})
 

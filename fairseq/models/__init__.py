@@ -32,14 +32,7 @@ ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch")
 
 def register_model(name: str, dataclass: type | None = None) -> Callable[[M], M]:
     """Class decorator: keep a model under *name*, with the dataclass of its settings if it has one."""
-
-    def keep(cls: M) -> M:
-        if dataclass is not None:
-            cls.config_class = dataclass  # type: ignore[attr-defined]
-        MODELS.register(name)(cls)
-        return cls
-
-    return keep
+    return MODELS.register(name, dataclass)
 
 
 def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fill], Fill]:
@@ -53,7 +46,7 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
     return keep
 
 
-from fairseq.models import transformer_lm  # noqa: E402  (registers its models)
+from fairseq.models import architectures, transformer_lm  # noqa: E402  (register themselves)
 
 __all__ = [
     "ARCHITECTURES",
@@ -62,6 +55,7 @@ __all__ = [
     "BaseFairseqModel",
     "FairseqDecoder",
     "FairseqLanguageModel",
+    "architectures",
     "register_model",
     "register_model_architecture",
     "transformer_lm",

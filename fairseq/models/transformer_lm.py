@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq import config
 from fairseq.config import flag
 from fairseq.errors import UserError
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.base import FairseqLanguageModel
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
@@ -106,12 +106,16 @@ class TransformerLMConfig:
                 raise UserError("--tie-adaptive-weights: --adaptive-input-cutoff and --adaptive-softmax-cutoff differ")
             if self.adaptive_input_factor != self.adaptive_softmax_factor:
                 raise UserError("--tie-adaptive-weights: --adaptive-input-factor and --adaptive-softmax-factor differ")
-            if (self.decoder_input_dim or self.decoder_embed_dim) != (self.decoder_output_dim or self.decoder_embed_dim):
+            if (self.decoder_input_dim or self.decoder_embed_dim) != (
+                self.decoder_output_dim or self.decoder_embed_dim
+            ):
                 raise UserError("--tie-adaptive-weights: --decoder-input-dim and --decoder-output-dim differ")
         if self.share_decoder_input_output_embed:
             if self.adaptive_input:
                 raise UserError("--share-decoder-input-output-embed: with --adaptive-input use --tie-adaptive-weights")
-            if (self.decoder_input_dim or self.decoder_embed_dim) != (self.decoder_output_dim or self.decoder_embed_dim):
+            if (self.decoder_input_dim or self.decoder_embed_dim) != (
+                self.decoder_output_dim or self.decoder_embed_dim
+            ):
                 raise UserError(
                     "--share-decoder-input-output-embed: --decoder-input-dim and --decoder-output-dim differ"
                 )
@@ -120,7 +124,9 @@ class TransformerLMConfig:
         cutoffs = self.adaptive_softmax_cutoff if part == "softmax" else self.adaptive_input_cutoff
         bands, width = len(cutoffs or []), dim or self.decoder_embed_dim
         if width < factor**bands:
-            raise UserError(f"--adaptive-{part}-factor {factor}: band {bands} of width {width} / {factor}^{bands} is empty")
+            raise UserError(
+                f"--adaptive-{part}-factor {factor}: band {bands} of width {width} / {factor}^{bands} is empty"
+            )
 
 
 class TransformerDecoder(nn.Module):
@@ -150,9 +156,7 @@ class TransformerDecoder(nn.Module):
         self.project_in_dim = _projection(input_dim, dim) if widen else None
         self.embed_positions: SinusoidalPositions | LearnedPositions | None = None
         if not cfg.no_token_positional_embeddings:
-            self.embed_positions = position_embedding(
-                self.max_positions(), dim, padding_idx, cfg.decoder_learned_pos
-            )
+            self.embed_positions = position_embedding(self.max_positions(), dim, padding_idx, cfg.decoder_learned_pos)
         self.layernorm_embedding = layer_norm(dim, apex) if cfg.layernorm_embedding else None
         self.layers = nn.ModuleList(_layer(cfg, self.infused, apex) for _ in range(cfg.decoder_layers))
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
@@ -259,6 +263,7 @@ class TransformerLanguageModel(FairseqLanguageModel):
 
     def __init__(self, decoder: TransformerDecoder) -> None:
         super().__init__(decoder)
+        self.cfg = decoder.cfg
         self.memory_length = decoder.memory_length
 
     @classmethod
@@ -282,7 +287,7 @@ class TransformerLanguageModel(FairseqLanguageModel):
         own = self.state_dict()
         if "decoder.embed_out" in state:
             state["decoder.output_projection.weight"] = state.pop("decoder.embed_out")
-        shared = self.decoder.output_projection is not None and self.decoder.cfg.share_decoder_input_output_embed
+        shared = self.cfg.share_decoder_input_output_embed and not self.cfg.adaptive_softmax_cutoff
         if shared and "decoder.embed_tokens.weight" in state:
             state.setdefault("decoder.output_projection.weight", state["decoder.embed_tokens.weight"])
         for name in [*own, *state]:
@@ -297,7 +302,12 @@ class TransformerLanguageModel(FairseqLanguageModel):
 def _embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int, dim: int) -> nn.Module:
     if cfg.adaptive_input:
         return AdaptiveInput(
-            vocabulary, padding_idx, dim, cfg.adaptive_input_factor, cfg.decoder_embed_dim, cfg.adaptive_input_cutoff or []
+            vocabulary,
+            padding_idx,
+            dim,
+            cfg.adaptive_input_factor,
+            cfg.decoder_embed_dim,
+            cfg.adaptive_input_cutoff or [],
         )
     embedding = nn.Embedding(vocabulary, dim, padding_idx)
     nn.init.normal_(embedding.weight, std=dim**-0.5)
@@ -325,126 +335,3 @@ def _projection(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs, bias=False)
     nn.init.xavier_uniform_(layer.weight)
     return layer
-
-
-def _defaults(args: argparse.Namespace, **values: Any) -> None:
-    """Set those of *values* that *args* lacks."""
-    for name, value in values.items():
-        if not hasattr(args, name):
-            setattr(args, name, value)
-
-
-@register_model_architecture("transformer_lm", "transformer_lm")
-def base_lm_architecture(args: argparse.Namespace) -> None:
-    """fairseq's defaults: those of the dataclass."""
-
-
-@register_model_architecture("transformer_lm", "transformer_lm_big")
-def transformer_lm_big(args: argparse.Namespace) -> None:
-    _defaults(args, decoder_layers=12, decoder_embed_dim=1024, decoder_ffn_embed_dim=4096, decoder_attention_heads=16)
-
-
-@register_model_architecture("transformer_lm", "transformer_lm_wiki103")
-@register_model_architecture("transformer_lm", "transformer_lm_baevski_wiki103")
-def transformer_lm_baevski_wiki103(args: argparse.Namespace) -> None:
-    """Baevski & Auli 2019, WikiText-103: 247 M parameters with its dictionary of 267,744 words."""
-    _defaults(
-        args,
-        decoder_layers=16,
-        decoder_attention_heads=8,
-        dropout=0.3,
-        adaptive_input=True,
-        tie_adaptive_weights=True,
-        adaptive_input_cutoff=[20000, 60000],
-        adaptive_softmax_cutoff=[20000, 60000],
-        adaptive_softmax_dropout=0.2,
-        attention_dropout=0.1,
-        activation_dropout=0.1,
-        no_decoder_final_norm=True,
-        tie_adaptive_proj=True,
-    )
-    transformer_lm_big(args)
-
-
-@register_model_architecture("transformer_lm", "transformer_lm_gbw")
-@register_model_architecture("transformer_lm", "transformer_lm_baevski_gbw")
-def transformer_lm_baevski_gbw(args: argparse.Namespace) -> None:
-    """Baevski & Auli 2019, One Billion Word."""
-    _defaults(args, decoder_embed_dim=512, dropout=0.1, attention_dropout=0.1, no_decoder_final_norm=True)
-    transformer_lm_big(args)
-
-
-@register_model_architecture("transformer_lm", "transformer_lm_gpt2_small")
-def transformer_lm_gpt2_small(args: argparse.Namespace) -> None:
-    """fairseq's model of this name: GPT-2's shape with 24 layers."""
-    _defaults(
-        args,
-        decoder_embed_dim=1024,
-        decoder_ffn_embed_dim=4096,
-        decoder_layers=24,
-        decoder_attention_heads=16,
-        dropout=0.1,
-        attention_dropout=0.1,
-        activation_fn="gelu",
-    )
-
-
-def _cache_of_one_segment(args: argparse.Namespace) -> None:
-    _defaults(args, position_infused_attention=True)
-    _defaults(args, tokens_from_prev=getattr(args, "tokens_per_sample", TransformerLMConfig.tokens_per_sample))
-
-
-@register_model_architecture("transformer_lm", "shortformer")
-def shortformer(args: argparse.Namespace) -> None:
-    """``transformer_lm`` with position-infused attention and a cache of one segment."""
-    _cache_of_one_segment(args)
-
-
-@register_model_architecture("transformer_lm", "shortformer_wiki103")
-def shortformer_wiki103(args: argparse.Namespace) -> None:
-    """``transformer_lm_wiki103`` with position-infused attention and a cache of one segment."""
-    _cache_of_one_segment(args)
-    transformer_lm_baevski_wiki103(args)
-
-
-def _small(args: argparse.Namespace, layers: int, dim: int, cutoffs: list[int]) -> None:
-    _defaults(
-        args,
-        decoder_layers=layers,
-        decoder_embed_dim=dim,
-        decoder_ffn_embed_dim=4 * dim,
-        decoder_attention_heads=4,
-        dropout=0.1,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        adaptive_softmax_dropout=0.1,
-        adaptive_input_cutoff=cutoffs,
-        adaptive_softmax_cutoff=cutoffs,
-    )
-    transformer_lm_baevski_wiki103(args)
-
-
-@register_model_architecture("transformer_lm", "transformer_lm_demo")
-def transformer_lm_demo(args: argparse.Namespace) -> None:
-    """The baseline's design at 4 layers of width 256, for a corpus of a few million words and a CPU."""
-    _small(args, layers=4, dim=256, cutoffs=[2000, 8000])
-
-
-@register_model_architecture("transformer_lm", "shortformer_demo")
-def shortformer_demo(args: argparse.Namespace) -> None:
-    """``transformer_lm_demo`` with position-infused attention and a cache of one segment."""
-    _cache_of_one_segment(args)
-    transformer_lm_demo(args)
-
-
-@register_model_architecture("transformer_lm", "transformer_lm_tiny")
-def transformer_lm_tiny(args: argparse.Namespace) -> None:
-    """2 layers of width 64, for tests."""
-    _small(args, layers=2, dim=64, cutoffs=[200, 600])
-
-
-@register_model_architecture("transformer_lm", "shortformer_tiny")
-def shortformer_tiny(args: argparse.Namespace) -> None:
-    """2 layers of width 64 with position-infused attention and a cache of one segment, for tests."""
-    _cache_of_one_segment(args)
-    transformer_lm_tiny(args)

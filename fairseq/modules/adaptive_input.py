@@ -21,6 +21,10 @@ def check_cutoffs(flag: str, cutoffs: list[int], vocabulary: int) -> None:
         raise UserError(f"{flag} {shown}: the last cutoff must be below the dictionary's size, {vocabulary}")
 
 
+def _children(module: nn.Module) -> list[nn.Module]:
+    return list(module.children())
+
+
 class AdaptiveInput(nn.Module):
     """Embeddings in bands: band i, words cutoff[i−1] … cutoff[i] − 1, has width ``initial_dim / factor**i`` and a
     projection to the model's width.
@@ -58,8 +62,8 @@ class AdaptiveInput(nn.Module):
 
     def weights(self, band: int) -> tuple[nn.Parameter, nn.Parameter]:
         """Embedding [words, d] and projection [C, d] of a band."""
-        embedding, projection = self.embeddings[band]
-        return embedding.weight, projection.weight
+        embedding, projection = _children(self.embeddings[band])
+        return embedding.weight, projection.weight  # type: ignore[return-value]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of *tokens* [B, T]: [B, T, C]."""

@@ -45,10 +45,12 @@ class TiedHead(nn.Module):
     @property
     def weight(self) -> Tensor:
         """One matrix for words and bands [words + tails, C], where the words' width is the model's."""
-        if isinstance(self.word_proj, nn.Sequential):
-            narrow, words = self.word_proj
-            return torch.cat([words.weight @ narrow.weight, self.class_proj.weight])
-        return torch.cat([self.word_proj.weight, self.class_proj.weight])
+        words: Tensor = self.word_proj.weight if isinstance(self.word_proj, TiedLinear) else self._narrow_words()
+        return torch.cat([words, self.class_proj.weight])
+
+    def _narrow_words(self) -> Tensor:
+        narrow, words = self.word_proj.children()
+        return words.weight @ narrow.weight  # type: ignore[operator]
 
 
 class AdaptiveSoftmax(OutputLayer):
@@ -129,18 +131,20 @@ class AdaptiveSoftmax(OutputLayer):
             hidden = hidden[rows]
         hidden = dropout(hidden, self.dropout, self.training)
         total = linear_cross_entropy(hidden, self._head_weight(), head)
-        for (projection, drop, output), (index, target) in zip(self.tail, tails, strict=True):
+        for band, (index, target) in zip(self.tail, tails, strict=True):
+            projection, drop, output = band.children()
             narrow = drop(projection(hidden.index_select(0, index)))
-            total = total + linear_cross_entropy(narrow, output.weight, target)
+            total = total + linear_cross_entropy(narrow, _weight(output), target)
         return total
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
         _, head, tails = self.partition(target, padding_idx=-1)
         result = target_log_probs(hidden, self._head_weight(), head, chunk)
-        for (projection, _, output), (index, inside) in zip(self.tail, tails, strict=True):
+        for band, (index, inside) in zip(self.tail, tails, strict=True):
             if index.numel():
+                projection, _, output = band.children()
                 narrow = projection(hidden.index_select(0, index))
-                result.index_add_(0, index, target_log_probs(narrow, output.weight, inside, chunk))
+                result.index_add_(0, index, target_log_probs(narrow, _weight(output), inside, chunk))
         return result
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -152,13 +156,17 @@ class AdaptiveSoftmax(OutputLayer):
             h, out = flat[start : start + step], result[start : start + step]
             head = F.linear(h, self._head_weight()).float().log_softmax(-1)  # (n, words + tails)
             out[:, :words] = head[:, :words]
-            for band, (projection, _, output) in enumerate(self.tail, start=1):
+            for band, (projection, _, output) in enumerate(map(nn.Module.children, self.tail), start=1):
                 inside = output(projection(h)).float().log_softmax(-1)
                 out[:, self.bounds[band] : self.bounds[band + 1]] = inside + head[:, words + band - 1, None]
         return result.view(*hidden.shape[:-1], -1)
 
     def _head_weight(self) -> Tensor:
-        return self.head.weight  # type: ignore[return-value]
+        return _weight(self.head)
+
+
+def _weight(module: nn.Module) -> Tensor:
+    return module.weight  # type: ignore[return-value]
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:

@@ -32,10 +32,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -> Tens
 def target_log_probs(hidden: Tensor, weight: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
     """log softmax(W h_n)[target_n] for each n, without gradient: [N], float32. At most *chunk* rows at once."""
     return torch.cat(
-        [
-            _gather(logits, target[rows]) - logits.logsumexp(-1)
-            for rows, logits in _logit_chunks(hidden, weight, chunk)
-        ]
+        [_gather(logits, target[rows]) - logits.logsumexp(-1) for rows, logits in _logit_chunks(hidden, weight, chunk)]
         or [hidden.new_empty(0, dtype=torch.float32)]
     )
 

@@ -25,7 +25,7 @@ def extend_memory(old: Tensor | None, new: Tensor, length: int) -> Tensor:
 
 
 def keep_rows(memory: Memory | None, rows: int) -> Memory | None:
-    """The memory of the first *rows* rows: at a corpus's end, rows that have run out leave the batch from the last on."""
+    """The memory of the first *rows* rows: at a corpus's end, rows leave the batch from the last on."""
     if memory is None or not memory or memory[0].size(0) == rows:
         return memory
     return [layer[:rows] for layer in memory]

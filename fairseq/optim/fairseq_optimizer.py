@@ -111,10 +111,7 @@ def register_optimizer(name: str, dataclass: type | None = None) -> Callable[[T]
     def keep(cls: T) -> T:
         if not issubclass(cls, FairseqOptimizer):
             raise ValueError(f"optimizer {name!r} ({cls.__name__}) must extend FairseqOptimizer")
-        if dataclass is not None:
-            cls.config_class = dataclass
-        OPTIMIZERS.register(name)(cls)
-        return cls
+        return OPTIMIZERS.register(name, dataclass)(cls)
 
     return keep
 

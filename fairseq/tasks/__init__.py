@@ -16,14 +16,7 @@ TASKS: Registry[Any] = Registry("task", "--task")
 
 def register_task(name: str, dataclass: type | None = None) -> Callable[[T], T]:
     """Class decorator: keep a task under *name*, with the dataclass of its settings if it has one."""
-
-    def keep(cls: T) -> T:
-        if dataclass is not None:
-            cls.config_class = dataclass  # type: ignore[attr-defined]
-        TASKS.register(name)(cls)
-        return cls
-
-    return keep
+    return TASKS.register(name, dataclass)
 
 
 def setup_task(args: argparse.Namespace) -> FairseqTask:

@@ -34,7 +34,7 @@ class LanguageModelingConfig:
 
     sample_break_mode: str = flag(
         "none",
-        "where blocks end: none (every --tokens-per-sample tokens), complete (whole lines), complete_doc (whole lines of "
+        "where blocks end: none (every --tokens-per-sample tokens), complete (whole lines), complete_doc (lines of "
         "one document), eos (a line a block)",
         choices=BREAK_MODES,
     )
@@ -106,7 +106,9 @@ class LanguageModelingTask(FairseqTask):
         length = self.cfg.tokens_per_sample
         longest = length if model.memory_length else int(blocks.sizes.max())
         if not training and data.max_tokens_valid is not None and data.max_tokens_valid < longest:
-            raise UserError(f"--max-tokens-valid {data.max_tokens_valid}: a block of {split} has {longest} tokens; raise it")
+            raise UserError(
+                f"--max-tokens-valid {data.max_tokens_valid}: {split} has blocks of {longest} tokens; raise it"
+            )
         sampler: BlockSampler | StreamSampler
         if model.memory_length:
             if self.cfg.sample_break_mode != "none":
@@ -148,7 +150,7 @@ class LanguageModelingTask(FairseqTask):
                     f"{split}: {left_out} blocks are longer than the model's {limit} positions; "
                     "--skip-invalid-size-inputs-valid-test leaves them out"
                 )
-            logger.warning("%s: %d blocks are longer than the model's %d positions and left out", split, left_out, limit)
+            logger.warning("%s: left out %d blocks longer than %d positions", split, left_out, limit)
             blocks = blocks.select(keep)
         if len(blocks) == 0:
             raise UserError(f"{split}: nothing is left of this split; --tokens-per-sample {limit} may be too small")

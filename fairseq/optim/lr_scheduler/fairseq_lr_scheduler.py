@@ -81,10 +81,7 @@ def register_lr_scheduler(name: str, dataclass: type | None = None) -> Callable[
     def keep(cls: T) -> T:
         if not issubclass(cls, FairseqLRScheduler):
             raise ValueError(f"learning-rate schedule {name!r} ({cls.__name__}) must extend FairseqLRScheduler")
-        if dataclass is not None:
-            cls.config_class = dataclass
-        LR_SCHEDULERS.register(name)(cls)
-        return cls
+        return LR_SCHEDULERS.register(name, dataclass)(cls)
 
     return keep
 

@@ -1,0 +1,132 @@
+"""The named sets of defaults of ``transformer_lm``: published systems, and small ones for the demo and tests."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fairseq.models import register_model_architecture
+from fairseq.models.transformer_lm import TransformerLMConfig
+
+
+def _defaults(args: argparse.Namespace, **values: Any) -> None:
+    """Set those of *values* that *args* lacks."""
+    for name, value in values.items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm")
+def base_lm_architecture(args: argparse.Namespace) -> None:
+    """fairseq's defaults: those of the dataclass."""
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_big")
+def transformer_lm_big(args: argparse.Namespace) -> None:
+    _defaults(args, decoder_layers=12, decoder_embed_dim=1024, decoder_ffn_embed_dim=4096, decoder_attention_heads=16)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_wiki103")
+@register_model_architecture("transformer_lm", "transformer_lm_baevski_wiki103")
+def transformer_lm_baevski_wiki103(args: argparse.Namespace) -> None:
+    """Baevski & Auli 2019, WikiText-103: 247 M parameters with its dictionary of 267,744 words."""
+    _defaults(
+        args,
+        decoder_layers=16,
+        decoder_attention_heads=8,
+        dropout=0.3,
+        adaptive_input=True,
+        tie_adaptive_weights=True,
+        adaptive_input_cutoff=[20000, 60000],
+        adaptive_softmax_cutoff=[20000, 60000],
+        adaptive_softmax_dropout=0.2,
+        attention_dropout=0.1,
+        activation_dropout=0.1,
+        no_decoder_final_norm=True,
+        tie_adaptive_proj=True,
+    )
+    transformer_lm_big(args)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_gbw")
+@register_model_architecture("transformer_lm", "transformer_lm_baevski_gbw")
+def transformer_lm_baevski_gbw(args: argparse.Namespace) -> None:
+    """Baevski & Auli 2019, One Billion Word."""
+    _defaults(args, decoder_embed_dim=512, dropout=0.1, attention_dropout=0.1, no_decoder_final_norm=True)
+    transformer_lm_big(args)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_gpt2_small")
+def transformer_lm_gpt2_small(args: argparse.Namespace) -> None:
+    """fairseq's model of this name: GPT-2's shape with 24 layers."""
+    _defaults(
+        args,
+        decoder_embed_dim=1024,
+        decoder_ffn_embed_dim=4096,
+        decoder_layers=24,
+        decoder_attention_heads=16,
+        dropout=0.1,
+        attention_dropout=0.1,
+        activation_fn="gelu",
+    )
+
+
+def _cache_of_one_segment(args: argparse.Namespace) -> None:
+    _defaults(args, position_infused_attention=True)
+    _defaults(args, tokens_from_prev=getattr(args, "tokens_per_sample", TransformerLMConfig.tokens_per_sample))
+
+
+@register_model_architecture("transformer_lm", "shortformer")
+def shortformer(args: argparse.Namespace) -> None:
+    """``transformer_lm`` with position-infused attention and a cache of one segment."""
+    _cache_of_one_segment(args)
+
+
+@register_model_architecture("transformer_lm", "shortformer_wiki103")
+def shortformer_wiki103(args: argparse.Namespace) -> None:
+    """``transformer_lm_wiki103`` with position-infused attention and a cache of one segment."""
+    _cache_of_one_segment(args)
+    transformer_lm_baevski_wiki103(args)
+
+
+def _small(args: argparse.Namespace, layers: int, dim: int, cutoffs: list[int]) -> None:
+    _defaults(
+        args,
+        decoder_layers=layers,
+        decoder_embed_dim=dim,
+        decoder_ffn_embed_dim=4 * dim,
+        decoder_attention_heads=4,
+        dropout=0.1,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        adaptive_softmax_dropout=0.1,
+        adaptive_input_cutoff=cutoffs,
+        adaptive_softmax_cutoff=cutoffs,
+    )
+    transformer_lm_baevski_wiki103(args)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_demo")
+def transformer_lm_demo(args: argparse.Namespace) -> None:
+    """The baseline's design at 4 layers of width 256, for a corpus of a few million words and a CPU."""
+    _small(args, layers=4, dim=256, cutoffs=[2000, 8000])
+
+
+@register_model_architecture("transformer_lm", "shortformer_demo")
+def shortformer_demo(args: argparse.Namespace) -> None:
+    """``transformer_lm_demo`` with position-infused attention and a cache of one segment."""
+    _cache_of_one_segment(args)
+    transformer_lm_demo(args)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_tiny")
+def transformer_lm_tiny(args: argparse.Namespace) -> None:
+    """2 layers of width 64, for tests."""
+    _small(args, layers=2, dim=64, cutoffs=[200, 600])
+
+
+@register_model_architecture("transformer_lm", "shortformer_tiny")
+def shortformer_tiny(args: argparse.Namespace) -> None:
+    """2 layers of width 64 with position-infused attention and a cache of one segment, for tests."""
+    _cache_of_one_segment(args)
+    transformer_lm_tiny(args)

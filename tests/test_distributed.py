@@ -1,0 +1,180 @@
+"""Several processes train as one with the same global batch would, and end together."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+import runs
+from fairseq.distributed import World
+from fairseq.errors import UserError
+
+TWO = "--distributed-world-size 2"
+FLAGS = [runs.NO_DROPOUT, "--optimizer nag --momentum 0.9", "--max-update 45 --disable-validation --no-epoch-checkpoints"]
+HALF = "--max-tokens 32"  # on each of two processes
+BASELINE = [runs.BASELINE, *FLAGS]
+SHORTFORMER = [runs.SHORTFORMER, *FLAGS]
+UNEVEN = "--tokens-per-sample 600 --max-tokens 1200 --max-update 6"  # five blocks: the second process has none at the end
+
+PLUGIN = """
+import os
+import torch.distributed as dist
+from fairseq.criterions import register_criterion
+from fairseq.criterions.adaptive_loss import AdaptiveLoss, AdaptiveLossConfig
+
+@register_criterion("failing", dataclass=AdaptiveLossConfig)
+class Failing(AdaptiveLoss):
+    calls = 0
+
+    def compute_loss(self, model, net_output, sample):
+        Failing.calls += 1
+        if dist.get_rank() == 1 and Failing.calls == 3:
+            {action}
+        return super().compute_loss(model, net_output, sample)
+"""
+
+
+def two(folder, *flags):
+    """A run of two processes: its log, and the checkpoint's content."""
+    result = runs.command("train.py", runs.DATA, "--save-dir", folder, *flags, TWO)
+    assert result.returncode == 0, result.stderr
+    return runs.records(result.stdout), runs.content(folder / "checkpoint_last.pt")
+
+
+@pytest.fixture(scope="module")
+def shortformer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shortformer")
+    return folder, *two(folder, SHORTFORMER, HALF, "--ddp-backend no_c10d --save-interval-updates 20")
+
+
+def test_two_processes_follow_one_with_the_same_global_batch(tmp_path, shortformer):
+    _, log, _ = shortformer
+    alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save")
+    assert runs.losses(log) == pytest.approx(runs.losses(alone), abs=1e-5)
+    assert len(runs.losses(log)) == 45
+
+
+def test_two_processes_follow_one_with_batches_added_up(tmp_path):
+    log, _ = two(tmp_path / "two", BASELINE, HALF, "--ddp-backend c10d")
+    batches = runs.train(tmp_path, BASELINE, HALF, "--update-freq 2 --no-save")
+    doubled = runs.train(tmp_path, BASELINE, "--max-tokens 64 --no-save")
+    assert runs.losses(log) == pytest.approx(runs.losses(batches), abs=1e-5)
+    assert runs.losses(log) == pytest.approx(runs.losses(doubled), abs=1e-5)
+
+
+def test_batches_are_added_up_on_each_of_two_processes(tmp_path):
+    flags = "--max-tokens 16 --update-freq 2 --ddp-backend pytorch_ddp --max-update 25"
+    log, _ = two(tmp_path / "two", SHORTFORMER, flags)
+    alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 32 --update-freq 2 --no-save --max-update 25")
+    assert runs.losses(log) == pytest.approx(runs.losses(alone), abs=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["c10d", "legacy_ddp"])
+def test_a_process_without_a_batch_at_the_corpus_end_takes_part(tmp_path, backend):
+    flags = [SHORTFORMER, UNEVEN, "--max-tokens-valid 1200 --train-subset valid --ddp-backend", [backend]]
+    log, _ = two(tmp_path / "two", *flags)
+    alone = runs.train(tmp_path, SHORTFORMER, UNEVEN, "--max-tokens 2400 --no-save")
+    assert [line["wpb"] for line in runs.updates(log)] == [1800, 870] * 3
+    assert runs.losses(log) == pytest.approx(runs.losses(alone), abs=1e-5)
+
+
+def test_validation_is_summed_over_processes(tmp_path):
+    flags = [runs.BASELINE, runs.NO_DROPOUT, "--max-update 1 --valid-subset test,valid"]
+    result = runs.command("train.py", runs.DATA, *flags, HALF, TWO, "--save-dir", tmp_path / "two")
+    alone = runs.train(tmp_path, *flags, "--max-tokens 64")
+    for split in ("test", "valid"):
+        (ours,), (theirs,) = runs.summaries(runs.records(result.stdout), split), runs.summaries(alone, split)
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+
+
+def test_resumed_job_of_two_processes_is_bit_identical_and_one_process_writes(tmp_path, shortformer):
+    folder, log, whole = shortformer
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *("checkpoint_1_20.pt", "checkpoint_1_40.pt", "checkpoint_last.pt")
+    ]
+    assert [line["num_updates"] for line in runs.updates(log)] == list(range(1, 46)), "each line is there once"
+    assert len(whole["extra_state"]["memory"]) == len(whole["extra_state"]["random"]) == 2
+    shutil.copy(folder / "checkpoint_1_20.pt", tmp_path / "checkpoint_last.pt")
+    flags = [HALF, "--ddp-backend no_c10d --save-interval-updates 20"]
+    resumed_log, resumed = two(tmp_path, SHORTFORMER, *flags)
+    assert runs.difference(whole, resumed) is None
+    assert runs.updates(resumed_log) == runs.updates(log)[20:]
+
+
+def test_torchrun_starts_the_processes(tmp_path):
+    result = subprocess.run(
+        [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 2".split(), str(runs.ROOT / "train.py")]
+        + runs.words(runs.DATA, BASELINE, HALF, "--max-update 8 --save-dir", tmp_path / "two"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=runs.environment(),
+    )
+    assert result.returncode == 0, result.stderr
+    alone = runs.train(tmp_path, BASELINE, "--max-tokens 64 --max-update 8 --no-save")
+    assert runs.losses(runs.records(result.stdout)) == pytest.approx(runs.losses(alone), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "action, code, message",
+    [
+        ('raise RuntimeError("the disk is on fire")', 1, "process 1 of 2 failed:\nTraceback"),
+        ("os.kill(os.getpid(), 9)", 1, "process 1 of 2 failed:\nkilled by signal 9"),
+        ('raise MemoryError("out of memory")', 2, "train.py: error: out of host memory: lower --max-tokens"),
+        ("os.kill(os.getppid(), 9)", -9, ""),
+    ],
+    ids=["error", "killed", "memory", "parent-killed"],
+)
+def test_a_process_that_fails_ends_the_job_with_its_message(tmp_path, action, code, message):
+    plugin = tmp_path / "failing_plugin"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text(PLUGIN.format(action=action))
+    flags = ["--user-dir", plugin, "--criterion failing --no-save --log-format none"]
+    start = time.monotonic()
+    result = runs.command("train.py", runs.DATA, BASELINE, HALF, TWO, *flags, timeout=60)
+    assert result.returncode == code
+    assert message in result.stderr
+    assert "on fire" in result.stderr or "fire" not in action
+    assert time.monotonic() - start < 50, "the others do not wait for it"
+
+
+def test_users_mistake_in_several_processes_is_one_line(tmp_path):
+    flags = "--adaptive-softmax-cutoff 200,5000 --adaptive-input-cutoff 200,5000"
+    result = runs.command("train.py", runs.DATA, BASELINE, HALF, TWO, flags, "--save-dir", tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == [
+        "train.py: error: --adaptive-softmax-cutoff 200,5000: the last cutoff must be below the dictionary's size, 1200"
+    ]
+
+
+def test_one_process_is_a_world_of_its_own():
+    world = World()
+    assert (world.is_first, world.gather("a"), world.gather("a", everywhere=True), world.share("a")) == (
+        True,
+        ["a"],
+        ["a"],
+        "a",
+    )
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--distributed-world-size 2 --distributed-no-spawn", "--distributed-no-spawn: needs"),
+        (
+            "--distributed-world-size 2 --distributed-no-spawn --distributed-init-method tcp://127.0.0.1:1 --distributed-rank 2",
+            "--distributed-rank 2",
+        ),
+        (
+            "--distributed-world-size 2 --distributed-no-spawn --distributed-init-method carrier-pigeon://coop",
+            "--distributed-init-method: the processes cannot meet at carrier-pigeon://coop",
+        ),
+    ],
+)
+def test_places_to_meet_that_cannot_be_are_refused(tmp_path, flags, message):
+    with pytest.raises(UserError, match=message):
+        runs.train(tmp_path, BASELINE, flags)
