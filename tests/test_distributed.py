@@ -14,11 +14,11 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 
 TWO = "--distributed-world-size 2"
-FLAGS = [runs.NO_DROPOUT, "--optimizer nag --momentum 0.9", "--max-update 45 --disable-validation --no-epoch-checkpoints"]
+FLAGS = [runs.NO_DROPOUT, "--optimizer nag --momentum 0.9 --max-update 45 --no-epoch-checkpoints --validate-interval 9"]
 HALF = "--max-tokens 32"  # on each of two processes
 BASELINE = [runs.BASELINE, *FLAGS]
 SHORTFORMER = [runs.SHORTFORMER, *FLAGS]
-UNEVEN = "--tokens-per-sample 600 --max-tokens 1200 --max-update 6"  # five blocks: the second process has none at the end
+UNEVEN = "--tokens-per-sample 600 --max-tokens 1200 --max-update 4"  # five blocks: the second process has none at the end
 
 PLUGIN = """
 import os
@@ -53,7 +53,7 @@ def shortformer(tmp_path_factory):
 
 def test_two_processes_follow_one_with_the_same_global_batch(tmp_path, shortformer):
     _, log, _ = shortformer
-    alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save")
+    alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save --disable-validation")
     assert runs.losses(log) == pytest.approx(runs.losses(alone), abs=1e-5)
     assert len(runs.losses(log)) == 45
 
@@ -66,35 +66,25 @@ def test_two_processes_follow_one_with_batches_added_up(tmp_path):
     assert runs.losses(log) == pytest.approx(runs.losses(doubled), abs=1e-5)
 
 
-def test_batches_are_added_up_on_each_of_two_processes(tmp_path):
-    flags = "--max-tokens 16 --update-freq 2 --ddp-backend pytorch_ddp --max-update 25"
-    log, _ = two(tmp_path / "two", SHORTFORMER, flags)
-    alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 32 --update-freq 2 --no-save --max-update 25")
+def test_a_process_without_a_batch_at_the_corpus_end_takes_part(tmp_path):
+    flags = [SHORTFORMER, UNEVEN, "--update-freq 1,2"]
+    log, _ = two(tmp_path / "two", flags, "--ddp-backend pytorch_ddp")
+    alone = runs.train(tmp_path, flags, "--max-tokens 2400 --no-save")
+    assert [line["wpb"] for line in runs.updates(log)] == [1470, 1200, 2670, 2670]
     assert runs.losses(log) == pytest.approx(runs.losses(alone), abs=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["c10d", "legacy_ddp"])
-def test_a_process_without_a_batch_at_the_corpus_end_takes_part(tmp_path, backend):
-    flags = [SHORTFORMER, UNEVEN, "--max-tokens-valid 1200 --train-subset valid --ddp-backend", [backend]]
-    log, _ = two(tmp_path / "two", *flags)
-    alone = runs.train(tmp_path, SHORTFORMER, UNEVEN, "--max-tokens 2400 --no-save")
-    assert [line["wpb"] for line in runs.updates(log)] == [1800, 870] * 3
-    assert runs.losses(log) == pytest.approx(runs.losses(alone), abs=1e-5)
-
-
-def test_validation_is_summed_over_processes(tmp_path):
-    flags = [runs.BASELINE, runs.NO_DROPOUT, "--max-update 1 --valid-subset test,valid"]
-    result = runs.command("train.py", runs.DATA, *flags, HALF, TWO, "--save-dir", tmp_path / "two")
-    alone = runs.train(tmp_path, *flags, "--max-tokens 64")
-    for split in ("test", "valid"):
-        (ours,), (theirs,) = runs.summaries(runs.records(result.stdout), split), runs.summaries(alone, split)
-        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
+def test_validation_is_summed_over_processes(tmp_path, shortformer):
+    _, log, _ = shortformer
+    alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save --save-interval-updates 20")
+    ours, theirs = ([line["loss"] for line in runs.summaries(lines, "test")] for lines in (log, alone))
+    assert len(ours) == 3 and ours == pytest.approx(theirs, abs=1e-5)
 
 
 def test_resumed_job_of_two_processes_is_bit_identical_and_one_process_writes(tmp_path, shortformer):
     folder, log, whole = shortformer
     assert sorted(path.name for path in folder.iterdir()) == [
-        *("checkpoint_1_20.pt", "checkpoint_1_40.pt", "checkpoint_last.pt")
+        *("checkpoint_1_20.pt", "checkpoint_1_40.pt", "checkpoint_best.pt", "checkpoint_last.pt")
     ]
     assert [line["num_updates"] for line in runs.updates(log)] == list(range(1, 46)), "each line is there once"
     assert len(whole["extra_state"]["memory"]) == len(whole["extra_state"]["random"]) == 2
@@ -108,7 +98,7 @@ def test_resumed_job_of_two_processes_is_bit_identical_and_one_process_writes(tm
 def test_torchrun_starts_the_processes(tmp_path):
     result = subprocess.run(
         [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 2".split(), str(runs.ROOT / "train.py")]
-        + runs.words(runs.DATA, BASELINE, HALF, "--max-update 8 --save-dir", tmp_path / "two"),
+        + runs.words(runs.DATA, BASELINE, HALF, "--max-update 8 --no-save"),
         capture_output=True,
         text=True,
         timeout=120,
