@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED) ## train and evaluate a small Shortformer in a few minutes; results in demo/
-	@$(BIN)/python scripts/demo.py
+	@$(BIN)/python -m scripts.demo
 
 test: lint types contracts tests ## everything that CI runs
 

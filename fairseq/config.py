@@ -33,6 +33,7 @@ def flag(
     below: float | None = None,
     metavar: str | None = None,
     negative: bool = False,
+    const: Any = None,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
@@ -45,6 +46,7 @@ def flag(
         above, below: open bounds.
         metavar: how ``--help`` shows the value.
         negative: a bool that also has a ``--no-…`` form.
+        const: the value where the flag is given without one.
     """
     metadata = {
         "help": help,
@@ -53,6 +55,7 @@ def flag(
         "bounds": (low, high, above, below),
         "metavar": metavar,
         "negative": negative,
+        "const": const,
     }
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
@@ -84,6 +87,8 @@ def add_flags(parser: argparse._ActionsContainer, config: type) -> None:
         else:
             options["type"] = _parser_type(field, hint)
             options["metavar"] = field.metadata.get("metavar") or _metavar(field, kind, many)
+            if field.metadata.get("const") is not None:
+                options.update(nargs="?", const=field.metadata["const"])
         parser.add_argument(*[n for n in names if n not in known], **options)
 
 

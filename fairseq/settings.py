@@ -155,10 +155,16 @@ class EvalLMConfig:
     )
     output_word_probs: bool = flag(False, "print every word with its log-probability")
     output_word_stats: bool = flag(False, "print every word's count and mean log-probability")
-    remove_bpe: str | None = flag(None, "join subwords at this mark before words are counted", metavar="MARK")
+    remove_bpe: str | None = flag(
+        None, "join subwords that end in this mark (without a value: @@) before words are counted", metavar="MARK", const="@@ "
+    )
     context_window: int = flag(0, "tokens before each block that are read as context, not scored", low=0)
     sliding_inf: int = flag(
-        -1, "1: token by token, each with the whole cache before it (Shortformer)", choices=(-1, 0, 1), metavar="{1}"
+        -1,
+        "1: token by token, as in generation, with the cache (Shortformer); with as many rows the numbers are those of "
+        "non-overlapping inference",
+        choices=(-1, 0, 1),
+        metavar="{1}",
     )
     softmax_batch: int | None = flag(
         None, "most tokens whose output distribution is computed at once: bounds memory", low=1

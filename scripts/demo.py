@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -168,7 +169,7 @@ def training_rows(finished: Finished, boundary: int) -> list[Row]:
     rows = []
     for name, low, high in ((f"training, {SHORT} tokens", 0, boundary), (f"training, {LONG} tokens", boundary, 10**9)):
         steps = [values for values in log if "wps" in values and low < values["num_updates"] <= high]
-        speed = sum(values["wps"] for values in steps) / max(1, len(steps))
+        speed = statistics.median(values["wps"] for values in steps) if steps else float("nan")
         valid = [values["valid_loss"] for values in log if low < values.get("valid_num_updates", -1) <= high]
         rows.append(Row(name, speed, 2 ** valid[-1] if valid else float("nan"), finished.megabytes))
     return rows
@@ -178,8 +179,8 @@ def table(rows: list[Row]) -> str:
     """The figures of every step, aligned."""
     lines = [f"{'':27}{'tokens/s':>10}{'perplexity':>13}{'memory':>10}"]
     for row in rows:
-        perplexity = "–" if row.perplexity != row.perplexity else f"{row.perplexity:.2f}"
-        lines.append(f"{row.name:27}{row.tokens_per_second:>10,.0f}{perplexity:>13}{row.megabytes:>7,.0f} MB")
+        speed, perplexity = f"{row.tokens_per_second:,.0f}", f"{row.perplexity:,.2f}"
+        lines.append(f"{row.name:27}{speed:>10}{perplexity:>13}{row.megabytes:>7,.0f} MB".replace("nan", "  –"))
     return "\n".join(lines)
 
 

@@ -37,15 +37,13 @@ CLOCKS = ("wps", "ups", "train_wall", "wall")
 
 
 def words(*flags: Any) -> list[str]:
-    """Command-line words from strings of several, paths (one word each), and lists of such or of single words."""
+    """Command-line words from strings, split at white space, from paths, and from lists of such."""
     found: list[str] = []
     for flag in flags:
-        if isinstance(flag, str):
-            found += flag.split()
-        elif isinstance(flag, Path):
-            found.append(str(flag))
+        if isinstance(flag, list | tuple):
+            found += words(*flag)
         else:
-            found += [word for item in flag for word in ([item] if isinstance(item, str) and " --" not in item else words(item))]
+            found += flag.split() if isinstance(flag, str) else [str(flag)]
     return found
 
 

@@ -101,7 +101,7 @@ def test_reset_flags_leave_aside_what_they_name(tmp_path, reset, epoch, number, 
 
 def test_optimizer_overrides_change_the_restored_optimizer(tmp_path):
     runs.train(tmp_path, runs.BASELINE, NAG, "--max-update 2")
-    runs.train(tmp_path, runs.BASELINE, NAG, "--max-update 3 --optimizer-overrides", ["{'momentum': 0.5}"])
+    runs.train(tmp_path, runs.BASELINE, NAG, "--max-update 3 --optimizer-overrides {'momentum':0.5}")
     state = checkpoint.read(tmp_path / "checkpoint_last.pt")
     assert state["last_optimizer_state"]["param_groups"][0]["momentum"] == 0.5
 

@@ -84,6 +84,9 @@ train_shortformer() {
 # begin SAVE_DIR CHECKPOINT: sets $start, the flags that start a stage from the one before; none once it has begun.
 begin() {
   start=(--restore-file "$save_dir$2")
+  if [[ -n ${SMALL:-} ]]; then
+    start+=(--reset-meters) # so few updates may not beat the stage before, and a best checkpoint is evaluated
+  fi
   if [[ -z ${DRY_RUN:-} && -e $save_dir$1/checkpoint_last.pt ]]; then
     start=()
   fi

@@ -281,6 +281,10 @@ class TransformerLanguageModel(FairseqLanguageModel):
         """An empty cache for token-by-token inference over *batch* rows."""
         return self.decoder.new_cache(batch)  # type: ignore[operator]
 
+    def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
+        """What the first layer reads for *tokens*; see :meth:`TransformerDecoder.embed`."""
+        return self.decoder.embed(tokens, offset)  # type: ignore[operator]
+
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Names and markers of fairseq's several versions, as this one has them."""
         state = dict(state)

@@ -110,7 +110,8 @@ class PositionInfusedAttention(SelfAttention):
         if positions is None:
             raise ValueError("position-infused attention needs the position table of its cache")
         cache = super().new_cache(batch, length)
-        query, key = (F.linear(positions, p.weight.to(positions.dtype)) for p in (self.q_proj, self.k_proj))
+        with torch.autocast(positions.device.type, enabled=False):
+            query, key = (F.linear(positions, p.weight.to(positions.dtype)) for p in (self.q_proj, self.k_proj))
         added = torch.cat([query, key, torch.zeros_like(key)], dim=1)  # (S, 3C)
         cache.bias = (cache.bias + added).to(cache.weight.dtype)
         cache.position_keys = self._heads(key[None])

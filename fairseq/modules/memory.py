@@ -60,6 +60,10 @@ class LayerCache:
         self.keys[:, :, :kept] = keys
         self.values[:, :, :kept] = self.values[:, :, first:held].clone()
 
+    def keep_rows(self, rows: int) -> None:
+        """Forget all but the first *rows* rows."""
+        self.keys, self.values = self.keys[:rows], self.values[:rows]
+
 
 @dataclass
 class KeyValueCache:
@@ -88,6 +92,16 @@ class KeyValueCache:
             layer.keep_last(self.held, kept)
         self.held = kept
         self.in_segment = 0
+
+    def keep_rows(self, rows: int) -> None:
+        """Forget all but the first *rows* rows: at a corpus's end, rows run out from the last on."""
+        if self.layers and rows < self.layers[0].keys.size(0):
+            for layer in self.layers:
+                layer.keep_rows(rows)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.held = self.in_segment = 0
 
     def advance(self, count: int) -> None:
         """Note that *count* tokens were added to every layer."""

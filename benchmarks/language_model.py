@@ -1,0 +1,263 @@
+"""Speed and memory of training and evaluating a Shortformer, beside the original's on the same kind of machine.
+
+    python -m benchmarks.language_model [--compile] [--json FILE]
+    python -m benchmarks.language_model --wiki103        # the full-size model, on a GPU
+
+Every line of the table is measured in a process of its own, through the task, the trainer and the scorer that the
+commands use, on a corpus of random words with natural frequencies. The matrix product is measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import machine
+from fairseq import options
+from fairseq.allocator import keep_freed_memory
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
+from fairseq.distributed import World
+from fairseq.evaluation.scorer import Scorer, Scoring
+from fairseq.precision import Precision
+from fairseq.tasks import setup_task
+from fairseq.trainer import Trainer, compile_model
+
+ROWS, LENGTH = 16, 128
+SMALL = [
+    *("--decoder-layers", "4", "--decoder-embed-dim", "256", "--decoder-attention-heads", "4"),
+    *(
+        "--decoder-ffn-embed-dim",
+        "1024",
+        "--adaptive-softmax-cutoff",
+        "2000,8000",
+        "--adaptive-input-cutoff",
+        "2000,8000",
+    ),
+]
+VOCABULARY = {"small": 19_768, "wiki103": 267_744}
+
+# The original, on a 2-core machine that multiplies matrices at these GFLOP/s.
+ORIGINAL_GFLOPS = {"fp32": 193.0, "bf16": 867.0}
+ORIGINAL = {"train": 3800.0, "evaluate": 9400.0, "token by token": 138.0}
+
+
+@dataclass
+class Case:
+    """One line of the table."""
+
+    name: str
+    mode: str  # train, evaluate, or token by token
+    precision: str = "fp32"
+    rows: int = ROWS
+    compile: bool = False
+    target: float = 0.0  # multiple of the original's speed to reach
+
+
+CASES = [
+    Case("training, fp32", "train", target=1.4),
+    Case("training, bf16", "train", "bf16", target=2.5),
+    Case("non-overlapping, fp32", "evaluate", target=1.8),
+    Case("non-overlapping, bf16", "evaluate", "bf16", target=3.5),
+    Case("token by token, 1 stream", "token by token", rows=1, target=8.0),
+    Case("token by token, 16 streams", "token by token", rows=16, target=40.0),
+]
+
+
+def command(case: Case, folder: Path, size: str, device: torch.device) -> argparse.Namespace:
+    """The training command whose model is measured."""
+    flags = [str(folder), "--arch", "shortformer_wiki103", "--criterion", "adaptive_loss", "--optimizer", "nag"]
+    flags += [
+        "--lr",
+        "0.01",
+        "--clip-norm",
+        "0.1",
+        "--tokens-per-sample",
+        str(LENGTH),
+        "--required-batch-size-multiple",
+        "1",
+    ]
+    flags += ["--max-tokens", str(case.rows * LENGTH), "--seed", "1"]
+    flags += SMALL if size == "small" else []
+    flags += [f"--{case.precision}"] if case.precision != "fp32" else []
+    flags += ["--cpu"] if device.type == "cpu" else []
+    flags += ["--compile"] if case.compile else []
+    return options.parse_args_and_arch(options.get_training_parser(), flags)
+
+
+def measure(case: Case, folder: Path, size: str, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Tokens a second of *case*, median (which the table shows) and best, and its peak memory."""
+    keep_freed_memory()
+    args = command(case, folder, size, device)
+    torch.manual_seed(1)
+    task = setup_task(args)
+    model = task.build_model(args)
+    speeds = (
+        _training(args, task, model, device, seconds)
+        if case.mode == "train"
+        else _scoring(case, args, task, model, device, seconds)
+    )
+    speeds.sort()
+    return {
+        "best": speeds[-1],
+        "median": speeds[len(speeds) // 2],
+        "rss_mib": machine.peak_rss(),
+        "gpu_mib": machine.peak_gpu(device),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def _training(args: argparse.Namespace, task: Any, model: Any, device: torch.device, seconds: float) -> list[float]:
+    criterion = task.build_criterion(args)
+    trainer = Trainer(args, task, model, criterion, World(device=device))
+    batches = task.iterator("train", model, criterion, training=True, device=device)
+    speeds: list[float] = []
+    steps = 8 if device.type == "cpu" else 20
+    started, warm = time.perf_counter(), 0
+    while time.perf_counter() - started < seconds or len(speeds) < 3:
+        samples = iter(batches)
+        for _ in range(len(batches) // steps):
+            machine.synchronize(device)
+            start, tokens = time.perf_counter(), 0
+            for _ in range(steps):
+                sample = next(samples)
+                tokens += sample["ntokens"]
+                trainer.train_step([sample])
+            machine.synchronize(device)
+            if warm:
+                speeds.append(tokens / (time.perf_counter() - start))
+            warm += 1
+            if time.perf_counter() - started > seconds and len(speeds) >= 3:
+                break
+    return speeds
+
+
+def _scoring(
+    case: Case, args: argparse.Namespace, task: Any, model: Any, device: torch.device, seconds: float
+) -> list[float]:
+    if case.compile:
+        compile_model(model)
+    scoring = Scoring(LENGTH, token_by_token=case.mode == "token by token", batch_size=case.rows)
+    scorer = Scorer([model], task.source_dictionary, scoring, Precision(args), device)
+    corpus = task.corpus("valid" if case.mode == "evaluate" else "test")
+    speeds: list[float] = []
+    started = time.perf_counter()
+    scorer.score(corpus)
+    while time.perf_counter() - started < seconds or len(speeds) < 3:
+        machine.synchronize(device)
+        start = time.perf_counter()
+        scores = scorer.score(corpus)
+        speeds.append(len(scores) / (time.perf_counter() - start))
+    return speeds
+
+
+def make_corpus(folder: Path, vocabulary: int) -> None:
+    """Random words with frequencies 1/rank: 600,000 tokens to train on, 65,536 and 4,096 to evaluate."""
+    dictionary = Dictionary()
+    for i in range(vocabulary - 4):
+        dictionary.add_symbol(f"w{i}", max(1, 10**7 // (i + 1)))
+    dictionary.save(str(folder / "dict.txt"))
+    frequencies = 1 / np.arange(1, vocabulary - 3)
+    rng = np.random.default_rng(1)
+    for split, size in (("train", 600_000), ("valid", 65_536), ("test", 4_096)):
+        tokens = (rng.choice(vocabulary - 4, size=size, p=frequencies / frequencies.sum()) + 4).astype(np.int64)
+        with IndexedWriter(str(folder / split), token_dtype(len(dictionary))) as writer:
+            writer.add(tokens, np.full(size // 32, 32, dtype=np.int32))
+
+
+def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool) -> str:
+    """The results as Markdown."""
+    lines = [
+        "| | tokens/s | × original | tokens/s per GFLOP/s | × original per GFLOP/s | target | peak RSS |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        case = Case(**result["case"])
+        speed = result["median"]
+        per = speed / ceiling[case.precision if case.precision != "fp16" else "bf16"]
+        memory = f"{result['gpu_mib']:,.0f} MiB GPU" if result["gpu_mib"] else f"{result['rss_mib']:,.0f} MiB"
+        if on_cpu and case.mode in ORIGINAL:
+            original = ORIGINAL[case.mode]
+            original_per = original / ORIGINAL_GFLOPS[case.precision]
+            cells = [
+                f"{speed / original:.2f}",
+                f"{per:.1f}",
+                f"{per / original_per:.2f}",
+                f"{case.target}" if case.target else "",
+            ]
+        else:
+            cells = ["", f"{per:.2f}", "", ""]
+        lines.append(f"| {case.name} | {speed:,.0f} | {' | '.join(cells)} | {memory} |")
+    return "\n".join(lines)
+
+
+def wiki103_cases() -> list[Case]:
+    """The full-size model in half precision, eager and compiled."""
+    return [
+        Case(f"shortformer_wiki103, {p}, {'compiled' if c else 'eager'}", "train", p, rows=72, compile=c)
+        for p in ("fp16", "bf16")
+        for c in (False, True)
+    ]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
+    parser.add_argument("--seconds", type=float, default=15, help="how long each line is measured (default: 15)")
+    parser.add_argument("--compile", action="store_true", help="also measure with torch.compile")
+    parser.add_argument("--wiki103", action="store_true", help="the full-size model on a GPU")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    device = torch.device("cuda" if args.wiki103 else "cpu")
+    if args.wiki103 and not torch.cuda.is_available():
+        parser.error("--wiki103: needs a GPU, and none is there")
+    size = "wiki103" if args.wiki103 else "small"
+    if args.case:
+        print(json.dumps(measure(Case(**json.loads(args.case)), args.folder, size, device, args.seconds)))
+        return
+    cases = wiki103_cases() if args.wiki103 else list(CASES)
+    if args.compile and not args.wiki103:
+        cases += [Case(f"{c.name}, compiled", c.mode, c.precision, c.rows, True, c.target) for c in CASES[:4]]
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    ceiling = {name: machine.matrix_product(device, dtype) for name, dtype in types.items()}
+    print(
+        f"matrix product 2048 × 1024 × 4096: {ceiling['fp32']:.0f} GFLOP/s fp32, {ceiling['bf16']:.0f} bf16\n",
+        flush=True,
+    )
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_corpus(Path(folder), VOCABULARY[size])
+        for case in cases:
+            process = subprocess.run(
+                [sys.executable, "-m", "benchmarks.language_model", "--folder", folder, "--seconds", str(args.seconds)]
+                + ["--case", json.dumps(asdict(case))]
+                + (["--wiki103"] if args.wiki103 else []),
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+            results.append({"case": asdict(case), **json.loads(process.stdout.splitlines()[-1])})
+            print(f"{case.name:32} {results[-1]['median']:10,.0f} tokens/s", flush=True)
+    again = {name: machine.matrix_product(device, dtype) for name, dtype in types.items()}
+    ceiling = {name: max(value, again[name]) for name, value in ceiling.items()}
+    print(f"\n{table(results, ceiling, device.type == 'cpu')}")
+    report = {"machine": machine.describe(device), "gflops": ceiling, "results": results}
+    print(f"\n{json.dumps(report['machine'])}")
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Figures of scores: loss, perplexity, words of subwords, and lines to print."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import resource
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fairseq
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.files import atomic_write
+from fairseq.errors import UserError
+from fairseq.evaluation.scorer import Scores
+
+SHARE_OF_CHARACTERS = 0.95  # of a dictionary's symbols, from which its corpora count as corpora of characters
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words and their log-probabilities, in the corpus's order; of subwords, the sums over their words.
+
+    Attributes:
+        scores: what the words are made of.
+        first: int64 [words]: where each word begins in the tokens.
+        lprobs: float64 [words], natural logarithms.
+        lines: int64 [lines + 1]: line i is words ``lines[i]`` … ``lines[i + 1] − 1``.
+        mark: what subwords end in, None if tokens are words.
+    """
+
+    scores: Scores
+    dictionary: Dictionary
+    first: np.ndarray
+    lprobs: np.ndarray
+    lines: np.ndarray
+    mark: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def word(self, number: int) -> str:
+        """The text of a word."""
+        end = self.first[number + 1] if number + 1 < len(self.first) else len(self.scores)
+        pieces = [self.dictionary[token] for token in self.scores.tokens[self.first[number] : end]]
+        if self.mark is None:
+            return pieces[0]
+        return "".join(piece.removesuffix(self.mark) for piece in pieces[:-1]) + pieces[-1]
+
+
+def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = None) -> Words:
+    """The words of *scores*: its tokens, or with *remove_bpe* what its subwords make.
+
+    Args:
+        remove_bpe: the mark that a subword ends in where its word goes on; white space around it does not count. The
+            last subword of a line ends its word whatever it ends in.
+
+    Raises:
+        UserError: *remove_bpe* is empty, or asks for SentencePiece's marks.
+    """
+    lprobs = scores.lprobs.astype(np.float64)
+    if remove_bpe is None:
+        return Words(scores, dictionary, np.arange(len(scores)), lprobs, scores.lines)
+    mark = remove_bpe.strip()
+    if mark in ("", "sentencepiece"):
+        raise UserError(f"--remove-bpe {remove_bpe!r}: expected a mark at the end of subwords, such as @@")
+    goes_on = np.array([symbol.endswith(mark) for symbol in dictionary.symbols])[scores.tokens]
+    begins = np.ones(len(scores), dtype=bool)
+    begins[1:] = ~goes_on[:-1]
+    begins[scores.lines[:-1][scores.lines[:-1] < len(scores)]] = True
+    first = np.flatnonzero(begins)
+    return Words(
+        scores, dictionary, first, np.add.reduceat(lprobs, first), np.concatenate([[0], np.cumsum(begins)])[scores.lines], mark
+    )
+
+
+def figures(words: Words, seconds: float) -> dict[str, Any]:
+    """What is reported of an evaluation that took *seconds*.
+
+    ``loss_base2`` and ``perplexity`` are those of a token; of subwords joined to words also ``word_loss_base2`` and
+    ``word_perplexity``, as fairseq computes them: the same sum over the number of words. ``bits_per_character`` is
+    there for corpora of characters.
+    """
+    total, tokens = float(words.lprobs.sum()), len(words.scores)
+    loss = -total / tokens / math.log(2)
+    report: dict[str, Any] = {
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / max(seconds, 1e-9),
+        "loss_base2": loss,
+        "perplexity": _power(loss),
+    }
+    if words.mark is not None:
+        word_loss = -total / len(words) / math.log(2)
+        report |= {"words": len(words), "word_loss_base2": word_loss, "word_perplexity": _power(word_loss)}
+    if is_of_characters(words.dictionary):
+        report["bits_per_character"] = loss
+    return report
+
+
+def is_of_characters(dictionary: Dictionary) -> bool:
+    """Whether nearly every symbol of *dictionary* is one character."""
+    symbols = [word for word in dictionary.symbols[dictionary.nspecial :] if not word.startswith("madeupword")]
+    return bool(symbols) and sum(len(word) == 1 for word in symbols) >= SHARE_OF_CHARACTERS * len(symbols)
+
+
+def peak_memory(device: torch.device) -> dict[str, float]:
+    """The most memory this process has held, in MiB: resident, and on a GPU allocated."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    memory = {"peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
+    if device.type == "cuda":
+        memory["peak_gpu_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
+    return memory
+
+
+def summary(report: Mapping[str, Any]) -> list[str]:
+    """The figures in fairseq's words; with joined subwords the loss is that of a word, as fairseq prints it."""
+    lines = [
+        f"Evaluated {report['tokens']} tokens in {report['seconds']:.1f} s ({report['tokens_per_second']:.2f} tokens/s)"
+    ]
+    token = f"Loss (base 2): {report['loss_base2']:.4f}, Perplexity: {report['perplexity']:.2f}"
+    if "words" in report:
+        word = f"Loss (base 2): {report['word_loss_base2']:.4f}, Perplexity: {report['word_perplexity']:.2f}"
+        lines += [f"{word} per word, of {report['words']} words", f"{token} per subword"]
+    else:
+        lines.append(token)
+    if "bits_per_character" in report:
+        lines.append(f"Bits per character: {report['bits_per_character']:.4f}")
+    gpu = f", {report['peak_gpu_mb']:.0f} MB on the GPU" if "peak_gpu_mb" in report else ""
+    lines.append(f"Peak memory: {report['peak_rss_mb']:.0f} MB{gpu}")
+    return lines
+
+
+def word_lines(words: Words) -> Iterator[str]:
+    """A line for each line of the corpus: its words, each with its natural-log probability in brackets, between tabs."""
+    for first, last in zip(words.lines[:-1], words.lines[1:], strict=True):
+        yield "\t".join(f"{words.word(i)} [{words.lprobs[i]:.6f}]" for i in range(first, last))
+
+
+def word_table(words: Words) -> Iterator[str]:
+    """A table of different words, between tabs: the word, its count, its mean and summed natural-log probability."""
+    counts: dict[str, int] = {}
+    sums: dict[str, float] = {}
+    for number, lprob in enumerate(words.lprobs.tolist()):
+        word = words.word(number)
+        counts[word] = counts.get(word, 0) + 1
+        sums[word] = sums.get(word, 0.0) + lprob
+    yield "word\tcount\tmean log-probability\tsum"
+    for word in sorted(counts, key=lambda w: (-counts[w], w)):
+        yield f"{word}\t{counts[word]}\t{sums[word] / counts[word]:.6f}\t{sums[word]:.6f}"
+
+
+def prepare_folder(flag: str, folder: Path) -> None:
+    """Make sure, before any work is done, that *folder* is there to write into.
+
+    Raises:
+        UserError: it cannot be made; the message names *flag*.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{flag} {folder}: cannot be made ({error.strerror}); choose another folder") from None
+
+
+def write_results(folder: Path, report: Mapping[str, Any]) -> None:
+    """Write *report*, the command and the versions to ``results.json`` in *folder*, whole or not at all.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "fairseq": fairseq.__version__}
+    content = {**report, "command": shlex.join(sys.argv), "versions": versions}
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
+    text = json.dumps(finite, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        with atomic_write(folder / "results.json") as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise UserError(f"--results-path {folder}: cannot be written ({error.strerror})") from None
+
+
+def write_scores(path: Path, scores: Scores) -> None:
+    """Write ``tokens`` and ``lprobs`` to the NPZ file *path*, whole or not at all.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        with atomic_write(path) as file:
+            np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
+    except OSError as error:
+        raise UserError(f"--save-token-scores {path}: cannot be written ({error.strerror})") from None
+
+
+def _power(bits: float) -> float:
+    return 2.0**bits if bits < 1000 else math.inf

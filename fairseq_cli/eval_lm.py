@@ -1,0 +1,137 @@
+"""Evaluate a language model: perplexity, probabilities of words, speed and memory."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq import config, distributed, options
+from fairseq.errors import UserError
+from fairseq.evaluation import Scorer, Scoring, load_models, report
+from fairseq.logging import progress_bar
+from fairseq.precision import Precision
+from fairseq.settings import CommonConfig, DataConfig, EvalLMConfig
+from fairseq.trainer import compile_model, parse_dict
+
+logger = logging.getLogger(__name__)
+
+
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    """Score ``--gen-subset`` with the checkpoints of ``--path``; results go to stdout, progress to stderr.
+
+    Of the settings that a checkpoint holds too, ``--tokens-per-sample`` is taken from *args* where it is there;
+    ``--sample-break-mode`` is ``none`` unless given.
+
+    Returns:
+        The figures, as in ``results.json``.
+
+    Raises:
+        UserError: flags contradict each other, or a checkpoint or the data cannot be used.
+    """
+    cfg, data = config.extract(EvalLMConfig, args), config.extract(DataConfig, args)
+    paths = checkpoint_paths(cfg)
+    if cfg.results_path is not None:
+        report.prepare_folder("--results-path", Path(cfg.results_path))
+    if cfg.save_token_scores is not None:
+        report.prepare_folder("--save-token-scores", Path(cfg.save_token_scores).parent)
+    device = distributed.device_of(args)
+    overrides = parse_dict("--model-overrides", cfg.model_overrides)
+    settings = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
+    models, task, model_args = load_models(paths, args.data, overrides, settings)
+    scoring = Scoring(
+        tokens_per_sample=model_args.tokens_per_sample,
+        break_mode=settings.sample_break_mode,
+        context_window=cfg.context_window,
+        token_by_token=cfg.sliding_inf == 1,
+        batch_size=data.batch_size,
+        max_tokens=data.max_tokens,
+        multiple=data.required_batch_size_multiple,
+        softmax_batch=cfg.softmax_batch,
+        skip_too_long=data.skip_invalid_size_inputs_valid_test,
+    )
+    scorer = Scorer(models, task.source_dictionary, scoring, Precision(args), device)
+    if getattr(args, "compile", False):
+        for model in models:
+            compile_model(model)
+    corpus = task.corpus(data.gen_subset)  # type: ignore[attr-defined]
+    start = time.perf_counter()
+    scores = scorer.score(corpus, _progress(args, data.gen_subset))
+    seconds = time.perf_counter() - start
+
+    words = report.join_words(scores, task.source_dictionary, cfg.remove_bpe)
+    figures = {**report.figures(words, seconds), **report.peak_memory(device)}
+    _print_words(cfg, words)
+    print(*report.summary(figures), sep="\n", flush=True)
+    if cfg.save_token_scores is not None:
+        report.write_scores(Path(cfg.save_token_scores), scores)
+    if cfg.results_path is not None:
+        about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "mode": _mode(scoring)}
+        about |= {"device": str(device), "settings": {**vars(scoring), **_precision(args), "model_overrides": overrides}}
+        report.write_results(Path(cfg.results_path), {**figures, **about})
+    return figures
+
+
+def checkpoint_paths(cfg: EvalLMConfig) -> list[str]:
+    """The checkpoints that ``--path`` names.
+
+    Raises:
+        UserError: none.
+    """
+    paths = [path for path in (cfg.path or "").split(":") if path]
+    if not paths:
+        raise UserError("--path: name a checkpoint, or several joined by colons")
+    return paths
+
+
+def log_to_stderr() -> None:
+    """Let warnings and notes be seen."""
+    logging.basicConfig(
+        format="%(asctime)s | %(levelname)s | %(message)s", datefmt="%Y-%m-%d %H:%M:%S", level=logging.INFO, stream=sys.stderr
+    )
+
+
+def _progress(args: argparse.Namespace, split: str) -> Any:
+    common = config.extract(CommonConfig, args)
+    shown = "none" if common.no_progress_bar else common.log_format or ("tqdm" if sys.stderr.isatty() else "none")
+
+    def show(items: Iterable[np.ndarray], length: int) -> Iterable[np.ndarray]:
+        with progress_bar(items, log_format=shown, prefix=split, total=length) as bar:
+            yield from bar
+
+    return show
+
+
+def _print_words(cfg: EvalLMConfig, words: report.Words) -> None:
+    if cfg.output_word_probs:
+        for line in report.word_lines(words):
+            print(line)
+    if cfg.output_word_stats:
+        for line in report.word_table(words):
+            print(line)
+
+
+def _mode(scoring: Scoring) -> str:
+    if scoring.token_by_token:
+        return "token by token"
+    return "context window" if scoring.context_window else "non-overlapping"
+
+
+def _precision(args: argparse.Namespace) -> dict[str, bool]:
+    return {name: bool(getattr(args, name, False)) for name in ("fp16", "bf16", "memory_efficient_fp16", "compile")}
+
+
+def cli_main() -> None:
+    """``fairseq-eval-lm``."""
+    log_to_stderr()
+    options.run_command(main, options.get_eval_lm_parser)
+
+
+if __name__ == "__main__":
+    cli_main()

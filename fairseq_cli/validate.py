@@ -1,0 +1,105 @@
+"""Compute checkpoints' validation loss, as training does."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+
+from fairseq import config, distributed, options
+from fairseq.distributed import World
+from fairseq.evaluation import load_models
+from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
+from fairseq.logging import progress_bar
+from fairseq.models import BaseFairseqModel
+from fairseq.precision import Precision
+from fairseq.settings import CommonConfig, DataConfig, EvalLMConfig
+from fairseq.sums import Sums
+from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
+from fairseq.trainer import compile_model, parse_dict
+from fairseq_cli.eval_lm import checkpoint_paths, log_to_stderr
+
+BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_valid")
+
+
+def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
+    """Validate each checkpoint of ``--path`` on every split of ``--valid-subset``, and print a line for each.
+
+    Criterion, blocks and batches are those of the training run unless given; with the same batches the figures are
+    those that training logged.
+
+    Returns:
+        For each checkpoint and split: loss and nll_loss in bits, ppl, …
+
+    Raises:
+        UserError: a checkpoint or the data cannot be used.
+    """
+    cfg = config.extract(EvalLMConfig, args)
+    overrides = parse_dict("--model-overrides", cfg.model_overrides)
+    splits = [split.strip() for split in config.extract(DataConfig, args).valid_subset.split(",") if split.strip()]
+    world = World(0, 1, distributed.device_of(args))
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for path in checkpoint_paths(cfg):
+        models, task, run = load_models([path], args.data, overrides, _own_settings(args))
+        _take_batches(run, args)
+        task.args = run
+        Precision(args).place(models[0], world.device)
+        if getattr(args, "compile", False):
+            compile_model(models[0])
+        results[path] = {split: _validate(split, models[0], task, run, world) for split in splits}
+    return results
+
+
+def _own_settings(args: argparse.Namespace) -> argparse.Namespace:
+    """*args* without those settings of the data that the checkpoint knows better."""
+    names = set(config.defaults(DataConfig)) - {"num_workers"}
+    return argparse.Namespace(**{name: value for name, value in vars(args).items() if name not in names})
+
+
+def _take_batches(run: argparse.Namespace, args: argparse.Namespace) -> None:
+    """Give *run*, the training run's settings, what *args* say of batches, or a default where neither says anything."""
+    given = {name: getattr(args, name, None) for name in BATCH_LIMITS}
+    if any(value is not None for value in given.values()):
+        vars(run).update(given)
+    if all(getattr(run, name, None) is None for name in BATCH_LIMITS):
+        run.max_tokens = DEFAULT_MAX_TOKENS
+    for name, default in (("required_batch_size_multiple", 8), ("skip_invalid_size_inputs_valid_test", False)):
+        value = getattr(args, name, default)
+        if value != default or not hasattr(run, name):
+            setattr(run, name, value)
+
+
+@torch.inference_mode()
+def _validate(
+    split: str, model: BaseFairseqModel, task: FairseqTask, run: argparse.Namespace, world: World
+) -> dict[str, float]:
+    """The figures of one split, printed."""
+    criterion = task.build_criterion(run).to(world.device)
+    graph = LossGraph(model, criterion).eval()
+    batches = task.iterator(split, model, criterion, training=False, device=world.device)
+    common, sums, precision = config.extract(CommonConfig, run), Sums(world), Precision(run)
+    with progress_bar(
+        batches,
+        log_format=common.log_format or ("simple" if common.no_progress_bar else None),
+        log_interval=common.log_interval,
+        prefix=f"valid on {split!r} subset",
+    ) as bar:
+        for sample in bar:
+            with precision.autocast(world.device):
+                _, sample_size, log = task.step(graph, sample, split, world.device)
+            sums.add(Sums.vector(log, sample_size, world.device))
+        task.clear_memory(split)
+        figures = {**sums.report(), "ntokens": sums.tokens}
+        bar.print(figures, tag=split)
+    return figures
+
+
+def cli_main() -> None:
+    """``fairseq-validate``."""
+    log_to_stderr()
+    options.run_command(main, options.get_validation_parser)
+
+
+if __name__ == "__main__":
+    cli_main()
