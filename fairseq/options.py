@@ -243,10 +243,11 @@ def _add_part_flags(parser: argparse.ArgumentParser, part: Any) -> dict[str, Any
         config.add_flags(group, part.config_class)
     if not hasattr(part, "add_args"):
         return {}
+    from fairseq.models import BaseFairseqModel
+
     ours = list(parser._actions)
-    part.add_args(
-        group if hasattr(part, "build_model") else parser
-    )  # a model's missing defaults are the architecture's
+    is_model = isinstance(part, type) and issubclass(part, BaseFairseqModel)
+    part.add_args(group if is_model else parser)  # what a model's flags leave open, the architecture fills in
     defaults = {}
     for action in parser._actions:
         if action not in ours and action.default is not argparse.SUPPRESS:

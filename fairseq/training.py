@@ -226,7 +226,7 @@ class Run:
             metric = self.saving.best_checkpoint_metric
             figure = report[metric]
             stats = {"epoch": epoch, **self._stage_stats(), **report, "wps": sums.tokens / clock.elapsed()}
-            stats["num_updates"] = self.trainer.num_updates
+            stats.update(num_updates=self.trainer.num_updates, wall=self.wall())
             stats[f"best_{metric}"] = figure if self.best is None or figures else better(figure, self.best)
             bar.print(stats, tag=split, step=self.trainer.num_updates)
             figures.append(figure)

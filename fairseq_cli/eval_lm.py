@@ -73,7 +73,10 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         report.write_scores(Path(cfg.save_token_scores), scores)
     if cfg.results_path is not None:
         about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "mode": _mode(scoring)}
-        about |= {"device": str(device), "settings": {**vars(scoring), **_precision(args), "model_overrides": overrides}}
+        about |= {
+            "device": str(device),
+            "settings": {**vars(scoring), **_precision(args), "model_overrides": overrides},
+        }
         report.write_results(Path(cfg.results_path), {**figures, **about})
     return figures
 
@@ -93,7 +96,10 @@ def checkpoint_paths(cfg: EvalLMConfig) -> list[str]:
 def log_to_stderr() -> None:
     """Let warnings and notes be seen."""
     logging.basicConfig(
-        format="%(asctime)s | %(levelname)s | %(message)s", datefmt="%Y-%m-%d %H:%M:%S", level=logging.INFO, stream=sys.stderr
+        format="%(asctime)s | %(levelname)s | %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+        level=logging.INFO,
+        stream=sys.stderr,
     )
 
 

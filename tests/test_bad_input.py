@@ -10,9 +10,9 @@ import shutil
 import sys
 
 import pytest
+import runs
 import torch
 
-import runs
 from fairseq import checkpoint
 from fairseq_cli import train as train_command
 
@@ -57,7 +57,10 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize(
     "flags, line",
     [
-        ("--arch transformer_lm_wiki104", "--arch transformer_lm_wiki104: no such architecture; did you mean transformer_lm_wiki103"),
+        (
+            "--arch transformer_lm_wiki104",
+            "--arch transformer_lm_wiki104: no such architecture; did you mean transformer_lm_wiki103",
+        ),
         ("--arch xyz", "--arch xyz: no such architecture; known: "),
         ("--task language_modelling", "--task language_modelling: no such task; did you mean language_modeling?"),
         ("--criterion adaptive_los", "--criterion adaptive_los: no such criterion; did you mean adaptive_loss?"),
@@ -77,13 +80,20 @@ def test_names_that_do_not_exist(mistake, flags, line):
 
 
 def test_no_data(mistake):
-    assert mistake(data=None, base=["--cpu"]).startswith("the following arguments are required: data")
+    assert mistake(data=None, base=["--cpu"]).startswith("the following arguments are required: DATA")
 
 
 @pytest.mark.parametrize(
     "flags",
     [
-        *("--dropout 1", "--dropout -0.1", "--dropout nan", "--dropout much", "--attention-dropout 2", "--relu-dropout 1"),
+        *(
+            "--dropout 1",
+            "--dropout -0.1",
+            "--dropout nan",
+            "--dropout much",
+            "--attention-dropout 2",
+            "--relu-dropout 1",
+        ),
         *("--decoder-layers 0", "--decoder-layers 1.5", "--decoder-embed-dim 0", "--decoder-attention-heads 0"),
         *("--lr 0", "--lr -1", "--lr inf", "--lr a", "--lr ,", "--clip-norm -1", "--max-update -1", "--max-epoch x"),
         *("--update-freq 0", "--update-freq 1,0", "--update-freq ,", "--max-tokens 0", "--batch-size 0"),
@@ -106,8 +116,14 @@ def test_values_out_of_range_name_their_flag(mistake, flags):
     [
         ("--fp16 --bf16", "--fp16 --bf16: choose one"),
         ("--memory-efficient-fp16 --bf16", "--memory-efficient-fp16 --bf16: choose one"),
-        ("--adaptive-softmax-cutoff 200,1200 --adaptive-input-cutoff 200,1200", "--adaptive-softmax-cutoff 200,1200: the last"),
-        ("--adaptive-softmax-cutoff 600,200", "--adaptive-softmax-cutoff 600,200: cutoffs must be positive and ascending"),
+        (
+            "--adaptive-softmax-cutoff 200,1200 --adaptive-input-cutoff 200,1200",
+            "--adaptive-softmax-cutoff 200,1200: the last",
+        ),
+        (
+            "--adaptive-softmax-cutoff 600,200",
+            "--adaptive-softmax-cutoff 600,200: cutoffs must be positive and ascending",
+        ),
         ("--adaptive-input-cutoff 0,600", "--adaptive-input-cutoff 0,600: cutoffs must be positive and ascending"),
         ("--adaptive-input-cutoff 100,600", "--tie-adaptive-weights: --adaptive-input-cutoff and"),
         ("--adaptive-input-factor 2", "--tie-adaptive-weights: --adaptive-input-factor and"),
@@ -116,22 +132,35 @@ def test_values_out_of_range_name_their_flag(mistake, flags):
         ("--decoder-attention-heads 5", "--decoder-attention-heads 5: must divide --decoder-embed-dim 32"),
         ("--share-decoder-input-output-embed", "--share-decoder-input-output-embed: with --adaptive-input use"),
         ("--character-embeddings", "--character-embeddings: not supported"),
-        ("--tokens-from-prev 16 --decoder-learned-pos", "--position-infused-attention, --tokens-from-prev: need sinusoidal"),
-        ("--tokens-from-prev 16 --sample-break-mode eos", "--sample-break-mode eos: a model with a cache reads streams"),
-        ("--tokens-per-sample 65", "--max-tokens 64: a block has 65 tokens; raise --max-tokens or lower --tokens-per-sample"),
+        (
+            "--tokens-from-prev 16 --decoder-learned-pos",
+            "--position-infused-attention, --tokens-from-prev: need sinusoidal",
+        ),
+        (
+            "--tokens-from-prev 16 --sample-break-mode eos",
+            "--sample-break-mode eos: a model with a cache reads streams",
+        ),
+        (
+            "--tokens-per-sample 65",
+            "--max-tokens 64: a block has 65 tokens; raise --max-tokens or lower --tokens-per-sample",
+        ),
         ("--tokens-from-prev 65 --tokens-per-sample 65", "--max-tokens 64: a block has 65 tokens"),
-        ("--max-tokens-valid 8", "--max-tokens-valid 8: a block of test has 16 tokens"),
+        ("--max-tokens-valid 8", "--max-tokens-valid 8: test has blocks of 16 tokens"),
         ("--arch transformer_lm --adaptive-softmax-cutoff 5 --tie-adaptive-weights", "--tie-adaptive-weights: needs"),
         ("--arch transformer_lm", "--criterion adaptive_loss: needs a model with --adaptive-softmax-cutoff"),
         ("--lr-scheduler cosine", "--max-lr: --lr-scheduler cosine needs it"),
         ("--lr-scheduler cosine --max-lr 0.01", "--max-lr 0.01: must be greater than --lr 0.05"),
-        ("--lr-scheduler polynomial_decay --total-num-update 5 --warmup-updates 5", "--total-num-update 5: must be greater"),
+        (
+            "--lr-scheduler polynomial_decay --total-num-update 5 --warmup-updates 5",
+            "--total-num-update 5: must be greater",
+        ),
         ("--optimizer adam --adam-betas 0.9", "--adam-betas 0.9: expected two numbers"),
         ("--best-checkpoint-metric bleu", "--best-checkpoint-metric bleu: no such figure"),
         ("--optimizer-overrides {", "--optimizer-overrides {: expected a dict"),
         ("--optimizer-overrides __import__('os')", "--optimizer-overrides __import__('os'): expected a dict"),
         ("--valid-subset test,", "--valid-subset 'test,': a name is empty"),
-        ("--max-target-positions 8", "test: 84 blocks are longer than the model's 8 positions"),
+        ("--max-target-positions 8", "valid: nothing is left of this split"),
+        ("--max-target-positions 15", "test: 143 blocks are longer than the model's 15 positions"),
     ],
 )
 def test_settings_that_contradict_one_another(mistake, flags, line):
@@ -141,10 +170,13 @@ def test_settings_that_contradict_one_another(mistake, flags, line):
 @pytest.mark.parametrize(
     "stages, line",
     [
-        *((text, f"--stages {text}: ") for text in ("16", "16:", ":5", "16:5,", "16:5;32:9", "a:b", "0:5", "16:0", "16:-5")),
+        *(
+            (text, f"--stages {text}: ")
+            for text in ("16", "16:", ":5", "16:5,", "16:5;32:9", "a:b", "0:5", "16:0", "16:-5")
+        ),
         ("16:5,32:5", "--stages 16:5,32:5: updates count from the start"),
         ("16:9,32:5", "--stages 16:9,32:5: updates count from the start"),
-        ("16:5,128:9", "--max-tokens 64: --stages 16:5,128:9 has blocks of 128 tokens"),
+        ("16:5,128:9", "--max-tokens 64: --stages 16:5,128:9 needs 128"),
     ],
 )
 def test_stages_that_cannot_be(mistake, stages, line):
@@ -210,7 +242,9 @@ def test_values_in_config_files(mistake, tmp_path, text, line):
 
 
 def test_config_file_sets_what_flags_leave_open(tmp_path):
-    (tmp_path / "c.yaml").write_text("arch: shortformer_tiny\nrelu-dropout: 0.25\nmax_sentences: 3\nlr: 0.5\ndropout: 0.4\n")
+    (tmp_path / "c.yaml").write_text(
+        "arch: shortformer_tiny\nrelu-dropout: 0.25\nmax_sentences: 3\nlr: 0.5\ndropout: 0.4\n"
+    )
     args = runs.arguments("--tokens-per-sample 16 --dropout 0.2 --config", tmp_path / "c.yaml")
     assert (args.arch, args.activation_dropout, args.batch_size, args.lr) == ("shortformer_tiny", 0.25, 3, [0.5])
     assert (args.dropout, args.tokens_from_prev) == (0.2, 16), "flags win; the architecture fills the rest"
@@ -232,7 +266,9 @@ def test_user_dirs_that_cannot_be(mistake, tmp_path, name, line):
 
 
 def test_data_folder_that_is_not_there(mistake, tmp_path):
-    assert mistake(data=tmp_path / "none").startswith(f"{tmp_path}/none: no such folder; make it with fairseq-preprocess")
+    assert mistake(data=tmp_path / "none").startswith(
+        f"{tmp_path}/none: no such folder; make it with fairseq-preprocess"
+    )
 
 
 @pytest.mark.parametrize("name", ["dict.txt", "valid.bin", "valid.idx", "test.bin", "test.idx"])
@@ -241,13 +277,11 @@ def test_data_file_that_is_not_there(mistake, data, name):
     assert mistake(data=data).startswith(f"{data}/{name}: ")
 
 
-@pytest.mark.parametrize("name", ["dict.txt", "valid.bin", "valid.idx", "test.bin", "test.idx"])
-@pytest.mark.parametrize("size", [0, 5, -1, -24])
+@pytest.mark.parametrize("size", [0, 1, -1, -24])
+@pytest.mark.parametrize("name", ["valid.bin", "valid.idx", "test.bin", "test.idx"])
 def test_data_file_that_is_truncated(mistake, data, name, size):
     content = (data / name).read_bytes()
     (data / name).write_bytes(content[:size])
-    if name == "dict.txt" and size < 0:
-        pytest.skip("a shorter dictionary is a dictionary; see the next tests")
     assert str(data) in mistake(data=data)
 
 
@@ -264,7 +298,7 @@ def test_dictionary_of_other_data(mistake, data):
     assert mistake(data=data).startswith(f"{data}/valid.bin: token ")
 
 
-@pytest.mark.parametrize("content", [b"word\n", b"word 1\nword 2\n", b"\xff\xfe 1\n", b"word many\n"])
+@pytest.mark.parametrize("content", [b"", b"w", b"word\n", b"word 1\nword 2\n", b"\xff\xfe 1\n", b"word many\n"])
 def test_dictionary_that_is_none(mistake, data, content):
     (data / "dict.txt").write_bytes(content)
     assert mistake(data=data).startswith(f"{data}/dict.txt: ")
@@ -275,8 +309,8 @@ def test_split_that_does_not_exist(mistake):
 
 
 def test_validation_set_empty_after_filtering(mistake):
-    flags = "--tokens-per-sample 64 --max-target-positions 32 --train-subset test --skip-invalid-size-inputs-valid-test"
-    line = mistake(*flags.split(), "--valid-subset", "valid", "--sample-break-mode", "complete_doc")
+    flags = "--max-target-positions 8 --train-subset test --valid-subset valid --skip-invalid-size-inputs-valid-test"
+    line = mistake(*flags.split())
     assert line.startswith("valid: nothing is left of this split")
 
 
@@ -284,7 +318,9 @@ def test_validation_set_empty_after_filtering(mistake):
 
 
 def test_checkpoint_that_is_not_there(mistake, tmp_path):
-    assert mistake("--restore-file", tmp_path / "none.pt").startswith(f"--restore-file {tmp_path}/none.pt: no such checkpoint")
+    assert mistake("--restore-file", tmp_path / "none.pt").startswith(
+        f"--restore-file {tmp_path}/none.pt: no such checkpoint"
+    )
 
 
 @pytest.mark.parametrize("size", [0, 10, 5000, -100])
@@ -311,7 +347,10 @@ def test_checkpoint_of_another_architecture_says_which_parameters_differ(mistake
     "flags, line",
     [
         ("--optimizer adam", "made with optimizer FairseqNAG, not FairseqAdam; give --reset-optimizer"),
-        ("--criterion cross_entropy", "made with criterion AdaptiveLoss, not CrossEntropyCriterion; give --reset-optimizer"),
+        (
+            "--criterion cross_entropy",
+            "made with criterion AdaptiveLoss, not CrossEntropyCriterion; give --reset-optimizer",
+        ),
     ],
 )
 def test_checkpoint_of_another_optimizer_or_criterion(mistake, trained, flags, line):
@@ -384,10 +423,12 @@ def test_old_checkpoint_survives_when_writing_stops_halfway(mistake, tmp_path):
     "flags, line",
     [
         (["nowhere", *TRAIN], "train.py: error: nowhere: no such folder"),
-        ([runs.DATA, TRAIN, "--restore-file nowhere.pt --no-save"], "train.py: error: --restore-file nowhere.pt: no such"),
+        ([runs.DATA, TRAIN, "--restore-file hostile.pt --no-save"], "train.py: error: hostile.pt: cannot be read as"),
     ],
 )
-def test_command_prints_one_line_and_no_traceback(flags, line, tmp_path):
+def test_command_prints_one_line_and_no_traceback(flags, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hostile.pt").write_bytes(pickle.dumps({"model": {}, "args": Hostile(tmp_path / "run")}))
     result = runs.command("train.py", *flags)
     assert result.returncode == 2
     assert result.stdout == ""

@@ -8,8 +8,8 @@ import sys
 import time
 
 import pytest
-
 import runs
+
 from fairseq.distributed import World
 from fairseq.errors import UserError
 
@@ -18,7 +18,9 @@ FLAGS = [runs.NO_DROPOUT, "--optimizer nag --momentum 0.9 --max-update 45 --no-e
 HALF = "--max-tokens 32"  # on each of two processes
 BASELINE = [runs.BASELINE, *FLAGS]
 SHORTFORMER = [runs.SHORTFORMER, *FLAGS]
-UNEVEN = "--tokens-per-sample 600 --max-tokens 1200 --max-update 4"  # five blocks: the second process has none at the end
+UNEVEN = (
+    "--tokens-per-sample 600 --max-tokens 1200 --max-update 4"  # five blocks: the second process has none at the end
+)
 
 PLUGIN = """
 import os
@@ -97,7 +99,11 @@ def test_resumed_job_of_two_processes_is_bit_identical_and_one_process_writes(tm
 
 def test_torchrun_starts_the_processes(tmp_path):
     result = subprocess.run(
-        [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 2".split(), str(runs.ROOT / "train.py")]
+        [
+            sys.executable,
+            *"-m torch.distributed.run --standalone --nproc-per-node 2".split(),
+            str(runs.ROOT / "train.py"),
+        ]
         + runs.words(runs.DATA, BASELINE, HALF, "--max-update 8 --no-save"),
         capture_output=True,
         text=True,

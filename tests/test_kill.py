@@ -10,7 +10,6 @@ import sys
 import time
 
 import pytest
-
 import runs
 
 KILLS = int(os.environ.get("FAIRSEQ_TEST_KILLS", "3"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 import runs
 
 FLAGS = """--task language_modeling --arch transformer_lm_wiki103 --decoder-layers 2 --decoder-attention-heads 4

@@ -6,9 +6,9 @@ import math
 import shutil
 
 import pytest
+import runs
 import torch
 
-import runs
 from fairseq import checkpoint
 from fairseq.errors import UserError
 from fairseq.trainer import Trainer
@@ -70,7 +70,9 @@ def test_checkpoint_holds_everything_that_a_run_goes_on_from(tmp_path):
 def test_two_runs_with_one_seed_are_identical_and_another_seed_is_not(tmp_path):
     log = {}
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        log[name] = runs.losses(runs.train(tmp_path / name, runs.BASELINE, DROPOUT, "--max-update 5 --seed", [str(seed)]))
+        log[name] = runs.losses(
+            runs.train(tmp_path / name, runs.BASELINE, DROPOUT, "--max-update 5 --seed", [str(seed)])
+        )
     assert log["a"] == log["b"]
     assert all(x != y for x, y in zip(log["a"], log["c"], strict=True))
 
@@ -130,7 +132,10 @@ def test_checkpoints_have_fairseqs_names(tmp_path):
         ("--max-epoch 3 --keep-last-epochs 2 --no-last-checkpoints", ["checkpoint2.pt", "checkpoint3.pt"]),
         ("--max-epoch 1 --no-epoch-checkpoints", ["checkpoint_last.pt"]),
         ("--max-epoch 3 --save-interval 2", ["checkpoint2.pt", "checkpoint_last.pt"]),
-        ("--max-update 9 --save-interval-updates 2 --keep-interval-updates 1", ["checkpoint_1_8.pt", "checkpoint_last.pt"]),
+        (
+            "--max-update 9 --save-interval-updates 2 --keep-interval-updates 1",
+            ["checkpoint_1_8.pt", "checkpoint_last.pt"],
+        ),
         ("--max-update 9 --no-save", None),
     ],
 )
@@ -217,7 +222,9 @@ def test_every_validation_split_is_reported_and_the_first_decides(tmp_path):
 
 def test_validation_in_the_middle_of_an_epoch_changes_nothing_in_training(tmp_path):
     plain = runs.train(tmp_path / "a", runs.SHORTFORMER, DROPOUT, "--max-update 20 --no-save")
-    checked = runs.train(tmp_path / "b", runs.SHORTFORMER, DROPOUT, "--max-update 20 --no-save --validate-interval-updates 3")
+    checked = runs.train(
+        tmp_path / "b", runs.SHORTFORMER, DROPOUT, "--max-update 20 --no-save --validate-interval-updates 3"
+    )
     assert runs.updates(plain) == runs.updates(checked)
 
 
@@ -286,9 +293,9 @@ def test_stages_in_one_run_equal_one_command_a_stage(tmp_path, staged):
     assert one["extra_state"].pop("stage") == {"number": 2, "tokens_per_sample": 32, "max_update": 60}
     assert runs.difference(one, two) is None
     second = [line for line in runs.updates(staged[1]) if line["stage"] == 2]
-    assert [{k: v for k, v in line.items() if k not in ("stage", "tokens_per_sample")} for line in second] == runs.updates(
-        log
-    )
+    assert [
+        {k: v for k, v in line.items() if k not in ("stage", "tokens_per_sample")} for line in second
+    ] == runs.updates(log)
 
 
 @pytest.mark.parametrize("saved", [10, 30, 40, 50])
@@ -368,7 +375,9 @@ def test_gradients_that_are_no_numbers_end_the_run_before_anything_is_saved(tmp_
 
 def test_json_log_has_fairseqs_fields_at_full_precision(tmp_path):
     log = runs.train(tmp_path, runs.BASELINE, "--max-epoch 1 --fp16 --no-save")
-    fields = "epoch update loss nll_loss ppl wps ups wpb bsz num_updates lr gnorm clip loss_scale train_wall wall".split()
+    fields = (
+        "epoch update loss nll_loss ppl wps ups wpb bsz num_updates lr gnorm clip loss_scale train_wall wall".split()
+    )
     assert list(log[0]) == fields
     assert len(repr(log[0]["loss"])) > 10
     assert log[0]["ppl"] == pytest.approx(2 ** log[0]["nll_loss"], rel=1e-9)

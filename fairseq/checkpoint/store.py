@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import secrets
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -102,7 +103,8 @@ def read(path: str | Path, map_location: Any = "cpu") -> Any:
     """
     magic = _first_bytes(Path(path))
     try:
-        with torch.serialization.safe_globals(list(SAFE_GLOBALS)):
+        with torch.serialization.safe_globals(list(SAFE_GLOBALS)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch thinks of a foreign pickle is no news to a user
             return torch.load(str(path), map_location=map_location, weights_only=True, mmap=magic == ZIP_MAGIC)
     except Exception as error:  # damaged and hostile files fail in every way there is
         raise UserError(f"{path}: {_fault(error)}") from None
@@ -159,7 +161,8 @@ def _fault(error: Exception) -> str:
             f"refused: it asks for {refused[1]}, which no checkpoint needs and which could run code; "
             "nothing was run; use a checkpoint from a source you trust"
         )
-    reason = " ".join(str(error).rpartition("WeightsUnpickler error:")[2].split())[:120]
+    detail = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the documentation")[0]
+    reason = " ".join(detail.split())[:120]
     return (
         f"cannot be read as a checkpoint: truncated, damaged or of another kind ({type(error).__name__}: {reason}); "
         "use another checkpoint"

@@ -68,26 +68,26 @@ def _arguments(
 ) -> argparse.Namespace:
     """The settings of the model in the checkpoint at *path*."""
     args = argparse.Namespace(**{**stored, **overrides})
-    arch = getattr(args, "arch", None)
+    arch = str(getattr(args, "arch", None))
     if arch not in ARCHITECTURES:
         raise UserError(
-            f"{path}: its architecture {arch} is not known here ({nearest(str(arch), ARCHITECTURES)}); "
+            f"{path}: its architecture {arch} is not known here ({nearest(arch, ARCHITECTURES)}); "
             "one of your own needs --user-dir"
         )
     ARCHITECTURES[arch].fill(args)
-    positions = getattr(args, "max_target_positions", None) or getattr(args, "tokens_per_sample", None)
-    for name, value in given.items():
-        setattr(args, name, value)
-    length = given.get("tokens_per_sample")
-    if positions is not None and length is not None:
-        if length > positions and getattr(args, "decoder_learned_pos", False):
-            raise UserError(
-                f"--tokens-per-sample {length}: {path} has learned positions, {positions} of them; give {positions} or less"
-            )
-        positions = max(positions, length)
-    args.max_target_positions = positions
-    args.task = getattr(args, "task", "language_modeling")
+    vars(args).update({"task": "language_modeling", **vars(args), **given})
+    if hasattr(args, "tokens_per_sample"):
+        args.max_target_positions = _positions(path, stored, args)
     return args
+
+
+def _positions(path: str, stored: Mapping[str, Any], args: argparse.Namespace) -> int:
+    """The most tokens of a row: those of training, more for longer blocks where positions are not learned."""
+    length = args.tokens_per_sample
+    positions = getattr(args, "max_target_positions", None) or stored.get("tokens_per_sample", length)
+    if length > positions and getattr(args, "decoder_learned_pos", False):
+        raise UserError(f"--tokens-per-sample {length}: {path} learned {positions} positions; give {positions} or less")
+    return max(positions, length)
 
 
 def _task(args: argparse.Namespace, data: Path) -> FairseqTask:

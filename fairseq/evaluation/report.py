@@ -77,9 +77,8 @@ def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = 
     begins[1:] = ~goes_on[:-1]
     begins[scores.lines[:-1][scores.lines[:-1] < len(scores)]] = True
     first = np.flatnonzero(begins)
-    return Words(
-        scores, dictionary, first, np.add.reduceat(lprobs, first), np.concatenate([[0], np.cumsum(begins)])[scores.lines], mark
-    )
+    lines = np.concatenate([[0], np.cumsum(begins)])[scores.lines]
+    return Words(scores, dictionary, first, np.add.reduceat(lprobs, first), lines, mark)
 
 
 def figures(words: Words, seconds: float) -> dict[str, Any]:
@@ -140,7 +139,7 @@ def summary(report: Mapping[str, Any]) -> list[str]:
 
 
 def word_lines(words: Words) -> Iterator[str]:
-    """A line for each line of the corpus: its words, each with its natural-log probability in brackets, between tabs."""
+    """A line of words, between tabs, for each line of the corpus: each with its natural-log probability in brackets."""
     for first, last in zip(words.lines[:-1], words.lines[1:], strict=True):
         yield "\t".join(f"{words.word(i)} [{words.lprobs[i]:.6f}]" for i in range(first, last))
 

@@ -56,7 +56,7 @@ class Scoring:
         context_window: W: blocks have L − W tokens, each with up to W tokens before it as context.
         token_by_token: one token at a time, as in generation; needs a model with a cache.
         batch_size: rows; with memory, rows of the corpus side by side.
-        max_tokens: most tokens in a batch (default where *batch_size* is not given either: 36,000; one row with memory).
+        max_tokens: most tokens in a batch (default without *batch_size*: 36,000; with memory: one row).
         multiple: without memory, batches of this many rows or more are cut to a multiple of it.
         softmax_batch: most tokens whose output distribution exists at once.
         skip_too_long: leave out blocks that are longer than the model's positions.
@@ -154,8 +154,8 @@ class Scorer:
         if not keep.all():
             if not scoring.skip_too_long:
                 raise UserError(
-                    f"--tokens-per-sample, --sample-break-mode: {int((~keep).sum())} blocks are longer than the model's "
-                    f"{longest} positions; --skip-invalid-size-inputs-valid-test leaves them out"
+                    f"--tokens-per-sample, --sample-break-mode: {int((~keep).sum())} blocks are longer than the "
+                    f"model's {longest} positions; --skip-invalid-size-inputs-valid-test leaves them out"
                 )
             blocks = blocks.select(keep)
         if len(blocks) == 0:
@@ -297,7 +297,7 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
             )
     elif model.memory_length and window:
         raise UserError(
-            f"--context-window {window}: a model with a cache has the cache as context; leave it out, or add --sliding-inf 1"
+            f"--context-window {window}: a model with a cache has that as context; leave it out, or add --sliding-inf 1"
         )
     if model.memory_length and scoring.break_mode != "none":
         raise UserError(f"--sample-break-mode {scoring.break_mode}: a model with a cache reads streams; use none")

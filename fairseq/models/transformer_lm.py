@@ -226,6 +226,7 @@ class TransformerDecoder(nn.Module):
             x = self.project_out_dim(x)
         return x, {"memory": new_memory}
 
+    @torch.no_grad()
     def new_cache(self, batch: int) -> KeyValueCache:
         """An empty cache for token-by-token inference over *batch* rows."""
         segment = self.cfg.tokens_per_sample if self.infused else self.max_positions()
@@ -339,3 +340,10 @@ def _projection(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs, bias=False)
     nn.init.xavier_uniform_(layer.weight)
     return layer
+
+
+def __getattr__(name: str) -> Any:
+    """The architectures' functions: plug-ins written for fairseq look for them here."""
+    from fairseq.models import architectures
+
+    return getattr(architectures, name)

@@ -150,7 +150,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) ->
 
 @functools.lru_cache(maxsize=8)
 def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    with torch.inference_mode(False):  # the next one to read it may want gradients
+        return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 @functools.lru_cache(maxsize=8)

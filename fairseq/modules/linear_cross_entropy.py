@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -32,7 +33,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -> Tens
 def target_log_probs(hidden: Tensor, weight: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
     """log softmax(W h_n)[target_n] for each n, without gradient: [N], float32. At most *chunk* rows at once."""
     return torch.cat(
-        [_gather(logits, target[rows]) - logits.logsumexp(-1) for rows, logits in _logit_chunks(hidden, weight, chunk)]
+        [-F.cross_entropy(logits, target[rows], reduction="none") for rows, logits in _logit_chunks(hidden, weight, chunk)]
         or [hidden.new_empty(0, dtype=torch.float32)]
     )
 
@@ -47,7 +48,7 @@ def _logit_chunks(hidden: Tensor, weight: Tensor, chunk: int | None) -> Any:
     step = min(chunk or hidden.size(0), rows_per_chunk(hidden.size(0), weight.size(0), hidden.device))
     for start in range(0, hidden.size(0), max(step, 1)):
         rows = slice(start, start + step)
-        yield rows, torch.nn.functional.linear(hidden[rows], weight).float()
+        yield rows, F.linear(hidden[rows], weight).float()
 
 
 def _gather(logits: Tensor, target: Tensor) -> Tensor:

@@ -17,14 +17,15 @@ def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Ten
     exp(−i · ln 10000 / (dim/2 − 1)); an odd *dim* ends in a zero. A pure function: its results are kept and shared,
     so they must not be changed.
     """
-    half = dim // 2
-    frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000.0) / max(half - 1, 1)))
-    positions = torch.arange(start, start + count, dtype=torch.float32)
-    angles = positions[:, None] * frequencies[None, :]  # (count, half)
-    table = torch.cat([angles.sin(), angles.cos()], dim=1)
-    if dim % 2:
-        table = torch.cat([table, table.new_zeros(count, 1)], dim=1)
-    return table.to(device)
+    with torch.inference_mode(False):  # the next one to read it may want gradients
+        half = dim // 2
+        frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000.0) / max(half - 1, 1)))
+        positions = torch.arange(start, start + count, dtype=torch.float32)
+        angles = positions[:, None] * frequencies[None, :]  # (count, half)
+        table = torch.cat([angles.sin(), angles.cos()], dim=1)
+        if dim % 2:
+            table = torch.cat([table, table.new_zeros(count, 1)], dim=1)
+        return table.to(device)
 
 
 class SinusoidalPositions(nn.Module):

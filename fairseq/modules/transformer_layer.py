@@ -105,5 +105,7 @@ class TransformerDecoderLayer(nn.Module):
 
     def _activate(self, x: Tensor) -> Tensor:
         if self.activation_fn == "relu":
+            if not self.training and not torch.is_grad_enabled():
+                return x.relu_()
             return relu_dropout(x, self.activation_dropout, self.training)
         return dropout(self.activation(x), self.activation_dropout, self.training)

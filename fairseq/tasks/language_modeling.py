@@ -153,5 +153,8 @@ class LanguageModelingTask(FairseqTask):
             logger.warning("%s: left out %d blocks longer than %d positions", split, left_out, limit)
             blocks = blocks.select(keep)
         if len(blocks) == 0:
-            raise UserError(f"{split}: nothing is left of this split; --tokens-per-sample {limit} may be too small")
+            raise UserError(
+                f"{split}: nothing is left of this split, all blocks are longer than the model's {limit} positions; "
+                "raise --max-target-positions or lower --tokens-per-sample"
+            )
         return blocks

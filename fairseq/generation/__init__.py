@@ -1,0 +1,5 @@
+"""Text from a language model."""
+
+from fairseq.generation.sampling import sample
+
+__all__ = ["sample"]

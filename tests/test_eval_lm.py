@@ -1,0 +1,344 @@
+"""fairseq-eval-lm: the original's numbers, its wording, its outputs, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sys
+
+import naive
+import numpy as np
+import pytest
+import runs
+import torch
+
+from fairseq import checkpoint, options
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
+from fairseq_cli import eval_lm
+
+SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
+BASELINE = runs.GOLDEN / "baseline.pt"
+FLAGS = "--sample-break-mode none --max-sentences 1 --cpu"
+SLIDING = "--sliding-inf 1 --context-window 63 --max-tokens 64"
+MODES = {
+    "shortformer.nonoverlap": (SHORTFORMER, ""),
+    "shortformer.sliding": (SHORTFORMER, SLIDING),
+    "baseline.nonoverlap": (BASELINE, ""),
+    "baseline.window": (BASELINE, "--context-window 48"),
+}
+
+
+def evaluate(*flags, data=runs.DATA):
+    """Run the command in this process; returns its figures. A list holds words that are not to be split."""
+    words = [word for flag in flags for word in (flag if isinstance(flag, list) else str(flag).split())]
+    return eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), [str(data), *words]))
+
+
+def scores(tmp_path, *flags, data=runs.DATA):
+    """The tokens and log-probabilities that the command saves."""
+    file = tmp_path / "scores.npz"
+    evaluate(*flags, "--save-token-scores", file, data=data)
+    with np.load(file) as saved:
+        return saved["tokens"], saved["lprobs"]
+
+
+def close(lprobs, expected):
+    """Equal but for the rounding of float32: these random models are less well-behaved than trained ones."""
+    np.testing.assert_allclose(lprobs, expected, rtol=2e-6, atol=1e-5)
+
+
+def make_data(folder, symbols, lines):
+    """A data-bin folder with a test split of the given lines of words."""
+    folder.mkdir()
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
+    dictionary.save(folder / "dict.txt")
+    ids = [dictionary.encode_line(line) for line in lines]
+    with IndexedWriter(folder / "test", token_dtype(len(dictionary))) as writer:
+        writer.add(np.concatenate(ids), np.array([len(line) for line in ids]))
+    return folder
+
+
+# --- the original's numbers
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+@pytest.mark.parametrize("mode", MODES)
+def test_agrees_with_the_original_on_every_token(mode, split, tmp_path):
+    path, flags = MODES[mode]
+    with np.load(runs.GOLDEN / "expected" / f"{mode.replace('.', f'.{split}.')}.npz") as expected:
+        tokens, lprobs = scores(tmp_path, FLAGS, flags, "--gen-subset", split, ["--path", str(path)])
+        assert np.array_equal(tokens, expected["tokens"])
+        assert np.abs(lprobs - expected["lprobs"]).max() < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["shortformer.sliding", "baseline.window"])
+def test_command_in_a_process_of_its_own(mode, tmp_path):
+    path, flags = MODES[mode]
+    saved = ["--results-path", str(tmp_path / "results"), "--save-token-scores", str(tmp_path / "s.npz")]
+    words = [str(runs.DATA), "--path", str(path), "--gen-subset", "valid", *saved]
+    result = runs.command("eval_lm.py", words, FLAGS, flags)
+    assert result.returncode == 0, result.stderr
+    name = mode.replace(".", ".valid.")
+    expected = json.loads((runs.GOLDEN / "expected" / "perplexity.json").read_text())[name]
+    lines = result.stdout.splitlines()
+    assert re.fullmatch(r"Evaluated 2670 tokens in \d+\.\d s \(\d+\.\d\d tokens/s\)", lines[0])
+    assert lines[1] == f"Loss (base 2): {expected['loss_base2']:.4f}, Perplexity: {expected['perplexity']:.2f}"
+    assert re.fullmatch(r"Peak memory: \d+ MB", lines[2])
+    with np.load(runs.GOLDEN / "expected" / f"{name}.npz") as golden, np.load(tmp_path / "s.npz") as found:
+        assert np.abs(found["lprobs"] - golden["lprobs"]).max() < 1e-5
+    report = json.loads((tmp_path / "results" / "results.json").read_text())
+    assert report["loss_base2"] == pytest.approx(expected["loss_base2"], abs=1e-5)
+    assert report["perplexity"] == pytest.approx(expected["perplexity"], abs=1e-3)
+    assert report["tokens"] == 2670 and report["split"] == "valid" and report["checkpoints"] == [str(path)]
+    assert report["versions"]["torch"] == torch.__version__ and "--gen-subset valid" in report["command"]
+    assert report["settings"]["tokens_per_sample"] == 64 and report["peak_rss_mb"] > 50
+
+
+# --- other checkpoints in fairseq's layout
+
+KINDS = {
+    "learned positions, plain softmax": {"decoder_learned_pos": True, "old_names": True},
+    "shared softmax, gelu": {"share_decoder_input_output_embed": True, "activation_fn": "gelu"},
+    "shared softmax in old names": {"share_decoder_input_output_embed": True, "old_names": True},
+    "untied adaptive softmax, other widths": {
+        "adaptive_softmax_cutoff": "300,700",
+        "decoder_input_dim": 8,
+        "decoder_output_dim": 24,
+        "no_decoder_final_norm": True,
+    },
+    "adaptive input, plain softmax": {"adaptive_input": True, "adaptive_input_cutoff": "100,300,900"}
+    | {"adaptive_input_factor": 2},
+    "tied words, own projections, post-norm": {
+        "adaptive_input": True,
+        "adaptive_input_cutoff": "300,700",
+        "adaptive_softmax_cutoff": "300,700",
+        "tie_adaptive_weights": True,
+        "decoder_normalize_before": False,
+    },
+    "no positions": {"no_token_positional_embeddings": True, "no_scale_embedding": True, "layernorm_embedding": True},
+    "shortformer with a longer cache": {
+        "adaptive_input": True,
+        "adaptive_input_cutoff": "300",
+        "adaptive_softmax_cutoff": "300",
+        "tie_adaptive_weights": True,
+        "tie_adaptive_proj": True,
+        "no_decoder_final_norm": True,
+        "tokens_from_prev": 24,
+        "sliding_inf": -1,
+    },
+    "shortformer with a shorter cache, post-norm": {"decoder_normalize_before": False, "tokens_from_prev": 7},
+}
+
+
+@pytest.fixture(scope="module")
+def short_data(tmp_path_factory):
+    """The golden dictionary with the beginning of the golden test split."""
+    folder = tmp_path_factory.mktemp("short") / "data-bin"
+    folder.mkdir()
+    shutil.copy(runs.DATA / "dict.txt", folder)
+    corpus = IndexedCorpus(str(runs.DATA / "test"))
+    lines = int(np.searchsorted(corpus.offsets, 330))
+    with IndexedWriter(folder / "test", corpus.tokens.dtype) as writer:
+        writer.add(corpus.tokens[: corpus.offsets[lines]], corpus.sizes[:lines])
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_checkpoints_of_fairseq_agree_with_a_naive_forward_pass(kind, short_data, tmp_path):
+    args, state = naive.checkpoint(tmp_path / "checkpoint.pt", len(Dictionary.load(short_data / "dict.txt")), **KINDS[kind])
+    model, tokens = naive.NaiveLM(args, state), np.array(IndexedCorpus(str(short_data / "test")).tokens)
+    path = f"--cpu --path {tmp_path / 'checkpoint.pt'}"
+    found, lprobs = scores(tmp_path, path, data=short_data)
+    assert np.array_equal(found, tokens)
+    close(lprobs, model.score(tokens, 16))
+    if args.get("tokens_from_prev"):
+        expected = model.score(tokens, 16, rows=3)
+        for more in ("", "--sliding-inf 1"):
+            lprobs = scores(tmp_path, path, "--batch-size 3", more, data=short_data)[1]
+            close(lprobs, expected)
+    else:
+        lprobs = scores(tmp_path, path, "--batch-size 3 --context-window 5", data=short_data)[1]
+        close(lprobs, model.score(tokens, 16, window=5))
+
+
+@pytest.mark.parametrize("length", [9, 40])
+def test_segments_are_chosen_freely_at_evaluation(length, short_data, tmp_path):
+    for kind in ("no positions", "shared softmax, gelu", "shortformer with a longer cache"):
+        args, state = naive.checkpoint(tmp_path / "c.pt", len(Dictionary.load(short_data / "dict.txt")), **KINDS[kind])
+        tokens = np.array(IndexedCorpus(str(short_data / "test")).tokens)
+        lprobs = scores(tmp_path, f"--cpu --path {tmp_path / 'c.pt'} --tokens-per-sample {length}", data=short_data)[1]
+        close(lprobs, naive.NaiveLM(args, state).score(tokens, length))
+
+
+def test_ensemble_averages_probabilities(tmp_path):
+    paths = [SHORTFORMER, BASELINE, runs.GOLDEN / "shortformer_stage1.pt"]
+    flags = f"{FLAGS} --tokens-per-sample 64 --gen-subset test"
+    single = [scores(tmp_path, flags, ["--path", str(path)])[1].astype(np.float64) for path in paths]
+    together = scores(tmp_path, flags, ["--path", ":".join(map(str, paths))])[1]
+    assert np.abs(together - np.log(np.mean(np.exp(single), axis=0))).max() < 5e-6
+
+
+def test_model_overrides_change_the_model(tmp_path):
+    flags = ["--path", str(SHORTFORMER), "--model-overrides"]
+    kept = scores(tmp_path, FLAGS, [*flags, "{'dropout': 0.5}"])[1]
+    cut = scores(tmp_path, FLAGS, [*flags, "{'tokens_from_prev': 5}"])[1]
+    with np.load(runs.GOLDEN / "expected" / "shortformer.test.nonoverlap.npz") as expected:
+        assert np.abs(kept - expected["lprobs"]).max() < 1e-5
+        assert np.abs(cut - expected["lprobs"])[:64].max() < 1e-5  # the first segment has no cache
+        assert np.abs(cut - expected["lprobs"])[64:].max() > 0.01
+
+
+@pytest.mark.parametrize("precision", ["--bf16", "--fp16", "--memory-efficient-fp16"])
+@pytest.mark.parametrize("more", ["", "--sliding-inf 1"])
+def test_lower_precision_stays_close(precision, more, tmp_path):
+    lprobs = scores(tmp_path, FLAGS, precision, more, ["--path", str(SHORTFORMER)])[1]
+    with np.load(runs.GOLDEN / "expected" / "shortformer.test.nonoverlap.npz") as expected:
+        difference = np.abs(lprobs - expected["lprobs"])
+    assert 0 < difference.mean() < 0.03 and difference.max() < 0.3
+    assert lprobs.dtype == np.float32
+
+
+def test_softmax_batch_changes_nothing(tmp_path):
+    few = scores(tmp_path, FLAGS, "--softmax-batch 3", ["--path", str(BASELINE)])[1]
+    many = scores(tmp_path, FLAGS, ["--path", str(BASELINE)])[1]
+    assert np.abs(few - many).max() < 1e-5
+
+
+# --- what is printed
+
+
+def test_word_probabilities_are_printed_line_by_line(capsys, tmp_path):
+    data = make_data(tmp_path / "data", ["a", "bb", "c"], ["a bb", "", "c zz"])
+    naive.checkpoint(tmp_path / "c.pt", 7)
+    _, lprobs = scores(tmp_path, f"--cpu --path {tmp_path / 'c.pt'}", data=data)
+    capsys.readouterr()
+    evaluate(f"--cpu --path {tmp_path / 'c.pt'} --output-word-probs", data=data)
+    lines = capsys.readouterr().out.splitlines()[:3]
+    words = [["a", "bb", "</s>"], ["</s>"], ["c", "<unk>", "</s>"]]
+    assert [[pair.split(" [")[0] for pair in line.split("\t")] for line in lines] == words
+    printed = [float(number) for line in lines for number in re.findall(r"\[(.*?)\]", line)]
+    assert printed == pytest.approx(lprobs.tolist(), abs=1e-6)
+
+
+def test_word_statistics_are_a_table_by_falling_count(capsys, tmp_path):
+    data = make_data(tmp_path / "data", ["a", "bb", "c"], ["a bb a", "bb a"])
+    naive.checkpoint(tmp_path / "c.pt", 7)
+    _, lprobs = scores(tmp_path, f"--cpu --path {tmp_path / 'c.pt'}", data=data)
+    capsys.readouterr()
+    evaluate(f"--cpu --path {tmp_path / 'c.pt'} --output-word-stats", data=data)
+    table = [line.split("\t") for line in capsys.readouterr().out.splitlines()[:4]]
+    assert table[0] == ["word", "count", "mean log-probability", "sum"]
+    assert [row[:2] for row in table[1:]] == [["a", "3"], ["</s>", "2"], ["bb", "2"]]
+    assert float(table[1][2]) == pytest.approx(lprobs[[0, 2, 5]].mean(), abs=1e-6)
+    assert float(table[1][3]) == pytest.approx(lprobs[[0, 2, 5]].sum(), abs=1e-5)
+
+
+@pytest.mark.parametrize("mark", [[], ["@@"]])
+def test_remove_bpe_joins_subwords(mark, capsys, tmp_path):
+    data = make_data(tmp_path / "data", ["un@@", "read@@", "able", "word", "x"], ["un@@ read@@ able word", "x un@@"])
+    naive.checkpoint(tmp_path / "c.pt", 9)
+    _, lprobs = scores(tmp_path, f"--cpu --path {tmp_path / 'c.pt'}", data=data)
+    capsys.readouterr()
+    figures = evaluate(f"--cpu --path {tmp_path / 'c.pt'} --output-word-probs --remove-bpe", mark, data=data)
+    out = capsys.readouterr().out.splitlines()
+    found = [re.findall(r"(\S+) \[(.*?)\]", line) for line in out[:2]]
+    assert [[word for word, _ in line] for line in found] == [["unreadable", "word", "</s>"], ["x", "un</s>"]]
+    assert float(found[0][0][1]) == pytest.approx(lprobs[:3].sum(), abs=1e-5)
+    total = -float(lprobs.astype(np.float64).sum()) / math.log(2)
+    assert figures["words"] == 5 and figures["word_loss_base2"] == pytest.approx(total / 5)
+    assert figures["loss_base2"] == pytest.approx(total / 8)
+    assert out[2].startswith("Evaluated 8 tokens in ")
+    assert out[3].startswith(f"Loss (base 2): {total / 5:.4f}, Perplexity: {2 ** (total / 5):.2f}")
+
+
+def test_bits_per_character_of_a_corpus_of_characters(capsys, tmp_path):
+    data = make_data(tmp_path / "data", [*"abcdefgh_", "madeupword0000"], ["a b _ c", "h"])
+    naive.checkpoint(tmp_path / "c.pt", 14)
+    figures = evaluate(f"--cpu --path {tmp_path / 'c.pt'}", data=data)
+    assert figures["bits_per_character"] == figures["loss_base2"]
+    assert f"Bits per character: {figures['loss_base2']:.4f}" in capsys.readouterr().out
+    assert "bits_per_character" not in evaluate(FLAGS, ["--path", str(BASELINE)])
+
+
+# --- mistakes
+
+
+@pytest.fixture
+def mistake(monkeypatch, capsys):
+    """Run the command on a mistake; returns the line on stderr that tells of it."""
+
+    def run(*flags, data=runs.DATA):
+        monkeypatch.setattr(sys, "argv", ["eval_lm.py", str(data), *map(str, flags)])
+        with pytest.raises(SystemExit) as end:
+            eval_lm.cli_main()
+        captured = capsys.readouterr()
+        lines = captured.err.splitlines()
+        assert end.value.code == 2 and len(lines) == 1 and captured.out == "", captured
+        return lines[0].removeprefix("eval_lm.py: error: ")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "path, flags, line",
+    [
+        (BASELINE, "--context-window 64", "--context-window 64: must be less than the 64 of --tokens-per-sample"),
+        (BASELINE, "--sliding-inf 1", "--sliding-inf 1: the model has no cache"),
+        (SHORTFORMER, "--context-window 48", "--context-window 48: a model with a cache"),
+        (SHORTFORMER, "--sliding-inf 1 --context-window 31", "--context-window 31: with --sliding-inf 1 it is 63"),
+        (SHORTFORMER, "--sample-break-mode eos", "--sample-break-mode eos: a model with a cache"),
+        (BASELINE, "--fp16 --bf16", "--fp16 --bf16: choose one"),
+        (BASELINE, "--max-tokens 63", "--max-tokens 63: a block has 64 tokens"),
+        (BASELINE, "--sample-break-mode complete --tokens-per-sample 4", "--tokens-per-sample, --sample-break-mode: "),
+        (BASELINE, "--gen-subset nothing", "data-bin/nothing.idx: cannot be read"),
+        (BASELINE, "--model-overrides print(1)", "--model-overrides print(1): expected a dict"),
+        (BASELINE, "--remove-bpe sentencepiece", "--remove-bpe 'sentencepiece': expected a mark"),
+        (BASELINE, "--softmax-batch 0", "--softmax-batch 0: must be at least 1"),
+        (BASELINE, "--results-path /dev/null/x", "--results-path /dev/null/x: cannot be made"),
+        (BASELINE, "--save-token-scores /dev/null/x/y.npz", "--save-token-scores /dev/null/x: cannot be made"),
+        ("missing.pt", "", "missing.pt: no such checkpoint"),
+        (f"{BASELINE}:missing.pt", "", "missing.pt: no such checkpoint"),
+        ("", "", "--path: name a checkpoint"),
+    ],
+)
+def test_mistakes_are_one_line(mistake, path, flags, line):
+    assert line in mistake("--cpu", "--path", path, *flags.split())
+
+
+def test_path_left_out_is_one_line(mistake):
+    assert mistake().startswith("--path: name a checkpoint")
+
+
+def test_unknown_architecture_is_one_line(mistake, tmp_path):
+    naive.checkpoint(tmp_path / "c.pt", 1200, arch="transformer_lm_wiki104")
+    line = mistake("--path", tmp_path / "c.pt")
+    assert "its architecture transformer_lm_wiki104 is not known here (did you mean transformer_lm_wiki103" in line
+
+
+def test_dictionary_of_another_size_is_one_line(mistake, tmp_path):
+    data = make_data(tmp_path / "data", ["a"], ["a"])
+    line = mistake("--path", BASELINE, data=data)
+    assert "was trained with a dictionary of 1200 symbols, but that of" in line and "has 5" in line
+
+
+def test_parameters_that_do_not_fit_are_one_line(mistake):
+    line = mistake("--path", BASELINE, "--model-overrides", "{'decoder_layers': 3}")
+    assert "does not fit this model: parameters" in line and "decoder.layers.2." in line
+
+
+def test_longer_segments_than_learned_positions_are_one_line(mistake, tmp_path):
+    naive.checkpoint(tmp_path / "c.pt", 1200, decoder_learned_pos=True)
+    line = mistake("--path", tmp_path / "c.pt", "--tokens-per-sample", "17")
+    assert line.startswith("--tokens-per-sample 17: ") and "learned 16 positions" in line
+
+
+def test_hostile_checkpoint_runs_nothing(mistake, tmp_path):
+    state = checkpoint.read(BASELINE)
+    state["args"].__dict__["user_dir"] = "/nowhere"
+    torch.save({**state, "hook": print}, tmp_path / "hostile.pt")
+    assert "refused" in mistake("--path", tmp_path / "hostile.pt")

@@ -1,0 +1,141 @@
+"""Sampling: tokens follow the model's distribution, at a constant cost, past the end of the window."""
+
+from __future__ import annotations
+
+import naive
+import pytest
+import torch
+
+from fairseq.data.dictionary import Dictionary
+from fairseq.evaluation import load_models
+from fairseq.generation import sample
+from fairseq.generation.sampling import choose
+from fairseq.models import BaseFairseqModel
+
+VOCABULARY, LENGTH = 24, 8
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    """A random model and a naive one."""
+    folder = tmp_path_factory.mktemp("models")
+    dictionary = Dictionary()
+    for word in range(VOCABULARY - 4):
+        dictionary.add_symbol(f"w{word}")
+    dictionary.save(folder / "dict.txt")
+
+    def make(**kind):
+        args, state = naive.checkpoint(folder / "c.pt", VOCABULARY, tokens_per_sample=LENGTH, **kind)
+        return load_models([folder / "c.pt"], folder / "dict.txt")[0][0], naive.NaiveLM(args, state)
+
+    return make
+
+
+def greedy_by_hand(reference, prompt, count):
+    """The most probable tokens, by the naive forward pass over all that is in the window."""
+    cache, segment, tokens, found = None, [], list(prompt), []
+    memory = reference.args.get("tokens_from_prev", 0)
+    for _ in range(count):
+        for token in tokens:
+            if len(segment) == LENGTH:
+                if memory:
+                    cache, segment = reference.hidden(torch.tensor(segment), cache)[1], []
+                else:
+                    segment = segment[LENGTH // 2 :]
+            segment.append(token)
+        hidden, _ = reference.hidden(torch.tensor(segment), cache)
+        tokens = [int(reference.log_probs(hidden[-1:]).argmax())]
+        found += tokens
+    return found
+
+
+@pytest.mark.parametrize("kind", [{}, {"tokens_from_prev": 8}, {"tokens_from_prev": 5}, {"decoder_learned_pos": True}])
+@pytest.mark.parametrize("prompt", [[2], [2, 7, 9], [2, *range(4, 24)]])
+def test_greedy_text_is_that_of_a_naive_forward_pass(load, kind, prompt):
+    model, reference = load(**kind)
+    assert list(sample(model, prompt, 30, temperature=0)) == greedy_by_hand(reference, prompt, 30)
+
+
+def test_tokens_come_as_they_are_chosen_and_one_token_is_read_for_each(load):
+    model, _ = load(tokens_from_prev=8)
+    read = []
+    hook = model.decoder.register_forward_pre_hook(lambda _, args: read.append(tuple(args[0].shape)))
+    stream = sample(model, [2, 5, 6], 100, generator=torch.Generator().manual_seed(1))
+    next(stream)
+    assert read == [(1, 3)]
+    next(stream)
+    assert read == [(1, 3), (1, 1)]
+    assert len(list(stream)) == 98
+    hook.remove()
+    assert read[1:] == [(1, 1)] * 99
+
+
+def test_inference_mode_ends_between_two_tokens(load):
+    model, _ = load(tokens_from_prev=8)
+    stream = sample(model, [2], 3)
+    next(stream)
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_same_generator_seed_gives_the_same_tokens(load):
+    model, _ = load()
+    first, second, third = (list(sample(model, [2], 40, generator=torch.Generator().manual_seed(s))) for s in (1, 1, 2))
+    assert first == second != third
+
+
+def test_forbidden_tokens_are_never_chosen(load):
+    model, _ = load()
+    forbidden = list(range(0, VOCABULARY, 2))
+    tokens = list(sample(model, [2], 200, forbidden=forbidden, generator=torch.Generator().manual_seed(1)))
+    assert len(tokens) == 200 and not set(tokens) & set(forbidden)
+
+
+LPROBS = torch.tensor([0.1, 0.4, 0.05, 0.3, 0.15]).log()
+
+
+def shares(count=4000, **how):
+    generator = torch.Generator().manual_seed(0)
+    tokens = [choose(LPROBS.clone(), generator=generator, **how) for _ in range(count)]
+    return [tokens.count(token) / count for token in range(len(LPROBS))]
+
+
+@pytest.mark.parametrize(
+    "how, expected",
+    [
+        ({"temperature": 1.0, "top_k": 0, "top_p": 1.0}, [0.1, 0.4, 0.05, 0.3, 0.15]),
+        ({"temperature": 1.0, "top_k": 2, "top_p": 1.0}, [0, 4 / 7, 0, 3 / 7, 0]),
+        ({"temperature": 1.0, "top_k": 0, "top_p": 0.7}, [0, 4 / 7, 0, 3 / 7, 0]),
+        ({"temperature": 1.0, "top_k": 0, "top_p": 0.75}, [0, 0.4 / 0.85, 0, 0.3 / 0.85, 0.15 / 0.85]),
+        ({"temperature": 1.0, "top_k": 0, "top_p": 1e-9}, [0, 1, 0, 0, 0]),
+        ({"temperature": 1.0, "top_k": 99, "top_p": 1.0}, [0.1, 0.4, 0.05, 0.3, 0.15]),
+        ({"temperature": 0.5, "top_k": 0, "top_p": 1.0}, [0.01 / 0.285, 0.16 / 0.285, 0.0025 / 0.285, 0.09 / 0.285, 0.0225 / 0.285]),
+        ({"temperature": 0, "top_k": 0, "top_p": 1.0}, [0, 1, 0, 0, 0]),
+    ],
+)
+def test_choices_follow_the_distribution(how, expected):
+    found = shares(**how)
+    assert found == pytest.approx(expected, abs=0.03)
+    assert [share == 0 for share in found] == [share == 0 for share in expected]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"max_tokens": -1},
+        {"prompt_tokens": []},
+    ],
+)
+def test_numbers_out_of_range_are_refused(load, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        list(sample(load()[0], **{"prompt_tokens": [2], "max_tokens": 1, **wrong}))
+
+
+def test_model_without_cache_is_refused():
+    with pytest.raises(ValueError, match="no key-value cache"):
+        list(sample(BaseFairseqModel(), [2], 1))

@@ -1,0 +1,393 @@
+"""The parts of the network against naive computations, one pair, one word or one element at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairseq.errors import UserError
+from fairseq.modules.adaptive_input import AdaptiveInput
+from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
+from fairseq.modules.attention import PositionInfusedAttention, SelfAttention, attend
+from fairseq.modules.dropout import Dropout, dropout, relu_dropout
+from fairseq.modules.linear_cross_entropy import linear_cross_entropy, target_log_probs
+from fairseq.modules.memory import extend_memory, keep_rows
+from fairseq.modules.output_layer import LinearOutput
+from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, sinusoids
+
+PAD = 1
+SIZES = st.integers(0, 7)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+# --- attention
+
+
+def naive_attention(module, x, memory, positions):
+    """Position by position, head by head: query t sees what is remembered, and what stands up to itself."""
+    memory = x[:, :0] if memory is None else memory
+    everything = torch.cat([memory, x], dim=1)
+    infused = everything if positions is None else everything + positions
+    query, key, value = (
+        F.linear(inputs, projection.weight, projection.bias)
+        for projection, inputs in ((module.q_proj, infused), (module.k_proj, infused), (module.v_proj, everything))
+    )
+    rows, length, width = everything.shape
+    dim = width // module.num_heads
+    result = torch.zeros_like(x)
+    for b in range(rows):
+        for t in range(memory.size(1), length):
+            for h in range(module.num_heads):
+                part = slice(h * dim, (h + 1) * dim)
+                scores = torch.stack([query[b, t, part] @ key[b, s, part] / math.sqrt(dim) for s in range(t + 1)])
+                weights = scores.exp() / scores.exp().sum()
+                result[b, t - memory.size(1), part] = sum(weights[s] * value[b, s, part] for s in range(t + 1))
+    return F.linear(result, module.out_proj.weight, module.out_proj.bias)
+
+
+@pytest.mark.parametrize("remembered", [0, 1, 3, 8])
+@pytest.mark.parametrize("kind", [SelfAttention, PositionInfusedAttention])
+def test_attention_agrees_with_the_naive_one(kind, remembered):
+    module = kind(8, 2).double()
+    for projection in (module.q_proj, module.k_proj, module.v_proj, module.out_proj):
+        torch.nn.init.normal_(projection.bias)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    memory = torch.randn(2, remembered, 8, dtype=torch.float64) if remembered else None
+    positions = torch.randn(remembered + 5, 8, dtype=torch.float64) if kind is PositionInfusedAttention else None
+    expected = naive_attention(module, x, memory, positions)
+    torch.testing.assert_close(module(x, memory=memory, positions=positions), expected)
+
+
+@pytest.mark.parametrize("kind", [SelfAttention, PositionInfusedAttention])
+def test_attention_one_position_at_a_time_agrees_with_the_naive_one(kind):
+    module = kind(8, 2).double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    positions = torch.randn(6, 8, dtype=torch.float64) if kind is PositionInfusedAttention else None
+    expected = naive_attention(module, x, None, None if positions is None else positions[:5])
+    with torch.no_grad():
+        cache = module.new_cache(2, 6, positions)
+        steps = [module(x[:, t : t + 1], cache=cache, held=t) for t in range(3)]
+        steps.append(module(x[:, 3:], cache=cache, held=3))
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected)
+
+
+def test_values_know_nothing_of_positions():
+    module = PositionInfusedAttention(8, 2).double()
+    x = torch.randn(1, 1, 8, dtype=torch.float64)  # one token attends to itself alone, wherever it stands
+    here, there = (module(x, positions=torch.full((1, 8), p, dtype=torch.float64)) for p in (0.0, 5.0))
+    torch.testing.assert_close(here, there)
+
+
+def test_position_infused_attention_wants_positions():
+    module = PositionInfusedAttention(8, 2)
+    with pytest.raises(ValueError, match="position"):
+        module(torch.zeros(1, 2, 8))
+    with pytest.raises(ValueError, match="position"):
+        module.new_cache(1, 4)
+
+
+def test_attention_weights_are_dropped_and_their_expectation_stays():
+    query, key, value = (torch.randn(1, 2, 6, 4) for _ in range(3))
+    many = [x.expand(4000, -1, -1, -1) for x in (query, key, value)]
+    dropped = attend(*many, dropout_p=0.3)
+    assert dropped.std(0).max() > 0.1
+    torch.testing.assert_close(dropped.mean(0), attend(query, key, value)[0], atol=0.08, rtol=0)
+
+
+# --- dropout
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_rate_and_expectation(p, dtype):
+    x = torch.ones(1_000_003, dtype=dtype)
+    y = dropout(x, p)
+    dropped = (y == 0).double().mean()
+    assert abs(dropped - p) < 5 * math.sqrt(p * (1 - p) / x.numel()) + 1e-5
+    assert y.dtype == dtype and len(y.unique()) == 2
+    tolerance = 1e-2 if dtype in (torch.bfloat16, torch.float16) else 1e-4
+    assert float(y.max()) == pytest.approx(1 / (1 - p), rel=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (5, 7), (2, 3, 4, 5), (0,), (0, 3)])
+def test_dropout_gradient_is_the_mask_times_the_scale(shape):
+    x = torch.rand(shape).add_(0.5).requires_grad_()
+    upstream = torch.rand(shape)
+    y = dropout(x, 0.4)
+    y.backward(upstream)
+    torch.testing.assert_close(x.grad, upstream * (y / x).detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_relu_dropout_is_dropout_of_relu_with_its_gradient(dtype):
+    x = torch.randn(1000, 100, dtype=dtype, requires_grad=True)
+    upstream = torch.rand(x.shape).to(dtype)
+    y = relu_dropout(x, 0.25)
+    y.backward(upstream)
+    kept = y != 0
+    assert not kept[x <= 0].any()
+    assert float(kept[x > 0].double().mean()) == pytest.approx(0.75, abs=0.01)
+    torch.testing.assert_close(y, torch.where(kept, x / 0.75, 0.0).to(dtype), rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(x.grad, torch.where(kept, upstream / 0.75, 0.0).to(dtype), rtol=1e-2, atol=1e-3)
+
+
+def test_dropout_follows_the_seed():
+    x = torch.ones(999)
+    torch.manual_seed(5)
+    first, second = dropout(x, 0.5), dropout(x, 0.5)
+    torch.manual_seed(5)
+    assert torch.equal(first, dropout(x, 0.5))
+    assert not torch.equal(first, second)
+
+
+def test_neighbours_are_dropped_independently():
+    y = (dropout(torch.ones(1_000_000), 0.5) != 0).double() - 0.5
+    for distance in (1, 2, 3, 4, 8):
+        correlation = (y[distance:] * y[:-distance]).mean() / 0.25
+        assert abs(float(correlation)) < 0.006
+
+
+def test_dropout_of_a_transposed_tensor():
+    x = torch.rand(50, 40).add_(0.5)
+    y = dropout(x.t(), 0.5)
+    assert ((y == 0) | torch.isclose(y, 2 * x.t())).all() and 0.4 < float((y == 0).double().mean()) < 0.6
+
+
+def test_dropout_does_nothing_in_evaluation_and_at_rate_zero():
+    x = torch.randn(10)
+    assert dropout(x, 0.5, training=False) is x and dropout(x, 0.0) is x and Dropout(0.5).eval()(x) is x
+    assert torch.equal(relu_dropout(x, 0.5, training=False), x.relu())
+    assert torch.equal(relu_dropout(x, 0.0), x.relu())
+
+
+# --- loss without logits
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows, words", [(0, 7), (1, 7), (63, 20000), (64, 20000), (65, 20000), (200, 20000), (300, 5)])
+def test_linear_cross_entropy_is_the_cross_entropy_with_its_gradients(rows, words, dtype):
+    hidden = torch.randn(rows, 6, dtype=dtype, requires_grad=True)
+    weight = torch.randn(words, 6, dtype=dtype, requires_grad=True)
+    target = torch.randint(words, (rows,))
+    loss = linear_cross_entropy(hidden, weight, target)
+    (3 * loss).backward()
+    exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    expected = F.cross_entropy(exact[0] @ exact[1].t(), target, reduction="sum")
+    (3 * expected).backward()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip((hidden, weight), exact, strict=True):
+        assert ours.grad.dtype == dtype
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=2e-4)
+
+
+def test_linear_cross_entropy_of_large_logits_is_finite():
+    hidden = torch.tensor([[500.0], [-500.0]], requires_grad=True)
+    loss = linear_cross_entropy(hidden, torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 0]))
+    loss.backward()
+    assert float(loss.detach()) == 1000.0 and torch.isfinite(hidden.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_linear_cross_entropy_under_autocast_is_close_and_sums_in_float32(dtype):
+    hidden, weight = torch.randn(500, 16, requires_grad=True), (torch.randn(300, 16) / 4).requires_grad_()
+    target = torch.randint(300, (500,))
+    with torch.autocast("cpu", dtype=dtype):
+        loss = linear_cross_entropy(hidden, weight, target)
+    loss.backward()
+    expected = F.cross_entropy(hidden.detach() @ weight.detach().t(), target, reduction="sum")
+    assert loss.dtype == hidden.grad.dtype == weight.grad.dtype == torch.float32
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-3)
+
+
+def test_linear_cross_entropy_without_gradients():
+    hidden, weight, target = torch.randn(9, 4), torch.randn(5, 4, requires_grad=True), torch.randint(5, (9,))
+    with torch.no_grad():
+        assert not linear_cross_entropy(hidden, weight, target).requires_grad
+    linear_cross_entropy(hidden, weight, target).backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 7, 100])
+def test_target_log_probs_are_those_of_the_softmax(chunk):
+    hidden, weight, target = torch.randn(20, 4), torch.randn(11, 4), torch.randint(11, (20,))
+    expected = (hidden @ weight.t()).log_softmax(-1)[torch.arange(20), target]
+    torch.testing.assert_close(target_log_probs(hidden, weight, target, chunk), expected)
+    assert target_log_probs(hidden[:0], weight, target[:0], chunk).shape == (0,)
+
+
+def test_plain_output_leaves_padding_out():
+    layer, hidden = LinearOutput(torch.nn.Parameter(torch.randn(9, 4))), torch.randn(6, 4)
+    target = torch.tensor([3, PAD, 8, 0, PAD, 2])
+    expected = F.cross_entropy(hidden @ layer.weight.t(), target, ignore_index=PAD, reduction="sum")
+    torch.testing.assert_close(layer.loss(hidden, layer.partition(target, PAD)), expected)
+    torch.testing.assert_close(layer.log_probs(hidden).exp().sum(-1), torch.ones(6))
+
+
+# --- adaptive input and softmax
+
+CUTOFFS = [10, 30]
+WORDS = 50
+
+
+def embeddings():
+    return AdaptiveInput(WORDS, PAD, 32, 2.0, 32, CUTOFFS)
+
+
+def test_adaptive_input_agrees_with_a_word_by_word_look_up():
+    module = embeddings()
+    tokens = torch.randint(WORDS, (3, 40))
+    tokens[0, :5] = torch.tensor([0, 9, 10, 29, 30])
+    out = module(tokens)
+    for b in range(3):
+        for t in range(40):
+            word = int(tokens[b, t])
+            band = 0 if word < 10 else 1 if word < 30 else 2
+            table, projection = module.embeddings[band]
+            expected = projection.weight @ table.weight[word - [0, 10, 30][band]]
+            torch.testing.assert_close(out[b, t], expected)
+    assert [e[0].weight.shape for e in module.embeddings] == [(10, 32), (20, 16), (20, 8)]
+
+
+def test_adaptive_input_trains_the_words_it_reads_and_never_padding():
+    module = embeddings()
+    module(torch.tensor([[PAD, 9, 10, 30]])).sum().backward()
+    touched = [set(e[0].weight.grad.abs().sum(1).nonzero().flatten().tolist()) for e in module.embeddings]
+    assert touched == [{9}, {0}, {0}]
+    assert not module(torch.tensor([[PAD]])).any()
+
+
+@pytest.mark.parametrize("cutoffs", [[], [0, 5], [5, 5], [9, 4], [50], [10, 60]])
+def test_cutoffs_that_cannot_be_are_refused(cutoffs):
+    from fairseq.modules.adaptive_input import check_cutoffs
+
+    with pytest.raises(UserError, match="--some-cutoff"):
+        check_cutoffs("--some-cutoff", cutoffs, WORDS)
+
+
+def softmax(kind):
+    if kind == "free":
+        return AdaptiveSoftmax(WORDS, 32, CUTOFFS, factor=2.0)
+    inputs = embeddings()
+    return AdaptiveSoftmax(WORDS, 32, CUTOFFS, factor=2.0, adaptive_inputs=inputs, tie_proj=kind == "tied")
+
+
+KINDS = pytest.mark.parametrize("kind", ["free", "tied", "words-tied"])
+
+
+def naive_log_prob(module, hidden, word):
+    """log P of one word, from the weights as a checkpoint names them."""
+    state = {name: value.double() for name, value in module.state_dict().items()}
+    h = hidden.double()
+    tied = "head.word_proj.weight" in state
+    head = torch.cat([state["head.word_proj.weight"], state["head.class_proj.weight"]]) if tied else state["head.weight"]
+    logits = head @ h
+    head_lprobs = logits - logits.exp().sum().log()
+    if word < 10:
+        return head_lprobs[word]
+    band, first = (0, 10) if word < 30 else (1, 30)
+    projection = state[f"tail.{band}.0.weight"]
+    narrow = projection @ h if projection.size(1) == 32 and projection.size(0) != 32 else projection.t() @ h
+    inside = state[f"tail.{band}.2.weight"] @ narrow
+    return head_lprobs[10 + band] + inside[word - first] - inside.exp().sum().log()
+
+
+@KINDS
+def test_adaptive_softmax_agrees_with_a_word_by_word_computation(kind):
+    module, hidden = softmax(kind), torch.randn(4, 32)
+    every = module.log_probs(hidden)
+    expected = torch.stack([torch.stack([naive_log_prob(module, h, w) for w in range(WORDS)]) for h in hidden])
+    torch.testing.assert_close(every.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(every.exp().sum(-1), torch.ones(4))
+    target = torch.tensor([0, 10, 49, 29])
+    chosen = module.target_log_probs(hidden, target)
+    torch.testing.assert_close(chosen, every[torch.arange(4), target])
+
+
+@KINDS
+@pytest.mark.parametrize("legacy", [False, True])
+def test_adaptive_softmax_loss_and_gradients_are_those_of_its_log_probs(kind, legacy):
+    module, hidden = softmax(kind), torch.randn(60, 32, requires_grad=True)
+    target = torch.cat([torch.arange(WORDS), torch.full((10,), PAD)])
+    loss = module.loss(hidden, module.partition(target, PAD, legacy))
+    loss.backward()
+    ours = [hidden.grad.clone(), *(p.grad.clone() for p in module.parameters())]
+    hidden.grad = None
+    module.zero_grad()
+
+    lprobs = module.log_probs(hidden)
+    keep = target != PAD
+    expected = -lprobs[keep, target[keep]].sum()
+    if legacy:  # of the word whose index in its tail band is 1, only the band's own head entry is trained
+        for word, others in ((11, range(10, 30)), (31, range(30, 50))):
+            band = lprobs[word, list(others)].logsumexp(-1)
+            expected = expected + lprobs[word, word] - band
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
+    for a, b in zip(ours, [hidden.grad, *(p.grad for p in module.parameters())], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", [[3, 4], [PAD, PAD], [12], [45, 46], []])
+def test_adaptive_softmax_with_empty_bands(target):
+    module, target = softmax("tied"), torch.tensor(target, dtype=torch.long)
+    hidden = torch.randn(len(target), 32, requires_grad=True)
+    loss = module.loss(hidden, module.partition(target, PAD))
+    loss.backward()
+    expected = sum((-naive_log_prob(module, h, int(w)) for h, w in zip(hidden, target, strict=True) if w != PAD), 0.0)
+    assert float(loss) == pytest.approx(float(expected), abs=1e-4)
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in module.parameters())
+
+
+def test_adaptive_softmax_drops_in_training_only():
+    module = AdaptiveSoftmax(WORDS, 32, CUTOFFS, dropout=0.5, factor=2.0)
+    hidden, target = torch.randn(50, 32), torch.arange(WORDS)
+    partition = module.partition(target, PAD)
+    assert float(module.loss(hidden, partition)) != float(module.loss(hidden, partition))
+    module.eval()
+    assert float(module.loss(hidden, partition)) == float(module.loss(hidden, partition))
+
+
+# --- positions and memory
+
+
+@pytest.mark.parametrize("dim", [2, 8, 9])
+def test_sinusoids_follow_their_formula(dim):
+    table, half = sinusoids(20, dim, torch.device("cpu"), start=3), dim // 2
+    for row in range(20):
+        for i in range(half):
+            angle = (3 + row) * math.exp(-i * math.log(10000) / max(half - 1, 1))
+            assert float(table[row, i]) == pytest.approx(math.sin(angle), abs=1e-5)
+            assert float(table[row, half + i]) == pytest.approx(math.cos(angle), abs=1e-5)
+    assert table.shape == (20, dim) and (dim % 2 == 0 or not table[:, -1].any())
+
+
+def test_positions_are_numbered_from_after_padding():
+    device = torch.device("cpu")
+    assert torch.equal(SinusoidalPositions(8, PAD)(3, offset=4), sinusoids(20, 8, device)[6:9])
+    learned = LearnedPositions(10, 8, PAD)
+    assert torch.equal(learned(10), learned.weight[2:12]) and learned.weight.shape == (12, 8)
+    assert torch.equal(learned(2, offset=8), learned.weight[10:12]) and not learned.weight[PAD].any()
+
+
+@given(remembered=SIZES, tokens=st.integers(1, 7), length=st.integers(1, 9))
+def test_memory_is_the_end_of_all_that_was_read(remembered, tokens, length):
+    old, new = torch.randn(2, remembered, 3), torch.randn(2, tokens, 3, requires_grad=True)
+    result = extend_memory(old if remembered else None, new, length)
+    assert torch.equal(result, torch.cat([old, new], dim=1)[:, -length:])
+    assert not result.requires_grad
+
+
+def test_memory_of_rows_that_have_run_out_is_dropped():
+    memory = [torch.randn(4, 3, 2), torch.randn(4, 3, 2)]
+    assert [torch.equal(a, b[:3]) for a, b in zip(keep_rows(memory, 3), memory, strict=True)] == [True, True]
+    assert keep_rows(memory, 4) is memory and keep_rows(None, 3) is None

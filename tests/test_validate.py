@@ -1,0 +1,74 @@
+"""fairseq-validate: the figures that training logs."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import runs
+
+from fairseq import options
+from fairseq_cli import validate
+
+BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
+
+
+def run(*flags):
+    """Run the command in this process; returns its figures."""
+    parser = options.get_validation_parser()
+    return validate.main(options.parse_args_and_arch(parser, [str(runs.DATA), "--cpu", *runs.words(*flags)]))
+
+
+@pytest.mark.parametrize("path, name", [(BASELINE, "baseline"), (SHORTFORMER, "shortformer")])
+def test_loss_of_the_originals_checkpoints(path, name):
+    expected = json.loads((runs.GOLDEN / "expected" / "perplexity.json").read_text())
+    found = run("--valid-subset valid,test", ["--path", str(path)])[str(path)]
+    for split in ("valid", "test"):
+        assert found[split]["nll_loss"] == pytest.approx(expected[f"{name}.{split}.nonoverlap"]["loss_base2"], abs=1e-5)
+        assert found[split]["ntokens"] == expected[f"{name}.{split}.nonoverlap"]["tokens"]
+
+
+@pytest.mark.parametrize("kind", [runs.BASELINE, runs.SHORTFORMER])
+def test_figures_are_those_that_training_logged(kind, tmp_path):
+    log = runs.train(tmp_path, kind, "--max-update 20 --max-epoch 1")
+    logged = runs.summaries(log, "test")[-1] if runs.summaries(log, "test") else runs.summaries(log, "valid")[-1]
+    (figures,) = run("--valid-subset test", ["--path", str(tmp_path / "checkpoint_last.pt")]).values()
+    for name in ("loss", "nll_loss", "ppl", "wpb", "bsz"):
+        assert figures["test"][name] == pytest.approx(logged[name], rel=1e-6)
+
+
+def test_batches_can_be_chosen_and_do_not_change_a_baseline():
+    (one,), (other,) = (
+        [f["valid"] for f in run(flags, ["--path", str(BASELINE)]).values()] for flags in ("", "--batch-size 7")
+    )
+    assert one["loss"] == pytest.approx(other["loss"], abs=1e-6) and one["bsz"] == 2 and other["bsz"] > 6
+
+
+def test_several_checkpoints_are_a_line_each(capsys):
+    run("--log-format json", ["--path", f"{BASELINE}:{SHORTFORMER}"])
+    losses = [line["valid_loss"] for line in runs.records(capsys.readouterr().out)]
+    assert losses == pytest.approx([7.29437, 7.12061], abs=1e-4)
+
+
+def test_command_in_a_process_of_its_own():
+    result = runs.command("validate.py", runs.DATA, "--cpu --log-format simple", "--path", SHORTFORMER)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("valid on 'valid' subset | loss 7.121 | nll_loss 7.121 | ppl 139.2")
+
+
+@pytest.mark.parametrize(
+    "flags, line",
+    [
+        ([], "--path: name a checkpoint"),
+        (["--path", "missing.pt"], "missing.pt: no such checkpoint"),
+        (["--path", str(BASELINE), "--valid-subset", "nothing"], "nothing.idx: cannot be read"),
+        (["--path", str(BASELINE), "--max-tokens", "63"], "a block"),
+    ],
+)
+def test_mistakes_are_one_line(flags, line, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["validate.py", str(runs.DATA), "--cpu", *flags])
+    with pytest.raises(SystemExit) as end:
+        validate.cli_main()
+    stderr = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and len(stderr) == 1 and line in stderr[0]
