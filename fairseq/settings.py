@@ -156,7 +156,10 @@ class EvalLMConfig:
     output_word_probs: bool = flag(False, "print every word with its log-probability")
     output_word_stats: bool = flag(False, "print every word's count and mean log-probability")
     remove_bpe: str | None = flag(
-        None, "join subwords that end in this mark (without a value: @@) before words are counted", metavar="MARK", const="@@ "
+        None,
+        "join subwords that end in this mark (without a value: @@) before words are counted",
+        metavar="MARK",
+        const="@@ ",
     )
     context_window: int = flag(0, "tokens before each block that are read as context, not scored", low=0)
     sliding_inf: int = flag(

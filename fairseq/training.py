@@ -273,6 +273,7 @@ class Run:
         return self._stats(sums.report(), sums.tokens / seconds, sums.updates / seconds, clock)
 
     def _stats(self, report: dict[str, float], wps: float, ups: float, clock: _Clock) -> dict[str, Any]:
+        self.trainer.check_finite()
         epoch = self.batches.epoch
         stats: dict[str, Any] = {
             "epoch": epoch,

@@ -88,7 +88,6 @@ def _validate(
             with precision.autocast(world.device):
                 _, sample_size, log = task.step(graph, sample, split, world.device)
             sums.add(Sums.vector(log, sample_size, world.device))
-        task.clear_memory(split)
         figures = {**sums.report(), "ntokens": sums.tokens}
         bar.print(figures, tag=split)
     return figures

@@ -123,7 +123,9 @@ def parameters(args: dict, vocabulary: int, generator: torch.Generator, old_name
         tails = len(bounds) - 2
         state["decoder.adaptive_softmax.version"] = torch.tensor([1])
         if args["tie_adaptive_weights"]:
-            state["decoder.adaptive_softmax.head.word_proj.weight"] = state["decoder.embed_tokens.embeddings.0.0.weight"]
+            state["decoder.adaptive_softmax.head.word_proj.weight"] = state[
+                "decoder.embed_tokens.embeddings.0.0.weight"
+            ]
             state["decoder.adaptive_softmax.head.class_proj.weight"] = random(tails, dim)
             state["decoder.adaptive_softmax.head._float_tensor"] = torch.zeros(1)
         else:
@@ -235,7 +237,11 @@ class NaiveLM:
         state = self.state
         if not self.args["adaptive_softmax_cutoff"]:
             shared = self.args["share_decoder_input_output_embed"]
-            names = ("decoder.embed_tokens.weight",) if shared else ("decoder.output_projection.weight", "decoder.embed_out")
+            names = (
+                ("decoder.embed_tokens.weight",)
+                if shared
+                else ("decoder.output_projection.weight", "decoder.embed_out")
+            )
             return (hidden @ next(state[name] for name in names if name in state).T).log_softmax(-1)
         name = "decoder.adaptive_softmax"
         if self.args["tie_adaptive_weights"]:

@@ -24,15 +24,13 @@ GOLDEN = ROOT / "tests" / "golden" / "language_model"
 DATA = GOLDEN / "data-bin"
 
 # The validation set is the corpus: 2,670 tokens, 42 batches of 4 rows × 16 tokens.
-SMALL = (
-    "--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --max-tokens 64"
-    " --required-batch-size-multiple 1 --criterion adaptive_loss --decoder-layers 2 --decoder-embed-dim 32"
-    " --decoder-ffn-embed-dim 64 --decoder-attention-heads 2 --lr 0.05 --clip-norm 0.1 --seed 3"
-    " --log-format json --log-interval 1"
-).split()
-BASELINE = ["--arch", "transformer_lm_tiny", *SMALL]
-SHORTFORMER = ["--arch", "shortformer_tiny", *SMALL]
-NO_DROPOUT = "--dropout 0 --attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0".split()
+SMALL = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --max-tokens 64
+    --required-batch-size-multiple 1 --criterion adaptive_loss --decoder-layers 2 --decoder-embed-dim 32
+    --decoder-ffn-embed-dim 64 --decoder-attention-heads 2 --lr 0.05 --clip-norm 0.1 --seed 3
+    --log-format json --log-interval 1"""
+BASELINE = f"--arch transformer_lm_tiny {SMALL}"
+SHORTFORMER = f"--arch shortformer_tiny {SMALL}"
+NO_DROPOUT = "--dropout 0 --attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0"
 CLOCKS = ("wps", "ups", "train_wall", "wall")
 
 

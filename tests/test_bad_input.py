@@ -16,7 +16,7 @@ import torch
 from fairseq import checkpoint
 from fairseq_cli import train as train_command
 
-TRAIN = [*runs.BASELINE, "--max-update", "2"]
+TRAIN = f"{runs.BASELINE} --max-update 2"
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_names_that_do_not_exist(mistake, flags, line):
 
 
 def test_no_data(mistake):
-    assert mistake(data=None, base=["--cpu"]).startswith("the following arguments are required: DATA")
+    assert mistake(data=None, base="--cpu").startswith("the following arguments are required: DATA")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_settings_that_contradict_one_another(mistake, flags, line):
     ],
 )
 def test_stages_that_cannot_be(mistake, stages, line):
-    assert mistake("--stages", stages, base=[*runs.BASELINE]).startswith(line)
+    assert mistake("--stages", stages, base=runs.BASELINE).startswith(line)
 
 
 def test_stages_and_another_max_update(mistake):
@@ -188,7 +188,7 @@ def test_stages_and_another_max_update(mistake):
 
 
 def test_no_size_of_a_batch(mistake):
-    assert mistake(base="--cpu --max-update 2 --arch transformer_lm_tiny --valid-subset test".split()).startswith(
+    assert mistake(base="--cpu --max-update 2 --arch transformer_lm_tiny --valid-subset test").startswith(
         "--max-tokens or --batch-size: one of them is needed"
     )
 
@@ -205,7 +205,7 @@ def test_no_size_of_a_batch(mistake):
     ],
 )
 def test_cuda_asked_for_and_absent(mistake, flags, line):
-    base = [word for word in TRAIN if word != "--cpu"]
+    base = TRAIN.replace("--cpu", "")
     assert mistake(*flags.split(), base=base).startswith(line)
 
 
@@ -237,7 +237,7 @@ def test_config_files_that_cannot_be(mistake, tmp_path, text, line):
 )
 def test_values_in_config_files(mistake, tmp_path, text, line):
     (tmp_path / "c.yaml").write_text(text.replace("embed:", "embed_dim:"))
-    base = "--cpu --max-tokens 64 --tokens-per-sample 16".split()
+    base = "--cpu --max-tokens 64 --tokens-per-sample 16"
     assert mistake("--config", tmp_path / "c.yaml", base=base).startswith(line)
 
 
@@ -422,7 +422,7 @@ def test_old_checkpoint_survives_when_writing_stops_halfway(mistake, tmp_path):
 @pytest.mark.parametrize(
     "flags, line",
     [
-        (["nowhere", *TRAIN], "train.py: error: nowhere: no such folder"),
+        (["nowhere", TRAIN], "train.py: error: nowhere: no such folder"),
         ([runs.DATA, TRAIN, "--restore-file hostile.pt --no-save"], "train.py: error: hostile.pt: cannot be read as"),
     ],
 )

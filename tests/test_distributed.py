@@ -47,6 +47,13 @@ def two(folder, *flags):
     return runs.records(result.stdout), runs.content(folder / "checkpoint_last.pt")
 
 
+def assert_follows(log, other):
+    """Loss by loss, and gradient by gradient, which clipping would hide."""
+    assert runs.losses(log) == pytest.approx(runs.losses(other), abs=1e-5)
+    norms = ([line["gnorm"] for line in runs.updates(lines)] for lines in (log, other))
+    assert next(norms) == pytest.approx(next(norms), rel=1e-4)
+
+
 @pytest.fixture(scope="module")
 def shortformer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shortformer")
@@ -56,7 +63,7 @@ def shortformer(tmp_path_factory):
 def test_two_processes_follow_one_with_the_same_global_batch(tmp_path, shortformer):
     _, log, _ = shortformer
     alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save --disable-validation")
-    assert runs.losses(log) == pytest.approx(runs.losses(alone), abs=1e-5)
+    assert_follows(log, alone)
     assert len(runs.losses(log)) == 45
 
 
@@ -64,8 +71,8 @@ def test_two_processes_follow_one_with_batches_added_up(tmp_path):
     log, _ = two(tmp_path / "two", BASELINE, HALF, "--ddp-backend c10d")
     batches = runs.train(tmp_path, BASELINE, HALF, "--update-freq 2 --no-save")
     doubled = runs.train(tmp_path, BASELINE, "--max-tokens 64 --no-save")
-    assert runs.losses(log) == pytest.approx(runs.losses(batches), abs=1e-5)
-    assert runs.losses(log) == pytest.approx(runs.losses(doubled), abs=1e-5)
+    assert_follows(log, batches)
+    assert_follows(log, doubled)
 
 
 def test_a_process_without_a_batch_at_the_corpus_end_takes_part(tmp_path):
@@ -73,7 +80,7 @@ def test_a_process_without_a_batch_at_the_corpus_end_takes_part(tmp_path):
     log, _ = two(tmp_path / "two", flags, "--ddp-backend pytorch_ddp")
     alone = runs.train(tmp_path, flags, "--max-tokens 2400 --no-save")
     assert [line["wpb"] for line in runs.updates(log)] == [1470, 1200, 2670, 2670]
-    assert runs.losses(log) == pytest.approx(runs.losses(alone), abs=1e-5)
+    assert_follows(log, alone)
 
 
 def test_validation_is_summed_over_processes(tmp_path, shortformer):
@@ -100,11 +107,9 @@ def test_resumed_job_of_two_processes_is_bit_identical_and_one_process_writes(tm
 def test_torchrun_starts_the_processes(tmp_path):
     result = subprocess.run(
         [
-            sys.executable,
-            *"-m torch.distributed.run --standalone --nproc-per-node 2".split(),
-            str(runs.ROOT / "train.py"),
-        ]
-        + runs.words(runs.DATA, BASELINE, HALF, "--max-update 8 --no-save"),
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *(str(runs.ROOT / "train.py"), *runs.words(runs.DATA, BASELINE, HALF, "--max-update 8 --no-save")),
+        ],
         capture_output=True,
         text=True,
         timeout=120,
@@ -112,7 +117,7 @@ def test_torchrun_starts_the_processes(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     alone = runs.train(tmp_path, BASELINE, "--max-tokens 64 --max-update 8 --no-save")
-    assert runs.losses(runs.records(result.stdout)) == pytest.approx(runs.losses(alone), abs=1e-5)
+    assert_follows(runs.records(result.stdout), alone)
 
 
 @pytest.mark.parametrize(
@@ -157,20 +162,17 @@ def test_one_process_is_a_world_of_its_own():
     )
 
 
+MEET = "--distributed-init-method"
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--distributed-world-size 2 --distributed-no-spawn", "--distributed-no-spawn: needs"),
-        (
-            "--distributed-world-size 2 --distributed-no-spawn --distributed-init-method tcp://127.0.0.1:1 --distributed-rank 2",
-            "--distributed-rank 2",
-        ),
-        (
-            "--distributed-world-size 2 --distributed-no-spawn --distributed-init-method carrier-pigeon://coop",
-            "--distributed-init-method: the processes cannot meet at carrier-pigeon://coop",
-        ),
+        ("", "--distributed-no-spawn: needs"),
+        (f"{MEET} tcp://127.0.0.1:1 --distributed-rank 2", "--distributed-rank 2: 2 processes are numbered from 0"),
+        (f"{MEET} carrier-pigeon://coop", f"{MEET}: the processes cannot meet at carrier-pigeon://coop"),
     ],
 )
 def test_places_to_meet_that_cannot_be_are_refused(tmp_path, flags, message):
     with pytest.raises(UserError, match=message):
-        runs.train(tmp_path, BASELINE, flags)
+        runs.train(tmp_path, BASELINE, TWO, "--distributed-no-spawn", flags)

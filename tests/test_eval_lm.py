@@ -150,7 +150,9 @@ def short_data(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_checkpoints_of_fairseq_agree_with_a_naive_forward_pass(kind, short_data, tmp_path):
-    args, state = naive.checkpoint(tmp_path / "checkpoint.pt", len(Dictionary.load(short_data / "dict.txt")), **KINDS[kind])
+    args, state = naive.checkpoint(
+        tmp_path / "checkpoint.pt", len(Dictionary.load(short_data / "dict.txt")), **KINDS[kind]
+    )
     model, tokens = naive.NaiveLM(args, state), np.array(IndexedCorpus(str(short_data / "test")).tokens)
     path = f"--cpu --path {tmp_path / 'checkpoint.pt'}"
     found, lprobs = scores(tmp_path, path, data=short_data)

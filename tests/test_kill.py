@@ -15,7 +15,8 @@ import runs
 KILLS = int(os.environ.get("FAIRSEQ_TEST_KILLS", "3"))
 FLAGS = [
     runs.SHORTFORMER,
-    f"--stages 16:{40 * KILLS},32:{60 * KILLS} --save-interval-updates 5 --keep-interval-updates 2 --keep-last-epochs 1",
+    f"--stages 16:{40 * KILLS},32:{60 * KILLS} --save-interval-updates 5",
+    "--keep-interval-updates 2 --keep-last-epochs 1",
     "--dropout 0.2 --attention-dropout 0.1 --optimizer adam --lr 0.002",
     "--lr-scheduler cosine --max-lr 0.01 --warmup-updates 20 --lr-period-updates 500",
 ]

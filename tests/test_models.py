@@ -6,10 +6,10 @@ import argparse
 import math
 
 import pytest
+import runs
 import torch
 import torch.nn.functional as F
 
-import runs
 from fairseq import checkpoint, config
 from fairseq.checkpoint import describe_mismatch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
@@ -42,7 +42,9 @@ def naive_positions(count, dim):
     """Positions 0 … count − 1, numbered from 2."""
     half = dim // 2
     frequencies = [math.exp(-i * math.log(10000) / (half - 1)) for i in range(half)]
-    rows = [[*(math.sin(p * f) for f in frequencies), *(math.cos(p * f) for f in frequencies)] for p in range(2, count + 2)]
+    rows = [
+        [*(math.sin(p * f) for f in frequencies), *(math.cos(p * f) for f in frequencies)] for p in range(2, count + 2)
+    ]
     return torch.tensor(rows, dtype=torch.float64)
 
 
@@ -132,7 +134,8 @@ def test_position_infused_attention_alone_has_no_memory():
 
 
 @pytest.mark.parametrize(
-    "flags", [[runs.SHORTFORMER], [runs.SHORTFORMER, "--tokens-from-prev 5"], [runs.BASELINE, "--position-infused-attention"]]
+    "flags",
+    [[runs.SHORTFORMER], [runs.SHORTFORMER, "--tokens-from-prev 5"], [runs.BASELINE, "--position-infused-attention"]],
 )
 @pytest.mark.parametrize("step", [1, 4, 16])
 def test_token_by_token_inference_is_segment_by_segment_inference(flags, step):
@@ -284,7 +287,9 @@ def test_gpt2_architecture():
 
 
 def test_base_architectures():
-    assert count("transformer_lm", 1000) == count("shortformer", 1000) == layers(6, 512, 2048) + 2 * 1000 * 512 + 2 * 512
+    assert (
+        count("transformer_lm", 1000) == count("shortformer", 1000) == layers(6, 512, 2048) + 2 * 1000 * 512 + 2 * 512
+    )
     assert count("transformer_lm_big", 1000) == layers(12, 1024, 4096) + 2 * 1000 * 1024 + 2 * 1024
 
 
@@ -311,8 +316,18 @@ def test_wiki103_settings():
     args = argparse.Namespace()
     ARCHITECTURES["transformer_lm_wiki103"].fill(args)
     cfg = config.extract(TransformerLMConfig, args)
-    assert (cfg.dropout, cfg.attention_dropout, cfg.activation_dropout, cfg.adaptive_softmax_dropout) == (0.3, 0.1, 0.1, 0.2)
-    assert cfg.tie_adaptive_weights and cfg.tie_adaptive_proj and cfg.no_decoder_final_norm and cfg.decoder_normalize_before
+    assert (cfg.dropout, cfg.attention_dropout, cfg.activation_dropout, cfg.adaptive_softmax_dropout) == (
+        0.3,
+        0.1,
+        0.1,
+        0.2,
+    )
+    assert (
+        cfg.tie_adaptive_weights
+        and cfg.tie_adaptive_proj
+        and cfg.no_decoder_final_norm
+        and cfg.decoder_normalize_before
+    )
     assert cfg.adaptive_input_cutoff == cfg.adaptive_softmax_cutoff == [20000, 60000] and cfg.adaptive_input_factor == 4
 
 

@@ -289,7 +289,9 @@ def naive_log_prob(module, hidden, word):
     state = {name: value.double() for name, value in module.state_dict().items()}
     h = hidden.double()
     tied = "head.word_proj.weight" in state
-    head = torch.cat([state["head.word_proj.weight"], state["head.class_proj.weight"]]) if tied else state["head.weight"]
+    head = (
+        torch.cat([state["head.word_proj.weight"], state["head.class_proj.weight"]]) if tied else state["head.weight"]
+    )
     logits = head @ h
     head_lprobs = logits - logits.exp().sum().log()
     if word < 10:

@@ -121,13 +121,13 @@ def test_training_command_means_what_it_meant(name):
         "required_batch_size_multiple": 8 if length == 3072 else 1,
         "save_interval": {"shortformer 1": 100, "staged baseline 1": 50}.get(name, 1),
         "no_epoch_checkpoints": not staged_first,
-        **{"max_lr": 1.0, "t_mult": 2, "lr_period_updates": 270000, "lr_shrink": 0.75, "warmup_updates": 16000},
-        **{"warmup_init_lr": 1e-7, "min_lr": 1e-9, "lr": [1e-4], "clip_norm": 0.1, "seed": 1, "fp16": True},
-        **{"optimizer": "nag", "lr_scheduler": "cosine", "criterion": "adaptive_loss", "ddp_backend": "no_c10d"},
-        **{"decoder_layers": 16, "decoder_embed_dim": 1024, "decoder_ffn_embed_dim": 4096, "dropout": 0.3},
-        **{"adaptive_input_cutoff": [20000, 60000], "tie_adaptive_proj": True, "momentum": 0.99},
         "skip_invalid_size_inputs_valid_test": True,
     }
+    expected |= {"max_lr": 1.0, "t_mult": 2, "lr_period_updates": 270000, "lr_shrink": 0.75, "warmup_updates": 16000}
+    expected |= {"warmup_init_lr": 1e-7, "min_lr": 1e-9, "lr": [1e-4], "clip_norm": 0.1, "seed": 1, "fp16": True}
+    expected |= {"optimizer": "nag", "lr_scheduler": "cosine", "criterion": "adaptive_loss", "ddp_backend": "no_c10d"}
+    expected |= {"decoder_layers": 16, "decoder_embed_dim": 1024, "decoder_ffn_embed_dim": 4096, "dropout": 0.3}
+    expected |= {"adaptive_input_cutoff": [20000, 60000], "tie_adaptive_proj": True, "momentum": 0.99}
     assert {key: getattr(args, key) for key in expected} == expected
 
 

@@ -13,8 +13,10 @@ from fairseq import checkpoint
 from fairseq.errors import UserError
 from fairseq.trainer import Trainer
 
-NAG = "--optimizer nag --lr-scheduler cosine --max-lr 0.1 --lr 0.001 --warmup-updates 10 --lr-period-updates 30 --t-mult 2"
-ADAM = "--optimizer adam --adam-betas 0.9,0.98 --weight-decay 0.01 --lr 0.002 --lr-scheduler inverse_sqrt --warmup-updates 9"
+NAG = "--optimizer nag --lr-scheduler cosine --lr 0.001 --max-lr 0.1 --warmup-updates 10"
+NAG += " --lr-period-updates 30 --t-mult 2"
+ADAM = "--optimizer adam --adam-betas 0.9,0.98 --weight-decay 0.01 --lr-scheduler inverse_sqrt --lr 0.002"
+ADAM += " --warmup-updates 9"
 LINES = "--sample-break-mode eos --tokens-per-sample 200 --max-tokens 200 --lr-scheduler polynomial_decay"
 DROPOUT = "--dropout 0.2 --attention-dropout 0.1 --activation-dropout 0.1 --adaptive-softmax-dropout 0.1"
 
@@ -272,6 +274,15 @@ def test_sentence_avg_divides_by_rows(tmp_path):
     assert ratio == pytest.approx(16, rel=1e-4)
 
 
+def test_clipping_scales_gradients_down_and_never_up(tmp_path):
+    flags = [runs.BASELINE, runs.NO_DROPOUT, "--optimizer sgd --lr 0.01 --max-update 6 --no-save --disable-validation"]
+    free, loose, tight = (runs.train(tmp_path, *flags, f"--clip-norm {norm}") for norm in (0, 1e6, 1))
+    assert runs.losses(loose) == runs.losses(free)
+    assert runs.losses(tight)[-1] > runs.losses(free)[-1], "shorter steps"
+    assert [line["gnorm"] for line in runs.updates(tight)][0] == runs.updates(free)[0]["gnorm"] > 1, "before clipping"
+    assert [{line["clip"] for line in runs.updates(log)} for log in (free, loose, tight)] == [{0.0}, {0.0}, {100.0}]
+
+
 # --- stages
 
 
@@ -375,9 +386,8 @@ def test_gradients_that_are_no_numbers_end_the_run_before_anything_is_saved(tmp_
 
 def test_json_log_has_fairseqs_fields_at_full_precision(tmp_path):
     log = runs.train(tmp_path, runs.BASELINE, "--max-epoch 1 --fp16 --no-save")
-    fields = (
-        "epoch update loss nll_loss ppl wps ups wpb bsz num_updates lr gnorm clip loss_scale train_wall wall".split()
-    )
+    fields = ["epoch", "update", "loss", "nll_loss", "ppl", "wps", "ups", "wpb", "bsz", "num_updates"]
+    fields += ["lr", "gnorm", "clip", "loss_scale", "train_wall", "wall"]
     assert list(log[0]) == fields
     assert len(repr(log[0]["loss"])) > 10
     assert log[0]["ppl"] == pytest.approx(2 ** log[0]["nll_loss"], rel=1e-9)

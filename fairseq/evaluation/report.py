@@ -60,8 +60,7 @@ def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = 
     """The words of *scores*: its tokens, or with *remove_bpe* what its subwords make.
 
     Args:
-        remove_bpe: the mark that a subword ends in where its word goes on; white space around it does not count. The
-            last subword of a line ends its word whatever it ends in.
+        remove_bpe: the mark that a subword ends in where its word goes on; white space around it does not count.
 
     Raises:
         UserError: *remove_bpe* is empty, or asks for SentencePiece's marks.
@@ -75,7 +74,6 @@ def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = 
     goes_on = np.array([symbol.endswith(mark) for symbol in dictionary.symbols])[scores.tokens]
     begins = np.ones(len(scores), dtype=bool)
     begins[1:] = ~goes_on[:-1]
-    begins[scores.lines[:-1][scores.lines[:-1] < len(scores)]] = True
     first = np.flatnonzero(begins)
     lines = np.concatenate([[0], np.cumsum(begins)])[scores.lines]
     return Words(scores, dictionary, first, np.add.reduceat(lprobs, first), lines, mark)

@@ -32,10 +32,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -> Tens
 
 def target_log_probs(hidden: Tensor, weight: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
     """log softmax(W h_n)[target_n] for each n, without gradient: [N], float32. At most *chunk* rows at once."""
-    return torch.cat(
-        [-F.cross_entropy(logits, target[rows], reduction="none") for rows, logits in _logit_chunks(hidden, weight, chunk)]
-        or [hidden.new_empty(0, dtype=torch.float32)]
-    )
+    chunks = _logit_chunks(hidden, weight, chunk)
+    lprobs = [-F.cross_entropy(logits, target[rows], reduction="none") for rows, logits in chunks]
+    return torch.cat(lprobs or [hidden.new_empty(0, dtype=torch.float32)])
 
 
 def rows_per_chunk(rows: int, columns: int, device: torch.device) -> int:
