@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import LayerCache
 
+_CACHED_SCORES = 1 << 19  # attention scores that stay in a CPU's cache
+
 
 class SelfAttention(nn.Module):
     """Causal multi-head self-attention over inputs that know their positions already (Vaswani et al. 2017, §3.2).
@@ -132,14 +134,16 @@ class PositionInfusedAttention(SelfAttention):
 def attend(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) -> Tensor:
     """softmax(Q Kᵀ / √D) V, where the last query stands at the last key and none sees past its own position.
 
-    torch's fused kernels do it; but its CPU kernel has no dropout, and what torch falls back to then spends most of
-    its time on random numbers, so that case is computed here.
+    torch's fused kernels do it, but for two cases on CPUs, where three matrix operations are faster: its kernel has no
+    dropout, and in half precision it is no faster than in float32 (docs/benchmarks.md). There scores are rounded to
+    the lower precision before the softmax, which is computed in float32, as fairseq does.
 
     Shape: query [B, H, T, D], key and value [B, H, S, D] with S ≥ T → [B, H, T, D].
     """
-    if dropout_p > 0.0 and query.device.type == "cpu" and not torch.compiler.is_compiling():
-        return _attend_with_dropout(query, key, value, dropout_p)
     queries, keys = query.size(2), key.size(2)
+    on_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_cpu and (dropout_p > 0.0 or (queries > 1 and query.dtype != torch.float32)):
+        return _attend_unfused(query, key, value, dropout_p)
     if queries == 1:
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p)
     if queries == keys:
@@ -160,10 +164,18 @@ def _causal_bias(queries: int, keys: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(queries, keys, dtype=dtype).masked_fill(~mask, float("-inf"))
 
 
-def _attend_with_dropout(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:
+def _attend_unfused(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:
+    """The same on a CPU; without gradient a few heads at a time, so that their scores stay in cache."""
     batch, heads, queries, dim = query.shape
     q, k, v = (x.reshape(batch * heads, -1, dim) for x in (query, key, value))
-    bias = _causal_bias(queries, key.size(2), q.dtype)
-    scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=1 / math.sqrt(dim))  # (B·H, T, S)
-    weights = dropout(scores.softmax(-1), dropout_p)
-    return torch.bmm(weights, v).view(batch, heads, queries, dim)
+    bias = _causal_bias(queries, k.size(1), q.dtype)
+    together = batch * heads
+    if not torch.is_grad_enabled():
+        together = max(1, min(together, _CACHED_SCORES // (queries * k.size(1))))
+    parts = []
+    for start in range(0, batch * heads, together):
+        part = slice(start, start + together)
+        scores = torch.baddbmm(bias, q[part], k[part].transpose(1, 2), alpha=1 / math.sqrt(dim))  # (n, T, S)
+        parts.append(torch.bmm(dropout(scores.softmax(-1), dropout_p), v[part]))
+    attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return attended.view(batch, heads, queries, dim)
