@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
+import inspect
 import multiprocessing.connection
 import os
 import socket
@@ -100,10 +103,14 @@ class GradientReducer:
         self.bucket = bucket_cap_mb << 20
         self.module = module
         if self.overlapped:
+            names = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+            no_buffers: dict[str, Any] = {"broadcast_buffers": False}
+            if "forward_sync_buffers" in names:  # the flag's name since torch 2.13
+                no_buffers = {"forward_sync_buffers": False}
             self.module = nn.parallel.DistributedDataParallel(
                 module,
                 device_ids=[world.device] if world.device.type == "cuda" else None,
-                broadcast_buffers=False,
+                **no_buffers,
                 bucket_cap_mb=bucket_cap_mb,
                 find_unused_parameters=find_unused_parameters,
             )
@@ -207,17 +214,17 @@ def _join(
 ) -> None:
     device = device_of(args, local)
     if size > 1:
+        importlib.import_module("torch.distributed.nn.functional")  # imported later, it would hold on to the group
         backend = args.distributed_backend or ("nccl" if device.type == "cuda" else "gloo")
         try:
             dist.init_process_group(backend, init_method=url, rank=rank, world_size=size)
         except (RuntimeError, ValueError, OverflowError) as error:
             flag = "--distributed-init-method" if args.distributed_init_method else "--distributed-port"
             raise UserError(f"{flag}: the processes cannot meet at {url} ({str(error).splitlines()[0]})") from None
-    try:
-        main(args, World(rank, size, device))
-    finally:
-        if dist.is_initialized() and sys.exc_info()[0] is None:
-            dist.destroy_process_group()
+    main(args, World(rank, size, device))
+    if size > 1:
+        gc.collect()  # what still refers to the group keeps its threads alive, which abort a process as it ends
+        dist.destroy_process_group()
 
 
 def _spawn(main: Callable[[argparse.Namespace, World], Any], args: argparse.Namespace, size: int) -> None:

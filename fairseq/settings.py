@@ -50,7 +50,7 @@ class CommonConfig:
 class DataConfig:
     """Which splits are read, and how they are cut into batches."""
 
-    num_workers: int = flag(1, "batches prepared ahead in the background (0: none)", low=0)
+    num_workers: int = flag(1, "batches prepared ahead of a GPU, in the background (0: none)", low=0)
     max_tokens: int | None = flag(None, "most tokens in a batch, on one process", low=1)
     batch_size: int | None = flag(None, "most rows in a batch, on one process", aliases=("--max-sentences",), low=1)
     required_batch_size_multiple: int = flag(8, "batches of this many rows or more are cut to a multiple of it", low=1)

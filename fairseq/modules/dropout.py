@@ -1,7 +1,7 @@
 """Dropout that does not wait for its random numbers.
 
 torch draws one random number for each element on one CPU thread, which costs more than the matrix product that it
-follows. Here 16 bits decide about an element, four elements to a random word: seven times faster, and the rate is
+follows. Here 16 bits decide about an element, four elements to a word of a faster generator; the rate is
 exact to 1/65536 (the kept values are scaled by what was really kept, so the expectation is exact). On GPUs, and under
 ``torch.compile``, torch's own fused dropout is used.
 """
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 _LEVELS = 1 << 16
-_LOWEST_WORD = torch.iinfo(torch.int64).min
+_SEEDS = 1 << 62
 _LOWEST = torch.iinfo(torch.int16).min
 
 
@@ -55,8 +56,10 @@ class Dropout(nn.Module):
 
 
 def _noise(x: Tensor) -> Tensor:
-    """Sixteen random bits for each element of *x*, four elements to a word."""
-    return torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(_LOWEST_WORD, None)
+    """Sixteen random bits for each element of *x*, four elements to a word, from a seed that torch's generator draws."""
+    seed = int(torch.randint(_SEEDS, ()))
+    words = np.random.SFC64(seed).random_raw(max(1, (x.numel() + 3) // 4))
+    return torch.from_numpy(words.view(np.int64))
 
 
 def _dropped(p: float) -> int:

@@ -134,7 +134,7 @@ class LanguageModelingTask(FairseqTask):
             blocks,
             sampler,
             prepare=lambda sample: criterion.prepare(model, sample),
-            prefetch=data.num_workers,
+            prefetch=data.num_workers if torch.device(device).type == "cuda" else 0,
             device=device,
         )
 
