@@ -273,14 +273,14 @@ def _report(failed: dict[int, int], size: int, messages: Any) -> NoReturn:
         UserError: it failed by a user's mistake.
         SystemExit: it failed otherwise; what it said is on stderr.
     """
-    killed = [rank for rank, code in failed.items() if code < 0]
-    if killed:
-        rank, kind, text = killed[0], 1, f"killed by signal {-failed[killed[0]]}"
+    speechless = [rank for rank, code in failed.items() if code not in (1, _USER_ERROR)]
+    if speechless:  # what the others say is only that it is gone
+        rank, kind = speechless[0], 1
+        text = f"killed by signal {-failed[rank]}" if failed[rank] < 0 else f"ended with code {failed[rank]}"
     elif not messages.empty():
         rank, kind, text = messages.get()
     else:
-        rank, code = next(iter(failed.items()))
-        kind, text = 1, f"exit code {code}"
+        rank, kind, text = next(iter(failed)), 1, "ended without a word"
     if kind == _USER_ERROR:
         raise UserError(text)
     print(f"process {rank} of {size} failed:\n{text}", file=sys.stderr, flush=True)

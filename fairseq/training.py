@@ -189,6 +189,7 @@ class Run:
             or _is_due(updates, saving.validate_interval_updates)
             or (end_of_epoch and epoch % saving.validate_interval == 0)
         )
+        paused = time.perf_counter()
         figure = self._validate(epoch) if validate and self.validation else None
         if figure is not None:
             self._note_improvement(figure)
@@ -197,6 +198,7 @@ class Run:
             self.trainer.end_epoch(epoch, figure)
         if (save or self.stopped) and not saving.no_save:
             self._save(epoch, updates, end_of_epoch, figure)
+        clock.skip(paused)
 
     def _save(self, epoch: int, updates: int, end_of_epoch: bool, figure: float | None) -> None:
         self.trainer.check_finite()
@@ -345,7 +347,7 @@ class Run:
 
 
 class _Clock:
-    """Seconds since it was made, and since the last lap."""
+    """Seconds since it was made, and since the last lap; validations and saves are taken out."""
 
     def __init__(self) -> None:
         self.start = self.last = time.perf_counter()
@@ -357,6 +359,12 @@ class _Clock:
         now = time.perf_counter()
         seconds, self.last = now - self.last, now
         return max(seconds, 1e-9)
+
+    def skip(self, since: float) -> None:
+        """Leave out what has passed *since* a moment of ``time.perf_counter()``."""
+        passed = time.perf_counter() - since
+        self.start += passed
+        self.last += passed
 
 
 def _groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:

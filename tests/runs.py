@@ -86,8 +86,8 @@ def losses(log: Iterable[dict[str, Any]]) -> list[float]:
     return [line["loss"] for line in log if "num_updates" in line]
 
 
-def command(name: str, *flags: Any, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """Run one of the commands at the root, e.g. ``train.py``, in a process of its own."""
+def command(name: str | Path, *flags: Any, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run a script, e.g. ``train.py`` at the root, in a process of its own."""
     return subprocess.run(
         [sys.executable, str(ROOT / name), *words(*flags)],
         capture_output=True,

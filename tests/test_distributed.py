@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 import runs
@@ -23,7 +22,6 @@ UNEVEN = (
 )
 
 PLUGIN = """
-import os
 import torch.distributed as dist
 from fairseq.criterions import register_criterion
 from fairseq.criterions.adaptive_loss import AdaptiveLoss, AdaptiveLossConfig
@@ -35,8 +33,26 @@ class Failing(AdaptiveLoss):
     def compute_loss(self, model, net_output, sample):
         Failing.calls += 1
         if dist.get_rank() == 1 and Failing.calls == 3:
-            {action}
+            raise RuntimeError("the disk is on fire")
         return super().compute_loss(model, net_output, sample)
+"""
+
+SCRIPT = """
+import os
+from fairseq import distributed, options
+from fairseq.errors import UserError
+from fairseq.settings import CommonConfig, DistributedConfig
+
+def main(args, world):
+    world.barrier()
+    if world.rank == 1:
+        {action}
+    world.barrier()
+
+if __name__ == "__main__":
+    options.run_command(
+        lambda args: distributed.run(main, args), lambda: options.Parser("", [CommonConfig, DistributedConfig])
+    )
 """
 
 
@@ -75,14 +91,6 @@ def test_two_processes_follow_one_with_batches_added_up(tmp_path):
     assert_follows(log, doubled)
 
 
-def test_a_process_without_a_batch_at_the_corpus_end_takes_part(tmp_path):
-    flags = [SHORTFORMER, UNEVEN, "--update-freq 1,2"]
-    log, _ = two(tmp_path / "two", flags, "--ddp-backend pytorch_ddp")
-    alone = runs.train(tmp_path, flags, "--max-tokens 2400 --no-save")
-    assert [line["wpb"] for line in runs.updates(log)] == [1470, 1200, 2670, 2670]
-    assert_follows(log, alone)
-
-
 def test_validation_is_summed_over_processes(tmp_path, shortformer):
     _, log, _ = shortformer
     alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save --save-interval-updates 20")
@@ -104,11 +112,12 @@ def test_resumed_job_of_two_processes_is_bit_identical_and_one_process_writes(tm
     assert runs.updates(resumed_log) == runs.updates(log)[20:]
 
 
-def test_torchrun_starts_the_processes(tmp_path):
+def test_torchrun_starts_the_processes_and_one_without_a_batch_takes_part(tmp_path):
+    flags = runs.words(SHORTFORMER, UNEVEN, "--update-freq 1,2 --ddp-backend pytorch_ddp --no-save")
     result = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *(str(runs.ROOT / "train.py"), *runs.words(runs.DATA, BASELINE, HALF, "--max-update 8 --no-save")),
+            *(str(runs.ROOT / "train.py"), str(runs.DATA), *flags),
         ],
         capture_output=True,
         text=True,
@@ -116,40 +125,39 @@ def test_torchrun_starts_the_processes(tmp_path):
         env=runs.environment(),
     )
     assert result.returncode == 0, result.stderr
-    alone = runs.train(tmp_path, BASELINE, "--max-tokens 64 --max-update 8 --no-save")
-    assert_follows(runs.records(result.stdout), alone)
+    log = runs.records(result.stdout)
+    alone = runs.train(tmp_path, flags, "--max-tokens 2400")
+    assert [line["wpb"] for line in runs.updates(log)] == [1470, 1200, 2670, 2670]
+    assert_follows(log, alone)
+
+
+def test_training_process_that_fails_ends_the_job_with_its_message(tmp_path):
+    plugin = tmp_path / "failing_plugin"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text(PLUGIN)
+    flags = ["--user-dir", plugin, "--criterion failing --no-save --log-format none"]
+    result = runs.command("train.py", runs.DATA, BASELINE, HALF, TWO, *flags, timeout=60)
+    assert result.returncode == 1
+    assert "process 1 of 2 failed:\nTraceback" in result.stderr
+    assert result.stderr.rstrip().endswith("RuntimeError: the disk is on fire")
 
 
 @pytest.mark.parametrize(
     "action, code, message",
     [
-        ('raise RuntimeError("the disk is on fire")', 1, "process 1 of 2 failed:\nTraceback"),
-        ("os.kill(os.getpid(), 9)", 1, "process 1 of 2 failed:\nkilled by signal 9"),
-        ('raise MemoryError("out of memory")', 2, "train.py: error: out of host memory: lower --max-tokens"),
+        ("os.kill(os.getpid(), 9)", 1, "process 1 of 2 failed:\nkilled by signal 9\n"),
+        ("os._exit(7)", 1, "process 1 of 2 failed:\nended with code 7\n"),
+        ('raise UserError("--flag: of no use")', 2, "script.py: error: --flag: of no use\n"),
+        ('raise MemoryError("out of memory")', 2, "script.py: error: out of host memory: lower --max-tokens"),
         ("os.kill(os.getppid(), 9)", -9, ""),
     ],
-    ids=["error", "killed", "memory", "parent-killed"],
+    ids=["killed", "gone", "mistake", "memory", "parent-killed"],
 )
-def test_a_process_that_fails_ends_the_job_with_its_message(tmp_path, action, code, message):
-    plugin = tmp_path / "failing_plugin"
-    plugin.mkdir()
-    (plugin / "__init__.py").write_text(PLUGIN.format(action=action))
-    flags = ["--user-dir", plugin, "--criterion failing --no-save --log-format none"]
-    start = time.monotonic()
-    result = runs.command("train.py", runs.DATA, BASELINE, HALF, TWO, *flags, timeout=60)
+def test_process_that_ends_early_ends_the_others(tmp_path, action, code, message):
+    (tmp_path / "script.py").write_text(SCRIPT.format(action=action))
+    result = runs.command(tmp_path / "script.py", "--cpu", TWO, timeout=60)  # it waits for every process that is left
     assert result.returncode == code
-    assert message in result.stderr
-    assert "on fire" in result.stderr or "fire" not in action
-    assert time.monotonic() - start < 50, "the others do not wait for it"
-
-
-def test_users_mistake_in_several_processes_is_one_line(tmp_path):
-    flags = "--adaptive-softmax-cutoff 200,5000 --adaptive-input-cutoff 200,5000"
-    result = runs.command("train.py", runs.DATA, BASELINE, HALF, TWO, flags, "--save-dir", tmp_path)
-    assert result.returncode == 2
-    assert result.stderr.splitlines() == [
-        "train.py: error: --adaptive-softmax-cutoff 200,5000: the last cutoff must be below the dictionary's size, 1200"
-    ]
+    assert result.stderr.startswith(message) and result.stderr.count("\n") <= 2
 
 
 def test_one_process_is_a_world_of_its_own():

@@ -233,14 +233,6 @@ def test_model_that_extends_ours_has_our_flags_and_its_own(plugin, tmp_path):
     assert len(runs.losses(log)) == 2
 
 
-def test_plugins_train_in_several_processes(plugin, tmp_path):
-    flags = f"{DATA_FLAGS} --arch rnn_lm_small --criterion smoothed --optimizer sgd --lr 0.4 --max-update 5 --no-save"
-    two = runs.command("train.py", runs.DATA, plugin, flags, "--max-tokens 32 --distributed-world-size 2")
-    assert two.returncode == 0, two.stderr
-    alone = runs.train(tmp_path, plugin, flags)
-    assert runs.losses(runs.records(two.stdout)) == pytest.approx(runs.losses(alone), abs=1e-5)
-
-
 def test_importing_twice_is_the_same_as_once_and_a_taken_name_is_refused(plugin):
     runs.arguments(plugin, "--arch rnn_lm_base --max-tokens 64")
     runs.arguments(plugin, "--arch rnn_lm_base --max-tokens 64")

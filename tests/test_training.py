@@ -420,6 +420,7 @@ def test_tensorboard_gets_every_kind_of_figure(tmp_path):
     assert {path.parent.name for path in board.rglob("events*")} == {"train", "train_inner", "test"}
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_compiled_training_follows_eager_training(tmp_path):
     flags = [runs.SHORTFORMER, runs.NO_DROPOUT, "--max-update 4 --no-save --disable-validation --decoder-layers 1"]
     eager, compiled = runs.train(tmp_path, *flags), runs.train(tmp_path, *flags, "--compile")

@@ -108,8 +108,8 @@ def _small(args: argparse.Namespace, layers: int, dim: int, cutoffs: list[int]) 
 
 @register_model_architecture("transformer_lm", "transformer_lm_demo")
 def transformer_lm_demo(args: argparse.Namespace) -> None:
-    """The baseline's design at 4 layers of width 256, for a corpus of a few million words and a CPU."""
-    _small(args, layers=4, dim=256, cutoffs=[2000, 8000])
+    """The baseline's design at 4 layers of width 256, for a corpus of a million words and a CPU."""
+    _small(args, layers=4, dim=256, cutoffs=[1000, 4000])
 
 
 @register_model_architecture("transformer_lm", "shortformer_demo")

@@ -236,7 +236,7 @@ class TransformerDecoder(nn.Module):
         return KeyValueCache(layers, segment, self.memory_length)
 
     def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
-        """What the first layer reads for *tokens* [B, T], of which the first is number *offset* of its row: [B, T, C]."""
+        """What the first layer reads for *tokens* [B, T], the first of them number *offset* of its row: [B, T, C]."""
         x = self.embed_scale * self.embed_tokens(tokens)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)

@@ -56,7 +56,7 @@ class Dropout(nn.Module):
 
 
 def _noise(x: Tensor) -> Tensor:
-    """Sixteen random bits for each element of *x*, four elements to a word, from a seed that torch's generator draws."""
+    """Sixteen random bits an element of *x*, four elements to a word; torch's generator draws the seed."""
     seed = int(torch.randint(_SEEDS, ()))
     words = np.random.SFC64(seed).random_raw(max(1, (x.numel() + 3) // 4))
     return torch.from_numpy(words.view(np.int64))
