@@ -128,7 +128,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--cutoffs", default="2000,8000", help="bands of the vocabulary (default: 2000,8000)")
     parser.add_argument("--title", default="Staged against unstaged training", help="title of the plot")
     parser.add_argument("--out", type=Path, default=Path("staged"), metavar="DIR", help="folder for everything")
-    args, args.extra = parser.parse_known_args(argv)
+    args, extra = parser.parse_known_args(argv)
+    args.extra = extra
     args.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"machine": machine.describe(torch.device("cpu")), "started": time.strftime("%F %T")}
     report["command"] = "python -m benchmarks.staged_training " + shlex.join(sys.argv[1:])

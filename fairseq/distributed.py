@@ -186,6 +186,8 @@ def device_of(args: argparse.Namespace, local_rank: int = 0) -> torch.device:
     if getattr(args, "cpu", False) or not torch.cuda.is_available():
         if getattr(args, "distributed_backend", None) == "nccl":
             raise UserError("--distributed-backend nccl: needs a GPU, and none is there; use gloo")
+        if not getattr(args, "cpu", False) and getattr(args, "local_rank", 0) > 0 and "RANK" not in os.environ:
+            raise UserError(f"--device-id {args.local_rank}: no GPU is there; add --cpu to run on the processor")
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise UserError(f"--device-id {local_rank}: there are {torch.cuda.device_count()} GPUs, numbered from 0")

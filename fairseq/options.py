@@ -25,6 +25,7 @@ from fairseq.settings import (
     DataConfig,
     DistributedConfig,
     EvalLMConfig,
+    ModelPathConfig,
     OptimizationConfig,
     PreprocessConfig,
 )
@@ -128,7 +129,7 @@ def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
 
 def get_validation_parser(default_task: str | None = None) -> Parser:
     """The flags of ``fairseq-validate``."""
-    return _evaluation_parser("Compute a checkpoint's validation loss.", [EvalLMConfig])
+    return _evaluation_parser("Compute a checkpoint's validation loss.", [ModelPathConfig])
 
 
 def parse_args_and_arch(

@@ -144,11 +144,17 @@ class CheckpointConfig:
 
 
 @dataclass
-class EvalLMConfig:
-    """What ``fairseq-eval-lm`` evaluates, how, and what it reports."""
+class ModelPathConfig:
+    """Which checkpoints are evaluated."""
 
     path: str | None = flag(None, "checkpoint, or several joined by colons: an ensemble", metavar="FILE[:FILE…]")
     model_overrides: str = flag("{}", "settings of the checkpoint to change, as a Python dict", metavar="DICT")
+
+
+@dataclass
+class EvalLMConfig(ModelPathConfig):
+    """What ``fairseq-eval-lm`` evaluates, how, and what it reports."""
+
     results_path: str | None = flag(None, "folder for results.json: figures, command, versions", metavar="DIR")
     save_token_scores: str | None = flag(
         None, "NPZ file for each token and its natural-log probability, in the corpus's order", metavar="FILE"

@@ -150,7 +150,7 @@ class Trainer:
         args = {name: value for name, value in vars(self.args).items() if _is_plain(value)}
         state: dict[str, Any] = {
             "args": args,
-            "model": {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()},
+            "model": _on_host(self.model.state_dict()),
             "optimizer_history": [
                 {
                     "criterion_name": type(self.criterion).__name__,
@@ -166,6 +166,8 @@ class Trainer:
                 "sums": {name: sums.state_dict() for name, sums in self.sums.items()},
             },
         }
+        if own := self.criterion.state_dict():
+            state["extra_state"]["criterion"] = _on_host(own)
         if self.scaler is not None:
             state["extra_state"]["loss_scaler"] = self.scaler.state_dict()
         return state
@@ -185,6 +187,8 @@ class Trainer:
         load_parameters(self.model, state["model"], source)
         extra = state.get("extra_state") or {}
         history = (state.get("optimizer_history") or [{}])[-1]
+        if "criterion" in extra and not options.reset_optimizer:
+            self.criterion.load_state_dict(extra["criterion"])
         if not options.reset_optimizer and state.get("last_optimizer_state") is not None:
             self._load_optimizer(state, history, source, options)
             if not options.reset_lr_scheduler:
@@ -307,6 +311,15 @@ def _in_order(optimizer_state: Mapping[str, Any], stored: list[str], own: list[s
     states = optimizer_state["state"]
     reordered = {number: states[place[name]] for number, name in enumerate(own) if place[name] in states}
     return {**optimizer_state, "state": reordered, "param_groups": [{**groups[0], "params": list(range(len(own)))}]}
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """*tensors* on the CPU; those that are one tensor under several names stay one."""
+    copies: dict[tuple[int, torch.Size], Tensor] = {}
+    return {
+        name: copies.setdefault((tensor.data_ptr(), tensor.shape), tensor.detach().cpu())
+        for name, tensor in tensors.items()
+    }
 
 
 def _is_plain(value: Any) -> bool:

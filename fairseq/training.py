@@ -110,7 +110,7 @@ class Run:
             self.without_improvement = int(extra.get("without_improvement") or 0)
             self.best = extra.get("best")
             if self.manager is not None:
-                self.manager.best = self.best
+                self.manager.best = extra.get("best_saved", self.best)
             self._stop_without_patience()
         logger.info("restored %s: epoch %d, update %d", source, self.batches.epoch, self.trainer.num_updates)
 

@@ -17,7 +17,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scoring, load_models, report
 from fairseq.logging import progress_bar
 from fairseq.precision import Precision
-from fairseq.settings import CommonConfig, DataConfig, EvalLMConfig
+from fairseq.settings import CommonConfig, DataConfig, EvalLMConfig, ModelPathConfig
 from fairseq.trainer import compile_model, parse_dict
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def checkpoint_paths(cfg: EvalLMConfig) -> list[str]:
+def checkpoint_paths(cfg: ModelPathConfig) -> list[str]:
     """The checkpoints that ``--path`` names.
 
     Raises:

@@ -13,7 +13,7 @@ from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
 from fairseq.logging import progress_bar
 from fairseq.models import BaseFairseqModel
 from fairseq.precision import Precision
-from fairseq.settings import CommonConfig, DataConfig, EvalLMConfig
+from fairseq.settings import CommonConfig, DataConfig, ModelPathConfig
 from fairseq.sums import Sums
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 from fairseq.trainer import compile_model, parse_dict
@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     Raises:
         UserError: a checkpoint or the data cannot be used.
     """
-    cfg = config.extract(EvalLMConfig, args)
+    cfg = config.extract(ModelPathConfig, args)
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     splits = [split.strip() for split in config.extract(DataConfig, args).valid_subset.split(",") if split.strip()]
     world = World(0, 1, distributed.device_of(args))

@@ -393,3 +393,18 @@ def test_memory_of_rows_that_have_run_out_is_dropped():
     memory = [torch.randn(4, 3, 2), torch.randn(4, 3, 2)]
     assert [torch.equal(a, b[:3]) for a, b in zip(keep_rows(memory, 3), memory, strict=True)] == [True, True]
     assert keep_rows(memory, 4) is memory and keep_rows(None, 3) is None
+
+
+def test_gradients_of_rare_words_survive_float16():
+    generator = torch.Generator().manual_seed(1)
+    hidden = (torch.randn(600, 64, generator=generator) * 2.5).requires_grad_()
+    weight = (torch.randn(5000, 64, generator=generator) / 3).requires_grad_()
+    target = torch.randint(0, 50, (600,), generator=generator)
+    wanted = torch.autograd.grad(F.cross_entropy(hidden @ weight.t(), target, reduction="sum"), weight)[0]
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = linear_cross_entropy(hidden, weight, target)
+    found = torch.autograd.grad(loss * 128, weight)[0] / 128
+    rare = slice(50, None)  # nobody's target: their gradients are tiny probabilities
+    relative = ((found - wanted).abs() / wanted.abs().clamp(min=1e-30))[rare]
+    assert relative.median() < 0.02
+    assert (found[rare] == 0).all(1).float().mean() < 0.01

@@ -6,8 +6,12 @@ import sys
 
 import pytest
 import runs
+import torch
 
+from fairseq.criterions.cross_entropy import CrossEntropyConfig, CrossEntropyCriterion
 from fairseq.errors import UserError
+from fairseq.tasks import setup_task
+from fairseq.trainer import Trainer
 
 PLUGIN = '''
 import torch
@@ -248,3 +252,27 @@ def test_importing_twice_is_the_same_as_once_and_a_taken_name_is_refused(plugin)
 def test_unknown_architecture_offers_the_plugins_too(plugin):
     with pytest.raises(UserError, match="rnn_lm_smal: no such architecture; did you mean rnn_lm_small"):
         runs.arguments(plugin, "--arch rnn_lm_smal --max-tokens 64")
+
+
+def test_criterion_without_compute_loss_is_refused_beside_a_cache(plugin, tmp_path):
+    with pytest.raises(UserError, match="--criterion: Smoothed overrides forward.*compute_loss"):
+        runs.train(tmp_path, plugin, runs.SHORTFORMER, "--criterion smoothed --max-update 2 --no-save")
+
+
+def test_parameters_of_a_criterion_are_saved_and_restored(tmp_path):
+    class Offset(CrossEntropyCriterion):
+        def __init__(self, task, cfg):
+            super().__init__(task, cfg)
+            self.offset = torch.nn.Parameter(torch.zeros(()))
+
+        def compute_loss(self, model, net_output, sample):
+            loss, size, log = super().compute_loss(model, net_output, sample)
+            return loss + (self.offset - 1) ** 2, size, log
+
+    args = runs.arguments(runs.BASELINE)
+    task = setup_task(args)
+    cfg = CrossEntropyConfig()
+    trainers = [Trainer(args, task, task.build_model(args), Offset(task, cfg)) for _ in range(2)]
+    trainers[0].criterion.offset.data.fill_(0.25)
+    trainers[1].load_state_dict(trainers[0].state_dict(), "the first")
+    assert trainers[1].criterion.offset.item() == 0.25

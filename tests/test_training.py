@@ -37,8 +37,17 @@ def names(folder):
         [runs.BASELINE, ADAM, DROPOUT, "--update-freq 2 --max-tokens 32 --fp16 --fp16-scale-window 8"],
         [runs.BASELINE, ADAM, DROPOUT, LINES],
         [runs.SHORTFORMER, NAG, DROPOUT, "--decoder-layerdrop 0.3 --num-workers 0"],
+        [runs.BASELINE, "--lr 2 --clip-norm 0.5 --validate-interval-updates 4 --patience 100"],
     ],
-    ids=["baseline-nag", "shortformer-nag", "shortformer-adam-freq2", "baseline-adam-freq2-fp16", "lines", "layerdrop"],
+    ids=[
+        "baseline-nag",
+        "shortformer-nag",
+        "shortformer-adam-freq2",
+        "baseline-adam-freq2-fp16",
+        "lines",
+        "layerdrop",
+        "better-unsaved",
+    ],
 )
 def test_run_resumed_in_the_middle_of_an_epoch_is_bit_identical_to_the_uninterrupted_one(tmp_path, flags):
     flags = [*flags, "--max-update 60 --save-interval-updates 25 --log-interval 7"]

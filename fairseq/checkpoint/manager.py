@@ -110,7 +110,7 @@ class CheckpointManager:
 
     def _complete(self, state: Mapping[str, Any], val_loss: float | None, best: float | None) -> dict[str, Any]:
         complete = dict(state)
-        complete["extra_state"] = {**state.get("extra_state", {}), "val_loss": val_loss, "best": best}
+        complete["extra_state"] = {**state.get("extra_state", {}), "val_loss": val_loss, "best_saved": best}
         if self.config.no_save_optimizer_state:
             complete.pop("last_optimizer_state", None)
         return complete

@@ -24,8 +24,10 @@ class FairseqCriterion(nn.Module):
 
     config_class: type | None = None
 
-    def __init__(self, task: Any) -> None:
+    def __init__(self, *parts: Any) -> None:
+        """Take the task; plug-ins of fairseq 0.9 pass their settings before it."""
         super().__init__()
+        task = parts[-1]
         self.task = task
         dictionary = getattr(task, "target_dictionary", None)
         self.padding_idx = dictionary.pad() if dictionary is not None else -100

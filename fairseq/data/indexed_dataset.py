@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import mmap
 import os
 import struct
 from pathlib import Path
@@ -92,7 +93,7 @@ class IndexedCorpus:
         return offsets
 
     def check(self, dictionary: Dictionary) -> None:
-        """Read the tokens once, piece by piece.
+        """Read the tokens once, piece by piece, and let go of what was read: memory stays flat.
 
         Raises:
             UserError: a token is no id of *dictionary*.
@@ -105,6 +106,14 @@ class IndexedCorpus:
                     f"{self.prefix}.bin: token {start + at} is number {int(piece[at])}, but the dictionary has "
                     f"{len(dictionary)} symbols; use the dict.txt that the text was preprocessed with"
                 )
+            _let_go(self.tokens)
+
+
+def _let_go(tokens: np.ndarray) -> None:
+    """Unmap the pages of a memory map that were read; they come back when they are needed."""
+    mapping = getattr(tokens, "_mmap", None)
+    if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _file_size(path: str) -> int:

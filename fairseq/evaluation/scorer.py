@@ -22,7 +22,7 @@ from fairseq.modules.output_layer import OutputLayer
 from fairseq.precision import Precision
 
 DEFAULT_MAX_TOKENS = 36000  # fairseq's
-TOGETHER = 512  # hidden states that wait until they are turned into probabilities together
+TOGETHER = {"cpu": 512, "cuda": 16384}  # hidden states that are turned into probabilities together
 
 Progress = Callable[[Iterable[np.ndarray], int], Iterable[np.ndarray]]
 """Shows how far an iterable of known length is: (items, length) → items."""
@@ -126,7 +126,7 @@ class Scorer:
         progress = progress or (lambda items, length: items)
         total: np.ndarray | None = None
         for model in self.models:
-            collector = _Collector(model, len(corpus.tokens), self.scoring.softmax_batch)
+            collector = _Collector(model, len(corpus.tokens), self.scoring.softmax_batch, self.device)
             read = self._read_streams if model.memory_length else self._read_blocks
             with self.precision.autocast(self.device):
                 read(model, blocks, collector, progress)
@@ -230,11 +230,12 @@ class Scorer:
 class _Collector:
     """Turns hidden states into log-probabilities of targets, some hundreds at a time, and puts them in order."""
 
-    def __init__(self, model: BaseFairseqModel, size: int, chunk: int | None) -> None:
+    def __init__(self, model: BaseFairseqModel, size: int, chunk: int | None, device: torch.device) -> None:
         self.model = model
         self.layer = getattr(model, "output_layer", None)
         self.chunk = chunk
-        self.together = min(TOGETHER, chunk or TOGETHER)
+        together = TOGETHER.get(device.type, 512)
+        self.together = min(together, chunk or together)
         self.lprobs = np.full(size, np.nan, dtype=np.float32)
         self.waiting: list[tuple[Tensor, Tensor]] = []
         self.rows = 0
@@ -262,7 +263,7 @@ class _Collector:
         hidden = net_output[0].flatten(0, -2)
         if index is not None:
             hidden = hidden[index.to(hidden.device)]
-        self.waiting.append((hidden, target.to(hidden.device, non_blocking=True)))
+        self.waiting.append((hidden, target))
         self.rows += len(target)
         if self.rows >= self.together:
             self._flush()

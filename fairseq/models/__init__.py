@@ -39,7 +39,8 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
     """Decorator for a function that sets on a ``Namespace`` the defaults of an architecture."""
 
     def keep(fill: Fill) -> Fill:
-        if arch_name not in ARCHITECTURES or ARCHITECTURES[arch_name].fill.__qualname__ != fill.__qualname__:
+        known = ARCHITECTURES[arch_name].fill if arch_name in ARCHITECTURES else None
+        if known is None or (known.__module__, known.__qualname__) != (fill.__module__, fill.__qualname__):
             ARCHITECTURES.register(arch_name)(Architecture(model_name, fill))
         return fill
 

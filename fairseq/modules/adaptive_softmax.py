@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fairseq.modules.adaptive_input import AdaptiveInput
 from fairseq.modules.dropout import Dropout, dropout
 from fairseq.modules.linear_cross_entropy import linear_cross_entropy, rows_per_chunk, target_log_probs
-from fairseq.modules.output_layer import OutputLayer
+from fairseq.modules.output_layer import OutputLayer, move_partition
 
 Partition = tuple[Tensor | None, Tensor, list[tuple[Tensor, Tensor]]]
 """Rows with a target (None: all), the head's target of each, and for each tail band (rows, targets in the band)."""
@@ -138,7 +138,7 @@ class AdaptiveSoftmax(OutputLayer):
         return total
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
-        _, head, tails = self.partition(target, padding_idx=-1)
+        _, head, tails = move_partition(self.partition(target, padding_idx=-1), hidden.device)
         result = target_log_probs(hidden, self._head_weight(), head, chunk)
         for band, (index, inside) in zip(self.tail, tails, strict=True):
             if index.numel():

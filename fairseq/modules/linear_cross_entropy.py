@@ -63,7 +63,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             h, w = hidden.detach().to(dtype), weight.detach().to(dtype)
             step = rows_per_chunk(h.size(0), w.size(0), h.device)
             loss = torch.zeros((), dtype=torch.float32, device=h.device)
-            grad_h = torch.empty_like(h) if needs_grad else None
+            grad_h = torch.empty(h.shape, dtype=torch.float32, device=h.device) if needs_grad else None
             grad_w = torch.zeros(w.shape, dtype=torch.float32, device=w.device) if needs_grad else None
             for start in range(0, h.size(0), step):
                 rows = slice(start, start + step)
@@ -90,10 +90,21 @@ def _chunk(
     if grad_h is not None and grad_w is not None:
         probabilities = logits.sub_(normaliser).exp_()
         probabilities.scatter_add_(1, target.unsqueeze(1), torch.full_like(normaliser, -1.0))
-        gradient = probabilities.to(w.dtype)
-        torch.mm(gradient, w, out=grad_h)
         if w.dtype == torch.float32:
-            grad_w.addmm_(gradient.t(), h)
+            torch.mm(probabilities, w, out=grad_h)
+            grad_w.addmm_(probabilities.t(), h)
         else:
-            grad_w += gradient.t() @ h
+            boost = _float16_boost(probabilities, h, w) if w.dtype == torch.float16 else torch.ones_like(loss)
+            gradient = (probabilities * boost).to(w.dtype)
+            torch.div(gradient @ w, boost, out=grad_h)
+            grad_w += (gradient.t() @ h).float() / boost
     return loss
+
+
+def _float16_boost(gradient: Tensor, h: Tensor, w: Tensor) -> Tensor:
+    """A power of two that lifts small gradients into float16's range, as large as its products with *h* and *w* allow.
+
+    The loss scale comes only in the backward pass, too late for what has become zero here.
+    """
+    bound = torch.maximum(gradient.abs().sum(0).amax() * h.abs().amax().float(), 2 * w.abs().amax().float())
+    return torch.exp2(torch.floor(torch.log2(32768.0 / bound.clamp(min=1.0))))

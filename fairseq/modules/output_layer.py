@@ -27,7 +27,7 @@ class OutputLayer(nn.Module):
         raise NotImplementedError
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
-        """Log-probability of each target: hidden [N, C], target [N] → [N]. No gradient."""
+        """Log-probability of each target: hidden [N, C], target [N], best on the CPU → [N]. No gradient."""
         raise NotImplementedError
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class LinearOutput(OutputLayer):
         return linear_cross_entropy(hidden if rows is None else hidden[rows], self.weight, target)
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
-        return target_log_probs(hidden, self.weight, target, chunk)
+        return target_log_probs(hidden, self.weight, target.to(hidden.device, non_blocking=True), chunk)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.weight).float().log_softmax(-1)

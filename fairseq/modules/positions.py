@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 
+_TABLE_STEP = 256  # tables are made a little longer, so that a row that grows by a token finds its table again
+
+
 @functools.lru_cache(maxsize=16)
 def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Tensor:
     """Sinusoidal embeddings of the positions start … start + count − 1: [count, dim], float32.
@@ -19,13 +22,15 @@ def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Ten
     """
     with torch.inference_mode(False):  # the next one to read it may want gradients
         half = dim // 2
-        frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000.0) / max(half - 1, 1)))
-        positions = torch.arange(start, start + count, dtype=torch.float32)
+        frequencies = torch.exp(
+            torch.arange(half, dtype=torch.float32, device=device) * -(math.log(10000.0) / max(half - 1, 1))
+        )
+        positions = torch.arange(start, start + count, dtype=torch.float32, device=device)
         angles = positions[:, None] * frequencies[None, :]  # (count, half)
         table = torch.cat([angles.sin(), angles.cos()], dim=1)
         if dim % 2:
             table = torch.cat([table, table.new_zeros(count, 1)], dim=1)
-        return table.to(device)
+        return table
 
 
 class SinusoidalPositions(nn.Module):
@@ -42,7 +47,8 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, count: int, offset: int = 0) -> Tensor:
         """Embeddings of *count* tokens of which the first is number *offset* of its row: [count, dim]."""
-        return sinusoids(count, self.dim, self._float_tensor.device, self.start + offset)
+        end = -(-(offset + count) // _TABLE_STEP) * _TABLE_STEP
+        return sinusoids(end, self.dim, self._float_tensor.device, self.start)[offset : offset + count]
 
 
 class LearnedPositions(nn.Embedding):

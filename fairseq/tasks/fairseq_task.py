@@ -12,6 +12,7 @@ from fairseq.criterions import build_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.iterator import EpochIterator
+from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
 from fairseq.modules.memory import Memory, keep_rows
 
@@ -26,6 +27,11 @@ class LossGraph(nn.Module):
         self.model = model
         self.criterion = criterion
         self.plugin = type(criterion).forward is not FairseqCriterion.forward
+        if self.plugin and model.memory_length:
+            raise UserError(
+                f"--criterion: {type(criterion).__name__} overrides forward, so it cannot carry the memory of "
+                "--tokens-from-prev; define compute_loss instead"
+            )
 
     def forward(self, sample: Sample, memory: Memory | None = None) -> tuple[StepOutput, Memory | None]:
         """The criterion's loss on *sample*, and the memory after it."""
