@@ -8,7 +8,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-
 _TABLE_STEP = 256  # tables are made a little longer, so that a row that grows by a token finds its table again
 
 
