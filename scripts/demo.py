@@ -221,7 +221,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("demo"), metavar="DIR", help="folder for everything (default: demo)"
     )
-    parser.add_argument("--updates", type=int, nargs=2, default=(300, 800), metavar="N", help="ends of the two stages")
+    parser.add_argument("--updates", type=int, nargs=2, default=(220, 560), metavar="N", help="ends of the two stages")
     parser.add_argument("--max-words", type=int, metavar="N", help="take only so many words of text")
     parser.add_argument("--cutoffs", default="1000,4000", help="bands of the vocabulary")
     args = parser.parse_args(argv)
