@@ -108,9 +108,9 @@ class Run:
         if not self.saving.reset_meters:
             self.trained_before = float(extra.get("previous_training_time") or 0.0)
             self.without_improvement = int(extra.get("without_improvement") or 0)
-            self.best = extra.get("best")
+            self.best = None if self.saving.reset_optimizer else extra.get("best")
             if self.manager is not None:
-                self.manager.best = extra.get("best_saved", self.best)
+                self.manager.best = None if self.best is None else extra.get("best_saved", self.best)
             self._stop_without_patience()
         logger.info("restored %s: epoch %d, update %d", source, self.batches.epoch, self.trainer.num_updates)
 
@@ -121,6 +121,7 @@ class Run:
             logger.info("nothing left to do after %d updates: a limit is reached", self.trainer.num_updates)
         while not self._at_limit():
             self._train_epoch()
+        self.trainer.check_finite()
 
     def stage_is_done(self) -> bool:
         """Whether the run ended because the stage's updates are done, not for good."""
@@ -159,7 +160,7 @@ class Run:
             trainer.sums["train_inner"].reset()
         trainer.begin_epoch(epoch)
         frequency = self.cfg.update_freq[min(epoch, len(self.cfg.update_freq)) - 1]
-        clock = _Clock()
+        clock = _Clock({name: (trainer.sums[name].tokens, trainer.sums[name].updates) for name in trainer.sums})
         done = math.ceil(self.batches.iterations_in_epoch / frequency)
         groups = _groups(self.batches, frequency)
         with self._bar(groups, epoch, math.ceil(len(self.batches) / frequency), start=done) as bar:
@@ -264,15 +265,20 @@ class Run:
 
     def _inner_stats(self, clock: _Clock) -> dict[str, Any]:
         sums = self.trainer.sums["train_inner"]
-        tokens, updates, seconds = sums.tokens, sums.updates, clock.lap()
-        stats = self._stats(sums.report(), tokens / seconds, updates / seconds, clock)
+        stats = self._stats(sums.report(), *self._speeds("train_inner", clock, clock.lap()), clock)
         sums.reset()
+        clock.before["train_inner"] = (0.0, 0)
         return stats
 
     def _epoch_stats(self, clock: _Clock) -> dict[str, Any]:
-        sums = self.trainer.sums["train"]
-        seconds = clock.elapsed()
-        return self._stats(sums.report(), sums.tokens / seconds, sums.updates / seconds, clock)
+        report = self.trainer.sums["train"].report()
+        return self._stats(report, *self._speeds("train", clock, clock.elapsed()), clock)
+
+    def _speeds(self, name: str, clock: _Clock, seconds: float) -> tuple[float, float]:
+        """Tokens and updates a second of what was done since *clock* was started, restored sums left out."""
+        tokens, updates = clock.before[name]
+        sums = self.trainer.sums[name]
+        return (sums.tokens - tokens) / seconds, (sums.updates - updates) / seconds
 
     def _stats(self, report: dict[str, float], wps: float, ups: float, clock: _Clock) -> dict[str, Any]:
         self.trainer.check_finite()
@@ -347,9 +353,14 @@ class Run:
 
 
 class _Clock:
-    """Seconds since it was made, and since the last lap; validations and saves are taken out."""
+    """Seconds since it was made, and since the last lap; validations and saves are taken out.
 
-    def __init__(self) -> None:
+    Args:
+        before: (tokens, updates) that sums held when it was made, by name.
+    """
+
+    def __init__(self, before: dict[str, tuple[float, int]] | None = None) -> None:
+        self.before = before or {}
         self.start = self.last = time.perf_counter()
 
     def elapsed(self) -> float:

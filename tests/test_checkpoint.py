@@ -410,7 +410,7 @@ def test_checkpoints_have_fairseqs_names(tmp_path):
         "checkpoint_best.pt": 20, "checkpoint_last.pt": 20,
     }  # fmt: skip
     assert keeper.best == 2.0
-    assert load(tmp_path / "s" / "checkpoint_2_15.pt")["extra_state"]["best"] == 3.0
+    assert load(tmp_path / "s" / "checkpoint_2_15.pt")["extra_state"]["best_saved"] == 3.0
     assert load(tmp_path / "s" / "checkpoint_2_15.pt")["extra_state"]["val_loss"] == 4.0
 
 

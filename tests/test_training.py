@@ -434,3 +434,28 @@ def test_compiled_training_follows_eager_training(tmp_path):
     flags = [runs.SHORTFORMER, runs.NO_DROPOUT, "--max-update 4 --no-save --disable-validation --decoder-layers 1"]
     eager, compiled = runs.train(tmp_path, *flags), runs.train(tmp_path, *flags, "--compile")
     assert runs.losses(compiled) == pytest.approx(runs.losses(eager), abs=1e-4)
+
+
+@pytest.mark.parametrize("first, then", [("--fp16", ""), ("--bf16", ""), ("", "--memory-efficient-fp16")])
+def test_shortformer_goes_on_in_another_precision(tmp_path, first, then):
+    flags = [runs.SHORTFORMER, NAG]
+    runs.train(tmp_path, *flags, first, "--max-update 4")
+    log = runs.train(tmp_path, *flags, then, "--max-update 8")
+    assert [line["num_updates"] for line in runs.updates(log)] == [5, 6, 7, 8]
+
+
+def test_speeds_after_a_resume_count_what_was_done_since(tmp_path):
+    flags = [runs.BASELINE, NAG, "--log-interval 20"]
+    runs.train(tmp_path, *flags, "--max-update 39")
+    log = runs.train(tmp_path, *flags, "--max-update 41")
+    line = next(line for line in log if line.get("num_updates") == 40 and "loss" in line)
+    assert line["ups"] * line["train_wall"] == pytest.approx(1.0, rel=0.5), "one update, not the twenty of the interval"
+
+
+def test_resetting_the_optimizer_forgets_the_best_figure(tmp_path):
+    runs.train(tmp_path / "a", runs.BASELINE, NAG, "--max-epoch 1")
+    best = checkpoint.read(tmp_path / "a" / "checkpoint_last.pt")["extra_state"]["best"]
+    assert best is not None
+    start = ["--restore-file", tmp_path / "a" / "checkpoint_last.pt", "--reset-optimizer --reset-dataloader"]
+    runs.train(tmp_path / "b", runs.BASELINE, NAG, *start, "--max-update 2 --lr 1e-9")
+    assert (tmp_path / "b" / "checkpoint_best.pt").exists()

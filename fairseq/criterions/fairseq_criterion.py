@@ -25,8 +25,9 @@ class FairseqCriterion(nn.Module):
     config_class: type | None = None
 
     def __init__(self, *parts: Any) -> None:
-        """Take the task; plug-ins of fairseq 0.9 pass their settings before it."""
+        """Take the task; plug-ins of fairseq 0.9 pass their settings before it, and find them as ``self.args``."""
         super().__init__()
+        self.args = parts[0] if len(parts) > 1 else None
         task = parts[-1]
         self.task = task
         dictionary = getattr(task, "target_dictionary", None)

@@ -79,6 +79,7 @@ class SelfAttention(nn.Module):
         """Queries [B, H, T, D], keys and values [B, H, M + T, D]."""
         query, key, value = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if memory is not None:
+            memory = memory.to(x.dtype)  # a restored one may be of another precision
             key = torch.cat([self.k_proj(memory), key], dim=1)
             value = torch.cat([self.v_proj(memory), value], dim=1)
         return self._heads(query), self._heads(key), self._heads(value)
@@ -126,6 +127,7 @@ class PositionInfusedAttention(SelfAttention):
         infused = x + positions[start:].to(x.dtype)
         query, key, value = self.q_proj(infused), self.k_proj(infused), self.v_proj(x)
         if memory is not None:
+            memory = memory.to(x.dtype)
             key = torch.cat([self.k_proj(memory + positions[:start].to(memory.dtype)), key], dim=1)
             value = torch.cat([self.v_proj(memory), value], dim=1)
         return self._heads(query), self._heads(key), self._heads(value)
