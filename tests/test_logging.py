@@ -1,4 +1,4 @@
-"""Meters and progress bars: what is shown, when, and at what cost."""
+"""Progress bars: what is shown, when, and at what cost."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import io
 import json
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import torch
 
 from fairseq.errors import UserError
-from fairseq.logging import AverageMeter, StopwatchMeter, TimeMeter, progress_bar
+from fairseq.logging import progress_bar
 
 STATS = {"loss": 7.123456789012345, "ppl": 139.43, "wps": 3812.7, "num_updates": 4, "lr": 1e-07, "gnorm": 1.5}
 
@@ -162,61 +161,3 @@ def test_importing_the_logging_package_imports_no_bar_and_no_board():
     code = "import sys, fairseq.logging; print([m for m in ('tqdm', 'tensorboard', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def restored(meter):
-    twin = type(meter)()
-    twin.load_state_dict(json.loads(json.dumps(meter.state_dict())))
-    return twin
-
-
-def test_an_average_is_weighted_and_restored():
-    meter = AverageMeter()
-    assert meter.avg is None
-    meter.update(2.0, 3)
-    meter.update(4.0)
-    assert meter.avg == 2.5 and meter.val == 4.0
-    twin = restored(meter)
-    twin.update(0.0)
-    assert twin.avg == 2.0
-    only_shown = AverageMeter()
-    only_shown.update(7.0, 0)
-    assert only_shown.avg == 7.0
-
-
-def test_an_average_of_tensors_is_a_number():
-    meter = AverageMeter()
-    meter.update(torch.tensor(2.0), 2)
-    meter.update(torch.tensor(5.0), torch.tensor(1))
-    assert meter.avg == 3.0 and isinstance(meter.sum, torch.Tensor)
-
-
-def test_a_rate_counts_the_time_before_it_was_saved(monkeypatch):
-    now = [10.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    meter = TimeMeter()
-    meter.update(20)
-    now[0] += 4
-    assert meter.avg == 5.0
-    state = meter.state_dict()
-    now[0] += 100
-    twin = TimeMeter()
-    twin.load_state_dict(state)
-    twin.update(10)
-    now[0] += 1
-    assert twin.elapsed == 5.0 and twin.avg == 6.0
-
-
-def test_a_stopwatch_adds_up_what_lies_between_start_and_stop(monkeypatch):
-    now = [10.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    meter = StopwatchMeter()
-    meter.stop()
-    assert meter.sum == 0
-    for seconds in (1.0, 3.0):
-        meter.start()
-        now[0] += seconds
-        meter.stop(2)
-        now[0] += 50
-    assert meter.sum == 4.0 and meter.avg == 1.0
-    assert restored(meter).sum == 4.0

@@ -1,6 +1,5 @@
-"""What a run reports: meters and progress bars."""
+"""What a run reports: progress bars, lines, TensorBoard."""
 
-from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from fairseq.logging.progress import ProgressBar, progress_bar
 
-__all__ = ["AverageMeter", "ProgressBar", "StopwatchMeter", "TimeMeter", "progress_bar"]
+__all__ = ["ProgressBar", "progress_bar"]
