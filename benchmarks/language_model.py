@@ -254,7 +254,7 @@ def main(argv: list[str] | None = None) -> None:
     ceiling = {name: max(value, again[name]) for name, value in ceiling.items()}
     print(f"\n{table(results, ceiling, device.type == 'cpu')}")
     report = {"machine": machine.describe(device), "gflops": ceiling, "results": results}
-    print(f"\n{json.dumps(report['machine'])}")
+    print(f"\n{json.dumps(report)}")
     if args.json:
         args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
