@@ -103,7 +103,7 @@ def measure(case: Case, folder: Path, size: str, device: torch.device, seconds: 
     task = setup_task(args)
     model = task.build_model(args)
     speeds = (
-        _training(args, task, model, device, seconds)
+        training_speeds(args, task, model, device, seconds)
         if case.mode == "train"
         else _scoring(case, args, task, model, device, seconds)
     )
@@ -117,7 +117,10 @@ def measure(case: Case, folder: Path, size: str, device: torch.device, seconds: 
     }
 
 
-def _training(args: argparse.Namespace, task: Any, model: Any, device: torch.device, seconds: float) -> list[float]:
+def training_speeds(
+    args: argparse.Namespace, task: Any, model: Any, device: torch.device, seconds: float
+) -> list[float]:
+    """Tokens a second of one group of updates after another, for about *seconds*."""
     criterion = task.build_criterion(args)
     trainer = Trainer(args, task, model, criterion, World(device=device))
     batches = task.iterator("train", model, criterion, training=True, device=device)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
@@ -17,10 +18,12 @@ from fairseq.checkpoint.manager import BEST, LAST
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scores, Scoring, load_models
-from fairseq.generation import sample
+from fairseq.generation import generator_of, sample
+from fairseq.generation.text import never_written
 from fairseq.models import BaseFairseqModel
 
 CHECKPOINT_NAMES = (BEST, "checkpoint.pt", LAST)  # in a folder, the first that is there
+DICTIONARY = "dict.txt"
 
 Scored = tuple[list[str], Tensor]
 
@@ -41,13 +44,13 @@ class LanguageModel:
         self.model = model
         self.dictionary = dictionary
         self.tokens_per_sample = tokens_per_sample
-        self._never_sampled = [i for i in range(len(dictionary)) if _is_no_word(dictionary, i)]
+        self._never_sampled = never_written(dictionary)
 
     @classmethod
     def from_pretrained(
         cls,
         checkpoint: str | Path,
-        data: str | Path,
+        data: str | Path | None = None,
         *,
         device: torch.device | str = "cpu",
         overrides: Mapping[str, Any] | None = None,
@@ -56,16 +59,21 @@ class LanguageModel:
 
         Args:
             checkpoint: a file, or a folder with ``checkpoint_best.pt``, ``checkpoint.pt`` or ``checkpoint_last.pt``.
-            data: a folder made by ``fairseq-preprocess``, or a ``dict.txt``.
+            data: a folder made by ``fairseq-preprocess``, or a ``dict.txt``; None: the one beside the checkpoint.
             device: where the model runs.
             overrides: settings of the checkpoint to change, e.g. ``{"tokens_per_sample": 256}``.
 
         Raises:
             UserError: a file is missing or cannot be used, or checkpoint and dictionary do not belong together.
         """
+        path = _find(Path(checkpoint))
+        if data is None:
+            data = path.parent / DICTIONARY
+            if not data.exists():
+                raise UserError(f"{data}: no dictionary beside the checkpoint; give a data-bin folder or its dict.txt")
         if not Path(data).exists():
             raise UserError(f"{data}: no such folder or dictionary; give a data-bin folder or its dict.txt")
-        models, task, args = load_models([_find(Path(checkpoint))], data, overrides)
+        models, task, args = load_models([path], data, overrides)
         return cls(models[0].to(device), task.source_dictionary, args.tokens_per_sample)
 
     @overload
@@ -95,6 +103,46 @@ class LanguageModel:
         lprobs = np.concatenate([self._scores(one).lprobs for one in texts]).astype(np.float64)
         return math.exp(-float(lprobs.mean()))
 
+    @torch.inference_mode()
+    def score_tokens(self, tokens: Tensor, segment_length: int, memory_length: int = 0) -> Tensor:
+        """Negative natural-log likelihood of each token after the first, by ids: float32 [B, T], on the CPU.
+
+        Rows are read side by side and have nothing to do with one another. Each is read in segments, the last of which
+        may be shorter, and what a segment leaves in memory goes into the next one.
+
+        Args:
+            tokens: ids, int64 [B, T + 1].
+            segment_length: tokens read at once.
+            memory_length: tokens remembered from segment to segment, whatever the model was trained with.
+
+        Raises:
+            ValueError: *tokens* are no ids of the dictionary, a length is out of range, or memory is asked of a model
+                without memory.
+        """
+        self._check_tokens(tokens)
+        if segment_length < 1 or memory_length < 0:
+            raise ValueError(f"lengths {segment_length} and {memory_length}: a segment has 1 token or more, a memory 0")
+        model = _remembering(self.model, memory_length)
+        tokens, memory, scored = tokens.to(next(model.parameters()).device), None, []
+        for start in range(0, tokens.size(1) - 1, segment_length):
+            segment = tokens[:, start : start + segment_length + 1]
+            hidden, extra = model(segment[:, :-1]) if memory is None else model(segment[:, :-1], memory=memory)
+            memory = extra.get("memory")
+            lprobs = model.output_layer.target_log_probs(  # type: ignore[union-attr]
+                hidden.flatten(0, 1), segment[:, 1:].flatten()
+            )
+            scored.append(lprobs.view(tokens.size(0), -1))
+        return -torch.cat(scored, dim=1).float().cpu()
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        if tokens.dim() != 2 or tokens.size(0) < 1 or tokens.size(1) < 2 or tokens.dtype != torch.int64:
+            raise ValueError(
+                f"tokens {list(tokens.shape)} {tokens.dtype}: expected int64 [B, T + 1], T and B 1 or more"
+            )
+        least, most = int(tokens.min()), int(tokens.max())
+        if least < 0 or most >= len(self.dictionary):
+            raise ValueError(f"tokens from {least} to {most}: ids go from 0 to {len(self.dictionary) - 1}")
+
     def sample(
         self,
         prompt: str = "",
@@ -117,9 +165,6 @@ class LanguageModel:
         """
         eos = self.dictionary.eos()
         words = _encode(prompt, self.dictionary).tokens.tolist()[:-1]
-        generator = None
-        if seed is not None:
-            generator = torch.Generator(next(self.model.parameters()).device).manual_seed(seed)
         words += sample(
             self.model,
             [eos, *words],
@@ -127,7 +172,7 @@ class LanguageModel:
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            generator=generator,
+            generator=None if seed is None else generator_of(seed),
             forbidden=self._never_sampled,
         )
         return self._text(words)
@@ -165,10 +210,20 @@ def _encode(text: str, dictionary: Dictionary) -> _Text:
     return _Text(np.concatenate(encoded), sizes, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
 
 
-def _is_no_word(dictionary: Dictionary, index: int) -> bool:
-    """Whether a symbol never occurs in text: padding and the like, but not the end of a line."""
-    filler = dictionary[index].startswith("madeupword") and dictionary.count[index] == 0
-    return index != dictionary.eos() and (index < dictionary.nspecial or filler)
+def _remembering(model: BaseFairseqModel, length: int) -> BaseFairseqModel:
+    """*model* with a memory of *length* tokens; it shares everything else with *model*, which stays as it is."""
+    if length == model.memory_length:
+        return model
+    if not model.memory_length:
+        raise ValueError(f"memory_length {length}: the model has no memory; use 0")
+    other, decoder = copy.copy(model), copy.copy(cast(Any, model).decoder)
+    if not length and getattr(decoder.cfg, "same_length", False):
+        raise ValueError("memory_length 0: the model's same_length needs memory; use at least 1")
+    decoder.memory_length = length
+    other._modules = {**model._modules, "decoder": decoder}
+    if "memory_length" in vars(other):
+        other.memory_length = length
+    return other
 
 
 def _find(path: Path) -> Path:

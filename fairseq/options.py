@@ -20,14 +20,18 @@ from fairseq.allocator import keep_freed_memory
 from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message
 from fairseq.plugins import import_user_module
 from fairseq.settings import (
+    AttentionConfig,
     CheckpointConfig,
     CommonConfig,
     DataConfig,
     DistributedConfig,
     EvalLMConfig,
+    GenerateConfig,
+    InteractiveConfig,
     ModelPathConfig,
     OptimizationConfig,
     PreprocessConfig,
+    ReclConfig,
 )
 
 EPILOG = "A YAML file given with --config FILE sets the same names (dashes or underscores); flags win over it."
@@ -62,6 +66,7 @@ class Parser(argparse.ArgumentParser):
         configs: settings that are always there.
         choices: names of the flags that choose parts (see :data:`CHOICES`).
         optional: settings whose flags are accepted but whose defaults are not filled in.
+        settings_file: whether ``--config`` names a YAML file with settings, as everywhere but in ``fairseq-import``.
     """
 
     def __init__(
@@ -70,17 +75,20 @@ class Parser(argparse.ArgumentParser):
         configs: Sequence[type] = (),
         choices: Sequence[str] = (),
         optional: Sequence[Callable[[], type]] = (),
+        settings_file: bool = True,
     ) -> None:
         super().__init__(
             description=description,
-            epilog=EPILOG,
+            epilog=EPILOG if settings_file else None,
             allow_abbrev=False,
             conflict_handler="resolve",
             formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
         )
         self.configs = list(configs)
         self.choices = list(choices)
-        self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with settings")
+        self.settings_file = settings_file
+        if settings_file:
+            self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with settings")
         for cls in configs:
             config.add_flags(self.add_argument_group(_title(cls)), cls)
         for load in optional:
@@ -132,6 +140,49 @@ def get_validation_parser(default_task: str | None = None) -> Parser:
     return _evaluation_parser("Compute a checkpoint's validation loss.", [ModelPathConfig])
 
 
+def get_recl_parser() -> Parser:
+    """The flags of ``fairseq-recl``."""
+    return _evaluation_parser("Measure how long a context each model of a group makes use of.", [ReclConfig])
+
+
+def get_attention_parser() -> Parser:
+    """The flags of ``fairseq-attention``."""
+    return _evaluation_parser("Draw where a language model's attention heads look.", [AttentionConfig])
+
+
+def get_interactive_generation_parser(default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-interactive``."""
+    return _evaluation_parser("Continue prompts from a terminal, a pipe or a file.", [InteractiveConfig], [])
+
+
+def get_generation_parser(interactive: bool = False, default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-generate``."""
+    if interactive:
+        return get_interactive_generation_parser(default_task)
+    return _evaluation_parser("Continue passages of a corpus, and set them beside what follows.", [GenerateConfig], [])
+
+
+def get_import_parser() -> Parser:
+    """The flags of ``fairseq-import``."""
+    parser = Parser("Bring a model from elsewhere into a folder that all commands read.", settings_file=False)
+    parser.add_argument("source", metavar="IN", help="file of the authors' (a state dict or a model.pt), or a folder")
+    parser.add_argument(
+        "--from",
+        dest="source_format",
+        required=True,
+        choices=("transformer-xl", "hf-transfo-xl"),
+        help="whose it is: Transformer-XL's authors', or Hugging Face's folder",
+    )
+    parser.add_argument("--out", metavar="DIR", required=True, help="new folder for checkpoint.pt and dict.txt")
+    parser.add_argument(
+        "--config",
+        dest="config_file",
+        metavar="FILE.json",
+        help="settings of the model under the authors' names: needed for a state dict; win over those of a model.pt",
+    )
+    return parser
+
+
 def parse_args_and_arch(
     parser: argparse.ArgumentParser,
     input_args: Sequence[str] | None = None,
@@ -153,7 +204,7 @@ def parse_args_and_arch(
         UserError: the command line is wrong.
     """
     argv = list(sys.argv[1:] if input_args is None else input_args)
-    chosen = _first_look(argv)
+    chosen = _first_look(argv) if getattr(parser, "settings_file", True) else {}
     if "user_dir" in chosen and chosen["user_dir"]:
         import_user_module(str(chosen["user_dir"]))
     parts = _choose(parser, chosen)
@@ -193,13 +244,18 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _evaluation_parser(description: str, configs: list[type]) -> Parser:
+def _evaluation_parser(description: str, configs: list[type], reading: Sequence[type] = (DataConfig,)) -> Parser:
     def task_config() -> type:
         from fairseq.tasks.language_modeling import LanguageModelingConfig
 
         return LanguageModelingConfig
 
-    parser = Parser(description, [CommonConfig, DataConfig, *configs], ["task"], [task_config])
+    def memory_config() -> type:
+        from fairseq.models.transformer_xl import MemoryConfig
+
+        return MemoryConfig
+
+    parser = Parser(description, [CommonConfig, *reading, *configs], ["task"], [task_config, memory_config])
     parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
     return parser
 

@@ -103,6 +103,12 @@ class OptimizationConfig:
     max_update: int = flag(0, "stop after this many updates (0: no such limit)", low=0)
     stop_time_hours: float = flag(0.0, "stop after this many hours of training (0: no such limit)", low=0)
     clip_norm: float = flag(0.0, "largest gradient norm (0: no clipping)", low=0)
+    average_weights_from: int | None = flag(
+        None,
+        "from this update on, validate and save the average of the weights after each update",
+        low=1,
+        metavar="UPDATE",
+    )
     sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
     update_freq: list[int] = flag([1], "batches added up before each update; a list gives one for each epoch", low=1)
     lr: list[float] = flag([0.25], "learning rate; a list: one for each epoch", aliases=("--learning-rate",), above=0)
@@ -178,6 +184,103 @@ class EvalLMConfig(ModelPathConfig):
     softmax_batch: int | None = flag(
         None, "most tokens whose output distribution is computed at once: bounds memory", low=1
     )
+
+
+@dataclass
+class ReclConfig(ModelPathConfig):
+    """What ``fairseq-recl`` measures."""
+
+    path: str | None = flag(None, "the group: checkpoints joined by colons", metavar="FILE[:FILE…]")
+    names: str | None = flag(
+        None, "what the table and pictures call the models (default: their folders)", metavar="NAME,…"
+    )
+    step: int = flag(50, "tokens Δ by which the context grows", low=1)
+    max_context: int = flag(500, "longest context, in tokens (rounded down to a multiple of --step)", low=1)
+    threshold: float = flag(
+        0.01, "relative gain in perplexity below which a longer context no longer helps", above=0, below=1
+    )
+    top_r: list[float] = flag(
+        [1.0, 0.5, 0.1], "shares of positions, the hardest with the short context, that count", above=0, high=1
+    )
+    positions: int = flag(1000, "most target positions, drawn at random", low=1)
+    whole_windows: bool = flag(
+        False,
+        "models with memory read a window at once, too (default: in segments of --tokens-per-sample, with memory)",
+    )
+    results_path: str | None = flag(None, "folder for table, figures, losses and pictures", metavar="DIR")
+
+
+@dataclass
+class AttentionConfig(ModelPathConfig):
+    """What ``fairseq-attention`` draws."""
+
+    path: str | None = flag(None, "checkpoint", metavar="FILE")
+    results_path: str | None = flag(None, "folder for the pictures and the numbers", metavar="DIR")
+    first_tokens: int | None = flag(None, "read only this many tokens of the split (default: all)", low=1)
+    position: int | None = flag(
+        None, "number of the token, from 0, whose prediction is looked at by itself (default: at random)", low=0
+    )
+    heads: str | None = flag(
+        None,
+        "heads that are drawn there, layers and heads numbered from 0 (default: of the first, a middle and the last "
+        "layer the one that looks farthest)",
+        metavar="LAYER:HEAD,…",
+    )
+    terms: bool | None = flag(
+        None,
+        "the four terms of relative attention apart (default: where the model has them)",
+        negative=True,
+    )
+
+
+@dataclass
+class GenerationConfig(ModelPathConfig):
+    """How ``fairseq-interactive`` and ``fairseq-generate`` continue a text."""
+
+    max_new_tokens: int = flag(100, "tokens that each text goes on for; an end of line counts as one", low=1)
+    beam: int = flag(1, "width of the beam search for the most probable text; 1: always the most probable token", low=1)
+    sampling: bool = flag(False, "draw tokens at random, by their probability")
+    sampling_topk: int = flag(0, "with --sampling: only among the K most probable tokens (0: all)", low=0, metavar="K")
+    sampling_topp: float = flag(
+        1.0,
+        "with --sampling: only among the most probable tokens that together have this probability",
+        above=0,
+        high=1,
+        metavar="P",
+    )
+    temperature: float = flag(1.0, "with --sampling: below 1 favours probable tokens, above 1 improbable ones", above=0)
+    batch_size: int = flag(
+        16,
+        "most texts that are continued together; a beam search counts each of its beams",
+        aliases=("--max-sentences",),
+        low=1,
+    )
+    remove_bpe: str | None = flag(
+        None, "join subwords that end in this mark (without a value: @@)", metavar="MARK", const="@@ "
+    )
+
+
+@dataclass
+class InteractiveConfig(GenerationConfig):
+    """What ``fairseq-interactive`` continues."""
+
+    input: str = flag(
+        "-", "file of prompts, one a line, continued in batches (-: each line of stdin as it comes)", metavar="FILE"
+    )
+    num_samples: int = flag(1, "continuations of each prompt", low=1)
+    json: bool = flag(False, "print one JSON object a line for each continuation, not text")
+
+
+@dataclass
+class GenerateConfig(GenerationConfig):
+    """What ``fairseq-generate`` continues, and where the result goes."""
+
+    max_new_tokens: int = flag(500, "tokens that each context is continued by; an end of line counts as one", low=1)
+    gen_subset: str = flag("test", "split that contexts are taken from", metavar="SPLIT")
+    context_tokens: int = flag(512, "tokens of each context, drawn from the split with --seed", low=1)
+    num_samples: int = flag(1, "continuations in all", low=1)
+    num_contexts: int | None = flag(None, "different contexts (default: one for each of --num-samples)", low=1)
+    results_path: str | None = flag(None, "folder for generate.json and generate.html", metavar="DIR")
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import logging
 import math
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fairseq import config
+from fairseq.averaging import WeightAverage, restore_weights
 from fairseq.checkpoint import describe_mismatch
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.distributed import GradientReducer, World
@@ -71,6 +73,8 @@ class Trainer:
         self.parameters = self.optimizer.params
         self.lr_scheduler = build_lr_scheduler(args, self.optimizer)
         self.scaler = _loss_scaler(args, self.world) if self.precision.needs_scaling else None
+        start = self.cfg.average_weights_from
+        self.average = WeightAverage(self.parameters, start) if start is not None else None
         self.num_updates = 0
         self.sums = {name: Sums(self.world) for name in ("train", "train_inner", "valid")}
         self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
@@ -114,6 +118,8 @@ class Trainer:
         if not overflow:
             self.optimizer.step()
             self.num_updates += 1
+            if self.average is not None:
+                self.average.update(self.num_updates)
             self.lr_scheduler.step_update(self.num_updates)
             clipped = (gnorm > self.cfg.clip_norm).double() * (100.0 if self.cfg.clip_norm > 0 else 0.0)
             for name in ("train", "train_inner"):
@@ -128,6 +134,10 @@ class Trainer:
             _, sample_size, log = self._forward(sample, split)
         totals = self.world.sum(Sums.vector(log, sample_size, self.world.device))
         self.sums["valid"].add(totals)
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the model has the weights that are validated and saved: with --average-weights-from their mean."""
+        return self.average.in_place() if self.average is not None else contextlib.nullcontext()
 
     def check_finite(self) -> None:
         """Stop a run whose gradients are not numbers any more.
@@ -148,9 +158,11 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the model and its training, in fairseq's layout; to be called on every process."""
         args = {name: value for name, value in vars(self.args).items() if _is_plain(value)}
+        with self.averaged():
+            parameters = _on_host(self.model.state_dict())
         state: dict[str, Any] = {
             "args": args,
-            "model": _on_host(self.model.state_dict()),
+            "model": parameters,
             "optimizer_history": [
                 {
                     "criterion_name": type(self.criterion).__name__,
@@ -166,6 +178,8 @@ class Trainer:
                 "sums": {name: sums.state_dict() for name, sums in self.sums.items()},
             },
         }
+        if self.average is not None:
+            state["extra_state"]["average"] = self.average.state_dict()
         if own := self.criterion.state_dict():
             state["extra_state"]["criterion"] = _on_host(own)
         if self.scaler is not None:
@@ -187,6 +201,11 @@ class Trainer:
         load_parameters(self.model, state["model"], source)
         extra = state.get("extra_state") or {}
         history = (state.get("optimizer_history") or [{}])[-1]
+        if "average" in extra and not options.reset_optimizer:
+            if self.average is not None:
+                self.average.load_state_dict(extra["average"])
+            else:
+                restore_weights(self.parameters, extra["average"])
         if "criterion" in extra and not options.reset_optimizer:
             self.criterion.load_state_dict(extra["criterion"])
         if not options.reset_optimizer and state.get("last_optimizer_state") is not None:

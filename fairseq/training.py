@@ -220,7 +220,10 @@ class Run:
             sums.reset()
             self.task.clear_memory(split)
             clock = _Clock()
-            with self._bar(batches, epoch, len(batches), prefix=f"valid on {split!r} subset") as bar:
+            with (
+                self.trainer.averaged(),
+                self._bar(batches, epoch, len(batches), prefix=f"valid on {split!r} subset") as bar,
+            ):
                 for sample in bar:
                     self.trainer.valid_step(sample, split)
             self.task.clear_memory(split)
@@ -330,11 +333,13 @@ class Run:
 
     def _batches_signature(self) -> dict[str, Any]:
         """What must be equal for a memory to fit the rows of the batches after it."""
+        shuffled = getattr(self.args, "shuffle_lines", False)
         return {
             "batches": len(self.batches),
             "tokens_per_sample": getattr(self.args, "tokens_per_sample", None),
             "memory_length": self.trainer.model.memory_length,
             "processes": self.world.size,
+            **({"shuffled_with": self.common.seed} if shuffled else {}),
         }
 
     def _describe(self) -> None:

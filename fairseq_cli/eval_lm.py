@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fairseq import config, distributed, options
-from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scoring, load_models, report
-from fairseq.logging import progress_bar
+from fairseq.models.transformer_xl import MemoryConfig
 from fairseq.precision import Precision
-from fairseq.settings import CommonConfig, DataConfig, EvalLMConfig, ModelPathConfig
+from fairseq.settings import DataConfig, EvalLMConfig
 from fairseq.trainer import compile_model, parse_dict
+from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +58,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
             compile_model(model)
     corpus = task.corpus(data.gen_subset)  # type: ignore[attr-defined]
     start = time.perf_counter()
-    scores = scorer.score(corpus, _progress(args, data.gen_subset))
+    scores = scorer.score(corpus, progress(args, data.gen_subset))
     seconds = time.perf_counter() - start
 
     words = report.join_words(scores, task.source_dictionary, cfg.remove_bpe)
@@ -75,43 +71,15 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "mode": _mode(scoring)}
         about |= {
             "device": str(device),
-            "settings": {**vars(scoring), **_precision(args), "model_overrides": overrides},
+            "settings": {
+                **vars(scoring),
+                **{name: vars(model_args)[name] for name in config.defaults(MemoryConfig) if name in vars(model_args)},
+                **_precision(args),
+                "model_overrides": overrides,
+            },
         }
         report.write_results(Path(cfg.results_path), {**figures, **about})
     return figures
-
-
-def checkpoint_paths(cfg: ModelPathConfig) -> list[str]:
-    """The checkpoints that ``--path`` names.
-
-    Raises:
-        UserError: none.
-    """
-    paths = [path for path in (cfg.path or "").split(":") if path]
-    if not paths:
-        raise UserError("--path: name a checkpoint, or several joined by colons")
-    return paths
-
-
-def log_to_stderr() -> None:
-    """Let warnings and notes be seen."""
-    logging.basicConfig(
-        format="%(asctime)s | %(levelname)s | %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-        level=logging.INFO,
-        stream=sys.stderr,
-    )
-
-
-def _progress(args: argparse.Namespace, split: str) -> Any:
-    common = config.extract(CommonConfig, args)
-    shown = "none" if common.no_progress_bar else common.log_format or ("tqdm" if sys.stderr.isatty() else "none")
-
-    def show(items: Iterable[np.ndarray], length: int) -> Iterable[np.ndarray]:
-        with progress_bar(items, log_format=shown, prefix=split, total=length) as bar:
-            yield from bar
-
-    return show
 
 
 def _print_words(cfg: EvalLMConfig, words: report.Words) -> None:

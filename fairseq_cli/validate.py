@@ -17,7 +17,7 @@ from fairseq.settings import CommonConfig, DataConfig, ModelPathConfig
 from fairseq.sums import Sums
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 from fairseq.trainer import compile_model, parse_dict
-from fairseq_cli.eval_lm import checkpoint_paths, log_to_stderr
+from fairseq_cli.common import checkpoint_paths, log_to_stderr
 
 BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_valid")
 

@@ -138,7 +138,7 @@ def test_values_out_of_range_name_their_flag(mistake, flags):
         ),
         (
             "--tokens-from-prev 16 --sample-break-mode eos",
-            "--sample-break-mode eos: a model with a cache reads streams",
+            "--sample-break-mode eos: a model with memory reads streams",
         ),
         (
             "--tokens-per-sample 65",
@@ -147,7 +147,10 @@ def test_values_out_of_range_name_their_flag(mistake, flags):
         ("--tokens-from-prev 65 --tokens-per-sample 65", "--max-tokens 64: a block has 65 tokens"),
         ("--max-tokens-valid 8", "--max-tokens-valid 8: test has blocks of 16 tokens"),
         ("--arch transformer_lm --adaptive-softmax-cutoff 5 --tie-adaptive-weights", "--tie-adaptive-weights: needs"),
-        ("--arch transformer_lm", "--criterion adaptive_loss: needs a model with --adaptive-softmax-cutoff"),
+        (
+            "--arch transformer_lm",
+            "--criterion adaptive_loss: the model has one band",
+        ),
         ("--lr-scheduler cosine", "--max-lr: --lr-scheduler cosine needs it"),
         ("--lr-scheduler cosine --max-lr 0.01", "--max-lr 0.01: must be greater than --lr 0.05"),
         (

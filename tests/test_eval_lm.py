@@ -290,10 +290,10 @@ def mistake(monkeypatch, capsys):
     "path, flags, line",
     [
         (BASELINE, "--context-window 64", "--context-window 64: must be less than the 64 of --tokens-per-sample"),
-        (BASELINE, "--sliding-inf 1", "--sliding-inf 1: the model has no cache"),
-        (SHORTFORMER, "--context-window 48", "--context-window 48: a model with a cache"),
+        (BASELINE, "--sliding-inf 1", "--sliding-inf 1: the model has no memory"),
+        (SHORTFORMER, "--context-window 48", "--context-window 48: a model with memory"),
         (SHORTFORMER, "--sliding-inf 1 --context-window 31", "--context-window 31: with --sliding-inf 1 it is 63"),
-        (SHORTFORMER, "--sample-break-mode eos", "--sample-break-mode eos: a model with a cache"),
+        (SHORTFORMER, "--sample-break-mode eos", "--sample-break-mode eos: a model with memory"),
         (BASELINE, "--fp16 --bf16", "--fp16 --bf16: choose one"),
         (BASELINE, "--max-tokens 63", "--max-tokens 63: a block has 64 tokens"),
         (BASELINE, "--sample-break-mode complete --tokens-per-sample 4", "--tokens-per-sample, --sample-break-mode: "),

@@ -9,7 +9,7 @@ import torch
 from fairseq.data.dictionary import Dictionary
 from fairseq.evaluation import load_models
 from fairseq.generation import sample
-from fairseq.generation.sampling import choose
+from fairseq.generation.decoding import Decoding, choose
 from fairseq.models import BaseFairseqModel
 
 VOCABULARY, LENGTH = 24, 8
@@ -94,8 +94,8 @@ LPROBS = torch.tensor([0.1, 0.4, 0.05, 0.3, 0.15]).log()
 
 
 def shares(count=4000, **how):
-    generator = torch.Generator().manual_seed(0)
-    tokens = [choose(LPROBS.clone(), generator=generator, **how) for _ in range(count)]
+    chance = torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens = choose(LPROBS.expand(count, -1), Decoding(**how), chance).tolist()
     return [tokens.count(token) / count for token in range(len(LPROBS))]
 
 

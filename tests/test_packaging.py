@@ -14,7 +14,8 @@ import pytest
 import fairseq
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("preprocess", "train", "eval_lm", "validate")
+DOORS = ("preprocess", "train", "eval_lm", "validate", "generate", "interactive")  # fairseq's
+COMMANDS = (*DOORS, "recl", "attention", "import_model")
 HEAVY = (
     "matplotlib",
     "tensorboard",
@@ -43,7 +44,7 @@ def test_an_import_loads_nothing_heavy_beside_torch(module: str) -> None:
     assert result.stdout.split() == []
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", DOORS)
 def test_the_door_at_the_root_shows_its_help(command: str) -> None:
     result = subprocess.run([sys.executable, f"{command}.py", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -52,7 +53,7 @@ def test_the_door_at_the_root_shows_its_help(command: str) -> None:
 
 def test_the_console_scripts_are_the_commands() -> None:
     scripts = dict(re.findall(r'^([\w-]+) = "(.+)"$', project_table("project.scripts"), flags=re.MULTILINE))
-    assert set(scripts) == {f"fairseq-{command.replace('_', '-')}" for command in COMMANDS}
+    assert set(scripts) == {f"fairseq-{name.removesuffix('_model').replace('_', '-')}" for name in COMMANDS}
     for target in scripts.values():
         module, function = target.split(":")
         assert callable(getattr(importlib.import_module(module), function))

@@ -184,14 +184,14 @@ def test_ensemble_of_shortformer_and_baseline_reads_the_same_blocks(load):
     "kind, scoring, message",
     [
         ({}, Scoring(8, context_window=8), "--context-window 8: must be less than the 8"),
-        ({}, Scoring(8, token_by_token=True), "--sliding-inf 1: the model has no cache"),
-        (SHORTFORMER, Scoring(8, context_window=4), "--context-window 4: a model with a cache"),
+        ({}, Scoring(8, token_by_token=True), "--sliding-inf 1: the model has no memory"),
+        (SHORTFORMER, Scoring(8, context_window=4), "--context-window 4: a model with memory"),
         (
             SHORTFORMER,
             Scoring(8, context_window=4, token_by_token=True),
             "--context-window 4: with --sliding-inf 1 it is 7",
         ),
-        (SHORTFORMER, Scoring(8, break_mode="complete"), "--sample-break-mode complete: a model with a cache"),
+        (SHORTFORMER, Scoring(8, break_mode="complete"), "--sample-break-mode complete: a model with memory"),
     ],
 )
 def test_contradictions_are_refused(load, kind, scoring, message):

@@ -10,7 +10,7 @@ from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.fairseq_criterion import Loss, Sample
 from fairseq.errors import UserError
-from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
+from fairseq.modules.adaptive_softmax import BandedSoftmax
 
 
 @dataclass
@@ -33,6 +33,8 @@ class AdaptiveLoss(CrossEntropyCriterion):
         self.legacy_padding = cfg.adaptive_loss_legacy_padding
 
     def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
-        if not isinstance(model.output_layer, AdaptiveSoftmax):
-            raise UserError("--criterion adaptive_loss: needs a model with --adaptive-softmax-cutoff")
+        if not isinstance(model.output_layer, BandedSoftmax):
+            raise UserError(
+                "--criterion adaptive_loss: the model has one band; give --adaptive-softmax-cutoff or --cutoffs"
+            )
         return super().compute_loss(model, net_output, sample)

@@ -192,7 +192,8 @@ class _Encoder:
             carried = lengths.pop()
             unfinished = not text.endswith("\n")
             ids = self._ids(words)
-            replaced += int(np.count_nonzero(ids == self.indices[self.unk])) - words.count(self.unk)
+            if self.unk in self.indices:
+                replaced += int(np.count_nonzero(ids == self.indices[self.unk])) - words.count(self.unk)
             tokens.append(ids)
             sizes.append(np.array(lengths, np.int64))
         if unfinished:
@@ -216,6 +217,11 @@ class _Encoder:
         return words, lengths
 
     def _ids(self, words: list[str]) -> np.ndarray:
+        if self.unk not in self.indices:
+            for word in words:
+                if word not in self.indices:
+                    raise UserError(f"{word[:80]!r}: the dictionary has no such word, and no symbol for unknown ones")
+            return np.array([self.indices[word] for word in words], dtype=self.dtype)
         found = map(self.indices.get, words, itertools.repeat(self.indices[self.unk]))
         return np.fromiter(found, dtype=self.dtype, count=len(words))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,10 @@ import numpy as np
 from fairseq.data.files import atomic_write
 from fairseq.errors import UserError
 
+ROLES = ("bos", "pad", "eos", "unk")
+HEADER = "#specials"  # first line of a file that lists all its symbols: "#specials eos=WORD unk=WORD"
+NONE = -1  # the id of a special symbol that a dictionary does not have
+
 
 class Dictionary:
     """A two-way mapping between symbols and consecutive ids.
@@ -18,11 +22,15 @@ class Dictionary:
     The four special symbols come first (``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3) and are not written to the
     file. A special symbol that occurs as a word of the text is that special symbol.
 
+    The vocabulary of a model from elsewhere has its own ids: :meth:`of_listed` makes a dictionary of just its symbols,
+    some of which are special; the special symbols that it lacks have the id -1. Its file begins with a line that names
+    the special ones, ``#specials eos=<eos> unk=<unk>``, and lists all symbols in the order of their ids.
+
     Attributes:
         symbols: the symbol of each id.
         count: how often each occurred.
         indices: the id of each symbol.
-        nspecial: number of special symbols at the start.
+        nspecial: number of special symbols at the start; 0 where all symbols are listed.
     """
 
     def __init__(
@@ -44,6 +52,26 @@ class Dictionary:
         for word in extra_special_symbols:
             self.add_symbol(word, 0)
         self.nspecial = len(self.symbols)
+
+    @classmethod
+    def of_listed(cls, symbols: Sequence[str], roles: Mapping[str, str]) -> Dictionary:
+        """The dictionary of exactly *symbols*, with their places as ids.
+
+        Args:
+            symbols: all different.
+            roles: which of them is ``bos``, ``pad``, ``eos``, ``unk``; ``eos`` is needed.
+        """
+        dictionary = cls(**{role: roles.get(role, "") for role in ROLES})
+        dictionary.symbols, dictionary.count, dictionary.nspecial = list(symbols), [0] * len(symbols), 0
+        dictionary.indices = {word: index for index, word in enumerate(symbols)}
+        dictionary._place(roles)
+        return dictionary
+
+    def _place(self, roles: Mapping[str, str]) -> None:
+        """Find the ids of the special symbols among those that are listed."""
+        self.bos_index, self.pad_index, self.eos_index, self.unk_index = (
+            self.indices.get(roles.get(role, ""), NONE) for role in ROLES
+        )
 
     def bos(self) -> int:
         """The id of the begin-of-sentence symbol."""
@@ -78,8 +106,15 @@ class Dictionary:
         return f"Dictionary({len(self)} symbols)"
 
     def index(self, word: str) -> int:
-        """The id of *word*, or that of the unknown symbol."""
-        return self.indices.get(word, self.unk_index)
+        """The id of *word*, or that of the unknown symbol.
+
+        Raises:
+            UserError: the dictionary has neither.
+        """
+        index = self.indices.get(word, self.unk_index)
+        if index == NONE:
+            raise UserError(f"{word[:80]!r}: the dictionary has no such word, and no symbol for unknown ones")
+        return index
 
     def add_symbol(self, word: str, n: int = 1) -> int:
         """Count *n* more occurrences of *word*, adding it at the end if it is new; returns its id."""
@@ -122,10 +157,11 @@ class Dictionary:
 
     @classmethod
     def load(cls, path: str | Path) -> Dictionary:
-        """Read a ``dict.txt``: a line ``word count`` for each symbol that is not special.
+        """Read a ``dict.txt``: a line ``word count`` for each symbol that is not special, or for each after a header.
 
         Raises:
-            UserError: the file is missing, empty or not UTF-8, a line has no count, or a word is there twice.
+            UserError: the file is missing, empty or not UTF-8, a line has no count, a word is there twice, or the
+                header names a word that is not there.
         """
         try:
             content = Path(path).read_bytes()
@@ -141,9 +177,15 @@ class Dictionary:
         lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
         if lines == [""]:
             raise UserError(f"{path}: the dictionary is empty; make it again with fairseq-preprocess")
-        dictionary = cls()
-        for number, line in enumerate(lines, 1):
+        roles = _read_header(lines[0], f"{path}: line 1")
+        dictionary = cls() if roles is None else cls.of_listed([], roles)
+        for number, line in enumerate(lines[roles is not None :], 1 + (roles is not None)):
             dictionary._add_line(line, f"{path}: line {number}")
+        if roles is not None:
+            dictionary._place(roles)
+            absent = [f"{role}={word}" for role, word in roles.items() if word not in dictionary]
+            if absent:
+                raise UserError(f"{path}: line 1: {absent[0]}: the dictionary has no such word; make it again")
         return dictionary
 
     def _add_line(self, line: str, where: str) -> None:
@@ -155,10 +197,16 @@ class Dictionary:
         self.add_symbol(word, int(count))
 
     def save(self, path: str | Path) -> None:
-        """Write the symbols that are not special as ``word count`` lines, whole or not at all."""
+        """Write the symbols that are not special (or all, after a header) as ``word count``, whole or not at all."""
         words = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
         with atomic_write(path) as file:
+            if not self.nspecial:
+                file.write(f"{HEADER} {' '.join(self._roles())}\n".encode())
             file.writelines(f"{word} {n}\n".encode() for word, n in words)
+
+    def _roles(self) -> list[str]:
+        indices = {role: getattr(self, f"{role}_index") for role in ROLES}
+        return [f"{role}={self.symbols[index]}" for role, index in indices.items() if index != NONE]
 
     def encode_line(self, text: str, append_eos: bool = True) -> np.ndarray:
         """The ids of the words of *text*, split at any white space: int32 [words], or [words + 1] with ``</s>``."""
@@ -178,3 +226,18 @@ class Dictionary:
         if bpe_symbol is None:
             return text
         return (text + " ").replace(bpe_symbol.rstrip() + " ", "").rstrip()
+
+
+def _read_header(line: str, where: str) -> dict[str, str] | None:
+    """The special symbols that a first line names; None if it is an ordinary one, which ends in a number.
+
+    Raises:
+        UserError: it names something else, or no ``eos``.
+    """
+    name, *fields = line.split()
+    if name != HEADER or not fields or "=" not in fields[-1]:
+        return None
+    roles = {role: word for role, _, word in (field.partition("=") for field in fields)}
+    if not roles.keys() <= set(ROLES) or "eos" not in roles:
+        raise UserError(f"{where}: expected {HEADER} eos=WORD, with bos=, pad=, unk= if there; found {line[:80]!r}")
+    return roles

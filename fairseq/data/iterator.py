@@ -25,7 +25,7 @@ class EpochIterator:
     of the next one. One iteration at a time.
 
     Args:
-        blocks: where batches come from.
+        blocks: where batches come from, see :meth:`TokenBlocks.at_epoch`.
         sampler: which blocks are in which batch.
         prepare: last work on a sample on the host. It runs in the background thread; anything random in it must
             depend on the sample alone, so that a resumed run repeats it.
@@ -73,11 +73,12 @@ class EpochIterator:
 
     def _samples(self) -> Generator[Sample | None, None, None]:
         """The same on the host; for a GPU in pinned memory, from where copies run beside the arithmetic."""
+        blocks = self.blocks.at_epoch(self.epoch)
         for indices in self.sampler.epoch(self.epoch, self.iterations_in_epoch):
             if len(indices) == 0:
                 yield None
                 continue
-            sample = self.blocks.batch(indices)
+            sample = blocks.batch(indices)
             if self.prepare is not None:
                 sample = self.prepare(sample)
             yield _map_tensors(torch.Tensor.pin_memory, sample) if self.device.type == "cuda" else sample

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fairseq.data.indexed_dataset import Corpus
+from fairseq.data.shuffled_lines import ShuffledLines
 from fairseq.errors import UserError, nearest
 from fairseq.settings import BREAK_MODES
 
@@ -28,25 +29,53 @@ class TokenBlocks:
             ``eos``: one line a block.
         pad: id that rows are filled up with.
         eos: id that stands before the first token of the corpus.
+        shuffle_lines: seed from which :meth:`at_epoch` shuffles the corpus's lines anew for each epoch; None: never.
 
     Raises:
-        UserError: *break_mode* or *block_size* is not possible.
+        UserError: *break_mode* or *block_size* is not possible, or *shuffle_lines* is not with *break_mode*.
 
     Attributes:
         starts: int64 [n].
         sizes: int32 [n].
     """
 
-    def __init__(self, corpus: Corpus, block_size: int, break_mode: str | None, *, pad: int, eos: int) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        block_size: int,
+        break_mode: str | None,
+        *,
+        pad: int,
+        eos: int,
+        shuffle_lines: int | None = None,
+    ) -> None:
         if block_size < 1:
             raise UserError(f"--tokens-per-sample {block_size}: must be at least 1")
+        if shuffle_lines is not None and break_mode not in (None, "none"):
+            raise UserError(
+                f"--shuffle-lines: with --sample-break-mode {break_mode} blocks are whole lines and come in a random "
+                "order anyway; use --sample-break-mode none or leave out --shuffle-lines"
+            )
         self.corpus = corpus
         self.pad = pad
         self.eos = eos
+        self._seed = shuffle_lines
+        self._lines: ShuffledLines | None = None
         self.starts, self.sizes = _cut(corpus, block_size, break_mode or "none")
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def at_epoch(self, epoch: int) -> TokenBlocks:
+        """The blocks as they are in *epoch*: of one size in every epoch, of another order of the lines if shuffled.
+
+        The order follows from the seed and *epoch* alone.
+        """
+        if self._seed is None:
+            return self
+        blocks = copy.copy(self)
+        blocks._lines = ShuffledLines(self.corpus.sizes, self._seed + epoch)
+        return blocks
 
     def select(self, keep: np.ndarray) -> TokenBlocks:
         """Those blocks for which *keep*, bool [n], is true, numbered anew."""
@@ -71,12 +100,12 @@ class TokenBlocks:
         longest = int(lengths.max())
         # Each row is one window of the corpus, from the token before its first target to its last target.
         places = (starts - before - 1)[:, None] + np.arange(longest + 1)  # [B, T + 1]
-        window = self.corpus.tokens[np.clip(places, 0, len(self.corpus.tokens) - 1)].astype(np.int64)
+        window = self._read(np.clip(places, 0, len(self.corpus.tokens) - 1))
         window[places[:, 0] < 0, 0] = self.eos
         source, target = window[:, :-1].copy(), window[:, 1:].copy()
         column = np.arange(longest)
         if int(lengths.min()) < longest:
-            source[column >= lengths[:, None]] = self.pad
+            source[column >= lengths[:, None]] = max(self.pad, 0)  # any word will do where there is no symbol for it
             target[column >= lengths[:, None]] = self.pad
         if context:
             target[column < before[:, None]] = self.pad
@@ -87,6 +116,12 @@ class TokenBlocks:
             "net_input": {"src_tokens": torch.from_numpy(source)},
             "target": torch.from_numpy(target),
         }
+
+    def _read(self, places: np.ndarray) -> np.ndarray:
+        """The tokens at *places*, int64."""
+        if self._lines is not None:
+            places = self._lines.places(places)
+        return self.corpus.tokens[places].astype(np.int64)
 
 
 def _cut(corpus: Corpus, block_size: int, break_mode: str) -> tuple[np.ndarray, np.ndarray]:

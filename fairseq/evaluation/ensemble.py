@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq import checkpoint
+from fairseq import checkpoint, config
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError, nearest
-from fairseq.models import ARCHITECTURES, BaseFairseqModel
+from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
+from fairseq.models.transformer_xl import MemoryConfig
 from fairseq.tasks import TASKS
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import load_parameters
@@ -75,10 +76,20 @@ def _arguments(
             "one of your own needs --user-dir"
         )
     ARCHITECTURES[arch].fill(args)
+    _check_memory_settings(arch, given)
     vars(args).update({"task": "language_modeling", **vars(args), **given})
     if hasattr(args, "tokens_per_sample"):
         args.max_target_positions = _positions(path, stored, args)
     return args
+
+
+def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:
+    """Refuse settings of memory for a model that has none of them."""
+    settings = getattr(MODELS[ARCHITECTURES[arch].model], "config_class", None)
+    known = config.defaults(settings) if settings else {}
+    for name in config.defaults(MemoryConfig):
+        if name in given and name not in known:
+            raise UserError(f"{config.flag_name(name)}: {arch} has no such setting; leave it out")
 
 
 def _positions(path: str, stored: Mapping[str, Any], args: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ from fairseq.data.files import atomic_write
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scores
 
-SHARE_OF_CHARACTERS = 0.95  # of a dictionary's symbols, from which its corpora count as corpora of characters
+BYTES = frozenset(map(str, range(256)))
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def figures(words: Words, seconds: float) -> dict[str, Any]:
 
     ``loss_base2`` and ``perplexity`` are those of a token; of subwords joined to words also ``word_loss_base2`` and
     ``word_perplexity``, as fairseq computes them: the same sum over the number of words. ``bits_per_character`` is
-    there for corpora of characters.
+    there for corpora of characters or bytes.
     """
     total, tokens = float(words.lprobs.sum()), len(words.scores)
     loss = -total / tokens / math.log(2)
@@ -104,9 +104,9 @@ def figures(words: Words, seconds: float) -> dict[str, Any]:
 
 
 def is_of_characters(dictionary: Dictionary) -> bool:
-    """Whether nearly every symbol of *dictionary* is one character."""
+    """Whether every symbol of *dictionary* but the special ones is one character, or every one a byte's number."""
     symbols = [word for word in dictionary.symbols[dictionary.nspecial :] if not word.startswith("madeupword")]
-    return bool(symbols) and sum(len(word) == 1 for word in symbols) >= SHARE_OF_CHARACTERS * len(symbols)
+    return bool(symbols) and (all(len(word) == 1 for word in symbols) or BYTES.issuperset(symbols))
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:

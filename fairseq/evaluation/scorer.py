@@ -289,7 +289,8 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
     if scoring.token_by_token:
         if not model.memory_length or not hasattr(model, "new_cache"):
             raise UserError(
-                "--sliding-inf 1: the model has no cache (--tokens-from-prev); leave it out, or use --context-window"
+                "--sliding-inf 1: the model has no memory (--tokens-from-prev, --mem-len); leave it out, or use "
+                "--context-window"
             )
         if window not in (0, length - 1):
             raise UserError(
@@ -298,10 +299,10 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
             )
     elif model.memory_length and window:
         raise UserError(
-            f"--context-window {window}: a model with a cache has that as context; leave it out, or add --sliding-inf 1"
+            f"--context-window {window}: a model with memory has that as context; leave it out, or add --sliding-inf 1"
         )
     if model.memory_length and scoring.break_mode != "none":
-        raise UserError(f"--sample-break-mode {scoring.break_mode}: a model with a cache reads streams; use none")
+        raise UserError(f"--sample-break-mode {scoring.break_mode}: a model with memory reads streams; use none")
 
 
 def _places(blocks: TokenBlocks, indices: np.ndarray, context: int = 0) -> tuple[Tensor | None, np.ndarray]:

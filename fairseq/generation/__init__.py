@@ -1,5 +1,6 @@
-"""Text from a language model."""
+"""Text from language models."""
 
-from fairseq.generation.sampling import sample
+from fairseq.generation.decoding import Decoding
+from fairseq.generation.sampling import continuations, generator_of, sample, stream
 
-__all__ = ["sample"]
+__all__ = ["Decoding", "continuations", "generator_of", "sample", "stream"]

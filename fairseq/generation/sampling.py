@@ -1,20 +1,30 @@
-"""Sampling from a language model, a token at a time, through its key-value cache."""
+"""Texts that go on from prompts: one as a stream, or many in batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
-from torch import Tensor
 
+from fairseq.generation.decoding import Advance, Decoding, Prompt, sampled, searched
+from fairseq.generation.predictor import Autocast, Predictor, can_generate
 from fairseq.models import BaseFairseqModel
 
+Progress = Callable[[Iterable[Advance], int], Iterable[Advance]]
+"""Shows how far an iterable of known length is: (items, length) → items; an item is a token."""
 
-@torch.inference_mode()
+
+def generator_of(seed: int, prompt: int = 0, sample: int = 0) -> torch.Generator:
+    """The source of randomness of one text: its *sample*-th from the *prompt*-th prompt, both counted from 0."""
+    state = np.random.SeedSequence([seed, prompt, sample]).generate_state(2, np.uint32)
+    return torch.Generator().manual_seed(int(state[0]) << 31 ^ int(state[1]))
+
+
 def sample(
     model: BaseFairseqModel,
-    prompt_tokens: Sequence[int],
+    prompt_tokens: Prompt,
     max_tokens: int,
     *,
     temperature: float = 1.0,
@@ -25,98 +35,102 @@ def sample(
 ) -> Iterator[int]:
     """Tokens that go on from a prompt, each as soon as it is chosen.
 
-    A model with memory (Shortformer) reads each token once and goes on for ever at a constant cost per token. A model
-    without has room for one window of positions; when it is full, the model reads the window's last half again and
-    goes on from there.
+    A model with memory (Shortformer, Transformer-XL) reads each token once and goes on for ever at a constant cost a
+    token. A model without has room for one window of positions; when it is full, the model reads the window's last
+    half again and goes on from there.
 
     Args:
         model: in evaluation mode, with a key-value cache (``new_cache``).
         prompt_tokens: at least one; a text starts with ``</s>``.
-        max_tokens: how many tokens.
-        temperature: logits are divided by it; 0 chooses the most probable token.
-        top_k: choose among the k most probable tokens (0: all).
-        top_p: choose among the most probable tokens that together have this probability (Holtzman et al. 2020, §3.1).
-        generator: source of randomness, on the model's device (default: torch's own).
+        max_tokens, temperature, top_k, top_p: see :class:`~fairseq.generation.decoding.Decoding`.
+        generator: source of randomness (default: torch's own).
         forbidden: tokens that are never chosen.
 
     Raises:
         ValueError: a number is out of range, the prompt is empty, or the model has no cache.
     """
-    _check(model, prompt_tokens, max_tokens, temperature, top_k, top_p)
-    reader = _Reader(model)
-    hidden = reader.read(list(prompt_tokens))
-    banned = torch.tensor(list(forbidden), dtype=torch.long, device=hidden.device)
-    for number in range(max_tokens):
-        lprobs = model.output_layer.log_probs(hidden)  # type: ignore[union-attr]
-        lprobs[banned] = -torch.inf
-        token = choose(lprobs, temperature, top_k, top_p, generator)
-        yield token
-        if number + 1 < max_tokens:
-            hidden = reader.read([token])
+    how = Decoding(max_tokens, temperature, top_k, top_p)
+    return stream([model], prompt_tokens, how, generator=generator, forbidden=forbidden)
 
 
-def choose(
-    lprobs: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator | None = None
-) -> int:
-    """One token of a distribution given as log-probabilities [V]; see :func:`sample`."""
-    if temperature == 0:
-        return int(lprobs.argmax())
-    lprobs = lprobs / temperature
-    tokens: Tensor | None = None
-    if top_k or top_p < 1:
-        lprobs, tokens = lprobs.topk(min(top_k, lprobs.numel()) if top_k else lprobs.numel())
-    probabilities = lprobs.softmax(-1)
-    if top_p < 1:
-        probabilities[probabilities.cumsum(-1) - probabilities >= top_p] = 0  # those before it suffice
-    place = torch.multinomial(probabilities, 1, generator=generator)
-    return int(place if tokens is None else tokens[place])
+def stream(
+    models: Sequence[BaseFairseqModel],
+    prompt: Prompt,
+    how: Decoding,
+    *,
+    generator: torch.Generator | None = None,
+    forbidden: Sequence[int] = (),
+    autocast: Autocast = contextlib.nullcontext,
+) -> Iterator[int]:
+    """As :func:`sample`, from one model or the average of several; a beam search's text comes at its end."""
+    for _, tokens in _advances(models, [prompt], how, [generator], forbidden, autocast):
+        yield from tokens
 
 
-class _Reader:
-    """Feeds tokens to a model through its cache, segment after segment, or window after window."""
+def continuations(
+    models: Sequence[BaseFairseqModel],
+    prompts: Sequence[Prompt],
+    how: Decoding,
+    *,
+    generators: Sequence[torch.Generator],
+    batch_size: int = 1,
+    forbidden: Sequence[int] = (),
+    autocast: Autocast = contextlib.nullcontext,
+    progress: Progress | None = None,
+) -> Iterator[tuple[int, list[int]]]:
+    """The texts that go on from many prompts, each as soon as it is complete: (number of the prompt, tokens).
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.device = next(model.parameters()).device
-        self.cache = model.new_cache(1)
-        self.window: list[int] = []
+    Prompts of like length are read together, the longest first. To rounding, each text is what :func:`stream` gives.
 
-    def read(self, tokens: list[int]) -> Tensor:
-        """Read *tokens*; the hidden state after the last of them: [C]."""
-        hidden: Tensor | None = None
-        while tokens:
-            if self.cache.room == 0:
-                tokens = self._make_room() + tokens
-            piece, tokens = tokens[: self.cache.room], tokens[self.cache.room :]
-            source = torch.tensor([piece], dtype=torch.long, device=self.device)
-            hidden = self.model(source, cache=self.cache)[0][0, -1]
-            if not self.model.memory_length:
-                self.window += piece
-        assert hidden is not None
-        return hidden
+    Args:
+        models, how, forbidden, autocast: as in :func:`stream`.
+        prompts: at least one token each.
+        generators: for each prompt its source of randomness.
+        batch_size: most rows that are read together; each text of a beam is one.
+        progress: shows how many tokens of all are decided.
 
-    def _make_room(self) -> list[int]:
-        """Begin a new segment or window; returns what must be read again."""
-        if self.model.memory_length:
-            self.cache.next_segment()
-            return []
-        self.cache.clear()
-        again, self.window = self.window[len(self.window) - len(self.window) // 2 :], []
-        return again
+    Raises:
+        ValueError: a prompt is empty, or a model has no cache.
+    """
+    order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
+    together = max(1, batch_size // how.beam)
+
+    def advances() -> Iterator[Advance]:
+        for start in range(0, len(order), together):
+            batch = order[start : start + together]
+            sources = [generators[number] for number in batch]
+            rows = _advances(models, [prompts[number] for number in batch], how, sources, forbidden, autocast)
+            yield from ((batch[row], tokens) for row, tokens in rows)
+
+    texts: dict[int, list[int]] = {number: [] for number in order}
+    items: Iterable[Advance] = advances()
+    if progress is not None:
+        items = progress(items, len(prompts) * how.max_tokens)
+    for number, tokens in items:
+        texts[number] += tokens
+        if len(texts[number]) == how.max_tokens:
+            yield number, texts.pop(number)
+    yield from texts.items()  # where no token was asked for
 
 
-def _check(
-    model: BaseFairseqModel, prompt: Sequence[int], max_tokens: int, temperature: float, top_k: int, top_p: float
-) -> None:
-    if not hasattr(model, "new_cache") or model.output_layer is None:
-        raise ValueError(f"{type(model).__name__} cannot generate: it has no key-value cache")
-    if len(prompt) == 0:
+@torch.inference_mode()
+def _advances(
+    models: Sequence[BaseFairseqModel],
+    prompts: Sequence[Prompt],
+    how: Decoding,
+    generators: Sequence[torch.Generator | None],
+    forbidden: Sequence[int],
+    autocast: Autocast,
+) -> Iterator[Advance]:
+    """Every token of one batch, of prompts ordered by falling length."""
+    for model in models:
+        if not can_generate(model):
+            raise ValueError(f"{type(model).__name__} cannot generate: it has no key-value cache")
+    if any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("prompt_tokens: at least one token is needed; a text starts with </s>")
-    if max_tokens < 0:
-        raise ValueError(f"max_tokens {max_tokens}: must be at least 0")
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature {temperature}: must be a number from 0 on")
-    if top_k < 0:
-        raise ValueError(f"top_k {top_k}: must be at least 0")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p {top_p}: must be greater than 0 and at most 1")
+    if how.max_tokens == 0:
+        return
+    predictor = Predictor(models, len(prompts), forbidden, autocast)
+    steps = searched(predictor, prompts, how) if how.beam > 1 else sampled(predictor, prompts, how, generators)
+    for step in steps:
+        yield from step

@@ -9,7 +9,7 @@ from fairseq.models import register_model_architecture
 from fairseq.models.transformer_lm import TransformerLMConfig
 
 
-def _defaults(args: argparse.Namespace, **values: Any) -> None:
+def set_defaults(args: argparse.Namespace, **values: Any) -> None:
     """Set those of *values* that *args* lacks."""
     for name, value in values.items():
         if not hasattr(args, name):
@@ -23,14 +23,16 @@ def base_lm_architecture(args: argparse.Namespace) -> None:
 
 @register_model_architecture("transformer_lm", "transformer_lm_big")
 def transformer_lm_big(args: argparse.Namespace) -> None:
-    _defaults(args, decoder_layers=12, decoder_embed_dim=1024, decoder_ffn_embed_dim=4096, decoder_attention_heads=16)
+    set_defaults(
+        args, decoder_layers=12, decoder_embed_dim=1024, decoder_ffn_embed_dim=4096, decoder_attention_heads=16
+    )
 
 
 @register_model_architecture("transformer_lm", "transformer_lm_wiki103")
 @register_model_architecture("transformer_lm", "transformer_lm_baevski_wiki103")
 def transformer_lm_baevski_wiki103(args: argparse.Namespace) -> None:
     """Baevski & Auli 2019, WikiText-103: 247 M parameters with its dictionary of 267,744 words."""
-    _defaults(
+    set_defaults(
         args,
         decoder_layers=16,
         decoder_attention_heads=8,
@@ -52,14 +54,14 @@ def transformer_lm_baevski_wiki103(args: argparse.Namespace) -> None:
 @register_model_architecture("transformer_lm", "transformer_lm_baevski_gbw")
 def transformer_lm_baevski_gbw(args: argparse.Namespace) -> None:
     """Baevski & Auli 2019, One Billion Word."""
-    _defaults(args, decoder_embed_dim=512, dropout=0.1, attention_dropout=0.1, no_decoder_final_norm=True)
+    set_defaults(args, decoder_embed_dim=512, dropout=0.1, attention_dropout=0.1, no_decoder_final_norm=True)
     transformer_lm_big(args)
 
 
 @register_model_architecture("transformer_lm", "transformer_lm_gpt2_small")
 def transformer_lm_gpt2_small(args: argparse.Namespace) -> None:
     """fairseq's model of this name: GPT-2's shape with 24 layers."""
-    _defaults(
+    set_defaults(
         args,
         decoder_embed_dim=1024,
         decoder_ffn_embed_dim=4096,
@@ -72,8 +74,8 @@ def transformer_lm_gpt2_small(args: argparse.Namespace) -> None:
 
 
 def _cache_of_one_segment(args: argparse.Namespace) -> None:
-    _defaults(args, position_infused_attention=True)
-    _defaults(args, tokens_from_prev=getattr(args, "tokens_per_sample", TransformerLMConfig.tokens_per_sample))
+    set_defaults(args, position_infused_attention=True)
+    set_defaults(args, tokens_from_prev=getattr(args, "tokens_per_sample", TransformerLMConfig.tokens_per_sample))
 
 
 @register_model_architecture("transformer_lm", "shortformer")
@@ -90,7 +92,7 @@ def shortformer_wiki103(args: argparse.Namespace) -> None:
 
 
 def _small(args: argparse.Namespace, layers: int, dim: int, cutoffs: list[int]) -> None:
-    _defaults(
+    set_defaults(
         args,
         decoder_layers=layers,
         decoder_embed_dim=dim,

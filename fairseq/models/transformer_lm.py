@@ -212,12 +212,12 @@ class TransformerDecoder(nn.Module):
         for i, layer in enumerate(self.layers):
             old = memory[i] if memory is not None else None
             if self.training and self.cfg.decoder_layerdrop and float(torch.rand(())) < self.cfg.decoder_layerdrop:
-                attention_input = layer.attention_input(x)  # type: ignore[operator]
+                remembered = layer.remembered(x)  # type: ignore[operator]
             else:
                 layer_cache = cache.layers[i] if cache is not None else None
-                x, attention_input = layer(x, memory=old, positions=positions, cache=layer_cache, held=held)
+                x, remembered = layer(x, memory=old, positions=positions, cache=layer_cache, held=held)
             if new_memory is not None:
-                new_memory.append(extend_memory(old, attention_input, self.memory_length))
+                new_memory.append(extend_memory(old, remembered, self.memory_length))
         if cache is not None:
             cache.advance(src_tokens.size(1))
         if self.layer_norm is not None:

@@ -26,44 +26,55 @@ def _children(module: nn.Module) -> list[nn.Module]:
 
 
 class AdaptiveInput(nn.Module):
-    """Embeddings in bands: band i, words cutoff[i−1] … cutoff[i] − 1, has width ``initial_dim / factor**i`` and a
-    projection to the model's width.
+    """Embeddings in bands: band i, words cutoff[i−1] … cutoff[i] − 1, has width ``initial_dim / factor**i``.
 
     Every token is looked up in every band and the right one is taken: a little arithmetic more, but shapes that do not
     depend on the data, so nothing waits for the device and the compiler can keep one graph.
 
     Args:
         vocabulary: number of words V.
-        padding_idx: its embedding is zero and is not trained.
+        padding_idx: its embedding is zero and is not trained; None: there is none.
         initial_dim: width of the first band.
         factor: how much narrower each band is than the one before.
         output_dim: the model's width C.
         cutoffs: first word of each band after the first.
+        projections: ``own``: each band has one to the model's width; ``shared``: all bands have the same one, or none
+            if they have that width already.
     """
 
     def __init__(
-        self, vocabulary: int, padding_idx: int, initial_dim: int, factor: float, output_dim: int, cutoffs: list[int]
+        self,
+        vocabulary: int,
+        padding_idx: int | None,
+        initial_dim: int,
+        factor: float,
+        output_dim: int,
+        cutoffs: list[int],
+        projections: str = "own",
     ) -> None:
         super().__init__()
         self.bounds = [0, *cutoffs, vocabulary]
         self.embedding_dim = output_dim
         self.padding_idx = padding_idx
         self.embeddings = nn.ModuleList()
+        shared = projections == "shared"
+        projection: nn.Linear | None = None
         for band, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
             dim = int(initial_dim // factor**band)
             embedding = nn.Embedding(last - first, dim, padding_idx if band == 0 else None)
             nn.init.normal_(embedding.weight, std=dim**-0.5)
-            if band == 0:
+            if band == 0 and padding_idx is not None:
                 nn.init.zeros_(embedding.weight[padding_idx])
-            projection = nn.Linear(dim, output_dim, bias=False)
-            nn.init.xavier_uniform_(projection.weight)
-            self.embeddings.append(nn.Sequential(embedding, projection))
-        self.register_buffer("_float_tensor", torch.zeros(1))
+            if not shared or (projection is None and initial_dim != output_dim):
+                projection = nn.Linear(dim, output_dim, bias=False)
+                nn.init.xavier_uniform_(projection.weight)
+            self.embeddings.append(nn.Sequential(embedding, *([projection] if projection is not None else [])))
+        if padding_idx is not None:
+            self.register_buffer("_float_tensor", torch.zeros(1))  # fairseq's checkpoints have it
 
-    def weights(self, band: int) -> tuple[nn.Parameter, nn.Parameter]:
-        """Embedding [words, d] and projection [C, d] of a band."""
-        embedding, projection = _children(self.embeddings[band])
-        return embedding.weight, projection.weight  # type: ignore[return-value]
+    def weights(self, band: int) -> list[nn.Parameter]:
+        """Embedding [words, d] and, if it has one, projection [C, d] of a band."""
+        return [module.weight for module in _children(self.embeddings[band])]  # type: ignore[misc]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of *tokens* [B, T]: [B, T, C]."""

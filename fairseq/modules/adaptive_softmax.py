@@ -5,6 +5,9 @@ Grave et al. 2017; weights and projections tied to adaptive input embeddings as 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -53,54 +56,39 @@ class TiedHead(nn.Module):
         return words.weight @ narrow.weight  # type: ignore[operator]
 
 
-class AdaptiveSoftmax(OutputLayer):
+class Band(NamedTuple):
+    """One softmax of an adaptive one: over the head's words and bands, or over a tail band's words."""
+
+    narrow: Callable[[Tensor], Tensor]
+    """Hidden states [N, C] → [N, d]."""
+    weight: Tensor
+    """[n, d]."""
+    bias: Tensor | None
+    """[n]."""
+
+
+class BandedSoftmax(OutputLayer):
     """log P(w) = log P_head(w) for a frequent word, log P_head(band) + log P_band(w) for a rare one.
 
+    Grave et al. 2017. Subclasses say what each band's softmax is made of.
+
     Args:
-        vocabulary: number of words V.
-        input_dim: the hidden states' width C.
-        cutoffs: first word of each tail band.
-        dropout: on the hidden states, and inside the tail bands.
-        factor: each band is this much narrower than the one before.
-        adaptive_inputs: embeddings whose weights are the output's too.
-        tie_proj: use the embeddings' projections too.
+        bounds: 0, the first word of each tail band, the number of words V.
+        dropout: on the hidden states.
     """
 
-    def __init__(
-        self,
-        vocabulary: int,
-        input_dim: int,
-        cutoffs: list[int],
-        *,
-        dropout: float = 0.0,
-        factor: float = 4.0,
-        adaptive_inputs: AdaptiveInput | None = None,
-        tie_proj: bool = False,
-    ) -> None:
+    def __init__(self, bounds: list[int], dropout: float) -> None:
         super().__init__()
-        self.bounds = [0, *cutoffs, vocabulary]
+        self.bounds = bounds
         self.dropout = dropout
-        tails = len(cutoffs)
-        self.head: nn.Module
-        if adaptive_inputs is not None:
-            self.head = TiedHead(adaptive_inputs.weights(0)[0], input_dim, tails)
-        else:
-            self.head = _linear(input_dim, cutoffs[0] + tails)
-        self.tail = nn.ModuleList()
-        for band in range(1, tails + 1):
-            dim = int(input_dim // factor**band)
-            projection: nn.Module
-            output: nn.Module
-            if adaptive_inputs is not None:
-                words, narrow = adaptive_inputs.weights(band)
-                dim = words.size(1)
-                output = TiedLinear(words)
-                projection = TiedLinear(narrow, transpose=True) if tie_proj else _linear(input_dim, dim)
-            else:
-                projection = _linear(input_dim, dim)
-                output = _linear(dim, self.bounds[band + 1] - self.bounds[band])
-            self.tail.append(nn.Sequential(projection, Dropout(dropout), output))
-        self.register_buffer("version", torch.tensor([1], dtype=torch.long))
+
+    def _head(self) -> Band:
+        """Over the first band's words, then one entry for each tail band."""
+        raise NotImplementedError
+
+    def _tails(self) -> list[Band]:
+        """Over each tail band's words."""
+        raise NotImplementedError
 
     def partition(self, target: Tensor, padding_idx: int, legacy_padding: bool = False) -> Partition:
         """Sort *target* [N] into bands.
@@ -130,21 +118,20 @@ class AdaptiveSoftmax(OutputLayer):
         if rows is not None:
             hidden = hidden[rows]
         hidden = dropout(hidden, self.dropout, self.training)
-        total = linear_cross_entropy(hidden, self._head_weight(), head)
-        for band, (index, target) in zip(self.tail, tails, strict=True):
-            projection, drop, output = band.children()
-            narrow = drop(projection(hidden.index_select(0, index)))
-            total = total + linear_cross_entropy(narrow, _weight(output), target)
+        narrow, weight, bias = self._head()
+        total = linear_cross_entropy(narrow(hidden), weight, head, bias)
+        for (narrow, weight, bias), (index, target) in zip(self._tails(), tails, strict=True):
+            total = total + linear_cross_entropy(narrow(hidden.index_select(0, index)), weight, target, bias)
         return total
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
         _, head, tails = move_partition(self.partition(target, padding_idx=-1), hidden.device)
-        result = target_log_probs(hidden, self._head_weight(), head, chunk)
-        for band, (index, inside) in zip(self.tail, tails, strict=True):
+        narrow, weight, bias = self._head()
+        result = target_log_probs(narrow(hidden), weight, head, chunk, bias)
+        for (narrow, weight, bias), (index, inside) in zip(self._tails(), tails, strict=True):
             if index.numel():
-                projection, _, output = band.children()
-                narrow = projection(hidden.index_select(0, index))
-                result.index_add_(0, index, target_log_probs(narrow, _weight(output), inside, chunk))
+                chosen = narrow(hidden.index_select(0, index))
+                result.index_add_(0, index, target_log_probs(chosen, weight, inside, chunk, bias))
         return result
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -152,17 +139,78 @@ class AdaptiveSoftmax(OutputLayer):
         words = self.bounds[1]
         result = torch.empty(flat.size(0), self.bounds[-1], dtype=torch.float32, device=flat.device)
         step = rows_per_chunk(flat.size(0), self.bounds[-1], flat.device)
+        first, tails = self._head(), self._tails()
         for start in range(0, flat.size(0), max(step, 1)):
             h, out = flat[start : start + step], result[start : start + step]
-            head = F.linear(h, self._head_weight()).float().log_softmax(-1)  # (n, words + tails)
+            head = _log_probs(first, h)  # (n, words + tails)
             out[:, :words] = head[:, :words]
-            for band, (projection, _, output) in enumerate(map(nn.Module.children, self.tail), start=1):
-                inside = output(projection(h)).float().log_softmax(-1)
+            for band, tail in enumerate(tails, start=1):
+                inside = _log_probs(tail, h)
                 out[:, self.bounds[band] : self.bounds[band + 1]] = inside + head[:, words + band - 1, None]
         return result.view(*hidden.shape[:-1], -1)
 
-    def _head_weight(self) -> Tensor:
-        return _weight(self.head)
+
+class AdaptiveSoftmax(BandedSoftmax):
+    """fairseq's: tail bands behind a projection each, no biases; tied to adaptive input as in Baevski & Auli 2019, §3.
+
+    Args:
+        vocabulary: number of words V.
+        input_dim: the hidden states' width C.
+        cutoffs: first word of each tail band.
+        dropout: on the hidden states, and inside the tail bands.
+        factor: each band is this much narrower than the one before.
+        adaptive_inputs: embeddings whose weights are the output's too.
+        tie_proj: use the embeddings' projections too.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        input_dim: int,
+        cutoffs: list[int],
+        *,
+        dropout: float = 0.0,
+        factor: float = 4.0,
+        adaptive_inputs: AdaptiveInput | None = None,
+        tie_proj: bool = False,
+    ) -> None:
+        super().__init__([0, *cutoffs, vocabulary], dropout)
+        tails = len(cutoffs)
+        self.head: nn.Module
+        if adaptive_inputs is not None:
+            self.head = TiedHead(adaptive_inputs.weights(0)[0], input_dim, tails)
+        else:
+            self.head = _linear(input_dim, cutoffs[0] + tails)
+        self.tail = nn.ModuleList()
+        for band in range(1, tails + 1):
+            dim = int(input_dim // factor**band)
+            projection: nn.Module
+            output: nn.Module
+            if adaptive_inputs is not None:
+                words, narrow = adaptive_inputs.weights(band)
+                dim = words.size(1)
+                output = TiedLinear(words)
+                projection = TiedLinear(narrow, transpose=True) if tie_proj else _linear(input_dim, dim)
+            else:
+                projection = _linear(input_dim, dim)
+                output = _linear(dim, self.bounds[band + 1] - self.bounds[band])
+            self.tail.append(nn.Sequential(projection, Dropout(dropout), output))
+        self.register_buffer("version", torch.tensor([1], dtype=torch.long))
+
+    def _head(self) -> Band:
+        return Band(_same, _weight(self.head), None)
+
+    def _tails(self) -> list[Band]:
+        bands = [(band[:2], _weight(band[2])) for band in self.tail]  # type: ignore[index]
+        return [Band(narrow, weight, None) for narrow, weight in bands]
+
+
+def _log_probs(band: Band, hidden: Tensor) -> Tensor:
+    return F.linear(band.narrow(hidden), band.weight, band.bias).float().log_softmax(-1)
+
+
+def _same(hidden: Tensor) -> Tensor:
+    return hidden
 
 
 def _weight(module: nn.Module) -> Tensor:

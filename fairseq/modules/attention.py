@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,28 +21,35 @@ class SelfAttention(nn.Module):
 
     Args:
         embed_dim: channels C of the input and the output.
-        num_heads: heads H; C must be a multiple of it.
+        num_heads: heads H.
         dropout: probability that an attention weight is dropped in training.
+        head_dim: channels D of a head; C / H where it is not given.
+        bias: whether the four linear maps have biases.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self, embed_dim: int, num_heads: int, dropout: float = 0.0, *, head_dim: int | None = None, bias: bool = True
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.dropout = dropout
-        self.k_proj = nn.Linear(embed_dim, embed_dim)
-        self.v_proj = nn.Linear(embed_dim, embed_dim)
-        self.q_proj = nn.Linear(embed_dim, embed_dim)
-        self.out_proj = nn.Linear(embed_dim, embed_dim)
+        width = num_heads * self.head_dim
+        self.k_proj = nn.Linear(embed_dim, width, bias)
+        self.v_proj = nn.Linear(embed_dim, width, bias)
+        self.q_proj = nn.Linear(embed_dim, width, bias)
+        self.out_proj = nn.Linear(width, embed_dim, bias)
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.out_proj.weight)
-        nn.init.zeros_(self.out_proj.bias)
+        if bias:
+            nn.init.zeros_(self.out_proj.bias)
 
     def forward(
         self,
         x: Tensor,
         memory: Tensor | None = None,
-        positions: Tensor | None = None,
+        positions: Any = None,
         cache: LayerCache | None = None,
         held: int = 0,
     ) -> Tensor:
@@ -50,7 +58,7 @@ class SelfAttention(nn.Module):
         Args:
             x: [B, T, C].
             memory: [B, M, C], the same kind of values from earlier positions.
-            positions: unused here; in subclasses the position table of memory and segment, [M + T, C].
+            positions: unused here; in subclasses where memory and segment stand, as the subclass wants it.
             cache: in incremental inference, what earlier positions were projected to; *x* is added to it.
             held: how many positions of *cache* are filled.
 
@@ -62,20 +70,34 @@ class SelfAttention(nn.Module):
         query, key, value = self._project(x, memory, positions)
         return self._output(attend(query, key, value, self.dropout if self.training else 0.0))
 
-    def new_cache(self, batch: int, length: int, positions: Tensor | None = None) -> LayerCache:
-        """Room for *length* positions in *batch* rows; *positions* [length, C] is for subclasses.
+    @torch.no_grad()
+    def weights(self, x: Tensor, memory: Tensor | None = None, positions: Any = None) -> Tensor:
+        """The attention's probabilities for the arguments of :meth:`forward`, to look at: [B, H, T, M + T]."""
+        query, key, _ = self._project(x, memory, positions)
+        scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_dim)  # (B, H, T, M + T)
+        visible = _causal_mask(query.size(2), key.size(2), query.device)
+        return scores.masked_fill(~visible, float("-inf")).softmax(-1)
+
+    def new_cache(self, batch: int, length: int, positions: Any = None) -> LayerCache:
+        """Room for *length* positions in *batch* rows; *positions* is for subclasses.
 
         Under autocast the cache has the lower precision, so that attention need not convert it at every step.
         """
         projections = (self.q_proj, self.k_proj, self.v_proj)
         weight = torch.cat([p.weight for p in projections])
-        bias = torch.cat([p.bias for p in projections]).expand(length, -1)
+        bias = torch.cat([p.weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in projections])
+        bias = bias.expand(length, -1)
         if torch.is_autocast_enabled(weight.device.type):
             weight = weight.to(torch.get_autocast_dtype(weight.device.type))
-        shape = (batch, self.num_heads, length, self.k_proj.weight.size(0) // self.num_heads)
+        shape = (batch, self.num_heads, length, self.head_dim)
         return LayerCache(weight.new_empty(shape), weight.new_empty(shape), weight, bias.to(weight.dtype))
 
-    def _project(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def fill(self, cache: LayerCache, x: Tensor) -> None:
+        """Let *cache* hold *x* [B, M, C] as its first positions; biases of positions are left out."""
+        for room, projection in ((cache.keys, self.k_proj), (cache.values, self.v_proj)):
+            room[:, :, : x.size(1)] = self._heads(projection(x.to(projection.weight.dtype)))
+
+    def _project(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, T, D], keys and values [B, H, M + T, D]."""
         query, key, value = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if memory is not None:
@@ -106,7 +128,8 @@ class SelfAttention(nn.Module):
 class PositionInfusedAttention(SelfAttention):
     """Positions are added to what queries and keys are computed from, not to values (Shortformer, §5).
 
-    The memory takes positions 0 … M − 1, the segment M … M + T − 1, so cached values stay valid as they move back.
+    ``positions`` is the position table of memory and segment, [M + T, C]; a cache wants that of all its room. The
+    memory takes positions 0 … M − 1, the segment M … M + T − 1, so cached values stay valid as they move back.
     """
 
     def new_cache(self, batch: int, length: int, positions: Tensor | None = None) -> LayerCache:

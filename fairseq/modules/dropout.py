@@ -41,6 +41,13 @@ def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     return _ReLUDropout.apply(x, p)
 
 
+def variational_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
+    """Dropout with one mask for all time steps (Gal & Ghahramani 2016, §4.1): x [B, T, C], a mask [B, 1, C]."""
+    if not training or p == 0.0:
+        return x
+    return x * F.dropout(x.new_ones(x.size(0), 1, x.size(2)), p)
+
+
 class Dropout(nn.Module):
     """:func:`dropout` as a module, for use inside ``nn.Sequential``."""
 

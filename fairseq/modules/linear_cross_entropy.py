@@ -7,6 +7,7 @@ backward pass only scales what is there. Three matrix products, the floor, and m
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,23 +17,25 @@ from torch import Tensor
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """Sum over n of −log softmax(W h_n)[target_n], in float32 (a scalar).
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Sum over n of −log softmax(W h_n + b)[target_n], in float32 (a scalar).
 
     Under autocast the matrix products run in the lower precision; logits' normalisation and the sum stay in float32.
 
-    Shape: hidden [N, C], weight [V, C], target [N] with values in 0 … V − 1. N may be 0.
+    Shape: hidden [N, C], weight [V, C], target [N] with values in 0 … V − 1, bias [V]. N may be 0.
     """
     dtype = weight.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return _LinearCrossEntropy.apply(hidden, weight, target, dtype, needs_grad)
+    return _LinearCrossEntropy.apply(hidden, weight, bias, target, dtype, needs_grad)
 
 
-def target_log_probs(hidden: Tensor, weight: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
-    """log softmax(W h_n)[target_n] for each n, without gradient: [N], float32. At most *chunk* rows at once."""
-    chunks = _logit_chunks(hidden, weight, chunk)
+def target_log_probs(
+    hidden: Tensor, weight: Tensor, target: Tensor, chunk: int | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """log softmax(W h_n + b)[target_n] for each n, without gradient: [N], float32. At most *chunk* rows at once."""
+    chunks = _logit_chunks(hidden, weight, bias, chunk)
     lprobs = [-F.cross_entropy(logits, target[rows], reduction="none") for rows, logits in chunks]
     return torch.cat(lprobs or [hidden.new_empty(0, dtype=torch.float32)])
 
@@ -43,11 +46,11 @@ def rows_per_chunk(rows: int, columns: int, device: torch.device) -> int:
     return max(1, min(rows, limit))
 
 
-def _logit_chunks(hidden: Tensor, weight: Tensor, chunk: int | None) -> Any:
+def _logit_chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, chunk: int | None) -> Any:
     step = min(chunk or hidden.size(0), rows_per_chunk(hidden.size(0), weight.size(0), hidden.device))
     for start in range(0, hidden.size(0), max(step, 1)):
         rows = slice(start, start + step)
-        yield rows, F.linear(hidden[rows], weight).float()
+        yield rows, F.linear(hidden[rows], weight, bias).float()
 
 
 def _gather(logits: Tensor, target: Tensor) -> Tensor:
@@ -57,47 +60,70 @@ def _gather(logits: Tensor, target: Tensor) -> Tensor:
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, dtype: torch.dtype, needs_grad: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        dtype: torch.dtype,
+        needs_grad: bool,
     ) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.detach().to(dtype), weight.detach().to(dtype)
+            b = None if bias is None else bias.detach().to(dtype)
             step = rows_per_chunk(h.size(0), w.size(0), h.device)
             loss = torch.zeros((), dtype=torch.float32, device=h.device)
-            grad_h = torch.empty(h.shape, dtype=torch.float32, device=h.device) if needs_grad else None
-            grad_w = torch.zeros(w.shape, dtype=torch.float32, device=w.device) if needs_grad else None
+            grads = _Gradients.zero(h, w, b) if needs_grad else None
             for start in range(0, h.size(0), step):
                 rows = slice(start, start + step)
-                logits = (h[rows] @ w.t()).float()  # (n, V)
-                loss += _chunk(logits, target[rows], h[rows], w, grad_h[rows] if grad_h is not None else None, grad_w)
-        ctx.dtypes = hidden.dtype, weight.dtype
-        if grad_h is not None and grad_w is not None:
-            ctx.save_for_backward(grad_h, grad_w)
+                logits = F.linear(h[rows], w, b).float()  # (n, V)
+                loss += _chunk(logits, target[rows], h[rows], w, rows, grads)
+        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
+        if grads is not None:
+            ctx.save_for_backward(grads.hidden, grads.weight, grads.bias)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        grad_h, grad_w = ctx.saved_tensors
-        hidden_type, weight_type = ctx.dtypes
-        return (grad_h * grads[0]).to(hidden_type), (grad_w * grads[0]).to(weight_type), None, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [
+            None if dtype is None else (own * grads[0]).to(dtype)
+            for own, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*scaled, None, None, None)
 
 
-def _chunk(
-    logits: Tensor, target: Tensor, h: Tensor, w: Tensor, grad_h: Tensor | None, grad_w: Tensor | None
-) -> Tensor:
-    """The loss of one chunk; its logits become the gradient of the logits, and go into *grad_h* and *grad_w*."""
+@dataclass(frozen=True)
+class _Gradients:
+    """Of the factors, in float32."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def zero(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> _Gradients:
+        options: Any = {"dtype": torch.float32, "device": hidden.device}
+        own = None if bias is None else torch.zeros(bias.shape, **options)
+        return cls(torch.empty(hidden.shape, **options), torch.zeros(weight.shape, **options), own)
+
+
+def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:
+    """The loss of one chunk; its logits become the gradient of the logits, and go into *grads*."""
     normaliser = logits.logsumexp(-1, keepdim=True)  # (n, 1)
     loss = normaliser.sum() - _gather(logits, target).sum()
-    if grad_h is not None and grad_w is not None:
+    if grads is not None:
         probabilities = logits.sub_(normaliser).exp_()
         probabilities.scatter_add_(1, target.unsqueeze(1), torch.full_like(normaliser, -1.0))
+        if grads.bias is not None:
+            grads.bias.add_(probabilities.sum(0))
         if w.dtype == torch.float32:
-            torch.mm(probabilities, w, out=grad_h)
-            grad_w.addmm_(probabilities.t(), h)
+            torch.mm(probabilities, w, out=grads.hidden[rows])
+            grads.weight.addmm_(probabilities.t(), h)
         else:
             boost = _float16_boost(probabilities, h, w) if w.dtype == torch.float16 else torch.ones_like(loss)
             gradient = (probabilities * boost).to(w.dtype)
-            torch.div(gradient @ w, boost, out=grad_h)
-            grad_w += (gradient.t() @ h).float() / boost
+            torch.div(gradient @ w, boost, out=grads.hidden[rows])
+            grads.weight.add_((gradient.t() @ h).float() / boost)
     return loss
 
 

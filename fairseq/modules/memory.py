@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -64,6 +64,23 @@ class LayerCache:
         """Forget all but the first *rows* rows."""
         self.keys, self.values = self.keys[:rows], self.values[:rows]
 
+    def select_rows(self, index: Tensor) -> None:
+        """Make row *index[i]* the new row i: [new rows]; a row may be taken more than once."""
+        self.keys, self.values = self.keys[index], self.values[index]
+
+
+@dataclass
+class RelativeLayerCache(LayerCache):
+    """A :class:`LayerCache` of relative attention, whose keys stay valid wherever they move.
+
+    Attributes:
+        distance_keys: keys of the distances S − 1, …, 0: [H, S, D].
+        distance_bias: their own scores [H, S], None where there are none.
+    """
+
+    distance_keys: Tensor = field(kw_only=True)
+    distance_bias: Tensor | None = field(default=None, kw_only=True)
+
 
 @dataclass
 class KeyValueCache:
@@ -99,6 +116,11 @@ class KeyValueCache:
             for layer in self.layers:
                 layer.keep_rows(rows)
 
+    def select_rows(self, index: Tensor) -> None:
+        """Make row *index[i]* the new row i, as beams that part and end ask for: [new rows]."""
+        for layer in self.layers:
+            layer.select_rows(index)
+
     def clear(self) -> None:
         """Forget everything."""
         self.held = self.in_segment = 0
@@ -107,3 +129,35 @@ class KeyValueCache:
         """Note that *count* tokens were added to every layer."""
         self.held += count
         self.in_segment += count
+
+
+@dataclass
+class TokenCache(KeyValueCache):
+    """The same for models in which a new token changes the positions of all before it: the tokens themselves [B, S]."""
+
+    tokens: Tensor | None = None
+
+    def append(self, tokens: Tensor) -> Tensor:
+        """All tokens of the segment, *tokens* [B, T] the last of them."""
+        self.tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], dim=1)
+        self.advance(tokens.size(1))
+        return self.tokens
+
+    def next_segment(self) -> None:
+        """Begin a new segment, with nothing before it."""
+        self.clear()
+
+    def keep_rows(self, rows: int) -> None:
+        """Forget all but the first *rows* rows."""
+        if self.tokens is not None:
+            self.tokens = self.tokens[:rows]
+
+    def select_rows(self, index: Tensor) -> None:
+        """Make row *index[i]* the new row i: [new rows]."""
+        if self.tokens is not None:
+            self.tokens = self.tokens[index]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        super().clear()
+        self.tokens = None

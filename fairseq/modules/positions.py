@@ -1,4 +1,4 @@
-"""Where a token stands: sinusoidal and learned position embeddings."""
+"""Where a token stands, and how far away: sinusoidal and learned position embeddings."""
 
 from __future__ import annotations
 
@@ -30,6 +30,22 @@ def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Ten
         if dim % 2:
             table = torch.cat([table, table.new_zeros(count, 1)], dim=1)
         return table
+
+
+@functools.lru_cache(maxsize=16)
+def distance_sinusoids(count: int, dim: int, device: torch.device, clamp: int | None = None) -> Tensor:
+    """Transformer-XL's R for the distances count − 1, …, 0: [count, dim], float32 (Dai et al. 2019, §3.3).
+
+    R_n = [sin(n f), cos(n f)] with f = 10000^(−2k/dim), k = 0 … dim/2 − 1; distances above *clamp* count as *clamp*. A
+    pure function: its results are kept and shared, so they must not be changed.
+    """
+    with torch.inference_mode(False):  # the next one to read it may want gradients
+        distances = torch.arange(count - 1, -1, -1, dtype=torch.float32, device=device)
+        if clamp is not None:
+            distances = distances.clamp(max=clamp)
+        frequencies = 10000.0 ** -(torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
+        angles = distances[:, None] * frequencies  # (count, dim/2)
+        return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 class SinusoidalPositions(nn.Module):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.errors import UserError, nearest
-from fairseq.modules.dropout import dropout, relu_dropout
+from fairseq.modules.dropout import dropout, relu_dropout, variational_dropout
 from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.memory import LayerCache
 
@@ -46,6 +47,9 @@ class TransformerDecoderLayer(nn.Module):
         activation_fn: name of the activation.
         normalize_before: layer norm before each part (pre-norm), not after it.
         apex: allow apex's fused layer norm.
+        remember_input: the memory holds the layer's inputs (Transformer-XL), not what attention read of them
+            (Shortformer): with pre-norm they are normalised anew, together with the segment.
+        variational: one dropout mask for all time steps.
     """
 
     def __init__(
@@ -59,6 +63,8 @@ class TransformerDecoderLayer(nn.Module):
         activation_fn: str = "relu",
         normalize_before: bool = True,
         apex: bool = True,
+        remember_input: bool = False,
+        variational: bool = False,
     ) -> None:
         super().__init__()
         self.self_attn = attention
@@ -74,38 +80,51 @@ class TransformerDecoderLayer(nn.Module):
         self.activation_fn = activation_fn
         self.activation = activation(activation_fn)
         self.normalize_before = normalize_before
+        self.remember_input = remember_input
+        self.variational = variational
+
+    def remembered(self, x: Tensor) -> Tensor:
+        """What a memory keeps of the layer's input *x* [B, T, C]."""
+        return x if self.remember_input else self.attention_input(x)
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """What the attention of this layer reads for the layer's input *x* [B, T, C]: what a memory keeps."""
+        """What the attention of this layer reads for the layer's input *x* [B, T, C]."""
         return self.self_attn_layer_norm(x) if self.normalize_before else x
 
     def forward(
         self,
         x: Tensor,
         memory: Tensor | None = None,
-        positions: Tensor | None = None,
+        positions: Any = None,
         cache: LayerCache | None = None,
         held: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Apply the layer to *x* [B, T, C]; the other arguments go to the attention.
 
         Returns:
-            The output [B, T, C], and what the attention read of *x* [B, T, C].
+            The output [B, T, C], and what a memory keeps of *x* [B, T, C].
         """
         attention_input = self.attention_input(x)
+        remembered = x if self.remember_input else attention_input
+        if self.remember_input and memory is not None:
+            memory = self.attention_input(memory.to(x.dtype))
         attended = self.self_attn(attention_input, memory=memory, positions=positions, cache=cache, held=held)
-        x = x + dropout(attended, self.dropout, self.training)
+        x = x + self._drop(attended, self.dropout)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
         h = self.final_layer_norm(x) if self.normalize_before else x
-        x = x + dropout(self.fc2(self._activate(self.fc1(h))), self.dropout, self.training)
+        x = x + self._drop(self.fc2(self._activate(self.fc1(h))), self.dropout)
         if not self.normalize_before:
             x = self.final_layer_norm(x)
-        return x, attention_input
+        return x, remembered
 
     def _activate(self, x: Tensor) -> Tensor:
         if self.activation_fn == "relu":
             if not self.training and not torch.is_grad_enabled():
                 return x.relu_()
-            return relu_dropout(x, self.activation_dropout, self.training)
-        return dropout(self.activation(x), self.activation_dropout, self.training)
+            if not self.variational:
+                return relu_dropout(x, self.activation_dropout, self.training)
+        return self._drop(self.activation(x), self.activation_dropout)
+
+    def _drop(self, x: Tensor, p: float) -> Tensor:
+        return (variational_dropout if self.variational else dropout)(x, p, self.training)

@@ -29,8 +29,8 @@ class LossGraph(nn.Module):
         self.plugin = type(criterion).forward is not FairseqCriterion.forward
         if self.plugin and model.memory_length:
             raise UserError(
-                f"--criterion: {type(criterion).__name__} overrides forward, so it cannot carry the memory of "
-                "--tokens-from-prev; define compute_loss instead"
+                f"--criterion: {type(criterion).__name__} overrides forward, so it cannot carry the model's memory "
+                "(--tokens-from-prev, --mem-len); define compute_loss instead"
             )
 
     def forward(self, sample: Sample, memory: Memory | None = None) -> tuple[StepOutput, Memory | None]:

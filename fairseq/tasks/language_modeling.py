@@ -13,7 +13,7 @@ import torch
 
 from fairseq import config
 from fairseq.config import flag
-from fairseq.criterions.fairseq_criterion import FairseqCriterion
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.data.iterator import EpochIterator
@@ -39,6 +39,12 @@ class LanguageModelingConfig:
         choices=BREAK_MODES,
     )
     tokens_per_sample: int = flag(1024, "tokens in a block", low=1)
+    loss_positions: str = flag(
+        "full",
+        "training targets: full (every position of a segment) or half (its second half, which all have context)",
+        choices=("full", "half"),
+    )
+    shuffle_lines: bool = flag(False, "put the training text's lines in another order each epoch, then cut it")
 
 
 @register_task("language_modeling", dataclass=LanguageModelingConfig)
@@ -74,14 +80,16 @@ class LanguageModelingTask(FairseqTask):
         corpus.check(self.dictionary)
         return corpus
 
-    def blocks(self, split: str, block_size: int | None = None) -> TokenBlocks:
-        """*split* in blocks of ``tokens_per_sample``, or of *block_size* tokens."""
+    def blocks(self, split: str, block_size: int | None = None, training: bool = False) -> TokenBlocks:
+        """*split* in blocks of ``tokens_per_sample``, or of *block_size* tokens; lines are shuffled for *training*."""
+        shuffled = training and self.cfg.shuffle_lines
         return TokenBlocks(
             self.corpus(split),
             block_size or self.cfg.tokens_per_sample,
             self.cfg.sample_break_mode,
             pad=self.dictionary.pad(),
             eos=self.dictionary.eos(),
+            shuffle_lines=config.extract(CommonConfig, self.args).seed if shuffled else None,
         )
 
     def iterator(
@@ -113,7 +121,7 @@ class LanguageModelingTask(FairseqTask):
         if model.memory_length:
             if self.cfg.sample_break_mode != "none":
                 raise UserError(
-                    f"--sample-break-mode {self.cfg.sample_break_mode}: a model with a cache reads streams; use none"
+                    f"--sample-break-mode {self.cfg.sample_break_mode}: a model with memory reads streams; use none"
                 )
             rows = rows_per_batch(max_tokens, batch_size, length, data.required_batch_size_multiple)
             sampler = StreamSampler(len(blocks), rows, rank=rank, world_size=world_size)
@@ -130,17 +138,24 @@ class LanguageModelingTask(FairseqTask):
                 rank=rank,
                 world_size=world_size,
             )
+        shorten = self._second_half if training and self.cfg.loss_positions == "half" else _whole
         return EpochIterator(
             blocks,
             sampler,
-            prepare=lambda sample: criterion.prepare(model, sample),
+            prepare=lambda sample: criterion.prepare(model, shorten(sample)),
             prefetch=data.num_workers if torch.device(device).type == "cuda" else 0,
             device=device,
         )
 
+    def _second_half(self, sample: Sample) -> Sample:
+        """*sample* with targets in the second half of its positions alone (Al-Rfou et al. 2018; Dai et al., §4.2)."""
+        target = sample["target"].clone()
+        target[:, : target.size(1) // 2] = self.dictionary.pad()
+        return {**sample, "target": target, "ntokens": int((target != self.dictionary.pad()).sum())}
+
     def _fitting(self, split: str, model: BaseFairseqModel, training: bool, skip: bool) -> TokenBlocks:
         """The blocks of *split* that the model can read."""
-        blocks = self.blocks(split)
+        blocks = self.blocks(split, training=training)
         limit = model.max_positions()
         keep = blocks.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
         left_out = int((~keep).sum())
@@ -158,3 +173,7 @@ class LanguageModelingTask(FairseqTask):
                 "raise --max-target-positions or lower --tokens-per-sample"
             )
         return blocks
+
+
+def _whole(sample: Sample) -> Sample:
+    return sample

@@ -1,0 +1,170 @@
+"""Table 6 of Dai et al. 2019 in small: recurrence × position encodings × where the loss is taken, on your own corpus.
+
+    python -m benchmarks.recurrence DATA --updates 3000 --out DIR
+
+Every row is trained alike (size, segments, updates, seed, learning rate) and then evaluated on the validation split at
+several attention lengths: models with relative positions by segments with memory, the others by a sliding window. A run
+that was interrupted goes on from the last row that was finished. Writes a JSON of all figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import machine
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table."""
+
+    recurrence: bool
+    encoding: str
+    loss: str
+
+    @property
+    def name(self) -> str:
+        """A folder's name."""
+        return f"{self.encoding}-{'recurrent' if self.recurrence else 'alone'}-{self.loss}"
+
+    @property
+    def by_distance(self) -> bool:
+        """Whether a memory may be given at evaluation."""
+        return self.encoding in ("relative", "shaw")
+
+
+ROWS = [  # in the paper's order, best first
+    Row(True, "relative", "full"),
+    Row(True, "shaw", "full"),
+    Row(True, "relative", "half"),
+    Row(False, "relative", "full"),
+    Row(False, "relative", "half"),
+    Row(False, "shaw", "full"),
+    Row(False, "shaw", "half"),
+    Row(False, "absolute", "half"),
+    Row(False, "learned", "half"),
+]
+
+
+def train_command(args: argparse.Namespace, row: Row) -> list[str]:
+    """The training command of *row*."""
+    memory = str(args.segment if row.recurrence else 0)
+    return [
+        *("train.py", str(args.data), "--arch", "transformer_xl", "--cpu", "--criterion", "cross_entropy"),
+        *("--n-layer", "4", "--d-model", "128", "--n-head", "4", "--d-inner", "512", "--dropout", "0"),
+        *(("--cutoffs", args.cutoffs) if args.cutoffs else ()),
+        *("--tokens-per-sample", str(args.segment), "--mem-len", memory, "--batch-size", "16"),
+        *("--position-encoding", row.encoding, "--loss-positions", row.loss, "--required-batch-size-multiple", "1"),
+        *("--optimizer", "adam", "--lr", "1e-7", "--max-lr", "0.001", "--warmup-init-lr", "1e-7"),
+        *("--lr-scheduler", "cosine", "--warmup-updates", "200", "--lr-period-updates", str(args.updates - 200)),
+        *("--max-update", str(args.updates), "--clip-norm", "0.25", "--seed", "1", "--disable-validation"),
+        *("--no-epoch-checkpoints", "--save-dir", str(args.out / row.name), "--log-format", "json"),
+        *("--log-interval", "100"),
+    ]
+
+
+def evaluate_command(args: argparse.Namespace, row: Row, attention: int) -> list[str]:
+    """The evaluation at an attention length of up to *attention* tokens."""
+    step = args.segment // 2
+    if row.by_distance:
+        reading = ["--tokens-per-sample", str(step), "--mem-len", str(attention - step), "--batch-size", "8"]
+    else:
+        reading = ["--tokens-per-sample", str(attention), "--context-window", str(attention - step)]
+        reading += ["--max-tokens", str(max(4096, attention))]
+    return [
+        *("eval_lm.py", str(args.data), "--path", str(args.out / row.name / "checkpoint_last.pt"), "--cpu"),
+        *("--gen-subset", "valid", "--results-path", str(args.out / row.name), *reading),
+    ]
+
+
+def run(command: list[str], log: Path) -> None:
+    """Run a command of the project; its output goes to *log*."""
+    print("$ python " + shlex.join(command), flush=True)
+    with open(log, "w", encoding="utf-8") as file:
+        script = [sys.executable, str(ROOT / command[0]), *command[1:]]
+        code = subprocess.run(script, stdout=file, stderr=subprocess.STDOUT, env=dict(os.environ)).returncode
+    if code:
+        sys.exit(f"the run failed; see {log}")
+
+
+def measure(args: argparse.Namespace, row: Row) -> dict[str, Any]:
+    """Train and evaluate *row*; what it did before is not done again."""
+    folder = args.out / row.name
+    folder.mkdir(parents=True, exist_ok=True)
+    done = folder / "row.json"
+    if done.exists():
+        return dict(json.loads(done.read_text(encoding="utf-8")))
+    start = time.perf_counter()
+    run(train_command(args, row), folder / "train.log")
+    result: dict[str, Any] = {"row": asdict(row), "train_seconds": time.perf_counter() - start, "perplexity": {}}
+    for attention in args.attention:
+        run(evaluate_command(args, row, attention), folder / f"eval-{attention}.log")
+        figures = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        result["perplexity"][str(attention)] = figures["perplexity"]
+    done.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return result
+
+
+def table(results: list[dict[str, Any]], lengths: list[int], bits: bool) -> str:
+    """The figures as Markdown: perplexity, or bits a character."""
+    figures = [{n: figure(result["perplexity"][str(n)], bits) for n in lengths} for result in results]
+    lines = [
+        "| recurrence | encoding | loss | " + " | ".join(f"attention {n}" for n in lengths) + " | best |",
+        "|---|---|---|" + "---|" * (len(lengths) + 1),
+    ]
+    for result, row in zip(results, figures, strict=True):
+        about = result["row"]
+        cells = [f"{row[n]:.3f}" if bits else f"{row[n]:.2f}" for n in lengths]
+        best = min(row, key=lambda n: row[n])
+        cells.append(f"{cells[lengths.index(best)]} ({best})")
+        recurrence = "yes" if about["recurrence"] else "no"
+        lines.append(f"| {recurrence} | {about['encoding']} | {about['loss']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def figure(perplexity: float, bits: bool) -> float:
+    """*perplexity*, or its logarithm in bits."""
+    return torch.tensor(perplexity).log2().item() if bits else perplexity
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="folder made by fairseq-preprocess")
+    parser.add_argument("--updates", type=int, default=3000, help="of every row, 200 of them warmup (default: 3000)")
+    parser.add_argument("--segment", type=int, default=64, help="tokens of a segment, and of memory (default: 64)")
+    parser.add_argument("--attention", default="64,128,256,512", help="attention lengths of evaluation")
+    parser.add_argument("--cutoffs", default=None, help="bands of the vocabulary (default: one)")
+    parser.add_argument("--bits", action="store_true", help="report bits a token, not perplexity: for characters")
+    parser.add_argument("--rows", default=None, help="which rows, e.g. 0,3 (default: all)")
+    parser.add_argument("--out", type=Path, default=Path("recurrence"), metavar="DIR", help="folder for everything")
+    args = parser.parse_args(argv)
+    args.attention = [int(n) for n in args.attention.split(",")]
+    chosen = range(len(ROWS)) if args.rows is None else map(int, args.rows.split(","))
+    started = time.strftime("%F %T")
+    results = [measure(args, ROWS[number]) for number in chosen]
+    report = {
+        "machine": machine.describe(torch.device("cpu")),
+        "started": started,
+        "command": "python -m benchmarks.recurrence " + shlex.join(sys.argv[1:]),
+        "results": results,
+    }
+    (args.out / "recurrence.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(table(results, args.attention, args.bits))
+
+
+if __name__ == "__main__":
+    main()

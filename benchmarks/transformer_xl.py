@@ -1,0 +1,153 @@
+"""Speed and memory of training a Transformer-XL, beside the authors' code on the same kind of machine.
+
+    python -m benchmarks.transformer_xl [--compile] [--json FILE]
+    python -m benchmarks.transformer_xl --wiki103     # the full-size models, on a GPU, eager and compiled
+
+Every line of the table is measured in a process of its own, through the task and the trainer that the commands use, on
+a corpus of random words with natural frequencies. The matrix product is measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import machine
+from benchmarks.language_model import make_corpus, training_speeds
+from fairseq import options
+from fairseq.allocator import keep_freed_memory
+from fairseq.tasks import setup_task
+
+SMALL = """--arch transformer_xl --n-layer 4 --d-model 256 --n-head 4 --d-inner 1024 --cutoffs 2000,8000
+    --tokens-per-sample 128 --mem-len 128"""
+
+# The authors' code, on a 2-core machine that multiplies matrices at these GFLOP/s.
+AUTHORS_SPEED = 3385.0
+AUTHORS_GFLOPS = {"fp32": 193.0, "bf16": 867.0}
+
+
+@dataclass
+class Case:
+    """One line of the table."""
+
+    name: str
+    flags: str
+    precision: str = "fp32"
+    rows: int = 16
+    compile: bool = False
+    target: float = 0.0  # multiple of the authors' speed to reach
+
+
+CASES = [Case("training, fp32", SMALL, target=1.4), Case("training, bf16", SMALL, "bf16", target=2.3)]
+
+
+def measure(case: Case, folder: Path, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Tokens a second of *case*, median (which the table shows) and range, and its peak memory."""
+    keep_freed_memory()
+    flags = [str(folder), *case.flags.split(), "--criterion", "cross_entropy", "--optimizer", "adam", "--lr", "0.00025"]
+    flags += ["--clip-norm", "0.25", "--batch-size", str(case.rows), "--required-batch-size-multiple", "1"]
+    flags += [f"--{case.precision}"] if case.precision != "fp32" else []
+    flags += ["--cpu"] if device.type == "cpu" else []
+    flags += ["--compile"] if case.compile else []
+    args = options.parse_args_and_arch(options.get_training_parser(), flags)
+    torch.manual_seed(1)
+    task = setup_task(args)
+    model = task.build_model(args)
+    speeds = sorted(training_speeds(args, task, model, device, seconds))
+    return {
+        "best": speeds[-1],
+        "median": speeds[len(speeds) // 2],
+        "worst": speeds[0],
+        "rss_mib": machine.peak_rss(),
+        "gpu_mib": machine.peak_gpu(device),
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool) -> str:
+    """The results as Markdown."""
+    lines = [
+        "| | tokens/s | × authors' | tokens/s per GFLOP/s | × authors' per GFLOP/s | target | peak memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        case = Case(**result["case"])
+        speed = result["median"]
+        per = speed / ceiling["fp32" if case.precision == "fp32" else "bf16"]
+        cells = ["", f"{per:.2f}", "", ""]
+        if on_cpu:
+            reference = AUTHORS_SPEED / AUTHORS_GFLOPS["fp32"]  # they had no half precision on a CPU
+            cells = [f"{speed / AUTHORS_SPEED:.2f}", f"{per:.1f}", f"{per / reference:.2f}", f"{case.target}"]
+            if case.precision != "fp32":
+                cells[2] = "–"
+        memory = f"{result['gpu_mib']:,.0f} MiB GPU" if result["gpu_mib"] else f"{result['rss_mib']:,.0f} MiB"
+        lines.append(f"| {case.name} | {speed:,.0f} | {' | '.join(cells)} | {memory} |")
+    return "\n".join(lines)
+
+
+def wiki103_cases() -> list[Case]:
+    """The full-size models in bfloat16, eager and compiled."""
+    return [
+        Case(
+            f"wiki103_{size}, bf16, {'compiled' if c else 'eager'}",
+            f"--arch transformer_xl_wiki103_{size}",
+            "bf16",
+            b,
+            c,
+        )
+        for size, b in (("base", 60), ("large", 16))
+        for c in (False, True)
+    ]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
+    parser.add_argument("--seconds", type=float, default=15, help="how long each line is measured (default: 15)")
+    parser.add_argument("--compile", action="store_true", help="also measure with torch.compile")
+    parser.add_argument("--wiki103", action="store_true", help="the full-size models on a GPU")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    device = torch.device("cuda" if args.wiki103 else "cpu")
+    if args.wiki103 and not torch.cuda.is_available():
+        parser.error("--wiki103: needs a GPU, and none is there")
+    if args.case:
+        print(json.dumps(measure(Case(**json.loads(args.case)), args.folder, device, args.seconds)))
+        return
+    cases = wiki103_cases() if args.wiki103 else list(CASES)
+    if args.compile and not args.wiki103:
+        cases += [Case(f"{c.name}, compiled", c.flags, c.precision, c.rows, True, c.target) for c in CASES]
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    ceiling = {name: machine.matrix_product(device, dtype) for name, dtype in types.items()}
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_corpus(Path(folder), 267_744 if args.wiki103 else 19_768)
+        for case in cases:
+            command = [sys.executable, "-m", "benchmarks.transformer_xl", "--folder", folder]
+            command += ["--seconds", str(args.seconds), "--case", json.dumps(asdict(case))]
+            command += ["--wiki103"] if args.wiki103 else []
+            process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            results.append({"case": asdict(case), **json.loads(process.stdout.splitlines()[-1])})
+            print(f"{case.name:32} {results[-1]['median']:10,.0f} tokens/s", flush=True)
+    again = {name: machine.matrix_product(device, dtype) for name, dtype in types.items()}
+    ceiling = {name: max(value, again[name]) for name, value in ceiling.items()}
+    print(f"\nmatrix product 2048 × 1024 × 4096: {ceiling['fp32']:.0f} GFLOP/s fp32, {ceiling['bf16']:.0f} bf16\n")
+    print(table(results, ceiling, device.type == "cpu"))
+    report = {"machine": machine.describe(device), "gflops": ceiling, "results": results}
+    print(f"\n{json.dumps(report)}")
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+# What the scripts of this folder share; sourced by each of them. README.md beside this file explains the variables.
+# shellcheck shell=bash disable=SC2034
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+fail() {
+  printf '%s\n' "$*" >&2
+  exit 2
+}
+
+# The commands are printed as anyone would type them; here they run from this checkout.
+if [[ -z ${PYTHON:-} ]]; then
+  PYTHON=python3
+  [[ -x .venv/bin/python ]] && PYTHON=$PWD/.venv/bin/python
+fi
+export PYTHON
+python() { "$PYTHON" "$@"; }
+fairseq-eval-lm() { "$PYTHON" eval_lm.py "$@"; }
+
+# run COMMAND…: print it, and run it unless DRY_RUN is set.
+run() {
+  local word line=
+  for word in "$@"; do
+    [[ $word =~ ^[A-Za-z0-9_./:=,+-]+$ ]] || printf -v word '%q' "$word"
+    line+=" $word"
+  done
+  printf '%s\n' "${line# }"
+  [[ -n ${DRY_RUN:-} ]] || "$@"
+}
+
+# full_or_small FULL SMALL: the one of the two that this run uses.
+full_or_small() {
+  if [[ -n ${SMALL:-} ]]; then echo "$2"; else echo "$1"; fi
+}
+
+# whole VARIABLE DEFAULT: the value of a variable that is a whole number above 0.
+whole() {
+  local value=${!1:-$2}
+  [[ $value =~ ^[1-9][0-9]*$ ]] || fail "$1=$value: must be a whole number above 0"
+  echo "$value"
+}
+
+# corpus NAME STAND_IN: sets $data. With SMALL it makes a small corpus, that of prepare-STAND_IN.sh.
+corpus() {
+  data=${DATA:-data-bin/$1}
+  [[ -n ${SMALL:-} ]] || return 0
+  data=${DATA:-${save_dir}data-bin/$1-small}
+  local text=${save_dir}$1-small dictionary=()
+  [[ -z ${DATA:-} && ! -e $data/dict.txt ]] || return 0
+  case $2 in enwik8 | text8) dictionary=(--srcdict "$text/dict.txt") ;; esac
+  run bash "examples/transformer_xl/prepare-$2.sh" "$text"
+  run python preprocess.py --only-source --trainpref "$text/train.txt" --validpref "$text/valid.txt" \
+    --testpref "$text/test.txt" ${dictionary[@]+"${dictionary[@]}"} --destdir "$data"
+}
+
+# train NAME ARCH ROWS UPDATES WARMUP FLAGS…: adam, the rate on a cosine from 0.00025 to (nearly) 0, batches of ROWS.
+train() {
+  local rows updates warmup interval
+  rows=$(full_or_small "$3" 4) updates=$(full_or_small "$4" 12) warmup=$(full_or_small "$5" 2)
+  interval=$(full_or_small 4000 6)
+  ((rows % (update_freq * gpus) == 0)) ||
+    fail "UPDATE_FREQ=$update_freq, GPUS=$gpus: $rows rows cannot be divided by $update_freq × $gpus; choose others"
+  run python train.py --task language_modeling "$data" --save-dir "$save_dir$1/" --arch "$2" \
+    --criterion cross_entropy --optimizer adam --lr 1e-09 --max-lr 0.00025 --lr-scheduler cosine \
+    --warmup-updates "$warmup" --max-update "$updates" --clip-norm 0.25 --seed 1 ${precision[@]+"${precision[@]}"} \
+    --sample-break-mode none --batch-size $((rows / update_freq / gpus)) --update-freq "$update_freq" \
+    --distributed-world-size "$gpus" --ddp-backend=no_c10d --required-batch-size-multiple 1 \
+    --save-interval-updates "$interval" --keep-interval-updates 1 --no-epoch-checkpoints "${@:6}" \
+    ${small_training[@]+"${small_training[@]}"} ${extra[@]+"${extra[@]}"}
+}
+
+# evaluate NAME SEGMENT MEMORY CLAMP: the best checkpoint, with a longer memory than in training; CLAMP may be missing.
+evaluate() {
+  local clamp=()
+  [[ -z ${4:-} ]] || clamp=(--clamp-len "$(full_or_small "$4" 20)")
+  run fairseq-eval-lm "$data" --path "$save_dir$1/checkpoint_best.pt" --gen-subset "${GEN_SUBSET:-test}" \
+    --tokens-per-sample "$(full_or_small "$2" 8)" --mem-len "$(full_or_small "$3" 32)" \
+    ${clamp[@]+"${clamp[@]}"} --same-length --batch-size "$(full_or_small 10 2)" --required-batch-size-multiple 1 \
+    ${small_evaluation[@]+"${small_evaluation[@]}"}
+}
+
+read -r -a extra <<<"${EXTRA:-}"
+case ${PRECISION:-fp32} in
+  fp16 | bf16) precision=("--$PRECISION") ;;
+  fp32) precision=() ;;
+  *) fail "PRECISION=$PRECISION: choose fp32, bf16 or fp16" ;;
+esac
+update_freq=$(whole UPDATE_FREQ 1)
+gpus=$(whole GPUS 1)
+save_dir=${SAVE_DIR:+${SAVE_DIR%/}/}
+small_training=() small_evaluation=() small_bands=()
+if [[ -n ${SMALL:-} ]]; then
+  small_training=(
+    --cpu --n-layer 2 --n-head 2 --d-model 32 --d-head 16 --d-embed 32 --d-inner 64 --tokens-per-sample 16 --mem-len 16
+  )
+  small_evaluation=(--cpu)
+  small_bands=(--cutoffs "100,400") # for corpora of words
+fi

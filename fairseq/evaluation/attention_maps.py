@@ -1,0 +1,325 @@
+"""Where the heads of a model look: attention over distance, averaged over a corpus (Dai et al. 2019, Appendix D).
+
+A position reads a token; the hidden state that results predicts the next one. Distance 0 is the token that was just
+read, distance 1 the one before it. With memory the corpus is read as ``fairseq-eval-lm`` reads it, and only positions
+of segments whose memory is full are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.files import atomic_write
+from fairseq.data.samplers import StreamSampler
+from fairseq.data.token_blocks import TokenBlocks
+from fairseq.errors import UserError
+from fairseq.evaluation.scorer import Progress
+from fairseq.models import BaseFairseqModel
+from fairseq.modules.memory import Memory, keep_rows
+from fairseq.precision import Precision
+
+TERMS = ("a", "b", "c", "d")
+
+Call = tuple[Tensor, Tensor | None, Any]
+"""What an attention module was called with: x [B, T, C], memory [B, M, C] or None, positions."""
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """What was found; L layers, H heads, D distances.
+
+    Attributes:
+        attention: float64 [L, H, D]: mean over all counted positions of the weight on the token at each distance.
+            Each head's row sums to one.
+        reach: float64 [D]: the share of counted positions that have a token at this distance to look at: 1 up to the
+            memory's length, less beyond it and in models without memory, where a segment's first tokens see little.
+        queries: how many positions were counted.
+        terms: float64 [L, H, D] each: the same for the softmax over the span of one term of the score alone: (a)
+            content, (b) content-dependent position, (c) global content bias, (d) global position bias (§3.3). Empty
+            if they were not asked for.
+        position: number of the token whose prediction ``at_position`` is of, in the split.
+        at_position: float32 [L, H, S]: the weights there, at distances 0 … S − 1.
+        words: the S tokens there, by distance; "" where a memory that starts with zeros holds none.
+        target: the token that is predicted there.
+    """
+
+    attention: np.ndarray
+    reach: np.ndarray
+    queries: int
+    terms: dict[str, np.ndarray]
+    position: int
+    at_position: np.ndarray
+    words: list[str]
+    target: str
+
+    def given_reach(self, values: np.ndarray) -> np.ndarray:
+        """*values*, ``attention`` or a term, as means over those positions alone that have a token at the distance."""
+        return values / np.maximum(self.reach, 1e-12)
+
+    def mean_distance(self) -> np.ndarray:
+        """How far each head looks on average, in tokens: float64 [L, H]."""
+        return (self.attention * np.arange(self.attention.shape[2])).sum(axis=2)
+
+    def widest(self) -> list[tuple[int, int]]:
+        """(layer, head) of the largest mean distance in the first, a middle and the last layer."""
+        far = self.mean_distance()
+        return [(layer, int(far[layer].argmax())) for layer in sorted({0, (len(far) - 1) // 2, len(far) - 1})]
+
+    def save(self, path: Path) -> None:
+        """Write the arrays by these names to the NPZ file *path*, terms as ``term_a`` …, whole or not at all.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        terms: dict[str, Any] = {f"term_{name}": value for name, value in self.terms.items()}
+        try:
+            with atomic_write(path) as file:
+                np.savez(
+                    file,
+                    attention=self.attention,
+                    reach=self.reach,
+                    queries=self.queries,
+                    position=self.position,
+                    at_position=self.at_position,
+                    words=np.array(self.words),
+                    target=np.array(self.target),
+                    **terms,
+                )
+        except OSError as error:
+            raise UserError(f"--results-path {path}: cannot be written ({error.strerror})") from None
+
+
+def distances(queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
+    """How far each key is behind each query, the last of which stands at the last key: int64 [T, S]; ahead: < 0."""
+    query = torch.arange(keys - queries, keys, device=device)
+    return query[:, None] - torch.arange(keys, device=device)
+
+
+def sum_by_distance(weights: Tensor, counted: Tensor, span: int) -> Tensor:
+    """Attention weights summed over the rows and positions that count.
+
+    Shape: weights [B, H, T, S], counted bool [B, T] → float64 [H, span], span ≥ S.
+    """
+    total = torch.einsum("bhts,bt->hts", weights.double(), counted.double())
+    apart = distances(total.size(1), total.size(2), weights.device)
+    behind = apart >= 0
+    sums = total.new_zeros(total.size(0), span)
+    return sums.index_add_(1, apart[behind], total[:, behind])
+
+
+def softmax_over_span(term: Tensor, visible: int | None = None) -> Tensor:
+    """The softmax of a score's term over what each query sees.
+
+    Args:
+        term: [B, H, T, S], without mask.
+        visible: how many tokens each query sees (``--same-length``); None: all up to itself.
+    """
+    apart = distances(term.size(2), term.size(3), term.device)
+    seen = (apart >= 0) & (apart < (visible or term.size(3)))
+    return term.float().masked_fill(~seen, float("-inf")).softmax(-1)
+
+
+@contextlib.contextmanager
+def record_calls(modules: Sequence[nn.Module]) -> Iterator[list[Call]]:
+    """A list that, while the ``with`` block lasts, each call of one of *modules* adds its arguments to."""
+    calls: list[Call] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        named = {**dict(zip(("x", "memory", "positions"), args, strict=False)), **kwargs}
+        calls.append((named["x"], named.get("memory"), named.get("positions")))
+
+    with contextlib.ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        yield calls
+
+
+def attention_modules(model: BaseFairseqModel) -> list[Any]:
+    """The attention modules of *model*, one a layer.
+
+    Raises:
+        UserError: they do not show their weights.
+    """
+    layers = getattr(getattr(model, "decoder", None), "layers", [])
+    found = [getattr(layer, "self_attn", None) for layer in layers]
+    if not found or not all(hasattr(m, "weights") and hasattr(m, "num_heads") for m in found):
+        raise UserError(f"--path: {type(model).__name__} does not show its attention (its layers' self_attn.weights)")
+    return found
+
+
+def has_terms(modules: Sequence[Any]) -> bool:
+    """Whether the scores of these attention modules are sums of the four terms."""
+    return all(hasattr(module, "terms") for module in modules)
+
+
+class AttentionReader:
+    """Reads a corpus with a model and sums up what its heads attend to.
+
+    Args:
+        model: moved to *device* and put in evaluation mode.
+        blocks: the corpus in segments, cut with break mode ``none``.
+        dictionary: of the corpus.
+        rows: contiguous parts of the corpus that are read side by side, each with its memory.
+        terms: the scores' terms, too.
+        precision, device: of the forward pass; weights are computed from what the layers read in it.
+
+    Raises:
+        UserError: the model's attention does not offer what is asked for, or the corpus does not fill its memory.
+    """
+
+    def __init__(
+        self,
+        model: BaseFairseqModel,
+        blocks: TokenBlocks,
+        dictionary: Dictionary,
+        *,
+        rows: int = 1,
+        terms: bool = False,
+        precision: Precision | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.model = model.eval()
+        self.blocks = blocks
+        self.dictionary = dictionary
+        self.sampler = StreamSampler(len(blocks), rows)
+        self.device = torch.device(device)
+        self.precision = precision or Precision(argparse.Namespace())
+        self.precision.place(model, self.device)
+        self.modules = attention_modules(model)
+        self.terms = TERMS if terms else ()
+        if terms and not has_terms(self.modules):
+            raise UserError("--terms: the model's attention is not relative and has no such terms; leave it out")
+        same_length = getattr(getattr(model.decoder, "cfg", None), "same_length", False)
+        self.visible = model.memory_length if same_length and model.memory_length else None
+        number = np.arange(len(blocks)) % len(self.sampler)  # of each block in its row
+        self.counted = np.flatnonzero(number * int(blocks.sizes[0]) >= model.memory_length)
+        if not len(self.counted):
+            raise UserError(
+                f"--gen-subset: {len(blocks.corpus.tokens)} tokens in {rows} rows do not fill the memory of "
+                f"{model.memory_length}; give fewer rows (--batch-size) or a longer split"
+            )
+
+    def choose_position(self, seed: int) -> int:
+        """A position at the end of a segment, drawn at random among those whose memory is full."""
+        block = np.random.default_rng(seed).choice(self.counted)
+        return int(self.blocks.starts[block] + self.blocks.sizes[block] - 1)
+
+    def check_position(self, position: int) -> None:
+        """Refuse a position that the corpus does not have.
+
+        Raises:
+            UserError: it is none of the corpus's.
+        """
+        tokens = len(self.blocks.corpus.tokens)
+        if not 0 <= position < tokens:
+            raise UserError(f"--position {position}: the tokens read are number 0 to {tokens - 1}; choose one of them")
+
+    @torch.inference_mode()
+    def read(self, position: int, progress: Progress | None = None) -> AttentionMaps:
+        """Read the corpus; *position* is the number of the token whose prediction is looked at by itself.
+
+        Raises:
+            UserError: the corpus has no such position.
+        """
+        self.check_position(position)
+        block = int(np.searchsorted(self.blocks.starts, position, side="right")) - 1
+        sums = _Sums(self.model.memory_length + int(self.blocks.sizes[0]), len(self.modules))
+        at_position = np.empty(0)
+        progress = progress or (lambda items, length: items)
+        memory: Memory | None = None
+        with record_calls(self.modules) as calls:
+            for indices in progress(self.sampler.epoch(1), len(self.sampler)):
+                sample = self.blocks.batch(indices)
+                calls.clear()
+                memory = self._forward(sample["net_input"]["src_tokens"], keep_rows(memory, len(indices)))
+                if indices[0] in self.counted:
+                    sums.count(sample["target"] != self.blocks.pad, calls)
+                    self._add(sums, calls)
+                if block in indices:
+                    row, offset = int(np.flatnonzero(indices == block)[0]), position - int(self.blocks.starts[block])
+                    at_position = _weights_at(self.modules, calls, row, offset)
+        return self._maps(sums, position, at_position)
+
+    def _forward(self, tokens: Tensor, memory: Memory | None) -> Memory | None:
+        """Read a segment [B, T]; returns the memory after it."""
+        tokens = tokens.to(self.device)
+        with self.precision.autocast(self.device):
+            net_output = self.model(tokens) if memory is None else self.model(tokens, memory=memory)
+        return net_output[1]["memory"] if self.model.memory_length else None
+
+    def _add(self, sums: _Sums, calls: Sequence[Call]) -> None:
+        """Add the attention of all layers in one segment, one layer at a time."""
+        for layer, (module, call) in enumerate(zip(self.modules, calls, strict=True)):
+            sums.add("attention", layer, module.weights(*call))
+            if self.terms:
+                found = module.terms(*call)
+                for name in self.terms:
+                    sums.add(name, layer, softmax_over_span(found[name], self.visible))
+
+    def _maps(self, sums: _Sums, position: int, at_position: np.ndarray) -> AttentionMaps:
+        tokens = self.blocks.corpus.tokens
+        places = position - 1 - np.arange(at_position.shape[2])
+        words = [self.dictionary[int(tokens[place])] if place >= 0 else "" for place in places]
+        if len(words) > position:
+            words[position] = self.dictionary[self.blocks.eos]  # what stands before a corpus
+        return AttentionMaps(
+            attention=sums.mean("attention"),
+            reach=sums.reached.numpy() / sums.queries,
+            queries=sums.queries,
+            terms={name: sums.mean(name) for name in self.terms},
+            position=position,
+            at_position=at_position,
+            words=words,
+            target=self.dictionary[int(tokens[position])],
+        )
+
+
+class _Sums:
+    """Sums of attention by distance, over the positions that count."""
+
+    def __init__(self, span: int, layers: int) -> None:
+        self.span = span
+        self.layers = layers
+        self.queries = 0
+        self.reached = torch.zeros(span, dtype=torch.float64)
+        self.counted = torch.empty(0)
+        self.sums: dict[str, list[Tensor | None]] = {}
+
+    def count(self, counted: Tensor, calls: Sequence[Call]) -> None:
+        """Take the positions of a new segment that count: bool [B, T]."""
+        x, memory, _ = calls[0]
+        keys = x.size(1) + (0 if memory is None else memory.size(1))
+        self.counted = counted.to(x.device)
+        self.queries += int(counted.sum())
+        every = torch.ones(1, 1, 1, 1).expand(counted.size(0), 1, counted.size(1), keys)
+        self.reached += sum_by_distance(every, counted, self.span)[0]
+
+    def add(self, name: str, layer: int, weights: Tensor) -> None:
+        """Add the weights of a layer in this segment: [B, H, T, S]."""
+        layers = self.sums.setdefault(name, [None] * self.layers)
+        found, before = sum_by_distance(weights, self.counted, self.span), layers[layer]
+        layers[layer] = found if before is None else before + found
+
+    def mean(self, name: str) -> np.ndarray:
+        """float64 [L, H, D]."""
+        return torch.stack([layer for layer in self.sums[name] if layer is not None]).cpu().numpy() / self.queries
+
+
+def _weights_at(modules: Sequence[Any], calls: Sequence[Call], row: int, offset: int) -> np.ndarray:
+    """The weights of every layer at one position of a segment, by distance: float32 [L, H, S]."""
+    found = []
+    for module, call in zip(modules, calls, strict=True):
+        weights = module.weights(*call)[row, :, offset]  # (H, S)
+        behind = distances(call[0].size(1), weights.size(1), weights.device)[offset] >= 0
+        found.append(weights[:, behind].flip(1).float().cpu())
+    return torch.stack(found).numpy()

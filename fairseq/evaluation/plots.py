@@ -1,0 +1,238 @@
+"""Pictures of what evaluations measured. matplotlib, an optional dependency, is imported when it is needed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq.data.files import atomic_write
+from fairseq.errors import UserError
+from fairseq.evaluation.attention_maps import AttentionMaps
+from fairseq.evaluation.recl import ContextLosses, Gains
+
+# Okabe and Ito's colours, which people with any colour vision tell apart; dashes and markers differ, too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+NEAREST = 24  # tokens whose words stand on the axis
+STRONGEST = 5  # tokens whose words stand beside their weight
+FLOOR = 1e-3  # maps show weights from this share of the largest on
+
+
+def require(flag: str) -> None:
+    """Make sure, before any work is done, that pictures can be drawn.
+
+    Raises:
+        UserError: matplotlib is missing; the message names *flag*.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError(
+            f"{flag}: pictures need matplotlib; install the [plots] extra: pip install 'fairseq-short[plots]'"
+        )
+
+
+def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], threshold: float | None) -> None:
+    """Gains over pairs of contexts, one line a model, one panel an r (Figure 3).
+
+    Args:
+        threshold: None: in perplexity, unnormalised, as in the paper's figure; a number: relative gains in percent
+            with their standard errors, on a logarithmic axis, and a line at this threshold. A gain of exactly zero has
+            no place there, and no mark.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    figure = _figure(4.2 * len(gains) + 0.6, 4.2)
+    pairs = [f"{a}→{b}" for a, b in zip(measured.contexts, measured.contexts[1:], strict=False)]
+    places = np.arange(len(pairs))
+    panels = figure.subplots(1, len(gains), squeeze=False, sharey=threshold is not None)[0]
+    for panel, gain in zip(panels, gains, strict=True):
+        for i, name in enumerate(measured.names):
+            if threshold is None:
+                panel.plot(places, gain.absolute[i], label=name, **_line(i))
+            else:
+                shown = np.where(gain.relative[i] > 0, 100 * gain.relative[i], np.nan)
+                panel.errorbar(places, shown, 100 * gain.errors[i], label=name, elinewidth=0.8, **_line(i))
+        share = "all positions" if gain.top_r == 1 else f"hardest {100 * gain.top_r:g} % of positions"
+        panel.set_title(f"r = {gain.top_r:g} ({share})", fontsize=10)
+        _few_ticks(panel, places, pairs)
+        panel.set_xlabel("context, from → to (tokens)")
+        panel.grid(alpha=0.3)
+        if threshold is not None:
+            panel.set_yscale("log")
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter("")
+            panel.axhline(100 * threshold, color="#666666", linestyle=":", label=f"threshold {100 * threshold:g} %")
+    panels[0].set_ylabel("gain in perplexity" if threshold is None else "relative gain in perplexity (%)")
+    panels[0].legend(fontsize=9)
+    _save(figure, path)
+
+
+def draw_perplexities(path: Path, measured: ContextLosses) -> None:
+    """Perplexity over context length, one line a model, without any baseline (Figure 4).
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    figure = _figure(6.4, 4.2)
+    panel = figure.subplots()
+    for i, (name, values) in enumerate(zip(measured.names, measured.perplexities(), strict=True)):
+        panel.plot(measured.contexts, values, label=name, **_line(i))
+    panel.set_xlabel("context length (tokens)")
+    panel.set_ylabel("perplexity")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=9)
+    _save(figure, path)
+
+
+def draw_distances(path: Path, maps: AttentionMaps) -> None:
+    """Every head's mean attention over distance: one row a head, grouped by layers (Figure 5).
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    layers, heads, _ = maps.attention.shape
+    figure = _figure(9, _map_height(layers * heads))
+    panel = figure.subplots()
+    image = _draw_map(panel, _visible(maps.given_reach(maps.attention)))
+    figure.colorbar(image, ax=panel, label="mean weight (log scale)", fraction=0.05, pad=0.02)
+    panel.set_title(
+        f"attention of {heads} heads a layer, head 0 on top; mean of {maps.queries:,} positions", fontsize=10
+    )
+    _save(figure, path)
+
+
+def draw_terms(path: Path, maps: AttentionMaps) -> None:
+    """The same for each term of the attention score by itself, its softmax taken over the span (Figure 7).
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    titles = {"a": "content", "b": "content and position", "c": "content bias", "d": "position bias"}
+    layers, heads, _ = maps.attention.shape
+    figure = _figure(16, _map_height(layers * heads))
+    panels = figure.subplots(1, len(maps.terms), sharey=True, squeeze=False)[0]
+    span = _visible(maps.attention).shape[2]
+    values = {name: maps.given_reach(term)[..., :span] for name, term in maps.terms.items()}
+    scale = np.stack(list(values.values()))
+    for panel, name in zip(panels, sorted(values), strict=True):
+        image = _draw_map(panel, values[name], scale)
+        panel.set_title(f"term ({name}): {titles[name]}", fontsize=10)
+        panel.label_outer()
+    figure.colorbar(image, ax=list(panels), label="mean weight (log scale)", fraction=0.02, pad=0.01)
+    _save(figure, path)
+
+
+def draw_position(path: Path, maps: AttentionMaps, heads: Sequence[tuple[int, int]]) -> None:
+    """What (layer, head) pairs attend to at one position: the whole span, and the nearest words (Figure 6).
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    span = len(maps.words)
+    near = min(NEAREST, span)
+    figure = _figure(12, 2.4 * len(heads) + 1)
+    panels = figure.subplots(len(heads), 2, squeeze=False, width_ratios=(3, 2))
+    for (whole, close), (layer, head) in zip(panels, heads, strict=True):
+        weights = maps.at_position[layer, head]
+        whole.vlines(np.arange(span), 0, weights, color=COLOURS[0], linewidth=max(0.6, min(4, 300 / span)))
+        whole.set_xlim(span - 0.5, -0.5)
+        whole.set_ylim(0, 1.25 * float(weights.max()))
+        _name_strongest(whole, weights, maps.words)
+        whole.set_ylabel(f"layer {layer}, head {head}\nattention weight")
+        close.bar(np.arange(near), weights[:near], color=COLOURS[1])
+        close.set_xlim(near - 0.5, -0.5)
+        close.set_ylim(0)
+        close.set_ylabel("attention weight")
+        close.set_xticks(np.arange(near), [_shown(word) for word in maps.words[:near]], rotation=90, fontsize=8)
+    panels[-1, 0].set_xlabel("distance (tokens; 0: the token just read)")
+    panels[-1, 1].set_xlabel(f"the last {near} tokens")
+    figure.suptitle(f"attention when token {maps.position:,}, “{_shown(maps.target, 30)}”, is predicted", fontsize=11)
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, path: Path) -> None:
+    try:
+        with atomic_write(path) as file:
+            figure.savefig(file, format="png", dpi=120)
+    except OSError as error:
+        raise UserError(f"--results-path {path}: cannot be written ({error.strerror})") from None
+
+
+def _line(i: int) -> dict[str, Any]:
+    style = ("-", "--", "-.", ":")[i // len(COLOURS) % 4]
+    return {
+        "color": COLOURS[i % len(COLOURS)],
+        "marker": MARKERS[i % len(MARKERS)],
+        "linestyle": style,
+        "markersize": 4,
+    }
+
+
+def _few_ticks(panel: Any, places: np.ndarray, labels: Sequence[str], most: int = 12) -> None:
+    """At most *most* of *labels* on the x axis."""
+    step = -(-len(labels) // most)
+    panel.set_xticks(places[::step], labels[::step], rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
+
+
+def _map_height(rows: int) -> float:
+    return min(14.0, max(2.6, 1.2 + 0.13 * rows))
+
+
+def _visible(values: np.ndarray) -> np.ndarray:
+    """*values* [L, H, D] up to the farthest distance that any head attends to."""
+    return values[..., : int(np.flatnonzero(values.any(axis=(0, 1)))[-1]) + 1]
+
+
+def _draw_map(panel: Any, values: np.ndarray, scale: np.ndarray | None = None) -> Any:
+    """*values* [L, H, D] as one row a head, layer 0 on top; the colours span *scale* (default: *values*)."""
+    from matplotlib.colors import LogNorm
+
+    layers, heads, span = values.shape
+    scale = values if scale is None else scale
+    highest = float(scale.max())
+    lowest = max(FLOOR * highest, min(float(scale[scale > 0].min()), highest / 10))
+    norm = LogNorm(lowest, highest, clip=True)
+    extent = (-0.5, span - 0.5, layers * heads - 0.5, -0.5)
+    image = panel.imshow(
+        values.reshape(-1, span), aspect="auto", norm=norm, cmap="viridis", interpolation="nearest", extent=extent
+    )
+    for layer in range(1, layers):
+        panel.axhline(layer * heads - 0.5, color="white", linewidth=0.8)
+    panel.set_yticks([layer * heads + (heads - 1) / 2 for layer in range(layers)], range(layers))
+    panel.set_ylabel("layer")
+    panel.set_xlabel("distance (tokens; 0: the token just read)")
+    return image
+
+
+def _name_strongest(panel: Any, weights: np.ndarray, words: Sequence[str]) -> None:
+    """Write the words of the largest weights beside them, but for those that would lie over one another."""
+    named: list[int] = []
+    for place in np.argsort(-weights, kind="stable"):
+        if len(named) == STRONGEST or weights[place] < weights.max() / 10:
+            return
+        if all(abs(place - other) > len(weights) / 9 for other in named):
+            named.append(int(place))
+            panel.annotate(
+                _shown(words[place]),
+                (place, weights[place]),
+                (0, 2),
+                textcoords="offset points",
+                fontsize=8,
+                ha="center",
+            )
+
+
+def _shown(word: str, longest: int = 14) -> str:
+    """*word* as it can stand in a picture: not too long, and no dollar sign read as mathematics."""
+    word = word if len(word) <= longest else word[: longest - 1] + "…"
+    return word.replace("$", r"\$")

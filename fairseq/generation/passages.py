@@ -1,0 +1,189 @@
+"""Passages of a corpus, how models continue them and how they really go on: chosen, and shown side by side."""
+
+from __future__ import annotations
+
+import html
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fairseq
+from fairseq.data.files import atomic_write
+from fairseq.errors import UserError
+from fairseq.generation.text import Writing
+
+PARTS = ("context", "continuation", "reference")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of tokens: their ids, their symbols between spaces (``</s>`` ends a line), and as running text."""
+
+    tokens: list[int]
+    symbols: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A context, one continuation of it, and the corpus's own (paper, appendix E).
+
+    Attributes:
+        number: of the passage, from 1.
+        start: number of the context's first token in the corpus, from 0.
+        sample: which of the continuations of this context, from 1.
+    """
+
+    number: int
+    start: int
+    sample: int
+    context: Part
+    continuation: Part
+    reference: Part
+
+
+def draw_starts(tokens: int, context: int, reference: int, count: int, seed: int) -> list[int]:
+    """Where contexts begin in a corpus of so many tokens: each place is as likely; context i depends on seed and i.
+
+    Args:
+        context: tokens of a context.
+        reference: tokens that should follow it; there are fewer if the corpus is too short for that.
+
+    Raises:
+        UserError: no token would be left behind a context.
+    """
+    if context >= tokens:
+        raise UserError(
+            f"--context-tokens {context}: the split has {tokens} tokens; give {tokens - 1} or less"
+            if tokens > 1
+            else "--gen-subset: the split has a single token; choose another"
+        )
+    places = max(1, tokens - context - reference + 1)
+    return [int(np.random.default_rng([seed, number]).integers(places)) for number in range(count)]
+
+
+def parts_of(writing: Writing, context: Sequence[int], *following: Sequence[int]) -> list[Part]:
+    """*context*, and each of *following* as text that goes on from it."""
+    parts = [_part(writing, context, _texts(writing, context, ())[0])]
+    return parts + [_part(writing, tokens, _texts(writing, context, tokens)[1]) for tokens in following]
+
+
+def as_text(passages: Sequence[Passage], split: str) -> str:
+    """All passages, for a terminal."""
+    lines = []
+    for passage in passages:
+        lines.append(f"==== {title(passage, len(passages), split)} ====")
+        for name in PARTS:
+            lines += ["", f"---- {name} ----", getattr(passage, name).text.strip()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def title(passage: Passage, count: int, split: str) -> str:
+    """What a passage is, in a line."""
+    last = passage.start + len(passage.context.tokens) - 1
+    return f"{passage.number} of {count}: tokens {passage.start}–{last} of {split}, continuation {passage.sample}"
+
+
+def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str, Any]) -> None:
+    """Write ``generate.json`` and ``generate.html`` to *folder*, each whole or not at all.
+
+    Args:
+        about: what they were made with: ``checkpoints``, ``data``, ``split``, ``settings`` and more.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "fairseq": fairseq.__version__}
+    about = {**about, "command": shlex.join(sys.argv), "versions": versions}
+    report = {**about, "samples": [asdict(passage) for passage in passages]}
+    content = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    for name, text in (("generate.json", content), ("generate.html", as_page(passages, about))):
+        try:
+            with atomic_write(folder / name) as file:
+                file.write(text.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            raise UserError(f"--results-path {folder}: {name} cannot be written ({error.strerror})") from None
+
+
+def as_page(passages: Sequence[Passage], about: Mapping[str, Any]) -> str:
+    """One HTML page that needs nothing else: on wide screens the three parts stand side by side."""
+    facts = {
+        "Checkpoint": ", ".join(about["checkpoints"]),
+        "Data": f"{about['data']}, {about['split']}",
+        "Settings": ", ".join(f"{name} {value}" for name, value in about["settings"].items()),
+        "Command": about["command"],
+        "Versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
+    }
+    rows = "\n".join(f"<dt>{name}</dt><dd>{html.escape(str(fact))}</dd>" for name, fact in facts.items())
+    sections = "\n".join(_section(passage, len(passages), str(about["split"])) for passage in passages)
+    return _PAGE.replace("{facts}", rows, 1).replace("{sections}", sections, 1)
+
+
+def _section(passage: Passage, count: int, split: str) -> str:
+    columns = "\n".join(
+        f'<article class="{name}"><h3>{name.capitalize()} <small>{len(part.tokens)} tokens</small></h3>'
+        f"<p>{html.escape(part.text.strip())}</p></article>"
+        for name in PARTS
+        for part in [getattr(passage, name)]
+    )
+    heading = html.escape(title(passage, count, split))
+    return f"<section><h2>{heading}</h2>\n<div>\n{columns}\n</div></section>"
+
+
+def _texts(writing: Writing, context: Sequence[int], following: Sequence[int]) -> tuple[str, str]:
+    stream = writing.stream()
+    before = stream.add(context) + stream.pause()
+    return before, stream.add(following) + stream.end()
+
+
+def _part(writing: Writing, tokens: Sequence[int], text: str) -> Part:
+    ids = [int(token) for token in tokens]
+    return Part(ids, " ".join(writing.dictionary[token] for token in ids), text)
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Generated text</title>
+<style>
+:root { --ink: #1c1e21; --paper: #fbfaf7; --card: #ffffff; --line: #d9d6cd; --faint: #5f6368; --mark: #0b6e4f; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e4df; --paper: #16181b; --card: #1e2125; --line: #383c42; --faint: #a3a7ad; --mark: #6fcfa8; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 96rem; padding: 1rem; color: var(--ink); background: var(--paper);
+  font: 1rem/1.55 Georgia, "Times New Roman", serif; }
+h1, h2, h3, dl { font-family: system-ui, sans-serif; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; }
+h3 { font-size: .8rem; margin: 0 0 .5rem; letter-spacing: .06em; text-transform: uppercase; color: var(--faint); }
+h3 small { text-transform: none; letter-spacing: 0; font-weight: normal; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .85rem; color: var(--faint); }
+dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
+div { display: grid; gap: 1rem; }
+article { min-width: 0; padding: 1rem; background: var(--card); border: 1px solid var(--line); border-radius: .4rem; }
+article p { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+.continuation { border-top: .2rem solid var(--mark); } .continuation h3 { color: var(--mark); }
+@media (min-width: 62rem) { div { grid-template-columns: repeat(3, 1fr); align-items: start; } }
+</style>
+</head>
+<body>
+<h1>Generated text</h1>
+<dl>
+{facts}
+</dl>
+{sections}
+</body>
+</html>
+"""

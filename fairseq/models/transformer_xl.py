@@ -1,0 +1,366 @@
+"""Transformer-XL: segment-level recurrence with relative positions (Dai et al. 2019), and what it is compared with.
+
+The layers' inputs for the last ``mem_len`` tokens go into a segment as memory and come out of it updated; keys are told
+apart by their distance, so what was computed in one segment means the same in the next.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq import config
+from fairseq.config import flag
+from fairseq.errors import UserError
+from fairseq.models import register_model
+from fairseq.models.base import FairseqLanguageModel
+from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
+from fairseq.modules.attention import SelfAttention
+from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
+from fairseq.modules.dropout import dropout, variational_dropout
+from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
+from fairseq.modules.output_layer import OutputLayer
+from fairseq.modules.positions import distance_sinusoids
+from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention, visibility
+from fairseq.modules.transformer_layer import TransformerDecoderLayer
+
+INIT_STD, PROJECTION_STD = 0.02, 0.01  # the authors'
+BY_DISTANCE = ("relative", "shaw")
+
+
+@dataclass
+class MemoryConfig:
+    """What may be chosen anew at evaluation: nothing in it changes a parameter."""
+
+    mem_len: int = flag(0, "Transformer-XL: tokens of memory before each segment (0: no recurrence)", low=0)
+    clamp_len: int = flag(-1, "Transformer-XL: distances beyond this count as this (-1: none do)", low=-1)
+    same_length: bool = flag(
+        False, "Transformer-XL: every query sees the same number of keys, the last --mem-len", negative=True
+    )
+
+
+@dataclass
+class TransformerXLConfig(MemoryConfig):
+    """The settings of a Transformer-XL."""
+
+    n_layer: int = flag(12, "number of layers", low=1)
+    n_head: int = flag(8, "attention heads of each layer", low=1)
+    d_model: int = flag(512, "width of the model", low=1)
+    d_head: int | None = flag(None, "width of a head (default: --d-model / --n-head)", low=1)
+    d_inner: int = flag(2048, "width of the feed-forward networks", low=1)
+    d_embed: int | None = flag(None, "width of the first band of embeddings (default: --d-model)", low=1)
+    dropout: float = flag(0.1, "dropout everywhere but on attention weights", low=0, below=1)
+    dropatt: float = flag(0.0, "dropout of attention weights", low=0, below=1)
+    variational_dropout: bool = flag(False, "--dropout uses one mask for all time steps of a row")
+    pre_lnorm: bool = flag(False, "layer norm before each part of a layer, not after it")
+    untie_r: bool = flag(False, "biases u and v for each layer, not one pair for all")
+    cutoffs: list[int] | None = flag(
+        None, "adaptive input and softmax: first word of each band after the first (default: one band, a full softmax)"
+    )
+    div_val: int = flag(1, "each band of words is this many times narrower than the one before", low=1)
+    tie_weight: bool = flag(True, "the output's weights are the input's embeddings", negative=True)
+    tie_projs: str = flag(
+        "none",
+        "bands whose output uses the input's projection: none, tails (all but the first; also the meaning without a "
+        "value), all, or numbers such as 1,2",
+        const="tails",
+        metavar="BANDS",
+    )
+    position_encoding: str = flag(
+        "relative",
+        "how positions enter: relative (Transformer-XL's four terms), shaw (learned relative), absolute (sinusoids "
+        "added to the embeddings), learned (a table added to every layer's input)",
+        choices=("relative", "shaw", "absolute", "learned"),
+    )
+    max_relative_length: int | None = flag(
+        None, "rows of the tables of shaw and learned (default: --tokens-per-sample + --mem-len of training)", low=1
+    )
+    memory_start: str = flag(
+        "empty",
+        "what a text begins with: an empty memory, or one of zero vectors that are attended to (Hugging Face's)",
+        choices=("empty", "zeros"),
+    )
+    tokens_per_sample: int = flag(1024, "tokens in a segment", low=1)
+
+    def tied_projections(self) -> frozenset[int]:
+        """The bands that ``tie_projs`` names.
+
+        Raises:
+            UserError: it names none that there is.
+        """
+        bands = len(self.cutoffs or []) + 1
+        named = {"none": range(0), "tails": range(1, bands), "all": range(bands)}
+        if self.tie_projs in named:
+            return frozenset(named[self.tie_projs])
+        numbers = self.tie_projs.split(",")
+        if not all(number.strip().isdecimal() and int(number) < bands for number in numbers):
+            raise UserError(
+                f"--tie-projs {self.tie_projs}: choose none, tails, all, or numbers of bands from 0 to {bands - 1}"
+            )
+        return frozenset(map(int, numbers))
+
+    def check(self, vocabulary: int) -> None:
+        """Refuse settings that contradict one another.
+
+        Raises:
+            UserError: they do; the message names the flags.
+        """
+        if self.d_head is None and self.d_model % self.n_head:
+            raise UserError(f"--n-head {self.n_head}: must divide --d-model {self.d_model}, or give --d-head")
+        if self.cutoffs is not None:
+            check_cutoffs("--cutoffs", self.cutoffs, vocabulary)
+        bands = len(self.cutoffs or [])
+        if (self.d_embed or self.d_model) < self.div_val**bands:
+            raise UserError(f"--div-val {self.div_val}: band {bands} would have no width; use a smaller one")
+        self.tied_projections()
+        self._check_positions()
+
+    def _check_positions(self) -> None:
+        encoding = self.position_encoding
+        if self.clamp_len == 0:
+            raise UserError("--clamp-len 0: all distances would be one; use a positive number, or -1 for no clamp")
+        if self.clamp_len > 0 and encoding != "relative":
+            raise UserError(f"--clamp-len {self.clamp_len}: only --position-encoding relative has distances to clamp")
+        if self.same_length and self.mem_len == 0:
+            raise UserError(
+                "--same-length: needs memory to see as many keys everywhere; give --mem-len, or leave it out"
+            )
+        if self.mem_len and encoding not in BY_DISTANCE:
+            raise UserError(
+                f"--mem-len {self.mem_len}: with --position-encoding {encoding} a memory's positions would be the "
+                "segment's; use 0, or relative positions"
+            )
+        if encoding in ("relative", "absolute") and self.d_model % 2:
+            raise UserError(f"--d-model {self.d_model}: sinusoids come in pairs; use an even number")
+
+
+class TransformerXLDecoder(nn.Module):
+    """Embeddings, layers, and the output layer that criterions and the scorer use.
+
+    Args:
+        cfg: settings, checked.
+        vocabulary: number of words V.
+        apex: allow apex's fused layer norm.
+    """
+
+    def __init__(self, cfg: TransformerXLConfig, vocabulary: int, apex: bool = True) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.memory_length = cfg.mem_len
+        self.embed_tokens = AdaptiveInput(
+            vocabulary,
+            None,
+            cfg.d_embed or cfg.d_model,
+            cfg.div_val,
+            cfg.d_model,
+            cfg.cutoffs or [],
+            projections="own" if cfg.div_val > 1 else "shared",
+        )
+        self.embed_scale = math.sqrt(cfg.d_model)
+        self._drop = variational_dropout if cfg.variational_dropout else dropout
+        self.layers = nn.ModuleList(_layers(cfg, apex))
+        if cfg.position_encoding == "learned":
+            rows = cfg.max_relative_length or cfg.tokens_per_sample
+            self.layer_positions = nn.Parameter(torch.empty(cfg.n_layer, rows, cfg.d_model))
+        self.adaptive_softmax = ClusteredSoftmax(
+            self.embed_tokens, tie_weight=cfg.tie_weight, tie_projections=cfg.tied_projections()
+        )
+        initialise(self)
+
+    def max_positions(self) -> int | None:
+        """There is no limit to a row."""
+        return None
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        memory: Memory | None = None,
+        cache: KeyValueCache | None = None,
+        embedded: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Hidden states of *src_tokens*, each from the tokens up to it.
+
+        Args:
+            src_tokens: [B, T].
+            memory: what the previous segment returned; None at a start.
+            cache: incremental inference: *src_tokens* continue what it holds, and are added to it.
+            embedded: what :meth:`embed` gives for *src_tokens*, where that is known already.
+
+        Returns:
+            Hidden states [B, T, C] for the output layer, and ``{"memory": the new memory or None}``.
+        """
+        if isinstance(cache, TokenCache):
+            return self._read_again(src_tokens, cache)
+        tokens = src_tokens.size(1)
+        x = self.embed(src_tokens) if embedded is None else embedded
+        if self.cfg.position_encoding == "absolute":
+            x = x + self._sinusoids(tokens).to(x.dtype)
+        x = self._drop(x, self.cfg.dropout, self.training)
+        if memory is None and cache is None and self.cfg.memory_start == "zeros":
+            memory = [x.new_zeros(x.size(0), self.memory_length, x.size(2)) for _ in self.layers]
+        positions = self._positions(tokens, memory, cache)
+        held = cache.held if cache is not None else 0
+        new_memory: Memory | None = [] if self.memory_length and cache is None else None
+        for i, layer in enumerate(self.layers):
+            if self.cfg.position_encoding == "learned":
+                x = x + self._learned(i, tokens).to(x.dtype)
+            old = memory[i] if memory is not None else None
+            layer_cache = cache.layers[i] if cache is not None else None
+            x, remembered = layer(x, memory=old, positions=positions, cache=layer_cache, held=held)
+            if new_memory is not None:
+                new_memory.append(extend_memory(old, remembered, self.memory_length))
+        if cache is not None:
+            cache.advance(tokens)
+        return self._drop(x, self.cfg.dropout, self.training), {"memory": new_memory}
+
+    @torch.no_grad()
+    def new_cache(self, batch: int) -> KeyValueCache:
+        """A cache for reading *batch* rows from their start on, a segment or a token at a time."""
+        segment, remembered = self.cfg.tokens_per_sample, self.memory_length
+        if self.cfg.position_encoding not in BY_DISTANCE:
+            return TokenCache([], segment, 0)
+        length = segment + remembered
+        positions = RelativePositions(self._table(length), torch.empty(0))
+        cache = KeyValueCache(
+            [layer.self_attn.new_cache(batch, length, positions) for layer in self.layers],  # type: ignore
+            segment,
+            remembered,
+        )
+        if self.cfg.memory_start == "zeros":
+            zeros = torch.zeros(batch, remembered, self.cfg.d_model, device=self._device())
+            for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
+                layer.self_attn.fill(layer_cache, layer.attention_input(zeros))  # type: ignore
+            cache.held = remembered
+        return cache
+
+    def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
+        """The embeddings of *tokens* [B, T], which do not depend on their place: [B, T, C]."""
+        return self.embed_scale * self.embed_tokens(tokens)
+
+    def _positions(self, tokens: int, memory: Memory | None, cache: KeyValueCache | None) -> RelativePositions | None:
+        if self.cfg.position_encoding not in BY_DISTANCE:
+            return None
+        window = self.memory_length if self.cfg.same_length else None
+        if cache is not None:
+            keys = cache.held + tokens
+            seen = keys if window is None else min(keys, window + tokens - 1)
+            return RelativePositions(None, visibility(tokens, seen, window, self._device()))
+        keys = tokens + (memory[0].size(1) if memory else 0)
+        table = self._table(keys)
+        if table is not None:
+            table = self._drop(table[None], self.cfg.dropout, self.training)[0]
+        return RelativePositions(table, visibility(tokens, keys, window, self._device()))
+
+    def _table(self, count: int) -> Tensor | None:
+        """Sinusoids of the distances count − 1, …, 0: [count, C]; None where layers have their own."""
+        return self._sinusoids(count) if self.cfg.position_encoding == "relative" else None
+
+    def _sinusoids(self, count: int) -> Tensor:
+        clamp = self.cfg.clamp_len if self.cfg.clamp_len > 0 else None
+        return distance_sinusoids(count, self.cfg.d_model, self._device(), clamp)
+
+    def _learned(self, layer: int, tokens: int) -> Tensor:
+        """What is added to the input of *layer*: the table's last rows, its first where there are too few: [T, C]."""
+        rows = self.layer_positions.size(1)
+        place = torch.arange(rows - tokens, rows, device=self.layer_positions.device).clamp(min=0)
+        return self.layer_positions[layer][place]
+
+    def _read_again(self, src_tokens: Tensor, cache: TokenCache) -> tuple[Tensor, dict[str, Any]]:
+        """Incremental reading where a token moves all positions before it: everything is read anew."""
+        hidden, extra = self(cache.append(src_tokens))
+        return hidden[:, -src_tokens.size(1) :], extra
+
+    def _device(self) -> torch.device:
+        return self.adaptive_softmax.bands[0].bias.device  # type: ignore[return-value]
+
+
+@register_model("transformer_xl", dataclass=TransformerXLConfig)
+class TransformerXL(FairseqLanguageModel):
+    """A Transformer-XL; see :class:`TransformerXLDecoder`."""
+
+    def __init__(self, decoder: TransformerXLDecoder) -> None:
+        super().__init__(decoder)
+        self.cfg = decoder.cfg
+
+    @classmethod
+    def build_model(cls, args: argparse.Namespace, task: Any) -> TransformerXL:
+        """Make the model; ``args.max_relative_length`` then says how long its tables are, for those who load it."""
+        cfg = config.extract(TransformerXLConfig, args)
+        cfg.check(len(task.source_dictionary))
+        if cfg.max_relative_length is None and cfg.position_encoding in ("shaw", "learned"):
+            cfg.max_relative_length = args.max_relative_length = cfg.tokens_per_sample + cfg.mem_len
+        return cls(TransformerXLDecoder(cfg, len(task.source_dictionary), not getattr(args, "no_apex", False)))
+
+    @property
+    def memory_length(self) -> int:  # type: ignore[override]
+        return self.decoder.memory_length  # type: ignore[return-value]
+
+    @property
+    def output_layer(self) -> OutputLayer:  # type: ignore[override]
+        return self.decoder.adaptive_softmax  # type: ignore[return-value]
+
+    def new_cache(self, batch: int) -> KeyValueCache:
+        """See :meth:`TransformerXLDecoder.new_cache`."""
+        return self.decoder.new_cache(batch)  # type: ignore[operator]
+
+    def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
+        """See :meth:`TransformerXLDecoder.embed`."""
+        return self.decoder.embed(tokens, offset)  # type: ignore[operator]
+
+
+@torch.no_grad()
+def initialise(decoder: TransformerXLDecoder) -> None:
+    """The authors' initial values: N(0, 0.02²), projections of bands N(0, 0.01²), gains N(1, 0.02²), biases 0."""
+    bands = range(len(decoder.embed_tokens.bounds) - 1)
+    projections = {id(p) for band in bands for p in decoder.embed_tokens.weights(band)[1:]}
+    projections |= {id(m.projection) for m in decoder.modules() if isinstance(m, BandOutput)}
+    for name, parameter in decoder.named_parameters():
+        if name.endswith("layer_norm.weight"):
+            nn.init.normal_(parameter, 1.0, INIT_STD)
+        elif parameter.dim() == 1:
+            nn.init.zeros_(parameter)
+        else:
+            nn.init.normal_(parameter, 0.0, PROJECTION_STD if id(parameter) in projections else INIT_STD)
+
+
+def _layers(cfg: TransformerXLConfig, apex: bool) -> list[TransformerDecoderLayer]:
+    head_dim = cfg.d_head or cfg.d_model // cfg.n_head
+    biases: tuple[nn.Parameter, nn.Parameter] | None = None
+    layers = []
+    for _ in range(cfg.n_layer):
+        attention: SelfAttention
+        if cfg.position_encoding == "relative":
+            if biases is None or cfg.untie_r:
+                biases = tuple(nn.Parameter(torch.empty(cfg.n_head, head_dim)) for _ in "uv")  # type: ignore[assignment]
+            attention = RelativeAttention(
+                cfg.d_model,
+                cfg.n_head,
+                cfg.dropatt,
+                head_dim=head_dim,
+                content_bias=biases[0],  # type: ignore[index]
+                position_bias=biases[1],  # type: ignore[index]
+            )
+        elif cfg.position_encoding == "shaw":
+            count = cfg.max_relative_length or cfg.tokens_per_sample + cfg.mem_len
+            attention = ShawAttention(cfg.d_model, cfg.n_head, cfg.dropatt, head_dim=head_dim, count=count)
+        else:
+            attention = SelfAttention(cfg.d_model, cfg.n_head, cfg.dropatt, head_dim=head_dim, bias=False)
+        layers.append(
+            TransformerDecoderLayer(
+                attention,
+                cfg.d_model,
+                cfg.d_inner,
+                dropout=cfg.dropout,
+                activation_dropout=cfg.dropout,
+                normalize_before=cfg.pre_lnorm,
+                apex=apex,
+                remember_input=True,
+                variational=cfg.variational_dropout,
+            )
+        )
+    return layers

@@ -1,0 +1,369 @@
+"""Attention that scores keys by their content and by their distance: Transformer-XL's, and Shaw et al.'s.
+
+For query i and key j the score is qᵢ⁺ · kⱼ + qᵢ* · r(i − j) + b(i − j): content and distance, each with its own query.
+A segment of T queries over K keys meets K distances, so the second term is one product with K vectors, [T, K], whose
+row i must then be moved T − 1 − i places to the left (Dai et al. 2019, appendix B). In memory that move is a change of
+strides: no element is copied for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fairseq.modules.attention import SelfAttention
+from fairseq.modules.dropout import dropout
+from fairseq.modules.memory import LayerCache, RelativeLayerCache
+
+_CACHED_SCORES = 1 << 18  # attention scores that are worked on together where no gradient is wanted
+
+
+@dataclass(frozen=True)
+class RelativePositions:
+    """What all layers share about T queries over K keys, the last query standing at the last key.
+
+    Attributes:
+        table: embeddings of the distances K − 1, …, 0: [K, C]; None where attention has its own.
+        bias: 0 where a query sees a key, −∞ where not: [T, K], float32.
+    """
+
+    table: Tensor | None
+    bias: Tensor
+
+
+@functools.lru_cache(maxsize=16)
+def visibility(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """The bias of :class:`RelativePositions`: keys after the query are hidden, and those *window* or more before it."""
+    with torch.inference_mode(False):  # the next one to read it may want gradients
+        place = torch.arange(keys - queries, keys, device=device)[:, None]
+        distance = place - torch.arange(keys, device=device)  # (T, K)
+        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        return torch.zeros(queries, keys, device=device).masked_fill(hidden, float("-inf"))
+
+
+class DistanceAttention(SelfAttention):
+    """What both kinds share: two queries, keys of content and of distance, no biases in the linear maps."""
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        positions: RelativePositions | None = None,
+        cache: LayerCache | None = None,
+        held: int = 0,
+    ) -> Tensor:
+        """See :meth:`SelfAttention.forward`; *positions* are needed, with a cache only their bias.
+
+        Raises:
+            ValueError: they are missing.
+        """
+        if positions is None:
+            raise ValueError("relative attention needs the positions of memory and segment")
+        if cache is not None:
+            return self._relative_incremental(x, cache, held, positions.bias)
+        query, key, value = self._project(x, memory, positions)
+        distance_keys, distance_bias = self._distances(positions, key.size(2), x.dtype)
+        attended = attend_by_distance(
+            self._content_query(query),
+            self._distance_query(query),
+            key,
+            value,
+            distance_keys,
+            distance_bias,
+            positions.bias,
+            self.dropout if self.training else 0.0,
+        )
+        return self._output(attended)
+
+    def new_cache(self, batch: int, length: int, positions: RelativePositions | None = None) -> RelativeLayerCache:
+        """Room for *length* positions; *positions* holds the table of as many distances."""
+        if positions is None:
+            raise ValueError("relative attention needs the positions of its cache")
+        cache = super().new_cache(batch, length)
+        keys, bias = self._distances(positions, length, cache.weight.dtype)
+        return RelativeLayerCache(
+            cache.keys,
+            cache.values,
+            cache.weight,
+            cache.bias,
+            distance_keys=keys.to(cache.weight.dtype).contiguous(),
+            distance_bias=bias,
+        )
+
+    @torch.no_grad()
+    def weights(self, x: Tensor, memory: Tensor | None = None, positions: Any = None) -> Tensor:
+        query, key, _ = self._project(x, memory, positions)
+        keys, bias = self._distances(positions, key.size(2), x.dtype)
+        raw = _by_distance(self._distance_query(query), keys, bias)
+        scores = self._content_query(query) @ key.transpose(-1, -2) + shift(raw, positions.bias)
+        return scores.softmax(-1)
+
+    def _distances(self, positions: RelativePositions, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Keys r [H, K, D] of the distances K − 1, …, 0, and scores b [H, K] of their own."""
+        raise NotImplementedError
+
+    def _content_query(self, query: Tensor) -> Tensor:
+        """q⁺ / √D for q [B, H, T, D]."""
+        raise NotImplementedError
+
+    def _distance_query(self, query: Tensor) -> Tensor:
+        """q* / √D for q [B, H, T, D]."""
+        raise NotImplementedError
+
+    def _plus(self, query: Tensor, bias: Tensor) -> Tensor:
+        scale = 1 / math.sqrt(self.head_dim)
+        return torch.add((bias * scale).to(query.dtype)[:, None], query, alpha=scale)
+
+    def _relative_incremental(self, x: Tensor, cache: LayerCache, held: int, bias: Tensor) -> Tensor:
+        assert isinstance(cache, RelativeLayerCache)
+        batch, tokens, _ = x.shape
+        end, first = held + tokens, held + tokens - bias.size(1)  # a window may hide the oldest keys from all
+        projected = F.linear(x, cache.weight)
+        query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
+        cache.keys[:, :, held:end] = key
+        cache.values[:, :, held:end] = value
+        seen = bias.size(1)
+        attended = attend_by_distance(
+            self._content_query(query),
+            self._distance_query(query),
+            cache.keys[:, :, first:end],
+            cache.values[:, :, first:end],
+            cache.distance_keys[:, cache.distance_keys.size(1) - seen :],
+            None if cache.distance_bias is None else cache.distance_bias[:, cache.distance_bias.size(1) - seen :],
+            bias,
+        )
+        return self._output(attended)
+
+
+class RelativeAttention(DistanceAttention):
+    """Transformer-XL's attention: (W_q x_i + u)ᵀ W_k,E x_j + (W_q x_i + v)ᵀ W_k,R R_{i−j} (Dai et al. 2019, §3.3).
+
+    Args:
+        embed_dim: channels C.
+        num_heads: heads H.
+        dropout: probability that an attention weight is dropped in training.
+        head_dim: channels D of a head.
+        content_bias: u [H, D], which layers may share.
+        position_bias: v [H, D].
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float,
+        *,
+        head_dim: int,
+        content_bias: nn.Parameter,
+        position_bias: nn.Parameter,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, dropout, head_dim=head_dim, bias=False)
+        self.r_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=False)
+        self.r_w_bias = content_bias
+        self.r_r_bias = position_bias
+
+    def _distances(self, positions: RelativePositions, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        assert positions.table is not None
+        table = positions.table[positions.table.size(0) - count :]
+        projected = self.r_proj(table.to(dtype))  # (K, H·D)
+        return projected.unflatten(-1, (self.num_heads, -1)).transpose(0, 1), None
+
+    def _content_query(self, query: Tensor) -> Tensor:
+        return self._plus(query, self.r_w_bias)
+
+    def _distance_query(self, query: Tensor) -> Tensor:
+        return self._plus(query, self.r_r_bias)
+
+    @torch.no_grad()
+    def terms(
+        self, x: Tensor, memory: Tensor | None = None, positions: RelativePositions | None = None
+    ) -> dict[str, Tensor]:
+        """The four terms of the scores (§3.3), each [B, H, T, M + T] and divided by √D; keys after the query are 0.
+
+        (a) content, (b) content-dependent position, (c) global content bias, (d) global position bias.
+        """
+        assert positions is not None
+        query, key, _ = self._project(x, memory, positions)
+        distance_keys, _ = self._distances(positions, key.size(2), x.dtype)
+        nothing = torch.zeros_like(self.r_w_bias)
+        zero = torch.zeros_like(query)
+        seen = torch.where(visibility(query.size(2), key.size(2), None, x.device) == 0, 1.0, 0.0)
+        keys = key.transpose(-1, -2)
+        flat = torch.zeros_like(positions.bias)
+        return {
+            "a": self._plus(query, nothing) @ keys * seen,
+            "b": shift(_by_distance(self._plus(query, nothing), distance_keys, None), flat) * seen,
+            "c": self._plus(zero, self.r_w_bias) @ keys * seen,
+            "d": shift(_by_distance(self._plus(zero, self.r_r_bias), distance_keys, None), flat) * seen,
+        }
+
+
+class ShawAttention(DistanceAttention):
+    """(q_i + u)ᵀ k_j + q_iᵀ E_{i−j} + b_{i−j}, all learned.
+
+    After Shaw et al. 2018, as Transformer-XL's authors compare with it. Distances beyond the table count as its
+    farthest; its *first* row is the farthest, as in the authors' files.
+
+    Args:
+        count: distances R that are told apart.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float, *, head_dim: int, count: int) -> None:
+        super().__init__(embed_dim, num_heads, dropout, head_dim=head_dim, bias=False)
+        self.r_w_bias = nn.Parameter(torch.zeros(num_heads, head_dim))
+        self.r_emb = nn.Parameter(torch.zeros(count, num_heads, head_dim))
+        self.r_bias = nn.Parameter(torch.zeros(count, num_heads))
+
+    def _distances(self, positions: RelativePositions, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        keys = self.r_emb.to(dtype).transpose(0, 1)  # (H, R, D)
+        bias = (self.r_bias * (1 / math.sqrt(self.head_dim))).to(dtype).t()  # (H, R)
+        missing = count - keys.size(1)
+        if missing <= 0:
+            return keys[:, -missing:], bias[:, -missing:]
+        farthest = keys[:, :1].expand(-1, missing, -1), bias[:, :1].expand(-1, missing)
+        return torch.cat([farthest[0], keys], dim=1), torch.cat([farthest[1], bias], dim=1)
+
+    def _content_query(self, query: Tensor) -> Tensor:
+        return self._plus(query, self.r_w_bias)
+
+    def _distance_query(self, query: Tensor) -> Tensor:
+        return query * (1 / math.sqrt(self.head_dim))
+
+
+def attend_by_distance(
+    content_query: Tensor,
+    distance_query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_keys: Tensor,
+    distance_bias: Tensor | None,
+    bias: Tensor,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """softmax(Q⁺ Kᵀ + shift(Q* Rᵀ + b) + bias) V.
+
+    On GPUs the scores of distances are the additive bias of torch's fused attention; on CPUs, where that kernel gives
+    a bias no gradient, the steps are written out.
+
+    Shape: queries [B, H, T, D]; key, value [B, H, K, D]; distance_keys [H, K, D], distance_bias [H, K] (of the
+    distances K − 1, …, 0); bias [T, K] → [B, H, T, D].
+    """
+    if content_query.device.type != "cpu" or torch.compiler.is_compiling():
+        scores = shift(_by_distance(distance_query, distance_keys, distance_bias), bias)
+        return F.scaled_dot_product_attention(
+            content_query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0
+        )
+    if torch.is_grad_enabled():
+        return _attend(content_query, distance_query, key, value, distance_keys, distance_bias, bias, dropout_p)
+    return _attend_in_pieces(content_query, distance_query, key, value, distance_keys, distance_bias, bias)
+
+
+def _attend(
+    content_query: Tensor,
+    distance_query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_keys: Tensor,
+    distance_bias: Tensor | None,
+    bias: Tensor,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    batch, heads, queries, dim = content_query.shape
+    scores = shift(_by_distance(distance_query, distance_keys, distance_bias), bias)  # (B, H, T, K)
+    q, k, v = (x.reshape(batch * heads, -1, dim) for x in (content_query, key, value))
+    probabilities = torch.baddbmm(scores.view(batch * heads, queries, -1), q, k.transpose(1, 2)).softmax(-1)
+    return torch.bmm(dropout(probabilities, dropout_p), v).view(batch, heads, queries, dim)
+
+
+def _attend_in_pieces(
+    content_query: Tensor,
+    distance_query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_keys: Tensor,
+    distance_bias: Tensor | None,
+    bias: Tensor,
+) -> Tensor:
+    """The same without gradient, some heads of some rows at a time, so that their scores stay in cache."""
+    batch, heads, queries, _ = content_query.shape
+    each = queries * key.size(2)
+    rows = max(1, min(batch, _CACHED_SCORES // each))
+    together = max(1, min(heads, _CACHED_SCORES // (each * rows)))
+    if rows == batch and together == heads:
+        return _attend(content_query, distance_query, key, value, distance_keys, distance_bias, bias)
+    attended = torch.empty_like(content_query)
+    for row in range(0, batch, rows):
+        for head in range(0, heads, together):
+            piece = slice(row, row + rows), slice(head, head + together)
+            attended[piece] = _attend(
+                content_query[piece],
+                distance_query[piece],
+                key[piece],
+                value[piece],
+                distance_keys[piece[1]],
+                None if distance_bias is None else distance_bias[piece[1]],
+                bias,
+            )
+    return attended
+
+
+def _by_distance(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
+    """Q* Rᵀ + b: column c belongs to distance K − 1 − c. Query [B, H, T, D], keys [H, K, D] → [H, B, T, K]."""
+    batch, heads, queries, dim = query.shape
+    flat = query.transpose(0, 1).reshape(heads, batch * queries, dim)
+    if bias is None:
+        raw = torch.bmm(flat, keys.transpose(1, 2))
+    else:
+        raw = torch.baddbmm(bias[:, None, :], flat, keys.transpose(1, 2))
+    return raw.view(heads, batch, queries, -1)
+
+
+def shift(raw: Tensor, bias: Tensor) -> Tensor:
+    """Scores by distance as scores by key, plus *bias*, which hides the keys after each query (appendix B).
+
+    Row i of *raw* moves T − 1 − i places to the left. What stands where no key is seen (*bias* −∞) is arbitrary, and
+    the gradient there must be zero, as a softmax makes it.
+
+    Shape: raw [H, B, T, K], bias [T, K] → [B, H, T, K].
+    """
+    if raw.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _Shift.apply(raw, bias)
+    heads, batch, queries, keys = raw.shape
+    padded = F.pad(raw, (1, 0)).view(heads, batch, keys + 1, queries)
+    moved = padded[:, :, 1:].reshape(heads, batch, queries, keys)
+    return moved.transpose(0, 1) + bias.to(raw.dtype)
+
+
+class _Shift(torch.autograd.Function):
+    """The move is a view with row stride K − 1; its transpose is one copy that leaves out the last column."""
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, bias: Tensor) -> Tensor:
+        heads, batch, queries, keys = raw.shape
+        raw = raw.contiguous()
+        row = queries * keys
+        moved = raw.as_strided(
+            (batch, heads, queries, keys),
+            (row, batch * row, keys - 1, 1),
+            raw.storage_offset() + queries - 1,
+        )
+        return torch.add(moved, bias.to(raw.dtype), out=raw.new_empty(batch, heads, queries, keys))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
+        batch, heads, queries, keys = grad.shape
+        result = grad.new_empty(heads, batch, queries * keys)
+        result[:, :, : queries - 1] = 0
+        kept = result[:, :, queries - 1 : -1].view(heads, batch, queries, keys - 1)
+        kept.copy_(grad[..., : keys - 1].transpose(0, 1))
+        result[:, :, -1] = grad[:, :, -1, -1].t()
+        return result.view(heads, batch, queries, keys), None

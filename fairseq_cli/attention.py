@@ -1,0 +1,169 @@
+"""Draw where a model's heads look: attention over distance, at one position, and by the score's terms."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq import config, distributed, options
+from fairseq.data.indexed_dataset import Corpus
+from fairseq.data.samplers import rows_per_batch
+from fairseq.data.token_blocks import TokenBlocks
+from fairseq.errors import UserError
+from fairseq.evaluation import load_models, plots, report
+from fairseq.evaluation.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
+from fairseq.precision import Precision
+from fairseq.settings import AttentionConfig, CommonConfig, DataConfig
+from fairseq.trainer import parse_dict
+from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress
+from fairseq_cli.recl import stream_settings
+
+logger = logging.getLogger(__name__)
+SMALL_BATCH = 4096  # tokens of a batch where there is no memory and nothing else is asked for
+
+Head = tuple[int, int]
+
+
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    """Draw the attention of the checkpoint of ``--path`` on ``--gen-subset``; a table goes to stdout.
+
+    Returns:
+        The figures, as in ``results.json``.
+
+    Raises:
+        UserError: flags contradict each other, or the checkpoint or the data cannot be used.
+    """
+    cfg, data = config.extract(AttentionConfig, args), config.extract(DataConfig, args)
+    paths = checkpoint_paths(cfg)
+    if len(paths) > 1:
+        raise UserError(f"--path: {len(paths)} checkpoints; the attention of one model is drawn at a time")
+    if cfg.results_path is None:
+        raise UserError("--results-path: name a folder for the pictures and the numbers")
+    folder = Path(cfg.results_path)
+    plots.require("--results-path")
+    reader, heads, about = _load(args, cfg, data)
+    position = cfg.position
+    if position is None:
+        position = reader.choose_position(config.extract(CommonConfig, args).seed)
+    reader.check_position(position)
+    report.prepare_folder("--results-path", folder)
+    maps = reader.read(position, progress(args, data.gen_subset))
+    print(*_table(maps), sep="\n", flush=True)
+    _write(folder, maps, heads or maps.widest())
+    figures = {**_figures(maps), "checkpoint": paths[0], "data": args.data, "split": data.gen_subset, **about}
+    report.write_results(folder, figures)
+    return figures
+
+
+def _load(
+    args: argparse.Namespace, cfg: AttentionConfig, data: DataConfig
+) -> tuple[AttentionReader, list[Head], dict[str, int]]:
+    """The model with the corpus before it, the heads that are asked for, and how the corpus is read."""
+    overrides = parse_dict("--model-overrides", cfg.model_overrides)
+    (model,), task, model_args = load_models(checkpoint_paths(cfg), args.data, overrides, stream_settings(args))
+    modules = attention_modules(model)
+    heads = parse_heads(cfg.heads, len(modules), modules[0].num_heads)
+    if cfg.terms is None and not has_terms(modules):
+        logger.info("no picture of the score's terms: only relative attention has them")
+    dictionary, length = task.source_dictionary, model_args.tokens_per_sample
+    corpus = _first_tokens(task.corpus(data.gen_subset), cfg.first_tokens)  # type: ignore[attr-defined]
+    rows = _rows(data, length, model.memory_length)
+    reader = AttentionReader(
+        model,
+        TokenBlocks(corpus, length, "none", pad=dictionary.pad(), eos=dictionary.eos()),
+        dictionary,
+        rows=rows,
+        terms=has_terms(modules) if cfg.terms is None else cfg.terms,
+        precision=Precision(args),
+        device=distributed.device_of(args),
+    )
+    return reader, heads, {"segment": length, "memory": model.memory_length, "rows": rows}
+
+
+def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
+    """``0:3,15:8`` → [(0, 3), (15, 8)]; nothing: an empty list.
+
+    Raises:
+        UserError: *text* is no such list, or the model of *layers* layers with *heads* heads has no such head.
+    """
+    found = []
+    for item in text.split(",") if text is not None else []:
+        match = re.fullmatch(r"\s*(\d+):(\d+)\s*", item)
+        if match is None:
+            raise UserError(f"--heads {text}: expected layer:head pairs such as 0:3,{layers - 1}:0, numbered from 0")
+        layer, head = int(match[1]), int(match[2])
+        if layer >= layers or head >= heads:
+            raise UserError(
+                f"--heads {layer}:{head}: no such head; layers go from 0 to {layers - 1}, heads from 0 to {heads - 1}"
+            )
+        found.append((layer, head))
+    return found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The beginning of a corpus, as one line."""
+
+    tokens: np.ndarray
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.array([len(self.tokens)], dtype=np.int32)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        return np.array([0, len(self.tokens)], dtype=np.int64)
+
+
+def _first_tokens(corpus: Corpus, count: int | None) -> Corpus:
+    return corpus if count is None else _Part(corpus.tokens[:count])
+
+
+def _rows(data: DataConfig, length: int, memory: int) -> int:
+    """Rows side by side: as asked for; else one with memory, some without."""
+    if data.batch_size is None and data.max_tokens is None:
+        return 1 if memory else max(1, SMALL_BATCH // length)
+    return rows_per_batch(data.max_tokens, data.batch_size, length)
+
+
+def _table(maps: AttentionMaps) -> list[str]:
+    """A Markdown table: for each layer the mean distance, in tokens, of its heads, the narrowest and the widest."""
+    lines = ["| layer | mean distance (tokens) | narrowest head | widest head |", "| ---: | ---: | ---: | ---: |"]
+    for layer, far in enumerate(maps.mean_distance()):
+        ends = " | ".join(f"{head} ({far[head]:.1f})" for head in (int(far.argmin()), int(far.argmax())))
+        lines.append(f"| {layer} | {far.mean():.1f} | {ends} |")
+    return lines
+
+
+def _figures(maps: AttentionMaps) -> dict[str, Any]:
+    return {
+        "positions": maps.queries,
+        "position": maps.position,
+        "mean_distance": maps.mean_distance().tolist(),
+        "terms": sorted(maps.terms),
+    }
+
+
+def _write(folder: Path, maps: AttentionMaps, heads: list[Head]) -> None:
+    """The numbers and the pictures, in *folder*."""
+    maps.save(folder / "attention.npz")
+    plots.draw_distances(folder / "attention-distance.png", maps)
+    plots.draw_position(folder / "attention-position.png", maps, heads)
+    if maps.terms:
+        plots.draw_terms(folder / "attention-terms.png", maps)
+
+
+def cli_main() -> None:
+    """``fairseq-attention``."""
+    log_to_stderr()
+    options.run_command(main, options.get_attention_parser)
+
+
+if __name__ == "__main__":
+    cli_main()

@@ -1,0 +1,156 @@
+"""Continue prompts with a language model: each line of a terminal or a pipe as it comes, or a file's in batches."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fairseq import config, options
+from fairseq.errors import UserError
+from fairseq.settings import InteractiveConfig
+from fairseq_cli.common import log_to_stderr, progress
+from fairseq_cli.generate import Writer, check_samples, escape_what_stdout_lacks
+
+logger = logging.getLogger(__name__)
+
+MOST_NAMED = 10  # unknown words in a warning
+
+
+def main(args: argparse.Namespace) -> None:
+    """Continue the prompts of ``--input``: prompt and continuation go to stdout.
+
+    A line is a prompt, an empty one the start of a text. Prompt number n, from 0, and ``--seed`` decide what is
+    sampled, however the prompts are read. Texts are separated by a line of dashes.
+
+    Raises:
+        UserError: flags contradict each other; the input, a checkpoint or the dictionary cannot be used.
+    """
+    cfg = config.extract(InteractiveConfig, args)
+    check_samples(cfg, cfg.num_samples)
+    lines = None if cfg.input == "-" else _read_file(Path(cfg.input))
+    writer = Writer.load(args, cfg)
+    if lines is None:
+        _answer(_stdin_lines(), writer, cfg)
+    else:
+        _answer_together(lines, writer, cfg, args)
+
+
+def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> None:
+    """Continue each of *lines* as it comes, token by token."""
+    for number, line in enumerate(lines):
+        [prompt] = _encode([line], writer, number)
+        for sample in range(cfg.num_samples):
+            tokens = writer.continue_one(prompt, number, sample)
+            if cfg.json:
+                _print_object(writer, number, sample, prompt, list(tokens))
+            else:
+                _print_text(writer, prompt, tokens, first=number == sample == 0)
+
+
+def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, args: argparse.Namespace) -> None:
+    """Continue *lines* in batches; each text is shown as soon as those before it are."""
+    prompts = _encode(lines, writer)
+    order = iter([(number, sample) for number in range(len(prompts)) for sample in range(cfg.num_samples)])
+    awaited, done = next(order), {}
+    for key, tokens in writer.continue_all(prompts, cfg.num_samples, progress(args, "tokens")):
+        done[key] = tokens
+        while awaited in done:
+            number, sample = awaited
+            text = done.pop(awaited)
+            if cfg.json:
+                _print_object(writer, number, sample, prompts[number], text)
+            else:
+                _print_text(writer, prompts[number], text, first=number == sample == 0)
+            awaited = next(order, (-1, -1))
+
+
+def _encode(lines: list[str], writer: Writer, first: int = 0) -> list[list[int]]:
+    """The tokens of prompts, ``</s>`` before each; unknown words and too long prompts are named once."""
+    eos = writer.task.source_dictionary.eos()
+    prompts, unknown = [], dict[str, None]()
+    for line in lines:
+        tokens, strange = writer.writing.encode(line)
+        prompts.append([eos, *tokens])
+        unknown |= dict.fromkeys(strange)
+    if unknown:
+        named, more = list(unknown)[:MOST_NAMED], len(unknown) - MOST_NAMED
+        words = " ".join(named) + (f" and {more} more" if more > 0 else "")
+        logger.warning("not in the dictionary, read as <unk>: %s", words)
+    writer.warn_of_length({f"prompt {first + i + 1}": len(prompt) for i, prompt in enumerate(prompts)})
+    return prompts
+
+
+def _print_text(writer: Writer, prompt: list[int], tokens: Iterable[int], first: bool) -> None:
+    """The prompt and what follows it, each piece as soon as it is there."""
+    if not first:
+        print("-" * 8)
+    text = writer.writing.stream()
+    print(text.add(prompt[1:]) + text.pause(), end="", flush=True)
+    for token in tokens:
+        print(text.add([token]), end="", flush=True)
+    print(text.end(), flush=True)
+
+
+def _print_object(writer: Writer, number: int, sample: int, prompt: list[int], tokens: list[int]) -> None:
+    text = writer.writing.stream()
+    before = text.add(prompt[1:]) + text.pause()
+    values = {"prompt": number, "sample": sample, "text": before, "continuation": text.add(tokens) + text.end()}
+    print(json.dumps({**values, "tokens": tokens}, ensure_ascii=False), flush=True)
+
+
+def _read_file(path: Path) -> list[str]:
+    """The lines of a file of prompts.
+
+    Raises:
+        UserError: it cannot be read, is empty or not UTF-8.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"--input {path}: cannot be read ({error.strerror})") from None
+    if not content:
+        raise UserError(f"--input {path}: no prompts in it; give a file with a prompt a line")
+    lines = content.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
+    return [_text(line, f"--input {path}", number) for number, line in enumerate(lines, 1)]
+
+
+def _stdin_lines() -> Iterator[str]:
+    """The lines of stdin as they come; on a terminal each is asked for.
+
+    Raises:
+        UserError: one is not UTF-8.
+    """
+    asked = sys.stdin.isatty()
+    for number in range(1, sys.maxsize):
+        if asked:
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            break
+        yield _text(line.rstrip(b"\r\n"), "stdin", number)
+    if asked:
+        print(file=sys.stderr)
+
+
+def _text(line: bytes, where: str, number: int) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{where}: line {number}, byte {error.start + 1}: not UTF-8; convert the text, as with iconv"
+        ) from None
+
+
+def cli_main() -> None:
+    """``fairseq-interactive``."""
+    log_to_stderr()
+    escape_what_stdout_lacks()
+    options.run_command(main, options.get_interactive_generation_parser)
+
+
+if __name__ == "__main__":
+    cli_main()

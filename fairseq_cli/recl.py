@@ -1,0 +1,138 @@
+"""Measure how long a context each model of a group makes use of: relative effective context length."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq import config, distributed, options
+from fairseq.data.files import atomic_write
+from fairseq.errors import UserError
+from fairseq.evaluation import plots, recl, report
+from fairseq.precision import Precision
+from fairseq.settings import CommonConfig, DataConfig, ReclConfig
+from fairseq.trainer import compile_model, parse_dict
+from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress
+
+logger = logging.getLogger(__name__)
+DEFAULT_MAX_TOKENS = 8192
+
+
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure the checkpoints of ``--path`` on ``--gen-subset``; the table goes to stdout, progress to stderr.
+
+    Returns:
+        The figures, as in ``results.json``.
+
+    Raises:
+        UserError: flags contradict each other, or a checkpoint or the data cannot be used.
+    """
+    cfg, data, common = _settings(args)
+    paths = checkpoint_paths(cfg)
+    names = recl.distinct_names(paths, cfg.names)
+    contexts = recl.context_lengths(cfg.step, cfg.max_context)
+    if cfg.results_path is not None:
+        plots.require("--results-path")
+        report.prepare_folder("--results-path", Path(cfg.results_path))
+    device = distributed.device_of(args)
+    if len(paths) == 1:
+        logger.info("a single model is compared with itself; its RECL cannot be set beside that of other runs")
+    readers, tokens = _load(args, cfg, paths, names, int(contexts[-1]))
+    positions = recl.draw_positions(len(tokens), int(contexts[-1]), cfg.positions, common.seed)
+    measured = recl.measure(
+        readers,
+        tokens,
+        positions,
+        contexts,
+        max_tokens=data.max_tokens or DEFAULT_MAX_TOKENS,
+        precision=Precision(args),
+        device=device,
+        progress=progress(args, "contexts"),
+    )
+    gains = [recl.relative_gains(measured.losses, top_r) for top_r in dict.fromkeys(cfg.top_r)]
+    _print(measured, gains, cfg)
+    figures = recl.results(measured, gains, cfg.threshold)
+    if cfg.results_path is not None:
+        about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "seed": common.seed}
+        _write(Path(cfg.results_path), {**figures, **about}, measured, positions, gains, cfg.threshold)
+    return figures
+
+
+def stream_settings(args: argparse.Namespace) -> argparse.Namespace:
+    """*args* for :func:`~fairseq.evaluation.load_models`, where the corpus is one stream whatever its lines.
+
+    Raises:
+        UserError: *args* ask for another way of cutting it.
+    """
+    settings = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
+    if settings.sample_break_mode != "none":
+        raise UserError(f"--sample-break-mode {settings.sample_break_mode}: the split is read as one stream; use none")
+    return settings
+
+
+def _settings(args: argparse.Namespace) -> tuple[ReclConfig, DataConfig, CommonConfig]:
+    return config.extract(ReclConfig, args), config.extract(DataConfig, args), config.extract(CommonConfig, args)
+
+
+def _load(
+    args: argparse.Namespace, cfg: ReclConfig, paths: Sequence[str], names: Sequence[str], longest: int
+) -> tuple[list[recl.WindowReader], np.ndarray]:
+    """The models of the group, able to read *longest* tokens, and the tokens of the split."""
+    overrides = parse_dict("--model-overrides", cfg.model_overrides)
+    settings = stream_settings(args)
+    readers = []
+    for path, name in zip(paths, names, strict=True):
+        reader, task = recl.load_reader(path, name, args.data, longest, overrides, settings, cfg.whole_windows)
+        if getattr(args, "compile", False):
+            compile_model(reader.model)
+        readers.append(reader)
+    return readers, task.corpus(args.gen_subset).tokens
+
+
+def _print(measured: recl.ContextLosses, gains: Sequence[recl.Gains], cfg: ReclConfig) -> None:
+    count = measured.losses.shape[2]
+    print(*recl.table(measured, gains, cfg.threshold), sep="\n")
+    print(f"\nContexts in tokens, step {cfg.step}, threshold {cfg.threshold:g}, {count} positions.", flush=True)
+
+
+def _write(
+    folder: Path,
+    figures: dict[str, Any],
+    measured: recl.ContextLosses,
+    positions: np.ndarray,
+    gains: Sequence[recl.Gains],
+    threshold: float,
+) -> None:
+    """The table, the figures, every loss, and the pictures, in *folder*."""
+    try:
+        with atomic_write(folder / "recl.md") as file:
+            file.write("\n".join([*recl.table(measured, gains, threshold), ""]).encode())
+        with atomic_write(folder / "losses.npz") as file:
+            np.savez(
+                file,
+                names=np.array(measured.names),
+                contexts=measured.contexts,
+                positions=positions,
+                losses=measured.losses,
+            )
+    except OSError as error:
+        raise UserError(f"--results-path {folder}: cannot be written ({error.strerror})") from None
+    plots.draw_gains(folder / "recl-gain.png", measured, gains, None)
+    plots.draw_gains(folder / "recl-relative-gain.png", measured, gains, threshold)
+    plots.draw_perplexities(folder / "recl-perplexity.png", measured)
+    report.write_results(folder, figures)
+
+
+def cli_main() -> None:
+    """``fairseq-recl``."""
+    log_to_stderr()
+    options.run_command(main, options.get_recl_parser)
+
+
+if __name__ == "__main__":
+    cli_main()

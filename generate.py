@@ -1,0 +1,4 @@
+from fairseq_cli.generate import cli_main
+
+if __name__ == "__main__":
+    cli_main()

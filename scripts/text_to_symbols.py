@@ -1,0 +1,132 @@
+"""Write a text byte by byte, or letter by letter, as symbols between spaces, for ``fairseq-preprocess``.
+
+    python -m scripts.text_to_symbols enwik8 DIR --kind bytes       # every byte as its number, 0 to 255
+    python -m scripts.text_to_symbols text8 DIR --kind letters      # a to z, of a text of letters and spaces
+
+Writes ``train.txt`` (the first 90 %), ``valid.txt`` and ``test.txt`` (5 % each), cut at exact bytes, and ``dict.txt``,
+the symbols of all three by falling frequency (``--srcdict``). A line ends where the text has a line feed (of bytes) or
+a space (of letters): the ``</s>`` that ends each line stands for that character, so that a split has as many tokens as
+characters, or one more, if the split ends in the middle of a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from tqdm import tqdm
+
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.files import atomic_write
+from fairseq.errors import UserError
+
+LINE_ENDS = {"bytes": ord("\n"), "letters": ord(" ")}
+LETTERS = frozenset(b"abcdefghijklmnopqrstuvwxyz ")
+CHUNK = 1 << 20
+
+
+def symbol(byte: int, kind: str) -> str:
+    """How *byte* is written."""
+    return str(byte) if kind == "bytes" else chr(byte)
+
+
+def split_sizes(total: int) -> dict[str, int]:
+    """The bytes of each split of a text of *total*: 90, 5 and 5 %, of enwik8 and text8 90, 5 and 5 million."""
+    part = total // 20
+    return {"train": total - 2 * part, "valid": part, "test": part}
+
+
+def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
+    """Write the splits of *source* and their dictionary to *destdir*: all four files, or none.
+
+    Memory does not depend on the text's length.
+
+    Returns:
+        The tokens of each split.
+
+    Raises:
+        UserError: the text cannot be read, is too short to split or has what is no letter; the files cannot be written.
+    """
+    try:
+        total = source.stat().st_size
+        if total < 20:
+            raise UserError(f"{source}: {total} bytes; 20 are needed for a split of 90, 5 and 5 %")
+        destdir.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as files:
+            text = files.enter_context(open(source, "rb"))
+            bar = files.enter_context(tqdm(total=total, unit="B", unit_scale=True, disable=None, leave=False))
+            tokens, counts = {}, np.zeros(256, dtype=np.int64)
+            for name, size in split_sizes(total).items():
+                out = files.enter_context(atomic_write(destdir / f"{name}.txt"))
+                tokens[name] = _write_split(text, out, size, kind, counts, bar)
+            _write_dictionary(files.enter_context(atomic_write(destdir / "dict.txt")), counts, kind)
+    except OSError as error:
+        raise UserError(f"{error.filename or destdir}: {error.strerror}; choose another file or folder") from None
+    return tokens
+
+
+def _write_split(text: BinaryIO, out: BinaryIO, size: int, kind: str, counts: np.ndarray, bar: tqdm) -> int:
+    """Write the next *size* bytes of *text* as symbols, and count them; returns the tokens."""
+    end = LINE_ENDS[kind]
+    table = [b"\n" if byte == end else f"{symbol(byte, kind)} ".encode("latin-1") for byte in range(256)]
+    tokens, last = size, end
+    for chunk in _chunks(text, size):
+        if kind == "letters" and not LETTERS.issuperset(chunk):
+            at = next(i for i, byte in enumerate(chunk) if byte not in LETTERS)
+            raise UserError(
+                f"{text.name}: byte {text.tell() - len(chunk) + at} is {chunk[at : at + 1]!r}, neither a letter from a "
+                "to z nor a space; use --kind bytes"
+            )
+        out.write(b"".join([table[byte] for byte in chunk]))
+        counts += np.bincount(np.frombuffer(chunk, np.uint8), minlength=256)
+        last = chunk[-1]
+        bar.update(len(chunk))
+    if last != end:
+        out.write(b"\n")
+        tokens += 1
+    return tokens
+
+
+def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    while size:
+        chunk = file.read(min(size, CHUNK))
+        if not chunk:
+            raise UserError(f"{file.name}: became shorter while it was read; start again when it is complete")
+        size -= len(chunk)
+        yield chunk
+
+
+def _write_dictionary(file: BinaryIO, counts: np.ndarray, kind: str) -> None:
+    dictionary = Dictionary()
+    for byte in np.flatnonzero(counts).tolist():
+        if byte != LINE_ENDS[kind]:
+            dictionary.add_symbol(symbol(byte, kind), int(counts[byte]))
+    dictionary.finalize()
+    words = zip(dictionary.symbols[dictionary.nspecial :], dictionary.count[dictionary.nspecial :], strict=True)
+    file.writelines(f"{word} {count}\n".encode() for word, count in words)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, metavar="TEXT", help="the text, one file")
+    parser.add_argument("destdir", type=Path, metavar="DIR", help="folder for the four files")
+    parser.add_argument("--kind", choices=sorted(LINE_ENDS), required=True, help="what a symbol is")
+    args = parser.parse_args(argv)
+    try:
+        tokens = convert(args.source, args.destdir, args.kind)
+    except UserError as error:
+        print(f"text_to_symbols.py: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    for name, size in split_sizes(args.source.stat().st_size).items():
+        added = "" if tokens[name] == size else ", and one </s> more: it ends in the middle of a line"
+        print(f"{args.destdir / name}.txt: {size:,} characters{added}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""fairseq-attention: averages over distance against naive accumulation, its files, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import naive
+import numpy as np
+import pytest
+import runs
+import torch
+from torch import nn
+
+from fairseq import options
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.indexed_dataset import IndexedCorpus
+from fairseq.data.token_blocks import TokenBlocks
+from fairseq.errors import UserError
+from fairseq.evaluation.attention_maps import AttentionReader, distances, softmax_over_span
+from fairseq.models.base import FairseqLanguageModel
+from fairseq_cli import attention as command
+
+BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def transformer_xl(tmp_path_factory):
+    """A Transformer-XL of 2 layers with 2 heads, segments of 16 and memory of 24, after a few updates."""
+    folder = tmp_path_factory.mktemp("xl")
+    flags = "--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --batch-size 4 --mem-len 24"
+    runs.train(folder, flags, "--tokens-per-sample 16 --optimizer adam --lr 0.01 --max-update 5 --no-epoch-checkpoints")
+    return folder / "checkpoint_last.pt"
+
+
+def run(*flags, data=runs.DATA):
+    """Run the command in this process; returns its figures. A list holds words that are not to be split."""
+    argv = [word for flag in flags for word in ([str(f) for f in flag] if isinstance(flag, list) else flag.split())]
+    return command.main(options.parse_args_and_arch(options.get_attention_parser(), [str(data), "--cpu", *argv]))
+
+
+class ThreeBack(nn.Module):
+    """Attention whose head 0 looks three tokens back (or as far as it can), and head 1 at itself."""
+
+    num_heads = 2
+
+    def forward(self, x, memory=None, positions=None, cache=None, held=0):
+        return x
+
+    def weights(self, x, memory, positions):
+        queries = x.size(1)
+        keys = queries + (0 if memory is None else memory.size(1))
+        found = torch.zeros(x.size(0), 2, queries, keys)
+        for i in range(queries):
+            found[:, 0, i, max(0, keys - queries + i - 3)] = 1
+            found[:, 1, i, keys - queries + i] = 1
+        return found
+
+    def terms(self, x, memory, positions):
+        weights = self.weights(x, memory, positions)
+        ahead = torch.where(distances(*weights.shape[2:]) < 0, 1e4, 0.0)  # what must be masked
+        return {name: ahead + scale * weights for name, scale in zip("abcd", (0, 50, 5, 0), strict=True)}
+
+
+class Stub(FairseqLanguageModel):
+    """A model of one such layer, which remembers *memory* tokens."""
+
+    def __init__(self, memory):
+        super().__init__(nn.Module())
+        self.decoder.layers = nn.ModuleList([nn.Module()])
+        self.decoder.layers[0].self_attn = ThreeBack()
+        self.memory_length = memory
+
+    def forward(self, tokens, memory=None):
+        x = tokens[..., None].float()
+        self.decoder.layers[0].self_attn(x, memory=None if memory is None else memory[0], positions=None)
+        seen = x if memory is None else torch.cat([memory[0], x], dim=1)
+        return x, {"memory": [seen[:, -self.memory_length :]] if self.memory_length else None}
+
+
+def stub_reader(memory, tokens=103, length=8, rows=1):
+    dictionary = Dictionary()
+    for word in "abcdefg":
+        dictionary.add_symbol(word)
+    ids = np.arange(tokens) % 7 + dictionary.nspecial
+    corpus = SimpleNamespace(tokens=ids, sizes=np.array([tokens]), offsets=np.array([0, tokens]))
+    blocks = TokenBlocks(corpus, length, "none", pad=dictionary.pad(), eos=dictionary.eos())
+    return AttentionReader(Stub(memory), blocks, dictionary, rows=rows, terms=True)
+
+
+def stub_maps(memory, rows=1, position=50):
+    return stub_reader(memory, rows=rows).read(position)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_attention_that_looks_three_back_peaks_at_three(rows):
+    maps = stub_maps(memory=12, rows=rows)
+    assert maps.attention.shape == (1, 2, 20)
+    assert maps.attention[0, 0].tolist() == [0, 0, 0, 1] + [0] * 16
+    assert maps.attention[0, 1].tolist() == [1] + [0] * 19
+    assert maps.mean_distance().tolist() == [[3, 0]] and maps.widest() == [(0, 0)]
+    # Of the 13 segments two in each row have no full memory; the last segment has 7 tokens.
+    assert maps.queries == {1: 103 - 16, 3: 103 - 3 * 16}[rows]
+    assert (maps.reach[:13] == 1).all() and (np.diff(maps.reach[12:]) < 0).all()
+
+
+def test_without_memory_every_token_counts_and_reach_says_how_far_they_see():
+    maps = stub_maps(memory=0, rows=2)
+    assert maps.queries == 103
+    full, last = 12, 7  # segments of 8 tokens, and the tokens of the thirteenth
+    expected = [(full * (8 - d) + max(0, last - d)) / 103 for d in range(8)]
+    np.testing.assert_allclose(maps.reach, expected)
+    # The first three tokens of each segment cannot look three back and look at the segment's first instead.
+    np.testing.assert_allclose(maps.attention[0, 0], [13 / 103] * 3 + [(103 - 39) / 103] + [0] * 4)
+    np.testing.assert_allclose(maps.given_reach(maps.attention)[0, 0, 3], 1)
+
+
+def test_terms_are_softmaxes_of_what_a_query_sees():
+    maps = stub_maps(memory=12)
+    assert sorted(maps.terms) == ["a", "b", "c", "d"]
+    for term in maps.terms.values():
+        np.testing.assert_allclose(term.sum(-1), 1)
+    assert maps.terms["b"][0, 0, 3] == pytest.approx(1) and maps.terms["b"][0, 1, 0] == pytest.approx(1)
+    # (c) is e⁵ at distance 3 among S − 1 ones, where the queries of a segment see 13 to 20 keys; the last sees 19.
+    seen = np.array([*range(13, 21)] * 10 + [*range(13, 20)])
+    assert maps.terms["c"][0, 0, 3] == pytest.approx(np.mean(np.exp(5) / (np.exp(5) + seen - 1)), rel=1e-6)
+    assert maps.terms["a"][0, 0, 0] == pytest.approx(np.mean(1 / seen))
+
+
+def test_a_term_of_same_length_sees_as_many_keys_everywhere():
+    shares = softmax_over_span(torch.zeros(1, 1, 3, 7), visible=4)[0, 0]
+    assert (shares > 0).tolist() == [[i + 1 <= j <= i + 4 for j in range(7)] for i in range(3)]
+
+
+@pytest.mark.parametrize("position, words", [(50, 13 + 50 % 8), (3, 4), (0, 1)])
+def test_words_stand_at_their_distance(position, words):
+    maps = stub_maps(memory=12, position=position)
+    before = ["abcdefg"[place % 7] for place in range(position - 1, -1, -1)] + ["</s>"]
+    assert maps.words == before[:words] and maps.target == "abcdefg"[position % 7]
+    assert maps.at_position.shape == (1, 2, words)
+    assert maps.at_position[0, 0].argmax() == min(3, words - 1)
+
+
+class Watched(naive.NaiveLM):
+    """The naive model, which notes what each head of each query attends to: (layer, head) → [[weight by distance]]."""
+
+    def attention(self, name, context, queries, infused):
+        dim, heads = self.args["decoder_embed_dim"], self.args["decoder_attention_heads"]
+        placed = context + torch.stack([self.position(i) for i in range(len(context))]) if infused else context
+        query, key = self.linear(f"{name}.q_proj", placed), self.linear(f"{name}.k_proj", placed)
+        for head in range(heads):
+            part = slice(head * dim // heads, (head + 1) * dim // heads)
+            for place in range(len(context) - queries, len(context)):
+                scores = key[: place + 1, part] @ query[place, part] / (dim / heads) ** 0.5
+                self.seen[int(name.split(".")[2]), head].append(scores.softmax(0).flip(0).numpy())
+        return super().attention(name, context, queries, infused)
+
+    def read(self, source, length, rows, memory):
+        """Averages [L, H, D] over the positions whose memory is full, and how many those are."""
+        layers, heads = self.args["decoder_layers"], self.args["decoder_attention_heads"]
+        sums, queries = np.zeros((layers, heads, memory + length)), 0
+        segments = -(-len(source) // length)
+        in_row = -(-segments // rows)
+        cache = None
+        for number in range(segments):
+            cache = cache if number % in_row else None
+            self.seen = {(layer, head): [] for layer in range(layers) for head in range(heads)}
+            _, cache = self.hidden(source[number * length : (number + 1) * length], cache)
+            if (number % in_row) * length < memory:
+                continue
+            queries += len(self.seen[0, 0])
+            for (layer, head), found in self.seen.items():
+                for weights in found:
+                    sums[layer, head, : len(weights)] += weights
+        return sums / queries, queries
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("memory", [0, 11])
+def test_averages_are_those_of_naive_accumulation(memory, rows, tmp_path):
+    vocabulary = len(Dictionary.load(str(runs.DATA / "dict.txt")))
+    kind = {"tokens_from_prev": memory, "position_infused_attention": True} if memory else {}
+    args, state = naive.checkpoint(tmp_path / "model.pt", vocabulary, tokens_per_sample=6, **kind)
+    run(["--path", tmp_path / "model.pt", "--results-path", tmp_path], f"--first-tokens 57 --batch-size {rows}")
+    tokens = IndexedCorpus(str(runs.DATA / "test")).tokens[:57]
+    source = torch.from_numpy(np.concatenate([[naive.EOS], tokens[:-1]]).astype(np.int64))
+    expected, queries = Watched(args, state).read(source, 6, rows, memory)
+    with np.load(tmp_path / "attention.npz") as saved:
+        assert saved["queries"] == queries
+        np.testing.assert_allclose(saved["attention"], expected, atol=1e-6)
+        np.testing.assert_allclose(saved["attention"].sum(-1), 1, atol=1e-6)
+        assert saved["words"].dtype.kind == "U" and not any(name.startswith("term") for name in saved)
+
+
+def test_a_transformer_xl_shows_everything(transformer_xl, tmp_path, capsys):
+    flags = "--heads 0:1,1:0 --position 900 --batch-size 2"
+    figures = run(["--path", transformer_xl, "--results-path", tmp_path], flags)
+    assert figures["segment"] == 16 and figures["memory"] == 24 and figures["rows"] == 2
+    with np.load(tmp_path / "attention.npz") as saved:
+        for name in ("attention", "term_a", "term_b", "term_c", "term_d"):
+            assert saved[name].shape == (2, 2, 40)
+            np.testing.assert_allclose(saved[name].sum(-1), 1, atol=1e-6)
+        np.testing.assert_allclose(saved["at_position"].sum(-1), 1, atol=1e-6)
+        far = (saved["attention"] * np.arange(40)).sum(-1)
+    np.testing.assert_allclose(json.loads((tmp_path / "results.json").read_text())["mean_distance"], far)
+    assert f"| 1 | {far[1].mean():.1f} |" in capsys.readouterr().out
+    for name in ("distance", "position", "terms"):
+        assert (tmp_path / f"attention-{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_same_length_and_another_memory_can_be_looked_at(transformer_xl, tmp_path):
+    run(["--path", transformer_xl, "--results-path", tmp_path], "--mem-len 40 --same-length --no-terms")
+    with np.load(tmp_path / "attention.npz") as saved:
+        assert (saved["attention"][..., :40] > 0).all() and (saved["attention"][..., 40:] == 0).all()
+        assert "term_b" not in saved
+    assert not (tmp_path / "attention-terms.png").exists()
+
+
+def test_a_position_with_full_memory_is_chosen_by_the_seed():
+    reader = stub_reader(memory=30, rows=2)
+    found = [reader.choose_position(seed) for seed in range(40)]
+    assert found == [reader.choose_position(seed) for seed in range(40)]
+    # Rows of seven and six segments of 8 tokens, of which the first four do not have 30 tokens before them.
+    assert {*found} == {39, 47, 55, 95, 102}
+
+
+@pytest.mark.parametrize(
+    "flags, line",
+    [
+        ("--results-path out", "--path: name a checkpoint"),
+        (f"--path {BASELINE}", "--results-path: name a folder"),
+        (f"--path {BASELINE}:{SHORTFORMER} --results-path out", "--path: 2 checkpoints"),
+        (f"--path {BASELINE} --results-path out --terms", "--terms: the model's attention is not relative"),
+        (f"--path {BASELINE} --results-path out --heads 0", "--heads 0: expected layer:head pairs"),
+        (f"--path {BASELINE} --results-path out --heads 0:1,", "--heads 0:1,: expected layer:head pairs"),
+        (f"--path {BASELINE} --results-path out --heads 0:1,2:0", "--heads 2:0: no such head; layers go from 0 to 1"),
+        (f"--path {BASELINE} --results-path out --heads -1:0", "--heads"),
+        (f"--path {BASELINE} --results-path out --position -1", "--position -1: must be at least 0"),
+        (f"--path {BASELINE} --results-path out --position 2292", "--position 2292: the tokens read are number 0 to"),
+        (f"--path {BASELINE} --results-path out --first-tokens 9 --position 9", "number 0 to 8; choose one of them"),
+        (f"--path {BASELINE} --results-path /dev/null/x", "--results-path /dev/null/x: cannot be made"),
+        (f"--path {SHORTFORMER} --results-path out --first-tokens 64", "64 tokens in 1 rows do not fill the memory"),
+        (f"--path {SHORTFORMER} --results-path out --batch-size 40", "do not fill the memory of 64; give fewer rows"),
+        (f"--path {SHORTFORMER} --results-path out --batch-size 40 --position 3", "do not fill the memory of 64"),
+        (f"--path {BASELINE} --results-path out --gen-subset nothing", "nothing.idx: cannot be read"),
+        (f"--path {BASELINE} --results-path out --sample-break-mode eos", "--sample-break-mode eos: the split is read"),
+    ],
+)
+def test_mistakes_are_one_line(flags, line, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fairseq-attention", str(runs.DATA), "--cpu", *flags.split()])
+    with pytest.raises(SystemExit) as end:
+        command.cli_main()
+    stderr = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
+    assert end.value.code == 2 and len(stderr) == 1 and line in stderr[0]
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_a_model_that_does_not_show_its_attention_is_refused():
+    model = Stub(0)
+    model.decoder.layers[0].self_attn = nn.Identity()
+    with pytest.raises(UserError, match="--path: Stub does not show its attention"):
+        command.attention_modules(model)
+
+
+def test_without_matplotlib_nothing_is_begun(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"--results-path: pictures need matplotlib.*\[plots\]"):
+        run(["--path", BASELINE, "--results-path", tmp_path / "x"])
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,303 @@
+"""fairseq-interactive: prompts in, running text out, the same by pipe and by file; text and tokens, there and back."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import random
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import naive
+import pytest
+import runs
+
+from fairseq import options
+from fairseq.data.dictionary import Dictionary
+from fairseq.errors import UserError
+from fairseq.generation.text import SPACES, merge, never_written, writing_of
+from fairseq.hub import LanguageModel
+from fairseq_cli import interactive
+
+SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
+BASELINE = runs.GOLDEN / "baseline.pt"
+FLAGS = "--task language_modeling --cpu --max-new-tokens 25"
+SAMPLING = "--sampling --sampling-topk 40"
+PROMPTS = "= dun =\nshouth gres\n\nvoshamzath chen selkum sairoth . plom , plom\n"
+
+
+def run(*flags, data=runs.DATA):
+    args = options.parse_args_and_arch(options.get_interactive_generation_parser(), [str(data), *runs.words(*flags)])
+    interactive.main(args)
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+    """Puts bytes into stdin."""
+
+    def fill(content):
+        stdin = SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: False)
+        monkeypatch.setattr(interactive.sys, "stdin", stdin)
+
+    return fill
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [SAMPLING, "", "--beam 3", f"{SAMPLING} --num-samples 3", f"{SAMPLING} --json"])
+@pytest.mark.parametrize("checkpoint", [SHORTFORMER, BASELINE], ids=["shortformer", "baseline"])
+def test_pipe_and_file_give_the_same_texts_in_the_same_order(checkpoint, how, pipe, capsys, tmp_path):
+    (tmp_path / "prompts").write_text(PROMPTS)
+    pipe(PROMPTS.encode())
+    run(FLAGS, how, "--path", checkpoint)
+    streamed = capsys.readouterr().out
+    for batch_size in (1, 3, 64):
+        run(FLAGS, how, "--path", checkpoint, "--input", tmp_path / "prompts", "--batch-size", batch_size)
+        assert capsys.readouterr().out == streamed
+    texts = streamed.splitlines() if "--json" in how else streamed.split("-" * 8 + "\n")
+    assert len(texts) == 4 * (3 if "--num-samples" in how else 1)
+
+
+def test_text_is_that_of_the_python_interface(pipe, capsys):
+    model = LanguageModel.from_pretrained(SHORTFORMER, runs.DATA)
+    pipe(b"shouth gres\n")
+    run(FLAGS, SAMPLING, "--json --seed 6 --path", SHORTFORMER)
+    found = json.loads(capsys.readouterr().out)
+    words = [token if token != "</s>" else "\n" for token in (model.dictionary[i] for i in found["tokens"])]
+    text = model.sample("shouth gres", max_tokens=25, top_k=40, seed=6)
+    assert text.split() == ["shouth", "gres", *" ".join(words).split()]
+    assert (found["prompt"], found["sample"], found["text"]) == (0, 0, "shouth gres")
+
+
+def test_seed_and_prompt_number_decide_what_is_sampled(pipe, capsys):
+    def texts(*flags):
+        pipe(b"gres\ngres\n")
+        run(FLAGS, SAMPLING, "--path", SHORTFORMER, *flags)
+        return capsys.readouterr().out.split("-" * 8 + "\n")
+
+    first, again, other = texts("--seed 1"), texts("--seed 1"), texts("--seed 2")
+    assert first == again and len({*first, *other}) == 4
+
+
+def test_tokens_are_shown_as_they_are_chosen(monkeypatch, pipe):
+    shown = []
+    monkeypatch.setattr(interactive, "print", lambda *text, **how: shown.append((*text, how["flush"])), raising=False)
+    pipe(b"gres\n")
+    run(FLAGS, SAMPLING, "--path", SHORTFORMER)
+    assert len(shown) == 27 and all(flush for *_, flush in shown)
+    assert sum(bool(text) for text, _ in shown) > 20
+
+
+def test_unknown_words_are_named_in_one_warning(tmp_path, caplog, capsys):
+    (tmp_path / "prompts").write_text("gres quux <unk> plom\nzork gres quux\n")
+    with caplog.at_level(logging.WARNING):
+        run(FLAGS, "--path", BASELINE, "--input", tmp_path / "prompts")
+    assert [record.getMessage() for record in caplog.records] == ["not in the dictionary, read as <unk>: quux zork"]
+    assert capsys.readouterr().out.startswith("gres <unk> <unk> plom ")
+
+
+def test_prompt_longer_than_the_model_looks_back_is_read_and_told(pipe, caplog, capsys):
+    pipe(b"gres " * 300 + b"\n" + b"gres\n")
+    with caplog.at_level(logging.WARNING):
+        run(FLAGS, "--path", SHORTFORMER)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert (
+        warning == "prompt 1 (301 tokens): longer than the 128 tokens of segment and memory that the model looks back"
+    )
+    assert capsys.readouterr().out.startswith("gres gres gres")
+
+
+MISTAKES = {
+    "": r"--path: name a checkpoint",
+    "--path {model} --input {folder}/none": r"--input .*none: cannot be read \(No such file",
+    "--path {model} --input {folder}": r"--input .*: cannot be read \(Is a directory",
+    "--path {model} --input {folder}/empty": r"--input .*empty: no prompts in it",
+    "--path {model} --input {folder}/latin": r"--input .*latin: line 2, byte 3: not UTF-8",
+    "--path {model}": r"stdin: line 1, byte 2: not UTF-8",
+    "--path {model} --num-samples 2": r"--num-samples: 2 continuations .* without --sampling",
+    "--path {model} --num-samples 2 --beam 4": r"--num-samples: 2 continuations .* without --sampling",
+    "--path {model} --beam 2 --sampling": r"--beam 2 --sampling: .*choose one",
+    "--path {model} --batch-size 0": r"--batch-size 0: must be at least 1",
+}
+
+
+@pytest.mark.parametrize("flags", MISTAKES)
+def test_mistakes_are_told_in_one_line(flags, tmp_path, pipe):
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "latin").write_bytes(b"gres\ngr\xe9s\n")
+    pipe(b"g\xe9s\n")
+    with pytest.raises(UserError, match=MISTAKES[flags]) as error:
+        run("--cpu", flags.format(model=BASELINE, folder=tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_at_all_on_stdin_ends_cleanly(pipe, capsys):
+    pipe(b"")
+    run(FLAGS, "--path", BASELINE)
+    assert capsys.readouterr().out == ""
+
+
+def start(*flags, stdin, stdout, **settings):
+    command = [sys.executable, str(runs.ROOT / "interactive.py"), str(runs.DATA), *runs.words(*flags)]
+    environment = runs.environment(**settings)
+    return subprocess.Popen(command, env=environment, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE)
+
+
+def test_interruption_and_a_closed_pipe_end_without_a_traceback():
+    endless = "--cpu --sampling --max-new-tokens 1000000 --path", SHORTFORMER
+    broken = start(endless, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    stopped = start(endless, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    for process in (broken, stopped):
+        process.stdin.write(b"gres\n")
+        process.stdin.flush()
+        assert process.stdout.read(20).startswith(b"gres ")
+    broken.stdout.close()
+    stopped.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    for process, code in ((broken, 1), (stopped, 130)):
+        assert process.wait(timeout=30) == code
+        assert b"Traceback" not in process.stderr.read() and time.monotonic() - begin < 30
+        process.stdin.close()
+        process.stderr.close()
+    stopped.stdout.close()
+
+
+def test_output_that_has_not_every_character_shows_the_rest():
+    flags = "--cpu --max-new-tokens 3 --path", SHORTFORMER
+    process = start(flags, stdin=subprocess.PIPE, stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
+    out, error = process.communicate("é – gres\n".encode(), timeout=60)
+    assert process.returncode == 0 and out.startswith(rb"\xe9 \u2013 gres"), error
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+def dictionary_of(*symbols):
+    dictionary = Dictionary()
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
+    return dictionary
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        ('He said : " it is 5 % " ( so ) , Mr Dun \'s .', 'He said: "it is 5% "(so), Mr Dun\'s.'),
+        ("a well @-@ known 20 @,@ 000 , 3 @.@ 5 @-@ fold one", "a well-known 20,000, 3.5-fold one"),
+        ("= = Life cycle = =", "Life cycle"),
+        ("= Dun @-@ Laoghaire ( town ) =", "Dun-Laoghaire (town)"),
+        ("= not a heading", "= not a heading"),
+        ("= x = y", "= x = y"),
+        ("= =", "= ="),
+        ("<unk> & <unk> &lt;", "<unk> & <unk> &lt;"),
+    ],
+)
+def test_words_become_running_text(words, text):
+    dictionary = dictionary_of(*dict.fromkeys(words.split()), "word")
+    assert writing_of(dictionary).decode([dictionary.index(word) for word in words.split()]) == text.replace(
+        '% "(', '%" ('
+    )
+
+
+def test_subwords_are_joined():
+    assert merge(["un@@", "know@@", "n", "thing@@", "s", ",", "a@@"], "@@") == ["unknown", "things", ",", "a"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_text_that_comes_in_pieces_is_that_of_the_whole(seed):
+    choice = random.Random(seed)
+    words = [
+        "=",
+        "@-@",
+        "@,@",
+        '"',
+        "'",
+        "'s",
+        "(",
+        ")",
+        ",",
+        ".",
+        "$",
+        "%",
+        "–",
+        "dun",
+        "gre@@",
+        "plom",
+        "Vas",
+        "5",
+        ":",
+    ]
+    dictionary = dictionary_of(*words)
+    writing = writing_of(dictionary, "@@ " if seed % 2 else None)
+    tokens = [choice.choice([2, 4, *range(4, len(dictionary))]) for _ in range(300)]
+    stream, shown, place = writing.stream(), "", 0
+    while place < len(tokens):
+        size = choice.choice([1, 1, 1, 2, 20])
+        shown += stream.add(tokens[place : place + size])
+        place += size
+    assert shown + stream.end() == writing.decode(tokens)
+
+
+def test_what_follows_a_prompt_is_shown_apart_and_joins_it():
+    dictionary = dictionary_of("=", "Dun", "well", "@-@", "known", "town")
+    for prompt, after, parts in (
+        ("= Dun", "town =", ("= Dun", " town =")),
+        ("= Dun =", "</s> town", ("Dun", "\n" + "town")),
+        ("well @-@", "known town", ("well-", "known town")),
+        ("Dun", "town", ("Dun", " town")),
+        ("", "Dun", ("", "Dun")),
+    ):
+        stream = writing_of(dictionary).stream()
+        before = stream.add(map(dictionary.index, prompt.split())) + stream.pause()
+        assert (before, stream.add(map(dictionary.index, after.split())) + stream.end()) == parts
+
+
+def test_bytes_are_text_and_back():
+    dictionary = dictionary_of(*map(str, range(256)))
+    writing = writing_of(dictionary)
+    tokens, unknown = writing.encode("Köln – “5”")
+    assert not unknown and len(tokens) == len("Köln – “5”".encode())
+    assert writing.decode([*tokens, 2, *writing.encode("ä")[0]]) == "Köln – “5”\nä"
+    stream = writing.stream()
+    first, second = writing.encode("ä")[0]
+    assert (stream.add([first]), stream.add([second]), stream.add([second, first]), stream.end()) == ("", "ä", "�", "�")
+    assert dictionary_of("65").symbols and writing_of(dictionary_of("65")).encode("AB") == ([4, 3], ["66"])
+
+
+@pytest.mark.parametrize("space", [*SPACES, None])
+def test_characters_are_text_and_back(space):
+    dictionary = dictionary_of("a", "b", "'", ".", *([space] if space else []))
+    writing = writing_of(dictionary)
+    tokens, unknown = writing.encode("ab a. cab")
+    assert unknown == ["c"] and len(tokens) == 9
+    assert writing.decode(tokens) == "ab a. <unk>ab"
+    assert writing.decode([4, 2, 5]) == ("a\nb" if space else "a b")  # text8 has no lines: its spaces end them
+
+
+def test_what_is_never_written():
+    dictionary = dictionary_of("a", "madeupword")
+    dictionary.pad_to_multiple_(8)
+    assert [dictionary[i] for i in never_written(dictionary)] == [
+        "<s>",
+        "<pad>",
+        "<unk>",
+        "madeupword0000",
+        "madeupword0001",
+    ]
+    listed = Dictionary.of_listed(["<eos>", "a", "<unk>", "b"], {"eos": "<eos>", "unk": "<unk>"})
+    assert never_written(listed) == [2]
+
+
+def test_characters_are_what_a_model_of_characters_reads_and_writes(tmp_path, pipe, capsys):
+    dictionary = dictionary_of(*"abcdefgh_,.'")
+    dictionary.save(tmp_path / "dict.txt")
+    naive.checkpoint(tmp_path / "c.pt", len(dictionary))
+    pipe(b"bad cab, a\n")
+    run("--cpu --sampling --max-new-tokens 200 --path", tmp_path / "c.pt", data=tmp_path / "dict.txt")
+    text = capsys.readouterr().out
+    assert text.startswith("bad cab, a") and len(text) == 10 + 200 + 1 and "_" not in text and " " in text[10:]

@@ -1,0 +1,248 @@
+"""fairseq-recl: the metric as the paper defines it, exact windows, its files, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import naive
+import numpy as np
+import pytest
+import runs
+import torch
+
+from fairseq import options
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.indexed_dataset import IndexedCorpus
+from fairseq.errors import UserError
+from fairseq.evaluation import recl
+from fairseq_cli import recl as command
+
+BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(*flags, data=runs.DATA):
+    """Run the command in this process; returns its figures. A list holds words that are not to be split."""
+    argv = [word for flag in flags for word in ([str(f) for f in flag] if isinstance(flag, list) else flag.split())]
+    return command.main(options.parse_args_and_arch(options.get_recl_parser(), [str(data), "--cpu", *argv]))
+
+
+def by_loops(losses, contexts, top_r, threshold):
+    """RECLs and relative gains [M][K − 1] of losses [M][K][N], a position at a time, as appendix C words it."""
+    models, positions = range(len(losses)), range(len(losses[0][0]))
+    gains = [[] for _ in models]
+    for k in range(len(contexts) - 1):
+        baseline = [min(losses[i][k][t] for i in models) for t in positions]
+        count = max(1, math.ceil(round(top_r * len(baseline), 6)))
+        hard = sorted(positions, key=lambda t: (-baseline[t], t))[:count]
+        for i in models:
+            short = sum(min(baseline[t], losses[i][k][t]) for t in hard) / count
+            long = sum(min(baseline[t], losses[i][k + 1][t]) for t in hard) / count
+            gains[i].append((math.exp(short) - math.exp(long)) / math.exp(short))
+    lengths = []
+    for i in models:
+        k = 0
+        while k < len(contexts) - 1 and gains[i][k] >= threshold:
+            k += 1
+        lengths.append(contexts[k])
+    return lengths, gains
+
+
+def test_a_group_whose_answer_is_known():
+    # Perplexities 8 and 4 with the short context: the baseline is 4 everywhere. Then the first model halves it at
+    # half of the positions, and the second, now at 3.9 everywhere, gains 2.5 %; another step brings neither anything.
+    first = np.log([[8, 8, 8, 8], [2, 4, 2, 4], [2, 4, 2, 4]])
+    second = np.log([[4, 4, 4, 4], [3.9, 3.9, 3.9, 3.9], [3.9, 3.9, 3.9, 3.9]])
+    gains = recl.relative_gains(np.stack([first, second]), 1.0)
+    assert gains.baseline[0] == pytest.approx(4)
+    assert gains.relative[:, 0] == pytest.approx([1 - math.sqrt(2) / 2, 0.025])
+    assert gains.absolute[:, 0] == pytest.approx([4 - 2 * math.sqrt(2), 0.1])
+    # Then the baseline is 2 and 3.9 in turn, which neither model undercuts.
+    assert gains.relative[:, 1] == pytest.approx([0, 0], abs=1e-12)
+    contexts = np.array([10, 20, 30])
+    assert [recl.effective_length(g, contexts, 0.01).tokens for g in gains.relative] == [20, 20]
+    assert recl.effective_length(gains.relative[1], contexts, 0.03) == recl.EffectiveLength(10, "at most")
+    assert recl.effective_length(np.array([0.2, 0.1]), contexts, 0.1) == recl.EffectiveLength(30, "at least")
+
+
+@pytest.mark.parametrize("top_r", [1.0, 0.5, 0.1, 0.001])
+def test_gains_and_lengths_are_those_of_loops_over_positions(top_r):
+    rng = np.random.default_rng(5)
+    contexts = [5, 10, 15, 20, 25]
+    losses = rng.exponential(2.0, (3, 1, 40)) + rng.normal(0, 0.2, (3, 5, 40)) - np.linspace(0, 0.4, 5)[None, :, None]
+    lengths, expected = by_loops(losses.tolist(), contexts, top_r, 0.04)
+    gains = recl.relative_gains(losses, top_r)
+    np.testing.assert_allclose(gains.relative, expected, atol=1e-12)
+    assert [recl.effective_length(g, np.array(contexts), 0.04).tokens for g in gains.relative] == lengths
+
+
+def test_hard_positions_are_those_with_the_largest_baseline():
+    assert recl.hardest(np.array([1.0, 5.0, 3.0, 5.0, 2.0]), 0.4).tolist() == [1, 3]
+    assert recl.hardest(np.arange(10.0), 0.3).tolist() == [9, 8, 7]  # not four, for all that 0.3 · 10 > 3
+    assert recl.hardest(np.arange(10.0), 0.01).tolist() == [9]
+
+
+def test_positions_have_their_context_and_are_drawn_once():
+    drawn = recl.draw_positions(1000, 100, 300, seed=1)
+    assert len({*drawn.tolist()}) == 300 and drawn.min() >= 100 and drawn.max() < 1000
+    assert (drawn == recl.draw_positions(1000, 100, 300, seed=1)).all()
+    assert (drawn != recl.draw_positions(1000, 100, 300, seed=2)).any()
+    assert recl.draw_positions(110, 100, 300, seed=1).tolist() == list(range(100, 110))
+
+
+SETTINGS = {
+    "baseline": {},
+    "shortformer in segments": {"tokens_from_prev": 7, "position_infused_attention": True, "tokens_per_sample": 5},
+    "shortformer at once": {"tokens_from_prev": 7, "position_infused_attention": True, "tokens_per_sample": 5},
+    "adaptive": {
+        "adaptive_input": True,
+        "adaptive_input_cutoff": "50,200",
+        "adaptive_softmax_cutoff": "50,200",
+        "tie_adaptive_weights": True,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_loss_is_that_of_naive_scoring_of_the_truncated_window(kind, tmp_path):
+    vocabulary = len(Dictionary.load(str(runs.DATA / "dict.txt")))
+    args, state = naive.checkpoint(tmp_path / "model.pt", vocabulary, **SETTINGS[kind])
+    tokens = IndexedCorpus(str(runs.DATA / "test")).tokens
+    contexts, positions = np.array([4, 13, 18]), np.array([18, 40, 333])
+    reader, _ = recl.load_reader(
+        str(tmp_path / "model.pt"), "m", str(runs.DATA), 18, {}, command.argparse.Namespace(), whole="once" in kind
+    )
+    found = recl.measure([reader], tokens, positions, contexts, max_tokens=20).losses[0]
+    model = naive.NaiveLM(args, state)
+    for k, context in enumerate(contexts.tolist()):
+        for n, place in enumerate(positions.tolist()):
+            window = torch.from_numpy(tokens[place - context : place].astype(np.int64))
+            segment = 5 if "segments" in kind else context
+            cuts = [0, *range(context % segment or segment, context + 1, segment)]
+            memory = None
+            for start, end in zip(cuts, cuts[1:], strict=False):
+                hidden, memory = model.hidden(window[start:end], memory)
+            expected = -float(model.log_probs(hidden[-1:])[0, int(tokens[place])])
+            assert found[k, n] == pytest.approx(expected, abs=2e-5)
+
+
+def test_nothing_before_a_window_counts(tmp_path):
+    flags = "--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --batch-size 4 --mem-len 8"
+    runs.train(
+        tmp_path, flags, "--tokens-per-sample 8 --optimizer adam --lr 0.01 --max-update 3 --no-epoch-checkpoints"
+    )
+    path = str(tmp_path / "checkpoint_last.pt")
+    reader, _ = recl.load_reader(path, "xl", str(runs.DATA), 20, {}, command.argparse.Namespace())
+    assert reader.segment == 8
+    tokens = np.array(IndexedCorpus(str(runs.DATA / "test")).tokens)
+    other = tokens.copy()
+    other[:80], other[80] = tokens[100:180], tokens[80] ^ 1
+    positions, contexts = np.array([100]), np.array([7, 19, 20])
+    found, changed = (recl.measure([reader], t, positions, contexts).losses[0, :, 0] for t in (tokens, other))
+    assert (found[:2] == changed[:2]).all() and found[2] != changed[2]
+
+
+def test_the_command_writes_what_it_measured(tmp_path, capsys):
+    folder = tmp_path / "new" / "recl"
+    flags = "--names base|line,short --step 8 --max-context 30 --positions 50 --top-r 1,0.2 --threshold 0.02"
+    figures = run(["--path", f"{BASELINE}:{SHORTFORMER}", "--results-path", folder], flags)
+    written = json.loads((folder / "results.json").read_text())
+    assert written["contexts"] == [8, 16, 24] and written["positions"] == 50 and "command" in written
+    with np.load(folder / "losses.npz") as saved:
+        losses, contexts = saved["losses"], saved["contexts"].tolist()
+        assert losses.shape == (2, 3, 50) and saved["names"].tolist() == ["base|line", "short"]
+    for group, top_r in zip(written["groups"], (1.0, 0.2), strict=True):
+        lengths, gains = by_loops(losses.tolist(), contexts, top_r, 0.02)
+        assert [model["recl"] for model in group["models"]] == lengths
+        np.testing.assert_allclose([model["relative_gain"] for model in group["models"]], gains, atol=1e-9)
+    assert figures["groups"] == written["groups"]
+    table = capsys.readouterr().out.splitlines()
+    assert table[:4] == (folder / "recl.md").read_text().splitlines()
+    assert [line.count("|") for line in table[:4]] == [6] * 4 and "base/line" in table[2]
+    for name in ("recl-gain.png", "recl-relative-gain.png", "recl-perplexity.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG") and (folder / name).stat().st_size > 10_000
+
+
+def test_one_model_is_a_group_and_is_told_so(caplog):
+    with caplog.at_level("INFO"):
+        figures = run(["--path", str(BASELINE)], "--step 8 --max-context 16 --positions 5")
+    assert "compared with itself" in caplog.text and len(figures["models"]) == 1
+
+
+def test_a_baseline_reads_farther_than_it_was_trained_to_unless_its_positions_were_learned(tmp_path):
+    vocabulary = len(Dictionary.load(str(runs.DATA / "dict.txt")))
+    flags = "--step 16 --max-context 32 --positions 5"
+    naive.checkpoint(tmp_path / "sinusoids.pt", vocabulary)
+    assert run(["--path", tmp_path / "sinusoids.pt"], flags)["contexts"] == [16, 32]
+    naive.checkpoint(tmp_path / "learned.pt", vocabulary, decoder_learned_pos=True)
+    with pytest.raises(UserError, match=r"--max-context 32: .*learned.pt has positions for 16 tokens"):
+        run(["--path", tmp_path / "learned.pt"], flags)
+
+
+def test_names_tell_models_apart():
+    assert recl.distinct_names(["a/best.pt", "b/best.pt"], None) == ["a", "b"]
+    assert recl.distinct_names(["a/x.pt", "a/y.pt"], None) == ["x", "y"]
+    assert recl.distinct_names(["a/x.pt", "a/y.pt", "b/x.pt"], None) == ["a/x.pt", "a/y.pt", "b/x.pt"]
+    assert recl.distinct_names(["a.pt", "b.pt"], "one, two") == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    "flags, line",
+    [
+        ("", "--path: name a checkpoint"),
+        ("--path missing.pt", "missing.pt: no such checkpoint"),
+        (f"--path {BASELINE}:{BASELINE}", "--path: a checkpoint is named twice"),
+        (f"--path {BASELINE} --step 0", "--step 0: must be at least 1"),
+        (f"--path {BASELINE} --step 300", "--max-context 500: less than two steps of --step 300; give 600"),
+        (f"--path {BASELINE} --max-context 2300", "--max-context 2300: the corpus has 2292 tokens; give 2291"),
+        (f"--path {BASELINE} --threshold 1", "--threshold 1.0: must be less than 1"),
+        (f"--path {BASELINE} --threshold 0", "--threshold 0.0: must be greater than 0"),
+        (f"--path {BASELINE} --threshold nan", "--threshold: expected a number"),
+        (f"--path {BASELINE} --top-r 1,0", "--top-r 0.0: must be greater than 0"),
+        (f"--path {BASELINE} --top-r 1.5", "--top-r 1.5: must be at most 1"),
+        (f"--path {BASELINE} --positions 0", "--positions 0: must be at least 1"),
+        (f"--path {BASELINE}:{SHORTFORMER} --names a", "--names a: 1 names for the 2 checkpoints"),
+        (f"--path {BASELINE}:{SHORTFORMER} --names a,a", "--names a,a: names must differ"),
+        (f"--path {BASELINE} --results-path /dev/null/x", "--results-path /dev/null/x: cannot be made"),
+        (f"--path {BASELINE} --gen-subset nothing", "nothing.idx: cannot be read"),
+        (f"--path {BASELINE} --sample-break-mode eos", "--sample-break-mode eos: the split is read as one"),
+    ],
+)
+def test_mistakes_are_one_line(flags, line, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fairseq-recl", str(runs.DATA), "--cpu", *flags.split()])
+    with pytest.raises(SystemExit) as end:
+        command.cli_main()
+    stderr = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
+    assert end.value.code == 2 and len(stderr) == 1 and line in stderr[0]
+
+
+def test_another_dictionary_is_refused(tmp_path):
+    naive.checkpoint(tmp_path / "other.pt", 50)
+    with pytest.raises(UserError, match=r"other.pt: was trained with a dictionary of 50 symbols"):
+        run(["--path", f"{BASELINE}:{tmp_path / 'other.pt'}"], "--step 8 --max-context 16")
+
+
+def test_a_model_that_diverged_is_refused(tmp_path):
+    vocabulary = len(Dictionary.load(str(runs.DATA / "dict.txt")))
+    args, state = naive.checkpoint(tmp_path / "nan.pt", vocabulary)
+    content = torch.load(tmp_path / "nan.pt", weights_only=False)
+    content["model"]["decoder.layers.1.fc2.bias"][3] = math.nan
+    torch.save(content, tmp_path / "nan.pt")
+    with pytest.raises(UserError, match="its loss is no number"):
+        run(["--path", tmp_path / "nan.pt"], "--step 8 --max-context 16 --positions 5")
+
+
+def test_without_matplotlib_nothing_is_begun(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"--results-path: pictures need matplotlib.*\[plots\]"):
+        run(["--path", str(BASELINE), "--results-path", tmp_path / "x"])
+    assert not (tmp_path / "x").exists()
