@@ -101,6 +101,22 @@ def test_updates_follow_the_formula(name, dtype, tolerance):
         assert torch.allclose(p.double(), value.double(), atol=tolerance, rtol=0)
 
 
+def test_adam_adds_epsilon_where_torch_does_if_asked_to():
+    params, theirs, ours_without = parameters(), parameters(), parameters()
+    optimizer = torch.optim.AdamW(theirs, lr=0.1, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.1)
+    train(build("adam", params, adam_torch_eps=True), RATES)
+    train(build("adam", ours_without), RATES)
+    generator = torch.Generator().manual_seed(1)
+    for rate in RATES:
+        for p in theirs:
+            p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype)
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    for p, wanted, other in zip(params, theirs, ours_without, strict=True):
+        assert torch.allclose(p, wanted, atol=1e-6, rtol=0)
+        assert not torch.allclose(other, wanted, atol=1e-4, rtol=0)
+
+
 def test_adam_counts_the_updates_of_each_parameter():
     def skip(step, index):
         return index == 1 and step < 3

@@ -61,7 +61,7 @@ train() {
   ((rows % (update_freq * gpus) == 0)) ||
     fail "UPDATE_FREQ=$update_freq, GPUS=$gpus: $rows rows cannot be divided by $update_freq × $gpus; choose others"
   run python train.py --task language_modeling "$data" --save-dir "$save_dir$1/" --arch "$2" \
-    --criterion cross_entropy --optimizer adam --lr 1e-09 --max-lr 0.00025 --lr-scheduler cosine \
+    --criterion cross_entropy --optimizer adam --adam-torch-eps --lr 1e-09 --max-lr 0.00025 --lr-scheduler cosine \
     --warmup-updates "$warmup" --max-update "$updates" --clip-norm 0.25 --seed 1 ${precision[@]+"${precision[@]}"} \
     --sample-break-mode none --batch-size $((rows / update_freq / gpus)) --update-freq "$update_freq" \
     --distributed-world-size "$gpus" --ddp-backend=no_c10d --required-batch-size-multiple 1 \

@@ -25,6 +25,9 @@ class AdamConfig:
 
     adam_betas: list[float] = flag([0.9, 0.999], "decay of the two moments", low=0, below=1, metavar="B1,B2")
     adam_eps: float = flag(1e-8, "what is added to the root of the second moment", low=0)
+    adam_torch_eps: bool = flag(
+        False, "add --adam-eps after the second moment is freed of its bias, as torch.optim.Adam does, not before"
+    )
     weight_decay: float = flag(0.0, "weight decay, apart from the gradient", low=0)
 
 
@@ -41,7 +44,8 @@ class FairseqAdam(FairseqOptimizer):
         params = list(params)
         fused = None if extract(CommonConfig, args).no_apex else _apex_adam(params)
         self._keeps_step_in_group = fused is not None
-        self._optimizer = (fused or Adam)(params, **self.optimizer_config)
+        own = {} if fused is not None else {"torch_eps": extract(AdamConfig, args).adam_torch_eps}
+        self._optimizer = (fused or Adam)(params, **self.optimizer_config, **own)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
@@ -61,7 +65,8 @@ class Adam(ElementwiseOptimizer):
     """Adam with decoupled weight decay: λ shrinks the parameter by 1 − η·λ before the update.
 
     With moments m and v after t updates: p ← p − η·√(1 − β₂ᵗ)/(1 − β₁ᵗ) · m / (√v + ε). ε is added to the root of
-    the second moment *as it is kept*: PyTorch's own Adam adds it after freeing the moment of its bias.
+    the second moment *as it is kept*: PyTorch's own Adam adds it after freeing the moment of its bias, and so does this
+    one with *torch_eps*.
 
     Source: Kingma & Ba 2015, "Adam", the remark that ends section 2; Loshchilov & Hutter 2019, "Decoupled weight
     decay regularization", algorithm 2.
@@ -74,8 +79,10 @@ class Adam(ElementwiseOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        torch_eps: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "torch_eps": torch_eps}
+        super().__init__(params, settings)
 
     def new_state(self, group: dict[str, Any], like: Tensor) -> dict[str, Any]:
         return {"step": 0, "exp_avg": torch.zeros_like(like), "exp_avg_sq": torch.zeros_like(like)}
@@ -96,8 +103,9 @@ class Adam(ElementwiseOptimizer):
 def _fused_update(
     group: dict[str, Any], step: int, params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
 ) -> None:
-    """One call of PyTorch's kernel, told the ε that makes its formula ours: ε / √(1 − β₂ᵗ)."""
+    """One call of PyTorch's kernel, told the ε that makes its formula ours: ε / √(1 − β₂ᵗ), or ε."""
     beta1, beta2 = group["betas"]
+    unbiased = 1.0 if group.get("torch_eps") else math.sqrt(1 - beta2**step)
     steps = torch.full((), float(step), device=params[0].device)
     torch._fused_adamw_(
         params,
@@ -110,7 +118,7 @@ def _fused_update(
         beta1=beta1,
         beta2=beta2,
         weight_decay=group["weight_decay"],
-        eps=group["eps"] / math.sqrt(1 - beta2**step),
+        eps=group["eps"] / unbiased,
         amsgrad=False,
         maximize=False,
     )
