@@ -73,7 +73,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             b = None if bias is None else bias.detach().to(dtype)
             step = rows_per_chunk(h.size(0), w.size(0), h.device)
             loss = torch.zeros((), dtype=torch.float32, device=h.device)
-            grads = _Gradients.zero(h, w, b) if needs_grad else None
+            grads = _Gradients.make(h, w, b) if needs_grad else None
             for start in range(0, h.size(0), step):
                 rows = slice(start, start + step)
                 logits = F.linear(h[rows], w, b).float()  # (n, V)
@@ -85,8 +85,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        scale: Tensor | None = grads[0]
+        if grads[0].device.type == "cpu" and float(grads[0]) == 1.0:
+            scale = None  # as in most training: the matrices stay as they are
         scaled = [
-            None if dtype is None else (own * grads[0]).to(dtype)
+            None if dtype is None else (own if scale is None else own * scale).to(dtype)
             for own, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return (*scaled, None, None, None)
@@ -101,10 +104,12 @@ class _Gradients:
     bias: Tensor | None
 
     @classmethod
-    def zero(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> _Gradients:
+    def make(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> _Gradients:
+        """Room for them; the weight's, by far the largest, is written by the first chunk and need not be 0 before."""
         options: Any = {"dtype": torch.float32, "device": hidden.device}
         own = None if bias is None else torch.zeros(bias.shape, **options)
-        return cls(torch.empty(hidden.shape, **options), torch.zeros(weight.shape, **options), own)
+        room = torch.empty if hidden.size(0) else torch.zeros
+        return cls(torch.empty(hidden.shape, **options), room(weight.shape, **options), own)
 
 
 def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:
@@ -118,12 +123,17 @@ def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, gr
             grads.bias.add_(probabilities.sum(0))
         if w.dtype == torch.float32:
             torch.mm(probabilities, w, out=grads.hidden[rows])
-            grads.weight.addmm_(probabilities.t(), h)
+            grads.weight.addmm_(probabilities.t(), h, beta=1 if rows.start else 0)
         else:
-            boost = _float16_boost(probabilities, h, w) if w.dtype == torch.float16 else torch.ones_like(loss)
-            gradient = (probabilities * boost).to(w.dtype)
-            torch.div(gradient @ w, boost, out=grads.hidden[rows])
-            grads.weight.add_((gradient.t() @ h).float() / boost)
+            boost = _float16_boost(probabilities, h, w) if w.dtype == torch.float16 else None
+            gradient = (probabilities if boost is None else probabilities.mul_(boost)).to(w.dtype)
+            products = gradient @ w, gradient.t() @ h
+            of_hidden, of_weight = products if boost is None else (product.float() / boost for product in products)
+            grads.hidden[rows] = of_hidden
+            if rows.start:
+                grads.weight.add_(of_weight)
+            else:
+                grads.weight.copy_(of_weight)
     return loss
 
 

@@ -75,11 +75,11 @@ class RelativeLayerCache(LayerCache):
 
     Attributes:
         distance_keys: keys of the distances S − 1, …, 0: [H, S, D].
-        distance_bias: their own scores [H, S], None where there are none.
+        distance_scores: scores of the distances alone [H, S], None where there are none.
     """
 
     distance_keys: Tensor = field(kw_only=True)
-    distance_bias: Tensor | None = field(default=None, kw_only=True)
+    distance_scores: Tensor | None = field(default=None, kw_only=True)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,24 @@ class RelativePositions:
 
     table: Tensor | None
     bias: Tensor
+
+
+class Distances(NamedTuple):
+    """What a layer scores the distances K − 1, …, 0 with."""
+
+    keys: Tensor
+    """Multiplied by queries: [H, K, D]."""
+    scores: Tensor | None = None
+    """The same for all queries: [H, K]."""
+
+    def heads(self, some: slice) -> Distances:
+        """Those of some heads."""
+        return Distances(self.keys[some], None if self.scores is None else self.scores[some])
+
+    def nearest(self, count: int) -> Distances:
+        """The distances count − 1, …, 0 alone."""
+        first = self.keys.size(1) - count
+        return Distances(self.keys[:, first:], None if self.scores is None else self.scores[:, first:])
 
 
 @functools.lru_cache(maxsize=16)
@@ -69,44 +87,36 @@ class DistanceAttention(SelfAttention):
         if cache is not None:
             return self._relative_incremental(x, cache, held, positions.bias)
         query, key, value = self._project(x, memory, positions)
-        distance_keys, distance_bias = self._distances(positions, key.size(2), x.dtype)
-        attended = attend_by_distance(
-            self._content_query(query),
-            self._distance_query(query),
-            key,
-            value,
-            distance_keys,
-            distance_bias,
-            positions.bias,
-            self.dropout if self.training else 0.0,
-        )
-        return self._output(attended)
+        distances = self._distances(positions, key.size(2), x.dtype)
+        queries = self._content_query(query), self._distance_query(query)
+        dropout_p = self.dropout if self.training else 0.0
+        return self._output(attend_by_distance(*queries, key, value, distances, positions.bias, dropout_p))
 
     def new_cache(self, batch: int, length: int, positions: RelativePositions | None = None) -> RelativeLayerCache:
         """Room for *length* positions; *positions* holds the table of as many distances."""
         if positions is None:
             raise ValueError("relative attention needs the positions of its cache")
         cache = super().new_cache(batch, length)
-        keys, bias = self._distances(positions, length, cache.weight.dtype)
+        distances = self._distances(positions, length, cache.weight.dtype)
         return RelativeLayerCache(
             cache.keys,
             cache.values,
             cache.weight,
             cache.bias,
-            distance_keys=keys.to(cache.weight.dtype).contiguous(),
-            distance_bias=bias,
+            distance_keys=distances.keys.to(cache.weight.dtype).contiguous(),
+            distance_scores=distances.scores,
         )
 
     @torch.no_grad()
     def weights(self, x: Tensor, memory: Tensor | None = None, positions: Any = None) -> Tensor:
         query, key, _ = self._project(x, memory, positions)
-        keys, bias = self._distances(positions, key.size(2), x.dtype)
-        raw = _by_distance(self._distance_query(query), keys, bias)
+        distances = self._distances(positions, key.size(2), x.dtype)
+        raw = _by_distance(self._distance_query(query), distances)
         scores = self._content_query(query) @ key.transpose(-1, -2) + shift(raw, positions.bias)
         return scores.softmax(-1)
 
-    def _distances(self, positions: RelativePositions, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """Keys r [H, K, D] of the distances K − 1, …, 0, and scores b [H, K] of their own."""
+    def _distances(self, positions: RelativePositions, count: int, dtype: torch.dtype) -> Distances:
+        """Keys r and scores b of the *count* nearest distances."""
         raise NotImplementedError
 
     def _content_query(self, query: Tensor) -> Tensor:
@@ -129,17 +139,10 @@ class DistanceAttention(SelfAttention):
         query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
         cache.keys[:, :, held:end] = key
         cache.values[:, :, held:end] = value
-        seen = bias.size(1)
-        attended = attend_by_distance(
-            self._content_query(query),
-            self._distance_query(query),
-            cache.keys[:, :, first:end],
-            cache.values[:, :, first:end],
-            cache.distance_keys[:, cache.distance_keys.size(1) - seen :],
-            None if cache.distance_bias is None else cache.distance_bias[:, cache.distance_bias.size(1) - seen :],
-            bias,
-        )
-        return self._output(attended)
+        distances = Distances(cache.distance_keys, cache.distance_scores).nearest(bias.size(1))
+        seen = cache.keys[:, :, first:end], cache.values[:, :, first:end]
+        queries = self._content_query(query), self._distance_query(query)
+        return self._output(attend_by_distance(*queries, *seen, distances, bias))
 
 
 class RelativeAttention(DistanceAttention):
@@ -169,11 +172,11 @@ class RelativeAttention(DistanceAttention):
         self.r_w_bias = content_bias
         self.r_r_bias = position_bias
 
-    def _distances(self, positions: RelativePositions, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def _distances(self, positions: RelativePositions, count: int, dtype: torch.dtype) -> Distances:
         assert positions.table is not None
         table = positions.table[positions.table.size(0) - count :]
         projected = self.r_proj(table.to(dtype))  # (K, H·D)
-        return projected.unflatten(-1, (self.num_heads, -1)).transpose(0, 1), None
+        return Distances(projected.unflatten(-1, (self.num_heads, -1)).transpose(0, 1))
 
     def _content_query(self, query: Tensor) -> Tensor:
         return self._plus(query, self.r_w_bias)
@@ -191,7 +194,7 @@ class RelativeAttention(DistanceAttention):
         """
         assert positions is not None
         query, key, _ = self._project(x, memory, positions)
-        distance_keys, _ = self._distances(positions, key.size(2), x.dtype)
+        distances = self._distances(positions, key.size(2), x.dtype)
         nothing = torch.zeros_like(self.r_w_bias)
         zero = torch.zeros_like(query)
         seen = torch.where(visibility(query.size(2), key.size(2), None, x.device) == 0, 1.0, 0.0)
@@ -199,9 +202,9 @@ class RelativeAttention(DistanceAttention):
         flat = torch.zeros_like(positions.bias)
         return {
             "a": self._plus(query, nothing) @ keys * seen,
-            "b": shift(_by_distance(self._plus(query, nothing), distance_keys, None), flat) * seen,
+            "b": shift(_by_distance(self._plus(query, nothing), distances), flat) * seen,
             "c": self._plus(zero, self.r_w_bias) @ keys * seen,
-            "d": shift(_by_distance(self._plus(zero, self.r_r_bias), distance_keys, None), flat) * seen,
+            "d": shift(_by_distance(self._plus(zero, self.r_r_bias), distances), flat) * seen,
         }
 
 
@@ -221,14 +224,14 @@ class ShawAttention(DistanceAttention):
         self.r_emb = nn.Parameter(torch.zeros(count, num_heads, head_dim))
         self.r_bias = nn.Parameter(torch.zeros(count, num_heads))
 
-    def _distances(self, positions: RelativePositions, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def _distances(self, positions: RelativePositions, count: int, dtype: torch.dtype) -> Distances:
         keys = self.r_emb.to(dtype).transpose(0, 1)  # (H, R, D)
-        bias = (self.r_bias * (1 / math.sqrt(self.head_dim))).to(dtype).t()  # (H, R)
+        scores = (self.r_bias * (1 / math.sqrt(self.head_dim))).to(dtype).t()  # (H, R)
         missing = count - keys.size(1)
         if missing <= 0:
-            return keys[:, -missing:], bias[:, -missing:]
-        farthest = keys[:, :1].expand(-1, missing, -1), bias[:, :1].expand(-1, missing)
-        return torch.cat([farthest[0], keys], dim=1), torch.cat([farthest[1], bias], dim=1)
+            return Distances(keys, scores).nearest(count)
+        farthest = keys[:, :1].expand(-1, missing, -1), scores[:, :1].expand(-1, missing)
+        return Distances(torch.cat([farthest[0], keys], dim=1), torch.cat([farthest[1], scores], dim=1))
 
     def _content_query(self, query: Tensor) -> Tensor:
         return self._plus(query, self.r_w_bias)
@@ -242,27 +245,25 @@ def attend_by_distance(
     distance_query: Tensor,
     key: Tensor,
     value: Tensor,
-    distance_keys: Tensor,
-    distance_bias: Tensor | None,
+    distances: Distances,
     bias: Tensor,
     dropout_p: float = 0.0,
 ) -> Tensor:
     """softmax(Q⁺ Kᵀ + shift(Q* Rᵀ + b) + bias) V.
 
-    On GPUs the scores of distances are the additive bias of torch's fused attention; on CPUs, where that kernel gives
-    a bias no gradient, the steps are written out.
+    On GPUs the scores of distances are the additive bias of torch's fused attention. On CPUs that kernel gives a bias
+    no gradient, and without gradient it is slower than the steps written out (docs/benchmarks.md).
 
-    Shape: queries [B, H, T, D]; key, value [B, H, K, D]; distance_keys [H, K, D], distance_bias [H, K] (of the
-    distances K − 1, …, 0); bias [T, K] → [B, H, T, D].
+    Shape: queries [B, H, T, D]; key, value [B, H, K, D]; bias [T, K] → [B, H, T, D].
     """
     if content_query.device.type != "cpu" or torch.compiler.is_compiling():
-        scores = shift(_by_distance(distance_query, distance_keys, distance_bias), bias)
+        scores = shift(_by_distance(distance_query, distances), bias)
         return F.scaled_dot_product_attention(
             content_query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0
         )
     if torch.is_grad_enabled():
-        return _attend(content_query, distance_query, key, value, distance_keys, distance_bias, bias, dropout_p)
-    return _attend_in_pieces(content_query, distance_query, key, value, distance_keys, distance_bias, bias)
+        return _attend(content_query, distance_query, key, value, distances, bias, dropout_p)
+    return _attend_in_pieces(content_query, distance_query, key, value, distances, bias)
 
 
 def _attend(
@@ -270,26 +271,19 @@ def _attend(
     distance_query: Tensor,
     key: Tensor,
     value: Tensor,
-    distance_keys: Tensor,
-    distance_bias: Tensor | None,
+    distances: Distances,
     bias: Tensor,
     dropout_p: float = 0.0,
 ) -> Tensor:
     batch, heads, queries, dim = content_query.shape
-    scores = shift(_by_distance(distance_query, distance_keys, distance_bias), bias)  # (B, H, T, K)
+    scores = shift(_by_distance(distance_query, distances), bias)  # (B, H, T, K)
     q, k, v = (x.reshape(batch * heads, -1, dim) for x in (content_query, key, value))
-    probabilities = torch.baddbmm(scores.view(batch * heads, queries, -1), q, k.transpose(1, 2)).softmax(-1)
+    probabilities = scores.view(batch * heads, queries, -1).baddbmm_(q, k.transpose(1, 2)).softmax(-1)
     return torch.bmm(dropout(probabilities, dropout_p), v).view(batch, heads, queries, dim)
 
 
 def _attend_in_pieces(
-    content_query: Tensor,
-    distance_query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distance_keys: Tensor,
-    distance_bias: Tensor | None,
-    bias: Tensor,
+    content_query: Tensor, distance_query: Tensor, key: Tensor, value: Tensor, distances: Distances, bias: Tensor
 ) -> Tensor:
     """The same without gradient, some heads of some rows at a time, so that their scores stay in cache."""
     batch, heads, queries, _ = content_query.shape
@@ -297,31 +291,24 @@ def _attend_in_pieces(
     rows = max(1, min(batch, _CACHED_SCORES // each))
     together = max(1, min(heads, _CACHED_SCORES // (each * rows)))
     if rows == batch and together == heads:
-        return _attend(content_query, distance_query, key, value, distance_keys, distance_bias, bias)
+        return _attend(content_query, distance_query, key, value, distances, bias)
     attended = torch.empty_like(content_query)
     for row in range(0, batch, rows):
         for head in range(0, heads, together):
-            piece = slice(row, row + rows), slice(head, head + together)
-            attended[piece] = _attend(
-                content_query[piece],
-                distance_query[piece],
-                key[piece],
-                value[piece],
-                distance_keys[piece[1]],
-                None if distance_bias is None else distance_bias[piece[1]],
-                bias,
-            )
+            some = slice(head, head + together)
+            piece = slice(row, row + rows), some
+            both, seen = (content_query[piece], distance_query[piece]), (key[piece], value[piece])
+            attended[piece] = _attend(*both, *seen, distances.heads(some), bias)
     return attended
 
 
-def _by_distance(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """Q* Rᵀ + b: column c belongs to distance K − 1 − c. Query [B, H, T, D], keys [H, K, D] → [H, B, T, K]."""
+def _by_distance(query: Tensor, distances: Distances) -> Tensor:
+    """Q* Rᵀ + b: column c belongs to distance K − 1 − c. Query [B, H, T, D] → [H, B, T, K]."""
     batch, heads, queries, dim = query.shape
     flat = query.transpose(0, 1).reshape(heads, batch * queries, dim)
-    if bias is None:
-        raw = torch.bmm(flat, keys.transpose(1, 2))
-    else:
-        raw = torch.baddbmm(bias[:, None, :], flat, keys.transpose(1, 2))
+    keys = distances.keys.transpose(1, 2)
+    own = distances.scores
+    raw = torch.bmm(flat, keys) if own is None else torch.baddbmm(own[:, None, :], flat, keys)
     return raw.view(heads, batch, queries, -1)
 
 

@@ -44,7 +44,7 @@ class FairseqAdam(FairseqOptimizer):
         params = list(params)
         fused = None if extract(CommonConfig, args).no_apex else _apex_adam(params)
         self._keeps_step_in_group = fused is not None
-        own = {} if fused is not None else {"torch_eps": extract(AdamConfig, args).adam_torch_eps}
+        own: dict[str, Any] = {} if fused is not None else {"torch_eps": extract(AdamConfig, args).adam_torch_eps}
         self._optimizer = (fused or Adam)(params, **self.optimizer_config, **own)
 
     @property

@@ -1,0 +1,124 @@
+"""Table 9 of Dai et al. 2019: time a token of evaluation, memory reused against a window recomputed for every token.
+
+    python -m benchmarks.evaluation_speed [--arch transformer_xl_enwik8_base] [--json FILE]
+
+At attention length L the Transformer-XL reads segments of ``--segment`` tokens, and every token sees the last L, whose
+keys and values are kept. The vanilla model (``--position-encoding absolute``, the same sizes) reads the last L tokens
+anew for every token that it predicts, and only that token's distribution is computed. Both have random weights and one
+row, and run in this process one after the other; their ratio is what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import machine
+from fairseq import config
+from fairseq.allocator import keep_freed_memory
+from fairseq.models import ARCHITECTURES
+from fairseq.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLDecoder
+
+PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}  # how many times slower the vanilla model is, on their GPU
+
+
+def build(arch: str, vocabulary: int, device: torch.device, **settings: Any) -> TransformerXL:
+    """A model with random weights."""
+    args = argparse.Namespace(**settings)
+    ARCHITECTURES[arch].fill(args)
+    cfg = config.extract(TransformerXLConfig, args)
+    cfg.check(vocabulary)
+    return TransformerXL(TransformerXLDecoder(cfg, vocabulary)).to(device).eval()
+
+
+def seconds(work: Callable[[], object], device: torch.device, at_least: float) -> float:
+    """The median duration of *work*, repeated three times or more."""
+    durations: list[float] = []
+    while len(durations) < 3 or sum(durations) < at_least:
+        machine.synchronize(device)
+        start = time.perf_counter()
+        work()
+        machine.synchronize(device)
+        durations.append(time.perf_counter() - start)
+    return sorted(durations)[len(durations) // 2]
+
+
+def score(model: TransformerXL, hidden: Tensor, target: Tensor) -> Tensor:
+    """Log-probabilities of *target* after *hidden*."""
+    return model.output_layer.target_log_probs(hidden.flatten(0, 1), target.flatten())
+
+
+def with_memory(args: argparse.Namespace, length: int, tokens: Tensor, device: torch.device) -> float:
+    """Seconds a token of the Transformer-XL, its memory full."""
+    segment = args.segment
+    model = build(args.arch, args.vocabulary, device, tokens_per_sample=segment, mem_len=length, same_length=True)
+    cache = model.new_cache(1)
+    source = tokens[:, :segment]
+
+    def read() -> Tensor:
+        hidden = model(source, cache=cache)[0]
+        cache.next_segment()
+        return score(model, hidden, source)
+
+    for _ in range(-(-length // segment) + 1):
+        read()
+    return seconds(read, device, args.seconds) / segment
+
+
+def without(args: argparse.Namespace, length: int, tokens: Tensor, device: torch.device) -> float:
+    """Seconds a token of the vanilla model, which reads *length* tokens for each."""
+    model = build(args.arch, args.vocabulary, device, position_encoding="absolute", mem_len=0)
+    source = tokens[:, :length]
+
+    def read() -> Tensor:
+        return score(model, model(source)[0][:, -1:], source[:, -1:])
+
+    read()
+    return seconds(read, device, args.seconds)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--arch", default="transformer_xl_enwik8_base", help="sizes of both models (default: %(default)s)"
+    )
+    parser.add_argument("--vocabulary", type=int, default=208, help="words (default: enwik8's %(default)s)")
+    parser.add_argument("--lengths", default="800,1800,2800,3800", help="attention lengths (default: %(default)s)")
+    parser.add_argument(
+        "--segment", type=int, default=128, help="tokens read at once with memory (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=5, help="least time for each measurement (default: %(default)s)"
+    )
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU even where a GPU is there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
+    args = parser.parse_args(argv)
+    keep_freed_memory()
+    device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")
+    torch.manual_seed(1)
+    lengths = [int(length) for length in args.lengths.split(",")]
+    tokens = torch.randint(args.vocabulary, (1, max(lengths)), device=device)
+    results = []
+    print("| attention length | with memory, ms a token | recomputed, ms a token | times slower | the paper's |")
+    print("|---|---|---|---|---|")
+    with torch.inference_mode():
+        for length in lengths:
+            fast, slow = (1000 * run(args, length, tokens, device) for run in (with_memory, without))
+            results.append({"length": length, "with_memory_ms": fast, "recomputed_ms": slow})
+            print(f"| {length} | {fast:.2f} | {slow:,.0f} | {slow / fast:,.0f} | {PAPER.get(length, '')} |", flush=True)
+    report = {"machine": machine.describe(device), "arch": args.arch, "segment": args.segment, "results": results}
+    print(f"\n{json.dumps(report)}")
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
