@@ -2,15 +2,16 @@
 
     python -m benchmarks.recurrence DATA --updates 3000 --out DIR
 
-Every row is trained alike (size, segments, updates, seed, learning rate) and then evaluated on the validation split at
-several attention lengths: models with relative positions by segments with memory, the others by a sliding window. A run
-that was interrupted goes on from the last row that was finished. Writes a JSON of all figures.
+Every row is trained alike (size, segments, their order, updates, seed, learning rate) and then evaluated on the
+validation split at several attention lengths: models with relative positions by segments with memory, the others by a
+sliding window. A run that was interrupted goes on from the last row that was finished. Writes a JSON of all figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -66,7 +67,7 @@ def train_command(args: argparse.Namespace, row: Row) -> list[str]:
         *("train.py", str(args.data), "--arch", "transformer_xl", "--cpu", "--criterion", "cross_entropy"),
         *("--n-layer", "4", "--d-model", "128", "--n-head", "4", "--d-inner", "512", "--dropout", "0"),
         *(("--cutoffs", args.cutoffs) if args.cutoffs else ()),
-        *("--tokens-per-sample", str(args.segment), "--mem-len", memory, "--batch-size", "16"),
+        *("--tokens-per-sample", str(args.segment), "--mem-len", memory, "--batch-size", "16", "--streams"),
         *("--position-encoding", row.encoding, "--loss-positions", row.loss, "--required-batch-size-multiple", "1"),
         *("--optimizer", "adam", "--lr", "1e-7", "--max-lr", "0.001", "--warmup-init-lr", "1e-7"),
         *("--lr-scheduler", "cosine", "--warmup-updates", "200", "--lr-period-updates", str(args.updates - 200)),
@@ -137,7 +138,7 @@ def table(results: list[dict[str, Any]], lengths: list[int], bits: bool) -> str:
 
 def figure(perplexity: float, bits: bool) -> float:
     """*perplexity*, or its logarithm in bits."""
-    return torch.tensor(perplexity).log2().item() if bits else perplexity
+    return math.log2(perplexity) if bits else perplexity
 
 
 def main(argv: list[str] | None = None) -> None:

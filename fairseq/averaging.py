@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class WeightAverage:
-    """The mean of *parameters* after each update from number *start* on.
+    """The mean of *parameters* after each update from number *start* on, in float32 whatever they are.
 
     Args:
         parameters: those that the optimizer changes.
@@ -31,37 +31,41 @@ class WeightAverage:
             return
         self.count += 1
         if self.count == 1:
-            self.mean = [p.detach().clone() for p in self.parameters]
+            self.mean = [_float32(p) for p in self.parameters]
         else:
-            torch._foreach_lerp_(self.mean, [p.detach() for p in self.parameters], 1 / self.count)
+            torch._foreach_lerp_(self.mean, [p.detach().float() for p in self.parameters], 1 / self.count)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the parameters are the mean; without one yet, what they are."""
-        self._exchange()
+        weights = [p.data for p in self.parameters]
+        for parameter, mean in zip(self.parameters, self.mean, strict=bool(self.mean)):
+            parameter.data = mean.to(parameter.dtype)
         try:
             yield
         finally:
-            self._exchange()
+            for parameter, weight in zip(self.parameters, weights, strict=True):
+                parameter.data = weight
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of updates in the mean, and the weights that training goes on from; the model's are the mean."""
-        return {"count": self.count, "weights": [p.detach().cpu() for p in self.parameters] if self.count else []}
+        """The mean, the number of updates in it, and the weights that training goes on from."""
+        weights = [p.detach().cpu() for p in self.parameters] if self.count else []
+        return {"count": self.count, "mean": [mean.cpu() for mean in self.mean], "weights": weights}
 
-    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from *state*, saved while the parameters, as they are now, were the mean."""
+        """Go on from *state*."""
         self.count = int(state["count"])
-        self.mean = [p.detach().clone() for p in self.parameters] if self.count else []
+        pairs = zip(state["mean"], self.parameters, strict=bool(self.count))
+        self.mean = [_float32(mean).to(p.device) for mean, p in pairs]
         restore_weights(self.parameters, state)
 
-    def _exchange(self) -> None:
-        for number, mean in enumerate(self.mean):
-            self.mean[number], self.parameters[number].data = self.parameters[number].data, mean
+
+def _float32(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.float32, copy=True)
 
 
 @torch.no_grad()
 def restore_weights(parameters: Sequence[torch.nn.Parameter], state: Mapping[str, Any]) -> None:
     """Give *parameters* the weights that training had reached when *state* was saved."""
-    for parameter, weight in zip(parameters, state["weights"], strict=False):
+    for parameter, weight in zip(parameters, state["weights"], strict=bool(state["count"])):
         parameter.copy_(weight)

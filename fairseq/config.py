@@ -68,19 +68,26 @@ def flag_name(field: dataclasses.Field[Any] | str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def add_flags(parser: argparse._ActionsContainer, config: type) -> None:
-    """Add a flag for every field of *config* that *parser* does not have yet.
+def add_flags(
+    parser: argparse._ActionsContainer, config: type, only: Sequence[str] | None = None, otherwise: str | None = None
+) -> None:
+    """Add a flag for every field of *config*, or for *only* those named, that *parser* does not have yet.
 
+    *otherwise* is what ``--help`` says in place of the default, where something else than the dataclass decides.
     Defaults stay out of the parsed namespace (``argparse.SUPPRESS``), so that what is in it was given by the user.
     """
     known = {s for action in parser._actions for s in action.option_strings}
     for field, hint in _fields(config):
         names = [flag_name(field), *field.metadata.get("aliases", ())]
-        if names[0] in known:
+        if names[0] in known or (only is not None and field.name not in only):
             continue
         kind, many, _ = _kind(hint)
         default = _default(field)
-        options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": _help_text(field, default)}
+        options: dict[str, Any] = {
+            "dest": field.name,
+            "default": argparse.SUPPRESS,
+            "help": _help_text(field, default, otherwise),
+        }
         if kind is bool:
             negative = field.metadata.get("negative")
             options["action"] = argparse.BooleanOptionalAction if negative else "store_true"
@@ -232,8 +239,10 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return None if field.default is dataclasses.MISSING else field.default
 
 
-def _help_text(field: dataclasses.Field[Any], default: Any) -> str:
+def _help_text(field: dataclasses.Field[Any], default: Any, otherwise: str | None = None) -> str:
     text = str(field.metadata.get("help", "")).replace("%", "%%")
+    if otherwise is not None:
+        return f"{text} (default: {otherwise})"
     if default is None or default is False or default == "" or default == []:
         return text
     shown = ",".join(map(str, default)) if isinstance(default, list) else default

@@ -35,5 +35,5 @@ def out_of_memory_message(error: BaseException) -> str:
     where = "GPU" if "CUDA" in str(error) or "HIP" in str(error) else "host"
     return (
         f"out of {where} memory: lower --max-tokens or --batch-size (and raise --update-freq to keep the same batch), "
-        "or --softmax-batch in evaluation"
+        "--mem-len or --softmax-batch in evaluation"
     )

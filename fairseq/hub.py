@@ -21,6 +21,7 @@ from fairseq.evaluation import Scorer, Scores, Scoring, load_models
 from fairseq.generation import generator_of, sample
 from fairseq.generation.text import never_written
 from fairseq.models import BaseFairseqModel
+from fairseq.models.transformer_xl import BY_DISTANCE
 
 CHECKPOINT_NAMES = (BEST, "checkpoint.pt", LAST)  # in a folder, the first that is there
 DICTIONARY = "dict.txt"
@@ -214,7 +215,7 @@ def _remembering(model: BaseFairseqModel, length: int) -> BaseFairseqModel:
     """*model* with a memory of *length* tokens; it shares everything else with *model*, which stays as it is."""
     if length == model.memory_length:
         return model
-    if not model.memory_length:
+    if not model.memory_length and getattr(getattr(model, "cfg", None), "position_encoding", None) not in BY_DISTANCE:
         raise ValueError(f"memory_length {length}: the model has no memory; use 0")
     other, decoder = copy.copy(model), copy.copy(cast(Any, model).decoder)
     if not length and getattr(decoder.cfg, "same_length", False):

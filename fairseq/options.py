@@ -7,7 +7,9 @@ parts' own flags join. What the user leaves open is filled from ``--config``, th
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +30,7 @@ from fairseq.settings import (
     EvalLMConfig,
     GenerateConfig,
     InteractiveConfig,
+    MemoryConfig,
     ModelPathConfig,
     OptimizationConfig,
     PreprocessConfig,
@@ -65,7 +68,8 @@ class Parser(argparse.ArgumentParser):
     Args:
         configs: settings that are always there.
         choices: names of the flags that choose parts (see :data:`CHOICES`).
-        optional: settings whose flags are accepted but whose defaults are not filled in.
+        optional: settings, and which of their fields, whose flags are accepted but whose defaults are not filled in:
+            what the user leaves open, a checkpoint says.
         settings_file: whether ``--config`` names a YAML file with settings, as everywhere but in ``fairseq-import``.
     """
 
@@ -74,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         description: str,
         configs: Sequence[type] = (),
         choices: Sequence[str] = (),
-        optional: Sequence[Callable[[], type]] = (),
+        optional: Sequence[tuple[Callable[[], type], Sequence[str]]] = (),
         settings_file: bool = True,
     ) -> None:
         super().__init__(
@@ -91,8 +95,9 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with settings")
         for cls in configs:
             config.add_flags(self.add_argument_group(_title(cls)), cls)
-        for load in optional:
-            config.add_flags(self.add_argument_group(_title(load())), load())
+        for load, names in optional:
+            group = self.add_argument_group(_title(load()))
+            config.add_flags(group, load(), names, otherwise="the checkpoint's")
         for name in choices:
             choice = CHOICES[name]
             self.add_argument(
@@ -225,6 +230,7 @@ def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable
     keep_freed_memory()
     try:
         main(parse_args_and_arch(make_parser()))
+        sys.stdout.flush()
     except UserError as error:
         fail(str(error))
     except (MemoryError, RuntimeError) as error:
@@ -236,6 +242,12 @@ def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            raise
+        print(f"{Path(sys.argv[0]).name}: error: the output cannot be written ({error.strerror})", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(2)  # what is still in stdout's buffer would fail again
 
 
 def fail(message: str) -> NoReturn:
@@ -250,12 +262,11 @@ def _evaluation_parser(description: str, configs: list[type], reading: Sequence[
 
         return LanguageModelingConfig
 
-    def memory_config() -> type:
-        from fairseq.models.transformer_xl import MemoryConfig
-
-        return MemoryConfig
-
-    parser = Parser(description, [CommonConfig, *reading, *configs], ["task"], [task_config, memory_config])
+    optional = [
+        (task_config, ("tokens_per_sample", "sample_break_mode")),
+        (lambda: MemoryConfig, tuple(config.defaults(MemoryConfig))),
+    ]
+    parser = Parser(description, [CommonConfig, *reading, *configs], ["task"], optional)
     parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
     return parser
 

@@ -150,6 +150,17 @@ class CheckpointConfig:
 
 
 @dataclass
+class MemoryConfig:
+    """What may be chosen anew at evaluation: nothing in it changes a parameter."""
+
+    mem_len: int = flag(0, "Transformer-XL: tokens of memory before each segment (0: no recurrence)", low=0)
+    clamp_len: int = flag(-1, "Transformer-XL: distances beyond this count as this (-1: none do)", low=-1)
+    same_length: bool = flag(
+        False, "Transformer-XL: every query sees the same number of keys, the last --mem-len", negative=True
+    )
+
+
+@dataclass
 class ModelPathConfig:
     """Which checkpoints are evaluated."""
 

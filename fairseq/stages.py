@@ -71,8 +71,11 @@ def arguments(args: argparse.Namespace, stages: list[Stage], stage: Stage) -> ar
     staged.max_update = stages[-1].max_update
     if getattr(args, "tokens_from_prev", 0) > 0:
         staged.tokens_from_prev = stage.tokens_per_sample
+    longest = max(s.tokens_per_sample for s in stages)
     if getattr(args, "decoder_learned_pos", False):
-        staged.max_target_positions = max(s.tokens_per_sample for s in stages)
+        staged.max_target_positions = longest
+    if hasattr(args, "max_relative_length") and args.max_relative_length is None:
+        staged.max_relative_length = longest + args.mem_len
     if args.max_tokens_valid is not None:
         lengths = {s.tokens_per_sample for s in stages}
         follows = args.max_tokens_valid in lengths

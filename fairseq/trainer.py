@@ -199,6 +199,7 @@ class Trainer:
         """
         options = config.extract(CheckpointConfig, self.args)
         load_parameters(self.model, state["model"], source)
+        check_settings(self.model, state.get("args") or {}, self.args, source)
         extra = state.get("extra_state") or {}
         history = (state.get("optimizer_history") or [{}])[-1]
         if "average" in extra and not options.reset_optimizer:
@@ -301,6 +302,25 @@ def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], s
     if problem:
         raise UserError(problem)
     model.load_state_dict(upgraded)
+
+
+def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], args: argparse.Namespace, source: str) -> None:
+    """See that *args* make of a checkpoint's parameters what the *stored* settings did.
+
+    Raises:
+        UserError: they would compute something else with them; the message names the flag.
+    """
+    if model.config_class is None:
+        return
+    known = {name: value for name, value in stored.items() if value is not None}
+    before: Any = config.extract(model.config_class, known)
+    now: Any = config.extract(model.config_class, args)
+    for name in model.decisive_settings:
+        if name in known and getattr(before, name) != getattr(now, name):
+            raise UserError(
+                f"{config.flag_name(name)} {getattr(now, name)}: {source} was trained with {getattr(before, name)}, "
+                "and its parameters mean nothing otherwise; leave the setting as it was"
+            )
 
 
 def parse_dict(flag: str, text: str | Mapping[str, Any]) -> dict[str, Any]:

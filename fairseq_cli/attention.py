@@ -21,8 +21,7 @@ from fairseq.evaluation.attention_maps import AttentionMaps, AttentionReader, at
 from fairseq.precision import Precision
 from fairseq.settings import AttentionConfig, CommonConfig, DataConfig
 from fairseq.trainer import parse_dict
-from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress
-from fairseq_cli.recl import stream_settings
+from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress, stream_settings
 
 logger = logging.getLogger(__name__)
 SMALL_BATCH = 4096  # tokens of a batch where there is no memory and nothing else is asked for

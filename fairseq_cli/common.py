@@ -1,8 +1,9 @@
-"""What several commands share: their checkpoints, their notes and their progress bars."""
+"""What several commands share: their checkpoints, how they read a corpus, their notes and their progress bars."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import sys
 from collections.abc import Callable, Iterable
@@ -26,6 +27,18 @@ def checkpoint_paths(cfg: ModelPathConfig) -> list[str]:
     return paths
 
 
+def stream_settings(args: argparse.Namespace) -> argparse.Namespace:
+    """*args* for :func:`~fairseq.evaluation.load_models`, where the corpus is one stream whatever its lines.
+
+    Raises:
+        UserError: *args* ask for another way of cutting it.
+    """
+    settings = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
+    if settings.sample_break_mode != "none":
+        raise UserError(f"--sample-break-mode {settings.sample_break_mode}: the split is read as one stream; use none")
+    return settings
+
+
 def log_to_stderr() -> None:
     """Let warnings and notes be seen."""
     logging.basicConfig(
@@ -34,6 +47,12 @@ def log_to_stderr() -> None:
         level=logging.INFO,
         stream=sys.stderr,
     )
+
+
+def escape_what_stdout_lacks() -> None:
+    """Let a terminal that has not every character show the rest of a text."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def progress(args: argparse.Namespace, name: str) -> Callable[[Iterable[Any], int], Iterable[Any]]:

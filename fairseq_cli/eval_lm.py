@@ -10,9 +10,8 @@ from typing import Any
 
 from fairseq import config, distributed, options
 from fairseq.evaluation import Scorer, Scoring, load_models, report
-from fairseq.models.transformer_xl import MemoryConfig
 from fairseq.precision import Precision
-from fairseq.settings import DataConfig, EvalLMConfig
+from fairseq.settings import DataConfig, EvalLMConfig, MemoryConfig
 from fairseq.trainer import compile_model, parse_dict
 from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress
 

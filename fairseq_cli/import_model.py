@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fairseq import checkpoint, options
 from fairseq.checkpoint import hf_transfo_xl, pickled_module, transformer_xl
+from fairseq.checkpoint.named_tensors import cut
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.evaluation import load_models
@@ -89,7 +90,7 @@ def _dictionary(size: int, words: Sequence[str] | None, eos: int | None, source:
     if len(words) != size:
         raise UserError(f"{source}: its vocabulary has {len(words)} words, its model {size}; use the model's own")
     if eos is not None and not 0 <= eos < size:
-        raise UserError(f"{source}: eos_token_id is {eos}, but there are {size} words; correct config.json")
+        raise UserError(f"{source}: eos_token_id is {cut(eos)}, but there are {size} words; correct config.json")
     taken = set(words)
     symbols: list[str] = []
     seen: set[str] = set()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fairseq import config, options
 from fairseq.errors import UserError
+from fairseq.generation.writer import Writer, check_samples
 from fairseq.settings import InteractiveConfig
-from fairseq_cli.common import log_to_stderr, progress
-from fairseq_cli.generate import Writer, check_samples, escape_what_stdout_lacks
+from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, log_to_stderr, progress
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def main(args: argparse.Namespace) -> None:
     cfg = config.extract(InteractiveConfig, args)
     check_samples(cfg, cfg.num_samples)
     lines = None if cfg.input == "-" else _read_file(Path(cfg.input))
-    writer = Writer.load(args, cfg)
+    writer = Writer.load(args, cfg, checkpoint_paths(cfg))
     if lines is None:
         _answer(_stdin_lines(), writer, cfg)
     else:

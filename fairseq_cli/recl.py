@@ -17,7 +17,7 @@ from fairseq.evaluation import plots, recl, report
 from fairseq.precision import Precision
 from fairseq.settings import CommonConfig, DataConfig, ReclConfig
 from fairseq.trainer import compile_model, parse_dict
-from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress
+from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress, stream_settings
 
 logger = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 8192
@@ -61,18 +61,6 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "seed": common.seed}
         _write(Path(cfg.results_path), {**figures, **about}, measured, positions, gains, cfg.threshold)
     return figures
-
-
-def stream_settings(args: argparse.Namespace) -> argparse.Namespace:
-    """*args* for :func:`~fairseq.evaluation.load_models`, where the corpus is one stream whatever its lines.
-
-    Raises:
-        UserError: *args* ask for another way of cutting it.
-    """
-    settings = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
-    if settings.sample_break_mode != "none":
-        raise UserError(f"--sample-break-mode {settings.sample_break_mode}: the split is read as one stream; use none")
-    return settings
 
 
 def _settings(args: argparse.Namespace) -> tuple[ReclConfig, DataConfig, CommonConfig]:

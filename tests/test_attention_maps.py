@@ -247,7 +247,7 @@ def test_a_position_with_full_memory_is_chosen_by_the_seed():
         (f"--path {BASELINE} --results-path out --position -1", "--position -1: must be at least 0"),
         (f"--path {BASELINE} --results-path out --position 2292", "--position 2292: the tokens read are number 0 to"),
         (f"--path {BASELINE} --results-path out --first-tokens 9 --position 9", "number 0 to 8; choose one of them"),
-        (f"--path {BASELINE} --results-path /dev/null/x", "--results-path /dev/null/x: cannot be made"),
+        (f"--path {BASELINE} --results-path /dev/null/x", "--results-path /dev/null/x: cannot be written"),
         (f"--path {SHORTFORMER} --results-path out --first-tokens 64", "64 tokens in 1 rows do not fill the memory"),
         (f"--path {SHORTFORMER} --results-path out --batch-size 40", "do not fill the memory of 64; give fewer rows"),
         (f"--path {SHORTFORMER} --results-path out --batch-size 40 --position 3", "do not fill the memory of 64"),

@@ -138,7 +138,7 @@ def test_values_out_of_range_name_their_flag(mistake, flags):
         ),
         (
             "--tokens-from-prev 16 --sample-break-mode eos",
-            "--sample-break-mode eos: a model with memory reads streams",
+            "--sample-break-mode eos: streams, which a model with memory reads",
         ),
         (
             "--tokens-per-sample 65",
@@ -149,7 +149,7 @@ def test_values_out_of_range_name_their_flag(mistake, flags):
         ("--arch transformer_lm --adaptive-softmax-cutoff 5 --tie-adaptive-weights", "--tie-adaptive-weights: needs"),
         (
             "--arch transformer_lm",
-            "--criterion adaptive_loss: the model has one band",
+            "--criterion adaptive_loss: the model's softmax has no bands",
         ),
         ("--lr-scheduler cosine", "--max-lr: --lr-scheduler cosine needs it"),
         ("--lr-scheduler cosine --max-lr 0.01", "--max-lr 0.01: must be greater than --lr 0.05"),

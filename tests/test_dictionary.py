@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
+from fairseq.models.transformer_lm import TransformerLanguageModel
 
 GOLDEN = Path(__file__).parent / "golden" / "language_model" / "data-bin" / "dict.txt"
 
@@ -128,6 +131,12 @@ def test_string_joins_subwords(mark: str) -> None:
         (b"a 1\nb\n", "line 2: expected `word count`"),
         (b"a 1\n\nb 2\n", "line 2: expected `word count`"),
         (b"a 1\nb two\n", "line 2: expected `word count`"),
+        (b"\na 1\n", "line 1: expected `word count`"),
+        (b" \t\na 1\n", "line 1: expected `word count`"),
+        (b"#specials\teos=a\na 1\n", "line 1: expected `word count`"),
+        (b"a " + b"9" * 5000 + b"\n", "line 1: expected `word count`"),
+        (b"a 9223372036854775808\n", "line 1: expected `word count`"),
+        (b"#specials eos=" + b"b" * 10_000 + b"\na 1\n", "line 1: eos=bbb"),
         (b"a -1\n", "line 1: expected `word count`"),
         (b"a 1\nb 1\na 3\n", "line 3: 'a' is in the dictionary already"),
         (b"<unk> 3\n", "line 1: '<unk>' is in the dictionary already"),
@@ -140,7 +149,7 @@ def test_a_file_that_is_no_dictionary_is_refused_with_its_line(tmp_path: Path, c
     with pytest.raises(UserError) as caught:
         Dictionary.load(path)
     assert str(caught.value).startswith(str(path)) and complaint in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
 def test_a_missing_dictionary_is_named(tmp_path: Path) -> None:
@@ -161,3 +170,16 @@ def test_failing_to_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest
         make("new").save(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["dict.txt"]
+
+
+def test_transformer_of_absolute_positions_refuses_a_dictionary_without_padding(tmp_path: Path) -> None:
+    (tmp_path / "dict.txt").write_text("#specials eos=a\na 1\nb 1\n")
+    small = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_layers": 1, "decoder_attention_heads": 1}
+    args = argparse.Namespace(**small, arch="transformer_lm", tokens_per_sample=8)
+    task = SimpleNamespace(source_dictionary=Dictionary.load(tmp_path / "dict.txt"))
+    with pytest.raises(UserError, match="needs a padding symbol") as error:
+        TransformerLanguageModel.build_model(args, task)
+    assert "\n" not in str(error.value)
+    (tmp_path / "dict.txt").write_text("#specials eos=a pad=b\na 1\nb 1\n")
+    task = SimpleNamespace(source_dictionary=Dictionary.load(tmp_path / "dict.txt"))
+    assert TransformerLanguageModel.build_model(args, task).decoder.embed_tokens.padding_idx == 1

@@ -343,7 +343,7 @@ MISTAKES = {
     "--path {baseline} --compile": r"--compile: .*leave it out",
     "--path {baseline} --max-new-tokens 0": r"--max-new-tokens 0: must be at least 1",
     "--path {baseline} --gen-subset nothing": r"nothing.idx: cannot be read",
-    "--path {baseline} --results-path {file}": r"--results-path .*: cannot be made",
+    "--path {baseline} --results-path {file}": r"--results-path .*: cannot be written",
     "--path {file}": r"file: .*checkpoint",
 }
 
@@ -371,6 +371,11 @@ def test_results_that_cannot_be_written_leave_nothing_behind(tmp_path):
     with pytest.raises(UserError, match=r"generate.html cannot be written"):
         run("--cpu --max-new-tokens 2 --context-tokens 3 --path", BASELINE, "--results-path", tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["generate.html", "generate.json"]
+
+
+def test_commands_use_the_library_and_not_one_another():
+    for file in (runs.ROOT / "fairseq_cli").glob("*.py"):
+        assert set(re.findall(r"(?:from|import) fairseq_cli\.?(\w*)", file.read_text())) <= {"common"}, file.name
 
 
 def test_door_and_help(tmp_path):

@@ -121,6 +121,27 @@ def test_choices_follow_the_distribution(how, expected):
     assert [share == 0 for share in found] == [share == 0 for share in expected]
 
 
+@pytest.mark.parametrize("top", [{}, {"top_k": 3}, {"top_p": 0.999}])
+@pytest.mark.parametrize("temperature", [1e-12, 1e-40, 1e-300, 5e-324])
+def test_next_to_no_temperature_is_the_most_probable_token(temperature, top):
+    lprobs = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.24, 0.25, 0.25 + 1e-6, 0.26 - 1e-6]]).log()
+    lprobs[:, 3] = -torch.inf
+    for chance in (0.0, 0.5, 1 - 2.0**-53):
+        chances = torch.full((2,), chance, dtype=torch.float64)
+        assert choose(lprobs, Decoding(1, temperature, **top), chances).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("temperature", [1e20, 1e39, 1e300])
+def test_boundless_temperature_makes_all_tokens_alike_but_those_that_have_no_probability(temperature):
+    lprobs = LPROBS.clone()
+    lprobs[3] = -torch.inf
+    chance = torch.linspace(0, 1 - 2.0**-53, 401, dtype=torch.float64)
+    for top_k, expected in ((0, [0, 1, 2, 4]), (3, [0, 1, 4])):
+        tokens = choose(lprobs.expand(401, -1), Decoding(1, temperature, top_k), chance).tolist()
+        assert sorted(set(tokens)) == expected
+        assert all(abs(tokens.count(token) - 401 / len(expected)) < 2 for token in expected)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

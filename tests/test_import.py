@@ -335,6 +335,17 @@ def test_memory_is_not_asked_of_a_model_without(tmp_path):
         model.score_tokens(some_tokens(), 5, 5)
 
 
+@pytest.mark.parametrize("attn_type", [0, 1])
+def test_memory_may_be_given_to_a_model_that_was_trained_without(attn_type, tmp_path):
+    config = {**SMALL, "attn_type": attn_type, "mem_len": 0}
+    path, state = saved(tmp_path, config)
+    model = LanguageModel.from_pretrained(authors(path, tmp_path / "out", "--config", tmp_path / "config.json"))
+    tokens = some_tokens()
+    for segment, memory in [(5, 6), (5, 0), (3, 11)]:
+        expected = naive_xl.nll(state, config, tokens.numpy(), segment, memory)
+        assert np.abs(model.score_tokens(tokens, segment, memory).numpy() - expected).max() < 2e-5
+
+
 def test_dictionary_must_be_given_where_none_is_beside_the_checkpoint(tmp_path):
     path, _ = saved(tmp_path, SMALL)
     out = authors(path, tmp_path / "out", "--config", tmp_path / "config.json")

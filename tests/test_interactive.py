@@ -15,11 +15,12 @@ from types import SimpleNamespace
 import naive
 import pytest
 import runs
+import sacremoses
 
 from fairseq import options
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
-from fairseq.generation.text import SPACES, merge, never_written, writing_of
+from fairseq.generation.text import SPACES, never_written, writing_of
 from fairseq.hub import LanguageModel
 from fairseq_cli import interactive
 
@@ -205,7 +206,9 @@ def test_words_become_running_text(words, text):
 
 
 def test_subwords_are_joined():
-    assert merge(["un@@", "know@@", "n", "thing@@", "s", ",", "a@@"], "@@") == ["unknown", "things", ",", "a"]
+    subwords = ["un@@", "know@@", "n", "thing@@", "s", ",", "a@@"]
+    dictionary = dictionary_of(*subwords)
+    assert writing_of(dictionary, "@@ ").decode(map(dictionary.index, subwords)) == "unknown things, a"
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -241,6 +244,38 @@ def test_text_that_comes_in_pieces_is_that_of_the_whole(seed):
         shown += stream.add(tokens[place : place + size])
         place += size
     assert shown + stream.end() == writing.decode(tokens)
+
+
+MARKS = ['"', "'", "''", "``", "`", "„", "“", "”", "'s", "(", ")", ",", ".", "$", "¿", "%", "&", "&quot;"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["dun", "gres", "'", "漢", "漢字", "x-y", *MARKS],
+        ["dun", "gres", "'", '"'],
+        ["plom", '"', "„"],
+        MARKS[:8],
+        ["(", '"', "'", "s"],
+        [",", "."],
+        ["漢", '"'],
+    ],
+)
+def test_long_line_is_put_together_a_few_words_at_a_time_as_if_at_once(words, monkeypatch):
+    whole = sacremoses.MosesDetokenizer(lang="en").detokenize
+    lengths = []
+
+    def counted(self, tokens, **how):
+        lengths.append(len(tokens))
+        return whole(tokens, **how)
+
+    monkeypatch.setattr(sacremoses.MosesDetokenizer, "detokenize", counted)
+    dictionary = dictionary_of(*words, "word")
+    line = random.Random(5).choices(words, k=1500)
+    stream = writing_of(dictionary).stream()
+    shown = "".join(stream.add([dictionary.index(word)]) for word in line)
+    assert shown + stream.end() == whole(line, unescape=False)
+    assert max(lengths) < 100 and sum(lengths) < 100 * len(line)
 
 
 def test_what_follows_a_prompt_is_shown_apart_and_joins_it():

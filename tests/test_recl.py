@@ -212,7 +212,7 @@ def test_names_tell_models_apart():
         (f"--path {BASELINE} --positions 0", "--positions 0: must be at least 1"),
         (f"--path {BASELINE}:{SHORTFORMER} --names a", "--names a: 1 names for the 2 checkpoints"),
         (f"--path {BASELINE}:{SHORTFORMER} --names a,a", "--names a,a: names must differ"),
-        (f"--path {BASELINE} --results-path /dev/null/x", "--results-path /dev/null/x: cannot be made"),
+        (f"--path {BASELINE} --results-path /dev/null/x", "--results-path /dev/null/x: cannot be written"),
         (f"--path {BASELINE} --gen-subset nothing", "nothing.idx: cannot be read"),
         (f"--path {BASELINE} --sample-break-mode eos", "--sample-break-mode eos: the split is read as one"),
     ],

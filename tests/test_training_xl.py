@@ -57,7 +57,7 @@ def test_two_processes_follow_one_with_the_same_global_batch(tmp_path: Path, bac
     np.testing.assert_allclose(runs.losses(together), runs.losses(alone), rtol=2e-5)
 
 
-def test_training_goes_down_and_longer_memory_helps_no_less_than_none(tmp_path: Path) -> None:
+def test_training_goes_down(tmp_path: Path) -> None:
     log = runs.train(tmp_path, XL, STILL, "--max-update 60 --disable-validation")
     assert np.mean(runs.losses(log)[-5:]) < np.mean(runs.losses(log)[:5]) - 0.5
 
@@ -77,6 +77,74 @@ def test_loss_on_half_of_the_positions_counts_half_of_the_targets(tmp_path: Path
     assert bool((training["target"][:, :8] == 1).all()) and not bool((training["target"][:, 8:] == 1).any())
     validation = next(iter(task.iterator("valid", model, criterion, training=False)))
     assert validation is not None and not bool((validation["target"] == 1).any())
+
+
+def test_streams_give_a_model_without_memory_what_one_with_memory_reads() -> None:
+    batches = []
+    for flags in ("--mem-len 8", "--mem-len 0 --streams", "--mem-len 0"):
+        args = runs.arguments(XL, flags)
+        task = setup_task(args)
+        model = task.build_model(args)
+        iterator = task.iterator("valid", model, task.build_criterion(args), training=True)
+        batches.append([sample["id"].tolist() for sample in iterator if sample is not None])
+    assert batches[0] == batches[1] != batches[2]
+
+
+@pytest.mark.parametrize("kind", ["relative", "bands", "shaw", "learned", "averaged"])
+def test_stages_in_one_run_equal_one_command_a_stage(tmp_path: Path, kind: str) -> None:
+    flags = [XL.replace("--tokens-per-sample 16", ""), KINDS[kind], "--disable-validation"]
+    tables = "--max-relative-length 56" if kind == "shaw" else "--max-relative-length 32" if kind == "learned" else ""
+    runs.train(tmp_path / "staged", flags, "--stages 16:5,32:9")
+    runs.train(tmp_path / "1", flags, tables, "--tokens-per-sample 16 --max-update 5")
+    first = ["--restore-file", tmp_path / "1" / "checkpoint_last.pt"]
+    runs.train(tmp_path / "2", flags, tables, "--tokens-per-sample 32 --max-update 9", first)
+    one, two = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("staged", "2"))
+    del one["extra_state"]["stage"]
+    assert runs.difference(one, two) is None
+
+
+@pytest.mark.parametrize("arch", ["transformer_xl", "transformer_xl_tiny"])
+def test_an_architectures_memory_does_not_depend_on_the_segment(arch: str) -> None:
+    short, long = (runs.arguments(f"--arch {arch} --tokens-per-sample {n}").mem_len for n in (8, 64))
+    assert short == long > 0
+    assert runs.arguments(f"--arch {arch} --position-encoding learned").mem_len == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "tolerance"), [("--bf16", 0.02), ("--fp16", 0.005), ("--memory-efficient-fp16", 0.02)]
+)
+@pytest.mark.parametrize("kind", ["bands", "shaw"])
+def test_lower_precision_follows_full_precision(tmp_path: Path, kind: str, flag: str, tolerance: float) -> None:
+    flags = [XL, STILL, KINDS[kind], "--max-update 12 --disable-validation"]
+    full, lower = (runs.losses(runs.train(tmp_path / name, flags, f)) for name, f in (("full", ""), ("lower", flag)))
+    assert lower == pytest.approx(full, abs=tolerance)
+    path = tmp_path / "lower" / "checkpoint_last.pt"
+    there = scores(tmp_path, path, "--tokens-per-sample 16", flag.replace("--memory-efficient-fp16", "--fp16"))
+    assert np.abs(there - scores(tmp_path, path, "--tokens-per-sample 16")).max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        ("", "--pre-lnorm", "--pre-lnorm True: .* was trained with False"),
+        (
+            "--position-encoding absolute --mem-len 0",
+            "--position-encoding absolute --mem-len 0 --n-head 4",
+            "--n-head 4: .* with 2",
+        ),
+        ("--position-encoding shaw", "--position-encoding shaw --mem-len 64", "give --max-relative-length 40"),
+        ("--position-encoding learned --mem-len 0", "--position-encoding absolute --mem-len 0", "layer_positions"),
+    ],
+)
+def test_parameters_are_not_used_for_another_computation(tmp_path: Path, first: str, then: str, message: str) -> None:
+    runs.train(tmp_path, XL, first, "--max-update 2 --disable-validation")
+    with pytest.raises(UserError, match=message):
+        runs.train(tmp_path, XL, then, "--max-update 4 --disable-validation")
+
+
+def test_a_table_for_every_distance_of_an_endless_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--mem-len 100000000: .* give --max-relative-length"):
+        runs.train(tmp_path, XL, "--position-encoding shaw --mem-len 100000000")
 
 
 # The average of the weights
@@ -112,6 +180,24 @@ def test_going_on_without_the_flag_goes_on_from_the_weights_not_their_average(tm
     runs.train(tmp_path / "parts", flags, "--max-update 8 --average-weights-from 2")
     rest = runs.train(tmp_path / "parts", flags, "--max-update 12")
     assert runs.losses(rest) == runs.losses(whole)[8:]
+
+
+def test_the_average_of_half_precision_weights_is_kept_in_full_precision(tmp_path: Path) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.float16))
+    average = WeightAverage([parameter], 1)
+    steps = torch.linspace(1.0, 1.2, 3000)
+    for update, value in enumerate(steps, start=1):
+        parameter.data.fill_(float(value))
+        average.update(update)
+    with average.in_place():
+        assert parameter.dtype == torch.float16
+        assert parameter.tolist() == pytest.approx([1.1] * 3, abs=1e-3)
+    assert parameter.tolist() == pytest.approx([1.2] * 3, abs=1e-3)
+    flags = [XL, "--memory-efficient-fp16 --average-weights-from 2 --disable-validation --max-update 8"]
+    runs.train(tmp_path / "whole", flags, "--save-interval-updates 5")
+    saved = next((tmp_path / "whole").glob("checkpoint_*_5.pt"))
+    runs.train(tmp_path / "parts", flags, "--save-interval-updates 5", ["--restore-file", saved])
+    assert runs.difference(*(runs.content(tmp_path / n / "checkpoint_last.pt") for n in ("whole", "parts"))) is None
 
 
 def test_an_average_of_nothing_is_what_the_weights_are() -> None:
@@ -162,9 +248,24 @@ def test_same_length_and_clamp_are_what_they_say(tmp_path: Path, trained: Path) 
     assert np.abs(near[7:] - one[7:]).max() > 1e-4
 
 
-def test_memory_longer_than_training_needs_no_new_parameters(tmp_path: Path) -> None:
-    runs.train(tmp_path, XL, STILL, KINDS["shaw"], "--max-update 3 --disable-validation")
-    assert np.isfinite(scores(tmp_path, tmp_path / "checkpoint_last.pt", "--mem-len 200 --batch-size 2")).all()
+def test_memory_longer_than_the_tables_counts_what_is_farther_as_the_farthest(tmp_path: Path) -> None:
+    """Keys beyond the table do count: a change there changes the scores; and segments do not matter."""
+    runs.train(tmp_path, XL, STILL, KINDS["shaw"], "--max-update 30 --disable-validation")
+    path = tmp_path / "checkpoint_last.pt"
+    whole = scores(tmp_path, path, "--tokens-per-sample 4096 --mem-len 0")
+    np.testing.assert_allclose(scores(tmp_path, path, "--tokens-per-sample 9 --mem-len 4096"), whole, atol=1e-5)
+    assert np.abs(scores(tmp_path, path, "--tokens-per-sample 16 --mem-len 24") - whole)[100:].max() > 1e-4
+
+
+def test_memory_for_everything_makes_room_for_what_there_is(tmp_path: Path, trained: Path) -> None:
+    whole = scores(tmp_path, trained, "--tokens-per-sample 4096 --mem-len 0")
+    np.testing.assert_allclose(scores(tmp_path, trained, "--mem-len 1000000000"), whole, atol=1e-5)
+
+
+def test_help_of_evaluation_says_whose_the_defaults_are() -> None:
+    shown = " ".join(options.get_eval_lm_parser().format_help().split())
+    assert "tokens of memory before each segment (0: no recurrence) (default: the checkpoint's)" in shown
+    assert "--loss-positions" not in shown and "--shuffle-lines" not in shown
 
 
 @pytest.mark.parametrize(
@@ -197,6 +298,7 @@ def test_flags_of_memory_are_refused_for_models_without_them() -> None:
         ("--loss-positions some", "--loss-positions some: choose from full, half"),
         ("--position-encoding rotary", "--position-encoding rotary: choose from relative"),
         ("--criterion adaptive_loss --sample-break-mode eos", "--sample-break-mode eos"),
+        ("--mem-len 0 --streams --sample-break-mode eos", "--sample-break-mode eos"),
     ],
 )
 def test_bad_flags_of_training_are_one_line(tmp_path: Path, flags: str, message: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES
 from fairseq.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLDecoder
+from fairseq.modules import relative_attention as relative_attention_module
 from fairseq.modules.dropout import variational_dropout
 from fairseq.modules.positions import distance_sinusoids
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention, shift, visibility
@@ -167,10 +168,47 @@ def test_shifting_moves_each_row_to_its_distances(queries: int, keys: int) -> No
 
 
 def test_shifting_by_strides_is_shifting_by_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw, bias = torch.randn(2, 3, 4, 9), visibility(4, 9, None, torch.device("cpu"))
-    quick = shift(raw, bias)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert torch.equal(quick, shift(raw, bias))
+    raw, bias = torch.randn(2, 3, 4, 9, requires_grad=True), visibility(4, 9, None, torch.device("cpu"))
+    weights = torch.randn(3, 2, 4, 9)
+    results = []
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+        shifted = shift(raw, bias)
+        results.append((shifted, *torch.autograd.grad((shifted.softmax(-1) * weights).sum(), raw)))
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def test_the_fused_kernel_of_other_devices_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's fused attention with the scores of distances as additive bias, as GPUs and compiled models have it."""
+    attention, x, memory, positions = relative_attention(None)
+    results = []
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+        output = attention(x, memory=memory, positions=positions)
+        results.append((output, *torch.autograd.grad(output.square().sum(), list(attention.parameters()))))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_pieces_that_stay_in_cache_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention, x, memory, positions = relative_attention(None)
+    with torch.no_grad():
+        whole = attention(x, memory=memory, positions=positions)
+        for size in (1, 40, 80):
+            monkeypatch.setattr(relative_attention_module, "_CACHED_SCORES", size)
+            torch.testing.assert_close(attention(x, memory=memory, positions=positions), whole)
+
+
+def test_attention_dropout_does_not_depend_on_gradients_being_wanted() -> None:
+    attention, x, memory, positions = relative_attention(None)
+    attention.dropout = 0.5
+    results = []
+    for gradient in (True, False):
+        torch.manual_seed(1)
+        with torch.set_grad_enabled(gradient):
+            results.append(attention.train()(x, memory=memory, positions=positions))
+    assert torch.equal(*results)
+    assert not torch.equal(results[0], attention.eval()(x, memory=memory, positions=positions))
 
 
 @pytest.mark.parametrize("kind", ["relative", "pre-norm", "shaw", "clamped"])
@@ -363,3 +401,5 @@ def test_initial_values_are_the_authors() -> None:
     assert float(named["layers.0.self_attn.r_proj.weight"].std()) == pytest.approx(0.02, rel=0.05)
     assert float(named["layers.0.final_layer_norm.weight"].mean()) == pytest.approx(1.0, abs=0.01)
     assert float(named["layers.0.fc1.bias"].abs().max()) == 0.0
+    shaw = TransformerXLDecoder(replace(SMALL, position_encoding="shaw", max_relative_length=6), VOCABULARY)
+    assert not shaw.layers[0].self_attn.r_bias.any() and shaw.layers[0].self_attn.r_emb.all()

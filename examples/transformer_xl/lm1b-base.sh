@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One Billion Word, 18 layers, 0.46 G parameters; sentences in another order each epoch.
+# One Billion Word, 18 layers, 0.36 G parameters; sentences in another order each epoch.
 # shellcheck source=examples/transformer_xl/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

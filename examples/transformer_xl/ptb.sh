@@ -5,5 +5,5 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 corpus ptb ptb
-train ptb transformer_xl_ptb 20 60000 0 --variational-dropout --average-weights-from "$(full_or_small 40000 6)"
+train ptb transformer_xl_ptb 20 60000 0 --average-weights-from "$(full_or_small 40000 6)"
 evaluate ptb 64 256 200

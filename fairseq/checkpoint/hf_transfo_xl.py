@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq.checkpoint import inert, store, transformer_xl
+from fairseq.checkpoint import inert, pickled_module, transformer_xl
 from fairseq.checkpoint.inert import Inert
+from fairseq.checkpoint.named_tensors import check_tensors, cut
 from fairseq.errors import UserError
 
 CONFIG, PICKLE, SAFE = "config.json", "pytorch_model.bin", "model.safetensors"
@@ -39,14 +40,16 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     given = read_json(folder / CONFIG)
     kind = given.get("model_type")
     if kind != "transfo-xl":
-        raise UserError(f"{folder / CONFIG}: model_type is {kind!r}; only transfo-xl can be imported from there")
+        raise UserError(f"{folder / CONFIG}: model_type is {cut(kind)}; only transfo-xl can be imported from there")
     if given.get("layer_norm_epsilon", EPSILON) != EPSILON:
         raise UserError(
-            f"{folder / CONFIG}: layer_norm_epsilon is {given['layer_norm_epsilon']!r}; only 1e-05 is known"
+            f"{folder / CONFIG}: layer_norm_epsilon is {cut(given['layer_norm_epsilon'])}; only 1e-05 is known"
         )
-    state = {name.removeprefix("transformer."): value for name, value in _tensors(folder).items()}
+    tensors = _tensors(folder)
+    check_tensors(tensors, str(folder))
+    state = {name.removeprefix("transformer."): value for name, value in tensors.items()}
     for name in ("crit.cluster_weight", "crit.cluster_bias"):
-        if isinstance(state.get(name), Tensor) and state[name].dim():
+        if name in state and state[name].dim():
             state[name] = state[name].flip(0)  # the authors' order
     return transformer_xl.convert(state, _config(given), str(folder))
 
@@ -99,7 +102,8 @@ def _config(given: Mapping[str, Any]) -> dict[str, Any]:
     if "vocab_size" not in config and "n_token" in config:
         config["vocab_size"] = config["n_token"]
     if "tie_projs" not in config and "proj_share_all_but_first" in config:
-        tails = len(config.get("cutoffs") or ())
+        cutoffs = config.get("cutoffs")
+        tails = len(cutoffs) if isinstance(cutoffs, list) else 0
         config["tie_projs"] = [False] + [bool(config["proj_share_all_but_first"])] * tails
     return config
 
@@ -112,9 +116,9 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
             if (folder / f"{name}.index.json").exists():
                 raise UserError(f"{folder}: the model is in several files ({name}.index.json); save it as one {SAFE}")
         raise UserError(f"{folder}: neither {SAFE} nor {PICKLE} is there; give a folder that holds the model")
-    state = store.read(folder / PICKLE)
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise UserError(f"{folder / PICKLE}: no tensors by name; use another file")
+    state, settings = pickled_module.read(folder / PICKLE)
+    if settings is not None:
+        raise UserError(f"{folder / PICKLE}: a saved module, not tensors by name; use another file")
     return state
 
 

@@ -2,16 +2,17 @@
 
 A file of ``torch.save`` that holds a whole module names the module's classes. The reader here is a machine of its own
 for pickle's instructions: a name stays text, an object of an unknown class becomes an :class:`Inert` shell around its
-state, and a call is refused unless it is one of the few in :data:`CALLS`, which are answered here.
+state, and a call is refused unless it is one of the few in :data:`CALLS`, which are answered here. What a file makes
+the reader do and keep is in proportion to its size, and nothing recurses.
 """
 
 from __future__ import annotations
 
 import io
-import math
+import os
 import pickletools
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,8 +20,11 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from fairseq.checkpoint.stored import Storage, Stored
 from fairseq.errors import UserError
 
+NAME_LENGTH = 256  # of a module or a class, at most
+BITS = 128  # of a whole number, at most
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # first pickle of a file in the format before torch 1.6
 DTYPES = {
     "FloatStorage": torch.float32,
@@ -47,7 +51,7 @@ class Name:
     path: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Inert:
     """An object of an unknown class.
 
@@ -70,50 +74,18 @@ class Inert:
         self.pairs[key] = value
 
 
-@dataclass(frozen=True)
-class Storage:
-    """The numbers of a tensor, which lie elsewhere in the file under *key*."""
-
-    key: str
-    dtype: torch.dtype
-    count: int
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes they take."""
-        return self.count * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor whose numbers are not read yet; equal ones are one tensor."""
-
-    storage: Storage
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        numbers = (self.offset, *self.size, *self.stride)
-        if len(self.size) != len(self.stride) or not all(type(n) is int and n >= 0 for n in numbers):
-            raise ValueError("a tensor of impossible shape")
-        last = self.offset + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))
-        if math.prod(self.size) > self.storage.count or (0 not in self.size and last >= self.storage.count):
-            raise ValueError("a tensor larger than what is stored of it")
-
-
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Stored:
-    if not isinstance(storage, Storage):
+    if not isinstance(storage, Storage) or not isinstance(size, tuple) or not isinstance(stride, tuple):
         raise ValueError("a tensor without numbers")
-    return Stored(storage, offset, tuple(size), tuple(stride))
+    return Stored(storage, offset, size, stride)
 
 
 def _parameter(data: Any, *rest: Any) -> Any:
     return data
 
 
-def _mapping(*content: Any) -> dict[Any, Any]:
-    return dict(*content)
+def _mapping(content: Any = (), *rest: Any) -> dict[Any, Any]:
+    return _keyed(content.items() if isinstance(content, dict) else content)
 
 
 def _nothing(*content: Any) -> dict[Any, Any]:
@@ -156,19 +128,28 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
+        self.allowance = 0  # how much of what is there already may be gone through again
 
     def run(self, file: Any) -> Any:
         """The content of the pickle that begins where *file* stands; it is left behind its end."""
         for code, argument, _ in pickletools.genops(file):
+            self.allowance += 4
             if code.name == "STOP":
                 return self.stack.pop()
             if code.name in LITERALS:
-                self.stack.append(argument)
+                if isinstance(argument, int) and argument.bit_length() > BITS:
+                    raise ValueError("a number too large")
+                self.push(argument)
             elif code.name in OPERATIONS:
                 OPERATIONS[code.name](self, argument)
             elif code.name not in ("PROTO", "FRAME"):
                 raise Refused(f"the instruction {code.name}")
         raise ValueError("the pickle has no end")
+
+    def spend(self, items: Any) -> None:
+        self.allowance -= len(items)
+        if self.allowance < 0:
+            raise ValueError("a pickle that goes through its content again and again")
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -187,13 +168,20 @@ class _Machine:
         self.push(Name(".".join(argument.split(" ", 1))))
 
     def name_of_two(self, _: Any) -> None:
-        self.push(Name(".".join(map(str, self.pop(2)))))
+        parts = self.pop(2)
+        if not all(isinstance(part, str) and len(part) <= NAME_LENGTH for part in parts):
+            raise ValueError("a name that is none")
+        self.push(Name(".".join(parts)))
 
     def call(self, name: Any, arguments: Any) -> None:
         if not isinstance(name, Name) or not isinstance(arguments, tuple | list):
             raise ValueError("a call of what is no name")
         if name.path not in CALLS:
             raise Refused(name.path)
+        self.spend(arguments)
+        for argument in arguments:
+            if isinstance(argument, tuple | list | dict):
+                self.spend(argument)
         self.push(CALLS[name.path](*arguments))
 
     def instantiate(self, arguments: list[Any]) -> None:
@@ -209,8 +197,10 @@ class _Machine:
         (state,) = self.pop(1)
         parts = state if isinstance(state, tuple) else (state,)
         if isinstance(self.stack[-1], Inert):
+            self.spend(parts)
             for part in parts:
                 if isinstance(part, dict):
+                    self.spend(part)
                     self.stack[-1].state.update(part)
 
     def extend(self, values: list[Any]) -> None:
@@ -233,20 +223,32 @@ class _Machine:
 
     def load_persistent(self, _: Any) -> None:
         (reference,) = self.pop(1)
+        if not isinstance(reference, tuple) or len(reference) > 6:
+            raise ValueError("a reference that is none")
         kind, what, *rest = reference
         if kind == "module":  # the old format kept a class beside its source code
             self.push(what)
             return
         key, _, count, *view = rest
         dtype = DTYPES.get(what.path.rpartition(".")[2]) if isinstance(what, Name) else None
-        if kind != "storage" or dtype is None or type(count) is not int or count < 0 or any(view):
+        if kind != "storage" or dtype is None or any(view):
             raise ValueError("a tensor of an unknown kind")
-        self.push(Storage(str(key), dtype, count))
+        self.push(Storage(key, dtype, count))
         self.storages.add(self.stack[-1])
 
 
 def _pairs(values: list[Any]) -> dict[Any, Any]:
-    return dict(zip(values[::2], values[1::2], strict=True))
+    return _keyed(zip(values[::2], values[1::2], strict=True))
+
+
+def _keyed(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A mapping whose keys are flat: to hash a tuple in tuples, however deep, would recurse."""
+    mapping = {}
+    for key, value in pairs:
+        if not isinstance(key, str | int | Name | None):
+            raise ValueError("a mapping with keys of an unknown kind")
+        mapping[key] = value
+    return mapping
 
 
 def _first_and_rest(values: list[Any]) -> tuple[Any, list[Any]]:
@@ -303,18 +305,26 @@ class Loaded:
     """What a file holds.
 
     Attributes:
+        path: the file.
         root: plain data, :class:`Inert` objects and :class:`Stored` tensors.
         numbers: the bytes of each storage.
     """
 
+    path: Path
     root: Any
-    numbers: dict[str, bytes]
+    numbers: dict[str, bytearray]
 
     def tensor(self, stored: Stored) -> Tensor:
-        """The tensor itself, in memory of its own."""
-        content = bytearray(self.numbers[stored.storage.key]) or bytearray(8)
-        flat = torch.frombuffer(content, dtype=stored.storage.dtype)
-        return flat.as_strided(stored.size, stored.stride, stored.offset).clone()
+        """The tensor itself; those of one storage share its memory.
+
+        Raises:
+            UserError: PyTorch cannot have such a tensor.
+        """
+        try:
+            flat = torch.frombuffer(self.numbers[stored.storage.key] or bytearray(8), dtype=stored.storage.dtype)
+            return flat.as_strided(stored.size, stored.stride, stored.offset)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise UserError(f"{self.path}: has a tensor that cannot be ({_line(error)}); use another file") from None
 
 
 def load(path: Path) -> Loaded:
@@ -325,55 +335,65 @@ def load(path: Path) -> Loaded:
     """
     try:
         with open(path, "rb") as file:
-            return _load_zip(file) if file.peek(2).startswith(b"PK") else _load_pickles(file)
+            return Loaded(path, *(_load_zip(file) if file.peek(2).startswith(b"PK") else _load_pickles(file)))
     except Refused as refused:
         raise UserError(
-            f"{path}: refused: it asks for {str(refused)[:120]}, which no model needs and which could run code; "
+            f"{path}: refused: it asks for {_line(refused)}, which no model needs and which could run code; "
             "nothing was run; use a file from a source you trust"
         ) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
     except Exception as error:  # damaged and hostile files fail in every way there is
         raise UserError(
-            f"{path}: cannot be read: truncated, damaged or of another kind ({type(error).__name__}: "
-            f"{' '.join(str(error).split())[:80]}); use another file"
+            f"{path}: cannot be read: truncated, damaged or of another kind ({type(error).__name__}: {_line(error)}); "
+            "use another file"
         ) from None
 
 
-def _load_zip(file: BinaryIO) -> Loaded:
+def _line(error: Exception) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in str(error)[:120])
+
+
+Content = tuple[Any, dict[str, bytearray]]  # a file's root, the bytes of each storage
+
+
+def _load_zip(file: BinaryIO) -> Content:
     with zipfile.ZipFile(file) as archive:
         names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(names) != 1:
             raise ValueError("an archive, but not one of torch.save")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("a compressed archive, which torch.save does not write")
+        if sum(entry.compress_size for entry in archive.infolist()) > os.fstat(file.fileno()).st_size:
+            raise ValueError("an archive of parts that overlap")
         folder = names[0].removesuffix("data.pkl")
         if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
             raise ValueError("numbers in big-endian order")
         machine = _Machine()
         root = machine.run(io.BytesIO(archive.read(names[0])))
         keys = {storage.key for storage in machine.storages}
-        return _complete(root, machine, {key: archive.read(f"{folder}data/{key}") for key in keys})
+        return _complete(root, machine, {key: bytearray(archive.read(f"{folder}data/{key}")) for key in keys})
 
 
-def _load_pickles(file: BinaryIO) -> Loaded:
+def _load_pickles(file: BinaryIO) -> Content:
     """The format before torch 1.6 (magic number, version, system, content, storages), or one plain pickle."""
-    root = _Machine().run(file)
+    machine = _Machine()
+    root = machine.run(file)
     if root != LEGACY_MAGIC:
-        return Loaded(root, {})
+        return _complete(root, machine, {})
     _, _, machine = _Machine().run(file), _Machine().run(file), _Machine()
     root, keys = machine.run(file), _Machine().run(file)
     kinds = {storage.key: storage for storage in machine.storages}
     numbers = {}
     for key in keys:
-        if key not in kinds or int.from_bytes(file.read(8), "little") != kinds[key].count:
+        if not isinstance(key, str) or key not in kinds or int.from_bytes(file.read(8), "little") != kinds[key].count:
             raise ValueError("numbers of no tensor")
-        numbers[key] = file.read(kinds[key].nbytes)
+        numbers[key] = bytearray(file.read(kinds[key].nbytes))
     return _complete(root, machine, numbers)
 
 
-def _complete(root: Any, machine: _Machine, numbers: dict[str, bytes]) -> Loaded:
+def _complete(root: Any, machine: _Machine, numbers: dict[str, bytearray]) -> Content:
     for storage in machine.storages:
-        if len(numbers[storage.key]) != storage.nbytes:
+        if len(numbers.get(storage.key, ())) != storage.nbytes or storage.key not in numbers:
             raise ValueError("a tensor that is not all there")
-    return Loaded(root, numbers)
+    return root, numbers

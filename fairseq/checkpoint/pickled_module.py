@@ -13,6 +13,7 @@ from fairseq.checkpoint.inert import Inert, Stored
 from fairseq.errors import UserError
 
 MODEL = "model.pt"  # in the folder of a run of theirs
+NAME_LENGTH = 256  # of a parameter, at most
 ATTRIBUTES = {  # where in the module a setting is: path of submodules, attribute
     **{key: ("", key) for key in ("n_layer", "n_head", "d_model", "d_head", "d_embed", "tgt_len", "mem_len")},
     **{key: ("", key) for key in ("attn_type", "same_length", "clamp_len")},
@@ -42,7 +43,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     loaded = inert.load(path)
     root = loaded.root
     if isinstance(root, dict) and root and all(isinstance(value, Stored) for value in root.values()):
-        return {str(name): loaded.tensor(value) for name, value in root.items()}, None
+        if not all(isinstance(name, str) for name in root):
+            raise UserError(f"{path}: has tensors whose names are no text; use another file")
+        return {name: loaded.tensor(value) for name, value in root.items()}, None
     if not isinstance(root, Inert) or not isinstance(root.state.get("_modules"), dict):
         raise UserError(f"{path}: no model: it holds neither tensors by name nor a saved module; use another file")
     if "module" in root.state["_modules"]:  # a wrapper that trains on several devices
@@ -52,7 +55,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
 
 
 def _parameters(root: Any, path: Path) -> Iterator[tuple[str, Stored]]:
-    """Every parameter and buffer of a module, by its name in a state dict."""
+    """Every parameter and buffer of a module, by its name in a state dict; each part is visited once."""
     waiting, seen = [("", root)], set()
     while waiting:
         prefix, module = waiting.pop()
@@ -61,14 +64,16 @@ def _parameters(root: Any, path: Path) -> Iterator[tuple[str, Stored]]:
         if not isinstance(module, Inert) or id(module) in seen:
             raise UserError(f"{path}: {prefix.rstrip('.') or 'the model'} is no module; the file is damaged")
         seen.add(id(module))
-        for kind in ("_parameters", "_buffers"):
+        for kind in ("_parameters", "_buffers", "_modules"):
             held = module.state.get(kind)
             for name, value in held.items() if isinstance(held, dict) else ():
-                if isinstance(value, Stored):
+                if not isinstance(name, str) or len(prefix) + len(name) > NAME_LENGTH or id(held) in seen:
+                    raise UserError(f"{path}: has a module whose {kind} are damaged; use another file")
+                if kind == "_modules":
+                    waiting.append((f"{prefix}{name}.", value))
+                elif isinstance(value, Stored):
                     yield f"{prefix}{name}", value
-        inside = module.state.get("_modules")
-        if isinstance(inside, dict):
-            waiting += [(f"{prefix}{name}.", part) for name, part in inside.items()]
+            seen.add(id(held))
 
 
 def _settings(root: Inert, stored: dict[str, Stored]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq.checkpoint.named_tensors import Tensors, cut, view
 from fairseq.errors import UserError
 
 POSITION_ENCODINGS = ("relative", "shaw", "absolute", "learned")  # by attn_type
@@ -31,8 +32,9 @@ LAYER_NAMES = {  # theirs: ours
     "pos_ff.layer_norm.weight": "final_layer_norm.weight",
     "pos_ff.layer_norm.bias": "final_layer_norm.bias",
 }
-COMPUTED = ("pos_emb.inv_freq",)  # buffers that hold no knowledge
 TABLE = "word_emb.emb_layers.0.weight"
+MOST = (1 << 31) - 1  # of any size
+BANDS = 64  # of a vocabulary, at most
 
 Args = dict[str, Any]
 
@@ -86,56 +88,6 @@ class Shape:
         return int(self.d_embed // self.div_val**band)
 
 
-class Tensors:
-    """A foreign model's tensors by name, taken out one by one, each of the shape that the configuration implies.
-
-    Attributes:
-        left: what nobody has taken yet.
-    """
-
-    def __init__(self, state: Mapping[str, Tensor], where: str) -> None:
-        self.left = {name.removeprefix("module."): value for name, value in state.items()}
-        self.where = where
-        for name, value in self.left.items():
-            if not isinstance(value, Tensor):
-                raise UserError(f"{where}: {name} is no tensor; give the state dict of a model")
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor *name*, float32.
-
-        Raises:
-            UserError: it is missing or has another shape.
-        """
-        if name not in self.left:
-            raise UserError(f"{self.where}: the tensor {name} is missing; is this the configuration of that model?")
-        value = self.left.pop(name)
-        if value.shape != shape:
-            raise UserError(
-                f"{self.where}: {name} is {list(value.shape)}, but the configuration says {list(shape)}; "
-                "give the configuration of that model"
-            )
-        return value.detach().to(torch.float32)
-
-    def tied(self, name: str, to: Tensor) -> Tensor:
-        """*to*, after a look at the copy of it that may be stored as *name*.
-
-        Raises:
-            UserError: the copy is another tensor.
-        """
-        if name in self.left and not torch.equal(self.take(name, *to.shape), to):
-            raise UserError(f"{self.where}: {name} is tied in the configuration, but has values of its own")
-        return to
-
-    def finish(self) -> None:
-        """Raises UserError if something was not taken."""
-        unknown = [name for name in self.left if name not in COMPUTED]
-        if unknown:
-            raise UserError(
-                f"{self.where}: {len(unknown)} tensors that this configuration has no place for "
-                f"({', '.join(unknown[:3])}); give the configuration of that model"
-            )
-
-
 def convert(
     state: Mapping[str, Tensor], config: Mapping[str, Any], where: str = "state dict"
 ) -> tuple[dict[str, Tensor], Args]:
@@ -155,6 +107,8 @@ def convert(
     """
     tensors = Tensors(state, where)
     shape = read_config(config, tensors, where)
+    if shape.n_layer > len(tensors.left):
+        raise UserError(f"{where}: n_layer is {shape.n_layer} in the configuration, more layers than there are tensors")
     model = _embeddings(tensors, shape) | _attention_tables(tensors, shape)
     model |= _softmax(tensors, shape, model)
     for layer in range(shape.n_layer):
@@ -178,7 +132,7 @@ def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shap
     config = {"untie_r": False, **told, **config}
     for key, fine, wanted in _conditions(config):
         if not fine:
-            raise UserError(f"{where}: {key} is {config[key]!r} in the configuration; it must be {wanted}")
+            raise UserError(f"{where}: {key} is {cut(config[key])} in the configuration; it must be {wanted}")
     known = {field.name for field in fields(Shape)} - {"cutoffs", "tied_bands"}
     bands = tuple(band for band, tied in enumerate(config["tie_projs"]) if tied)
     return Shape(**{key: config[key] for key in known}, cutoffs=_cutoffs(config), tied_bands=bands)
@@ -187,19 +141,20 @@ def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shap
 def _conditions(config: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
     """What each value must fulfil, in an order in which one may rely on those before: (key, is it so, what)."""
     for key in (*SIZES, "vocab_size", "d_embed"):
-        yield key, _is_count(config[key], 1), "a whole number above 0"
+        yield key, _is_count(config[key], 1), f"a whole number from 1 to {MOST}"
     for key in (*SWITCHES, "untie_r"):
         yield key, isinstance(config[key], bool), "true or false"
     for key in ("dropout", "dropatt"):
         yield key, type(config[key]) in (int, float) and 0 <= config[key] < 1, "a number from 0 to below 1"
-    yield "mem_len", _is_count(config["mem_len"], 0), "a whole number, 0 or more"
-    yield "clamp_len", type(config["clamp_len"]) is int, "a whole number (-1: no clamping)"
+    yield "mem_len", _is_count(config["mem_len"], 0), f"a whole number from 0 to {MOST}"
+    yield "clamp_len", _is_count(config["clamp_len"], -MOST), f"a whole number up to {MOST} (-1: no clamping)"
     yield "attn_type", _is_count(config["attn_type"], 0) and config["attn_type"] < 4, "0, 1, 2 or 3"
     cutoffs, tie_projs = config["cutoffs"], config["tie_projs"]
     yield "cutoffs", isinstance(cutoffs, list | tuple) and all(_is_count(cut, 1) for cut in cutoffs), "a list of words"
     bounds = (0, *_cutoffs(config), config["vocab_size"])
     yield "cutoffs", all(a < b for a, b in pairwise(bounds)), f"rising and below {config['vocab_size']}"
     bands = len(bounds) - 1
+    yield "cutoffs", bands <= BANDS, f"a list of fewer than {BANDS} words"
     fine = isinstance(tie_projs, list | tuple) and all(isinstance(tied, bool) for tied in tie_projs)
     yield "tie_projs", fine and len(tie_projs) <= bands, f"{bands} times true or false"
     narrow = config["d_embed"] // config["div_val"] ** (bands - 1)
@@ -213,7 +168,7 @@ def _cutoffs(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _is_count(value: Any, low: int) -> bool:
-    return type(value) is int and value >= low
+    return type(value) is int and low <= value <= MOST
 
 
 def _first_table(tensors: Tensors) -> Tensor:
@@ -337,7 +292,7 @@ def _own_memory(model: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every tensor in memory of its own, of just its size; names of one tensor still share it."""
     copies: dict[Any, Tensor] = {}
     for name, value in model.items():
-        key = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape)
+        key = view(value)
         if key not in copies:
             copies[key] = value.clone(memory_format=torch.contiguous_format)
         model[name] = copies[key]

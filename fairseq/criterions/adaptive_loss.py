@@ -33,8 +33,8 @@ class AdaptiveLoss(CrossEntropyCriterion):
         self.legacy_padding = cfg.adaptive_loss_legacy_padding
 
     def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
-        if not isinstance(model.output_layer, BandedSoftmax):
+        if not isinstance(model.output_layer, BandedSoftmax) or len(model.output_layer.bounds) == 2:
             raise UserError(
-                "--criterion adaptive_loss: the model has one band; give --adaptive-softmax-cutoff or --cutoffs"
+                "--criterion adaptive_loss: the model's softmax has no bands; use --criterion cross_entropy"
             )
         return super().compute_loss(model, net_output, sample)

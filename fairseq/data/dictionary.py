@@ -13,6 +13,7 @@ from fairseq.errors import UserError
 
 ROLES = ("bos", "pad", "eos", "unk")
 HEADER = "#specials"  # first line of a file that lists all its symbols: "#specials eos=WORD unk=WORD"
+DIGITS = 18  # of a count, at most: it fits into 64 bits
 NONE = -1  # the id of a special symbol that a dictionary does not have
 
 
@@ -185,12 +186,12 @@ class Dictionary:
             dictionary._place(roles)
             absent = [f"{role}={word}" for role, word in roles.items() if word not in dictionary]
             if absent:
-                raise UserError(f"{path}: line 1: {absent[0]}: the dictionary has no such word; make it again")
+                raise UserError(f"{path}: line 1: {absent[0][:80]}: the dictionary has no such word; make it again")
         return dictionary
 
     def _add_line(self, line: str, where: str) -> None:
         word, _, count = line.rstrip().rpartition(" ")
-        if not word or not (count.isascii() and count.isdigit()):
+        if not word or not (count.isascii() and count.isdigit() and len(count) <= DIGITS):
             raise UserError(f"{where}: expected `word count`, found {line[:80]!r}; make the dictionary again")
         if word in self.indices:
             raise UserError(f"{where}: {word[:80]!r} is in the dictionary already; remove one of the two lines")
@@ -234,8 +235,8 @@ def _read_header(line: str, where: str) -> dict[str, str] | None:
     Raises:
         UserError: it names something else, or no ``eos``.
     """
-    name, *fields = line.split()
-    if name != HEADER or not fields or "=" not in fields[-1]:
+    fields = line.split()[1:]
+    if not line.startswith(f"{HEADER} ") or not fields or "=" not in fields[-1]:
         return None
     roles = {role: word for role, _, word in (field.partition("=") for field in fields)}
     if not roles.keys() <= set(ROLES) or "eos" not in roles:

@@ -13,7 +13,7 @@ from fairseq import checkpoint, config
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError, nearest
 from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
-from fairseq.models.transformer_xl import MemoryConfig
+from fairseq.settings import MemoryConfig
 from fairseq.tasks import TASKS
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.trainer import load_parameters

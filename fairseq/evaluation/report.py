@@ -8,6 +8,7 @@ import platform
 import resource
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,12 +160,14 @@ def prepare_folder(flag: str, folder: Path) -> None:
     """Make sure, before any work is done, that *folder* is there to write into.
 
     Raises:
-        UserError: it cannot be made; the message names *flag*.
+        UserError: it cannot be made or written; the message names *flag*.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
-        raise UserError(f"{flag} {folder}: cannot be made ({error.strerror}); choose another folder") from None
+        raise UserError(f"{flag} {folder}: cannot be written ({error.strerror}); choose another folder") from None
 
 
 def write_results(folder: Path, report: Mapping[str, Any]) -> None:

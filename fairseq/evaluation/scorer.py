@@ -200,16 +200,18 @@ class Scorer:
             sample = blocks.batch(indices)
             tokens = self._to_device(sample["net_input"]["src_tokens"])
             if hasattr(model, "new_cache"):
-                net_output, memory = self._read_with_cache(model, tokens, memory)
+                net_output, memory = self._read_with_cache(model, tokens, memory, len(sampler))
             else:
                 net_output = model(tokens, memory=keep_rows(memory, len(indices)))  # type: ignore[arg-type]
                 memory = net_output[1]["memory"]
             collector.add(net_output, sample["target"], *_places(blocks, indices))
 
-    def _read_with_cache(self, model: Any, tokens: Tensor, cache: Any) -> tuple[tuple[Tensor, Any], KeyValueCache]:
-        """One segment, its tokens at once or one at a time."""
+    def _read_with_cache(
+        self, model: Any, tokens: Tensor, cache: Any, segments: int
+    ) -> tuple[tuple[Tensor, Any], KeyValueCache]:
+        """One of *segments* segments, its tokens at once or one at a time."""
         if cache is None:
-            cache = model.new_cache(tokens.size(0))
+            cache = model.new_cache(tokens.size(0), segments * self.scoring.tokens_per_sample)
         else:
             cache.keep_rows(tokens.size(0))
             cache.next_segment()

@@ -15,6 +15,8 @@ Prompt = Sequence[int]
 Advance = tuple[int, list[int]]
 """A row of which one more token is decided, and the tokens that are certain now: in beam search all, at the end."""
 
+COLDEST, HOTTEST = 1e-30, 1e30  # temperatures beyond choose as these do, but float32 has no quotients by them
+
 
 @dataclass(frozen=True)
 class Decoding:
@@ -67,7 +69,8 @@ def choose(lprobs: Tensor, how: Decoding, chance: Tensor | None = None) -> Tenso
     if how.temperature == 0:
         return lprobs.argmax(-1)
     assert chance is not None
-    scores, tokens = lprobs / how.temperature, None
+    temperature = min(max(how.temperature, COLDEST), HOTTEST)
+    scores, tokens = (lprobs - lprobs.amax(-1, keepdim=True)) / temperature, None  # the best stays 0 at any temperature
     if how.top_k or how.top_p < 1:
         scores, tokens = scores.topk(min(how.top_k or lprobs.size(-1), lprobs.size(-1)))  # from the most probable on
     probabilities = scores.softmax(-1).double()

@@ -13,6 +13,7 @@ from fairseq.data.dictionary import Dictionary
 SPACES = ("_", "▁", "␣", "<space>")  # what a corpus of characters writes for a space
 BYTES = frozenset(map(str, range(256)))
 LONGEST_HEADING = 40  # words
+LONGEST_TAIL = 64  # words of a line that are put together again for each token
 JOINTS = {"@-@": "-", "@,@": ",", "@.@": "."}  # WikiText's marks between parts of one word
 
 
@@ -150,52 +151,99 @@ class ByteStream(Stream):
 class WordStream(Stream):
     """Words, put together by sacremoses. What a word looks like depends on those before it in its line alone.
 
-    A line that may be a heading (``= = Title = =``) is held back until it is known whether it is one.
+    Of a line's words only the last are held; what those before them decide is kept as a few words (:func:`shortened`),
+    so that a token costs the same however long its line is. A line that may be a heading (``= = Title = =``) is held
+    back until it is known whether it is one.
     """
 
     def __init__(self, dictionary: Dictionary, mark: str | None) -> None:
         super().__init__(dictionary)
         self.mark = mark
-        self._begin_line()
+        self._begin_line(maybe_heading=True)
 
     def add(self, tokens: Iterable[int]) -> str:
         pieces = []
         for token in tokens:
             if token == self.dictionary.eos():
-                pieces.append(self._new(whole=True) + "\n")
-                self._begin_line()
+                pieces.append(self._rest() + "\n")
+                self._begin_line(maybe_heading=True)
             else:
-                self.line.append(self.dictionary[token])
+                self._take(self.dictionary[token])
         return "".join(pieces) + self._new(whole=False)
 
     def pause(self) -> str:
-        may_be_heading = self.line[:1] == ["="] and not self.shown
-        text = self._new(whole=True)
-        if may_be_heading:
-            self._begin_line(lead=" ")
+        maybe_heading = bool(self.held)
+        text = self._rest()
+        if maybe_heading:
+            self._begin_line(maybe_heading=False)
+            self.lead = " "
         return text
 
-    def _begin_line(self, lead: str = "") -> None:
-        self.line: list[str] = []
-        self.shown, self.lead = "", lead
+    def _begin_line(self, maybe_heading: bool) -> None:
+        self.line = Words(self.mark)
+        self.held: list[str] = []  # symbols of what may be a heading
+        self.maybe_heading = maybe_heading
+        self.shown, self.lead = "", ""
+
+    def _take(self, symbol: str) -> None:
+        """Read a symbol: hold it, if its line may be a heading."""
+        if not self.maybe_heading:
+            self.line.add(symbol)
+            return
+        self.held.append(symbol)
+        if self.held[0] != "=" or len(self.held) > LONGEST_HEADING:
+            self._release(self.held)
+
+    def _release(self, symbols: Sequence[str]) -> None:
+        """Read what was held: *symbols* are what is left of it."""
+        for symbol in symbols:
+            self.line.add(symbol)
+        self.held, self.maybe_heading = [], False
+
+    def _rest(self) -> str:
+        """What was not shown of the line: nothing more belongs to it, or it is to be seen now."""
+        if self.held:
+            self._release(heading(self.held))
+        return self._new(whole=True)
 
     def _new(self, whole: bool) -> str:
-        """What can be shown now of the line and was not before; *whole*: nothing more belongs to it.
+        """What can be shown now of the line's words and was not before; *whole*: all of them.
 
         A mark is shown when the next token is there, since what it joins decides how it stands.
         """
-        may_be_heading = self.line[:1] == ["="] and not self.lead and len(self.line) <= LONGEST_HEADING
-        if may_be_heading and not whole:
-            return ""
-        words = merge(heading(self.line) if may_be_heading else self.line, self.mark)
-        if words and not whole and not words[-1].isalnum():
-            words.pop()
-        text = self.lead + str(_detokenizer().detokenize(words, unescape=False)) if words else ""
-        if not whole and not text.startswith(self.shown):
-            return ""
-        new = text[len(os.path.commonprefix([text, self.shown])) :]
-        self.shown = text
+        words = self.line.whole
+        complete = whole or not words or words[-1].isalnum()
+        text = detokenize(words if complete else words[:-1])
+        if not complete and len(text) < len(self.shown):
+            return ""  # the last word was shown and goes on
+        new = self.lead + text[_common(text, self.shown) :] if text else ""
+        self.shown, self.lead = text, "" if text else self.lead
+        if len(words) > LONGEST_TAIL:
+            words[:-1] = shortened(words[:-1])
+            self.shown = detokenize(words if complete else words[:-1])
         return new
+
+
+class Words:
+    """Whole words of symbols that come one by one: WikiText's marks inside words undone, and subwords joined.
+
+    Attributes:
+        whole: the words; the last may go on.
+    """
+
+    def __init__(self, mark: str | None = None) -> None:
+        self.whole: list[str] = []
+        self.mark = mark  # what a subword ends in where its word goes on
+        self.joined = False
+
+    def add(self, symbol: str) -> None:
+        goes_on = self.mark is not None and symbol.endswith(self.mark)
+        text = symbol.removesuffix(self.mark) if goes_on and self.mark else JOINTS.get(symbol, symbol)
+        if self.whole and (self.joined or symbol in JOINTS):
+            self.whole[-1] += text
+        else:
+            self.whole.append(text)
+        self.joined = goes_on or symbol in JOINTS
 
 
 def heading(words: Sequence[str]) -> Sequence[str]:
@@ -206,23 +254,34 @@ def heading(words: Sequence[str]) -> Sequence[str]:
     return words[level : len(words) - level]
 
 
-def merge(words: Sequence[str], mark: str | None = None) -> list[str]:
-    """Whole words: WikiText's marks inside words undone, and subwords joined.
+def detokenize(words: Sequence[str]) -> str:
+    """Running text of whole words."""
+    return str(_detokenizer().detokenize(words, unescape=False)) if words else ""
 
-    Args:
-        mark: what a subword ends in where its word goes on.
-    """
-    whole: list[str] = []
-    joined = False
-    for word in words:
-        goes_on = mark is not None and word.endswith(mark)
-        text = word.removesuffix(mark) if goes_on and mark else JOINTS.get(word, word)
-        if whole and (joined or word in JOINTS):
-            whole[-1] += text
-        else:
-            whole.append(text)
-        joined = goes_on or word in JOINTS
-    return whole
+
+def shortened(words: Sequence[str]) -> list[str]:
+    """A few words after which the detokenizer goes on as after *words*: the quotes that are open, and the last word."""
+    words = " ".join(words).split()  # as the detokenizer does
+    if not words:
+        return []
+    is_quote = _detokenizer().IS_OPEN_QUOTE.search
+    last, opened = words[-1], list[str]()
+    for quote in dict.fromkeys(filter(is_quote, words)):
+        if _is_open(quote, words) != _is_open(quote, opened):
+            opened.append(quote)
+    if is_quote(last):  # it counts already; what remains is whether the next word joins it
+        last = "," if detokenize([*words, "a"]).endswith(" a") else "("
+    return [*opened, last]
+
+
+def _is_open(quote: str, words: Sequence[str]) -> bool:
+    """Whether *quote* after *words* would close: it then stands apart from what follows."""
+    return detokenize([*words, "a", quote, "a"]).endswith(" a")
+
+
+def _common(first: str, second: str) -> int:
+    """How many characters two texts have in common at their start."""
+    return len(second) if first.startswith(second) else len(os.path.commonprefix([first, second]))
 
 
 @functools.cache

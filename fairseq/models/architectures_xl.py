@@ -1,15 +1,16 @@
 """The named sets of defaults of ``transformer_xl``: the systems of Dai et al. 2019, and small ones for tests.
 
-Sizes, dropout and lengths are the authors'; weights are tied, and with ``div_val`` the tails' projections too.
+Sizes, dropout and lengths are the authors', and so is what is tied: weights always, on WikiText-103 the projections of
+all bands but the first.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from fairseq.models import register_model_architecture
 from fairseq.models.architectures import set_defaults
+from fairseq.models.transformer_xl import BY_DISTANCE
 
 WORDS_WIKI103, WORDS_LM1B = [20000, 40000, 200000], [60000, 100000, 640000]
 
@@ -17,20 +18,24 @@ WORDS_WIKI103, WORDS_LM1B = [20000, 40000, 200000], [60000, 100000, 640000]
 def _sizes(args: argparse.Namespace, layers: int, model: int, heads: int, head: int, inner: int, length: int) -> None:
     """Sizes of the network, and segments and memory of *length* tokens."""
     set_defaults(args, n_layer=layers, d_model=model, n_head=heads, d_head=head, d_inner=inner)
-    set_defaults(args, tokens_per_sample=length, mem_len=length)
+    _lengths(args, length)
+
+
+def _lengths(args: argparse.Namespace, length: int) -> None:
+    """Segments and memory of *length* tokens; no memory where positions forbid one."""
+    encoding = getattr(args, "position_encoding", "relative")
+    set_defaults(args, tokens_per_sample=length, mem_len=length if encoding in BY_DISTANCE else 0)
 
 
 def _words(args: argparse.Namespace, cutoffs: list[int], div_val: int, dropout: float, dropatt: float) -> None:
     """An adaptive input and softmax over words."""
     set_defaults(args, cutoffs=cutoffs, div_val=div_val, dropout=dropout, dropatt=dropatt)
-    set_defaults(args, tie_projs="tails")
 
 
 @register_model_architecture("transformer_xl", "transformer_xl")
 def transformer_xl(args: argparse.Namespace) -> None:
-    """A model of middling size, with a memory as long as its segments."""
-    set_defaults(args, tokens_per_sample=128)
-    set_defaults(args, mem_len=args.tokens_per_sample if _has_memory(args) else 0)
+    """A model of middling size."""
+    _lengths(args, 128)
 
 
 @register_model_architecture("transformer_xl", "transformer_xl_wiki103_base")
@@ -38,6 +43,7 @@ def transformer_xl_wiki103_base(args: argparse.Namespace) -> None:
     """WikiText-103, 151 M parameters: perplexity 24.0 on the test set (table 1)."""
     _sizes(args, 16, 410, 10, 41, 2100, 150)
     _words(args, WORDS_WIKI103, 1, 0.1, 0.0)
+    set_defaults(args, tie_projs="tails")
 
 
 @register_model_architecture("transformer_xl", "transformer_xl_wiki103_large")
@@ -45,6 +51,7 @@ def transformer_xl_wiki103_large(args: argparse.Namespace) -> None:
     """WikiText-103: perplexity 18.3 on the test set (table 1). 285 M parameters, of which the paper counts 257 M."""
     _sizes(args, 18, 1024, 16, 64, 4096, 384)
     _words(args, WORDS_WIKI103, 4, 0.2, 0.2)
+    set_defaults(args, tie_projs="tails")
 
 
 @register_model_architecture("transformer_xl", "transformer_xl_enwik8_base")
@@ -87,9 +94,5 @@ def transformer_xl_ptb(args: argparse.Namespace) -> None:
 @register_model_architecture("transformer_xl", "transformer_xl_tiny")
 def transformer_xl_tiny(args: argparse.Namespace) -> None:
     """Seconds on a CPU: for tests and small corpora."""
-    set_defaults(args, n_layer=2, d_model=32, n_head=2, d_inner=64, tokens_per_sample=16)
-    transformer_xl(args)
-
-
-def _has_memory(args: Any) -> bool:
-    return getattr(args, "position_encoding", "relative") in ("relative", "shaw")
+    set_defaults(args, n_layer=2, d_model=32, n_head=2, d_inner=64)
+    _lengths(args, 16)

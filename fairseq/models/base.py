@@ -20,6 +20,8 @@ class BaseFairseqModel(nn.Module):
 
     config_class: type | None = None
     output_layer: OutputLayer | None = None
+    decisive_settings: tuple[str, ...] = ()
+    """Settings that change what the model computes, but not the names and shapes of its parameters."""
     memory_length: int = 0
     """Tokens that the model remembers from segment to segment; 0: none."""
 

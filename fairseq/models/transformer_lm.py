@@ -227,13 +227,14 @@ class TransformerDecoder(nn.Module):
         return x, {"memory": new_memory}
 
     @torch.no_grad()
-    def new_cache(self, batch: int) -> KeyValueCache:
-        """An empty cache for token-by-token inference over *batch* rows."""
+    def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
+        """An empty cache for token-by-token inference over *batch* rows, none of them longer than *longest* tokens."""
         segment = self.cfg.tokens_per_sample if self.infused else self.max_positions()
-        length = segment + self.memory_length
+        remembered = self.memory_length if longest is None else min(self.memory_length, longest)
+        length = segment + remembered
         positions = self._sinusoids(length) if self.infused else None
         layers = [layer.self_attn.new_cache(batch, length, positions) for layer in self.layers]  # type: ignore
-        return KeyValueCache(layers, segment, self.memory_length)
+        return KeyValueCache(layers, segment, remembered)
 
     def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
         """What the first layer reads for *tokens* [B, T], the first of them number *offset* of its row: [B, T, C]."""
@@ -262,6 +263,14 @@ class TransformerDecoder(nn.Module):
 class TransformerLanguageModel(FairseqLanguageModel):
     """A transformer language model; see :class:`TransformerDecoder`."""
 
+    decisive_settings = (
+        "decoder_normalize_before",
+        "decoder_attention_heads",
+        "activation_fn",
+        "no_scale_embedding",
+        "no_token_positional_embeddings",
+    )
+
     def __init__(self, decoder: TransformerDecoder) -> None:
         super().__init__(decoder)
         self.cfg = decoder.cfg
@@ -271,6 +280,11 @@ class TransformerLanguageModel(FairseqLanguageModel):
     def build_model(cls, args: argparse.Namespace, task: Any) -> TransformerLanguageModel:
         cfg = config.extract(TransformerLMConfig, args)
         cfg.check(len(task.source_dictionary))
+        if task.source_dictionary.pad() < 0:
+            raise UserError(
+                "this model needs a padding symbol, which the dictionary does not have; name one as pad=WORD in the "
+                "#specials line of its dict.txt, or use --arch transformer_xl"
+            )
         apex = not getattr(args, "no_apex", False)
         return cls(TransformerDecoder(cfg, len(task.source_dictionary), task.source_dictionary.pad(), apex))
 
@@ -278,9 +292,9 @@ class TransformerLanguageModel(FairseqLanguageModel):
     def output_layer(self) -> OutputLayer:  # type: ignore[override]
         return self.decoder.adaptive_softmax or self.decoder.output_projection  # type: ignore[return-value]
 
-    def new_cache(self, batch: int) -> KeyValueCache:
-        """An empty cache for token-by-token inference over *batch* rows."""
-        return self.decoder.new_cache(batch)  # type: ignore[operator]
+    def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
+        """See :meth:`TransformerDecoder.new_cache`."""
+        return self.decoder.new_cache(batch, longest)  # type: ignore[operator]
 
     def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
         """What the first layer reads for *tokens*; see :meth:`TransformerDecoder.embed`."""

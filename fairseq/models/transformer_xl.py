@@ -28,20 +28,11 @@ from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.positions import distance_sinusoids
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention, visibility
 from fairseq.modules.transformer_layer import TransformerDecoderLayer
+from fairseq.settings import MemoryConfig
 
+LARGEST_TABLE = 1 << 20  # distances that get parameters of their own without being asked for
 INIT_STD, PROJECTION_STD = 0.02, 0.01  # the authors'
 BY_DISTANCE = ("relative", "shaw")
-
-
-@dataclass
-class MemoryConfig:
-    """What may be chosen anew at evaluation: nothing in it changes a parameter."""
-
-    mem_len: int = flag(0, "Transformer-XL: tokens of memory before each segment (0: no recurrence)", low=0)
-    clamp_len: int = flag(-1, "Transformer-XL: distances beyond this count as this (-1: none do)", low=-1)
-    same_length: bool = flag(
-        False, "Transformer-XL: every query sees the same number of keys, the last --mem-len", negative=True
-    )
 
 
 @dataclass
@@ -219,9 +210,14 @@ class TransformerXLDecoder(nn.Module):
         return self._drop(x, self.cfg.dropout, self.training), {"memory": new_memory}
 
     @torch.no_grad()
-    def new_cache(self, batch: int) -> KeyValueCache:
-        """A cache for reading *batch* rows from their start on, a segment or a token at a time."""
+    def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
+        """A cache for reading *batch* rows from their start on, a segment or a token at a time.
+
+        *longest*, the most tokens that will be read of a row, bounds the room that is made for memory.
+        """
         segment, remembered = self.cfg.tokens_per_sample, self.memory_length
+        if longest is not None and self.cfg.memory_start == "empty":
+            remembered = min(remembered, longest)
         if self.cfg.position_encoding not in BY_DISTANCE:
             return TokenCache([], segment, 0)
         length = segment + remembered
@@ -283,6 +279,8 @@ class TransformerXLDecoder(nn.Module):
 class TransformerXL(FairseqLanguageModel):
     """A Transformer-XL; see :class:`TransformerXLDecoder`."""
 
+    decisive_settings = ("pre_lnorm", "n_head", "position_encoding")
+
     def __init__(self, decoder: TransformerXLDecoder) -> None:
         super().__init__(decoder)
         self.cfg = decoder.cfg
@@ -294,7 +292,28 @@ class TransformerXL(FairseqLanguageModel):
         cfg.check(len(task.source_dictionary))
         if cfg.max_relative_length is None and cfg.position_encoding in ("shaw", "learned"):
             cfg.max_relative_length = args.max_relative_length = cfg.tokens_per_sample + cfg.mem_len
+            if cfg.max_relative_length > LARGEST_TABLE:
+                raise UserError(
+                    f"--mem-len {cfg.mem_len}: with --position-encoding {cfg.position_encoding} every distance has "
+                    "learned parameters; give --max-relative-length, beyond which distances count as the farthest"
+                )
         return cls(TransformerXLDecoder(cfg, len(task.source_dictionary), not getattr(args, "no_apex", False)))
+
+    def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """*state*, if its tables of positions are as long as this model's.
+
+        Raises:
+            UserError: they are not; the message says how long they are.
+        """
+        own = self.state_dict()
+        for name, axis in (("decoder.layers.0.self_attn.r_emb", 0), ("decoder.layer_positions", 1)):
+            if name in own and name in state and state[name].shape[axis] != own[name].shape[axis]:
+                rows = state[name].shape[axis]
+                raise UserError(
+                    f"--max-relative-length {own[name].shape[axis]}: the checkpoint's tables of positions have {rows} "
+                    f"rows; give --max-relative-length {rows}"
+                )
+        return state
 
     @property
     def memory_length(self) -> int:  # type: ignore[override]
@@ -304,9 +323,9 @@ class TransformerXL(FairseqLanguageModel):
     def output_layer(self) -> OutputLayer:  # type: ignore[override]
         return self.decoder.adaptive_softmax  # type: ignore[return-value]
 
-    def new_cache(self, batch: int) -> KeyValueCache:
+    def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
         """See :meth:`TransformerXLDecoder.new_cache`."""
-        return self.decoder.new_cache(batch)  # type: ignore[operator]
+        return self.decoder.new_cache(batch, longest)  # type: ignore[operator]
 
     def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
         """See :meth:`TransformerXLDecoder.embed`."""
@@ -322,7 +341,7 @@ def initialise(decoder: TransformerXLDecoder) -> None:
     for name, parameter in decoder.named_parameters():
         if name.endswith("layer_norm.weight"):
             nn.init.normal_(parameter, 1.0, INIT_STD)
-        elif parameter.dim() == 1:
+        elif parameter.dim() == 1 or name.endswith("self_attn.r_bias"):
             nn.init.zeros_(parameter)
         else:
             nn.init.normal_(parameter, 0.0, PROJECTION_STD if id(parameter) in projections else INIT_STD)

@@ -5,7 +5,7 @@ Grave et al. 2017; weights and projections tied to adaptive input embeddings as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,11 +45,10 @@ class TiedHead(nn.Module):
         self.class_proj = _linear(input_dim, tails)
         self.register_buffer("_float_tensor", torch.zeros(1))
 
-    @property
-    def weight(self) -> Tensor:
-        """One matrix for words and bands [words + tails, C], where the words' width is the model's."""
+    def parts(self) -> list[Tensor]:
+        """The weights of words [words, C] and of bands [tails, C], where the words' width is made the model's."""
         words: Tensor = self.word_proj.weight if isinstance(self.word_proj, TiedLinear) else self._narrow_words()
-        return torch.cat([words, self.class_proj.weight])
+        return [words, self.class_proj.weight]
 
     def _narrow_words(self) -> Tensor:
         narrow, words = self.word_proj.children()
@@ -61,10 +60,33 @@ class Band(NamedTuple):
 
     narrow: Callable[[Tensor], Tensor]
     """Hidden states [N, C] → [N, d]."""
-    weight: Tensor
-    """[n, d]."""
-    bias: Tensor | None
-    """[n]."""
+    weights: list[Tensor]
+    """Some rows each of the weight [n, d]."""
+    biases: list[Tensor]
+    """As many pieces of the bias [n]; none where there is no bias."""
+
+    def size(self) -> int:
+        """The number n of its entries."""
+        return sum(weight.size(0) for weight in self.weights)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of what :attr:`narrow` made of hidden states: [N, d] → [N, n]. The pieces are not put together first."""
+        biases: Sequence[Tensor | None] = self.biases or [None] * len(self.weights)
+        parts = [F.linear(hidden, weight, bias) for weight, bias in zip(self.weights, biases, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def loss(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """Summed negative log-likelihood of *target* [N] after hidden states [N, C]."""
+        bias = _joined(self.biases) if self.biases else None
+        return linear_cross_entropy(self.narrow(hidden), _joined(self.weights), target, bias)
+
+    def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None) -> Tensor:
+        """Log-probability of each *target* [N] after hidden states [N, C]; no gradient."""
+        return target_log_probs(self.narrow(hidden), self.logits, self.size(), target, chunk)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Of all entries: [N, C] → [N, n], float32."""
+        return self.logits(self.narrow(hidden)).float().log_softmax(-1)
 
 
 class BandedSoftmax(OutputLayer):
@@ -118,20 +140,18 @@ class BandedSoftmax(OutputLayer):
         if rows is not None:
             hidden = hidden[rows]
         hidden = dropout(hidden, self.dropout, self.training)
-        narrow, weight, bias = self._head()
-        total = linear_cross_entropy(narrow(hidden), weight, head, bias)
-        for (narrow, weight, bias), (index, target) in zip(self._tails(), tails, strict=True):
-            total = total + linear_cross_entropy(narrow(hidden.index_select(0, index)), weight, target, bias)
+        total = self._head().loss(hidden, head)
+        for band, (index, target) in zip(self._tails(), tails, strict=True):
+            total = total + band.loss(hidden.index_select(0, index), target)
         return total
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
         _, head, tails = move_partition(self.partition(target, padding_idx=-1), hidden.device)
-        narrow, weight, bias = self._head()
-        result = target_log_probs(narrow(hidden), weight, head, chunk, bias)
-        for (narrow, weight, bias), (index, inside) in zip(self._tails(), tails, strict=True):
+        result = self._head().target_log_probs(hidden, head, chunk)
+        for band, (index, inside) in zip(self._tails(), tails, strict=True):
             if index.numel():
-                chosen = narrow(hidden.index_select(0, index))
-                result.index_add_(0, index, target_log_probs(chosen, weight, inside, chunk, bias))
+                chosen = hidden.index_select(0, index)
+                result.index_add_(0, index, band.target_log_probs(chosen, inside, chunk))
         return result
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -142,10 +162,10 @@ class BandedSoftmax(OutputLayer):
         first, tails = self._head(), self._tails()
         for start in range(0, flat.size(0), max(step, 1)):
             h, out = flat[start : start + step], result[start : start + step]
-            head = _log_probs(first, h)  # (n, words + tails)
+            head = first.log_probs(h)  # (n, words + tails)
             out[:, :words] = head[:, :words]
             for band, tail in enumerate(tails, start=1):
-                inside = _log_probs(tail, h)
+                inside = tail.log_probs(h)
                 out[:, self.bounds[band] : self.bounds[band + 1]] = inside + head[:, words + band - 1, None]
         return result.view(*hidden.shape[:-1], -1)
 
@@ -198,15 +218,16 @@ class AdaptiveSoftmax(BandedSoftmax):
         self.register_buffer("version", torch.tensor([1], dtype=torch.long))
 
     def _head(self) -> Band:
-        return Band(_same, _weight(self.head), None)
+        parts = self.head.parts() if isinstance(self.head, TiedHead) else [_weight(self.head)]
+        return Band(_same, parts, [])
 
     def _tails(self) -> list[Band]:
         bands = [(band[:2], _weight(band[2])) for band in self.tail]  # type: ignore[index]
-        return [Band(narrow, weight, None) for narrow, weight in bands]
+        return [Band(narrow, [weight], []) for narrow, weight in bands]
 
 
-def _log_probs(band: Band, hidden: Tensor) -> Tensor:
-    return F.linear(band.narrow(hidden), band.weight, band.bias).float().log_softmax(-1)
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _same(hidden: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.modules.dropout import dropout
+from fairseq.modules.kept import kept
 from fairseq.modules.memory import LayerCache
 
 _CACHED_SCORES = 1 << 19  # attention scores that stay in a CPU's cache
@@ -177,13 +177,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) ->
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
 
 
-@functools.lru_cache(maxsize=8)
+@kept(8)
 def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # the next one to read it may want gradients
-        return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-@functools.lru_cache(maxsize=8)
+@kept(8)
 def _causal_bias(queries: int, keys: int, dtype: torch.dtype) -> Tensor:
     mask = _causal_mask(queries, keys, torch.device("cpu"))
     return torch.zeros(queries, keys, dtype=dtype).masked_fill(~mask, float("-inf"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import torch
 import torch.nn.functional as F
@@ -63,8 +63,7 @@ class ClusteredSoftmax(BandedSoftmax):
         assert isinstance(first, BandOutput)
         if self.cluster_weight is None or self.cluster_bias is None:
             return _band(first)
-        weight = torch.cat([first.weight, self.cluster_weight])
-        return Band(first.narrow, weight, torch.cat([first.bias, self.cluster_bias]))
+        return Band(first.narrow, [first.weight, self.cluster_weight], [first.bias, self.cluster_bias])
 
     def _tails(self) -> list[Band]:
         return [_band(band) for band in self.bands[1:]]
@@ -72,5 +71,4 @@ class ClusteredSoftmax(BandedSoftmax):
 
 def _band(output: nn.Module) -> Band:
     assert isinstance(output, BandOutput)
-    narrow: Callable[[Tensor], Tensor] = output.narrow
-    return Band(narrow, output.weight, output.bias)
+    return Band(output.narrow, [output.weight], [output.bias])

@@ -7,6 +7,7 @@ backward pass only scales what is there. Three matrix products, the floor, and m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +28,19 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, bias: T
     dtype = weight.dtype
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
-    needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    learned = (hidden, weight) if bias is None else (hidden, weight, bias)
+    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learned)
     return _LinearCrossEntropy.apply(hidden, weight, bias, target, dtype, needs_grad)
 
 
 def target_log_probs(
-    hidden: Tensor, weight: Tensor, target: Tensor, chunk: int | None = None, bias: Tensor | None = None
+    hidden: Tensor, logits_of: Callable[[Tensor], Tensor], words: int, target: Tensor, chunk: int | None = None
 ) -> Tensor:
-    """log softmax(W h_n + b)[target_n] for each n, without gradient: [N], float32. At most *chunk* rows at once."""
-    chunks = _logit_chunks(hidden, weight, bias, chunk)
+    """log softmax(logits_of(h_n))[target_n] for each n, without gradient: [N], float32.
+
+    *words* logits of at most *chunk* rows exist at once. Shape: hidden [N, C], target [N].
+    """
+    chunks = _logit_chunks(hidden, logits_of, words, chunk)
     lprobs = [-F.cross_entropy(logits, target[rows], reduction="none") for rows, logits in chunks]
     return torch.cat(lprobs or [hidden.new_empty(0, dtype=torch.float32)])
 
@@ -46,11 +51,11 @@ def rows_per_chunk(rows: int, columns: int, device: torch.device) -> int:
     return max(1, min(rows, limit))
 
 
-def _logit_chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, chunk: int | None) -> Any:
-    step = min(chunk or hidden.size(0), rows_per_chunk(hidden.size(0), weight.size(0), hidden.device))
+def _logit_chunks(hidden: Tensor, logits_of: Callable[[Tensor], Tensor], words: int, chunk: int | None) -> Any:
+    step = min(chunk or hidden.size(0), rows_per_chunk(hidden.size(0), words, hidden.device))
     for start in range(0, hidden.size(0), max(step, 1)):
         rows = slice(start, start + step)
-        yield rows, F.linear(hidden[rows], weight, bias).float()
+        yield rows, logits_of(hidden[rows]).float()
 
 
 def _gather(logits: Tensor, target: Tensor) -> Tensor:

@@ -55,10 +55,14 @@ class LinearOutput(OutputLayer):
         return linear_cross_entropy(hidden if rows is None else hidden[rows], self.weight, target)
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
-        return target_log_probs(hidden, self.weight, target.to(hidden.device, non_blocking=True), chunk)
+        target = target.to(hidden.device, non_blocking=True)
+        return target_log_probs(hidden, self._logits, self.weight.size(0), target, chunk)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight).float().log_softmax(-1)
+        return self._logits(hidden).float().log_softmax(-1)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight)
 
 
 def move_partition(partition: Any, device: torch.device) -> Any:

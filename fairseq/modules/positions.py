@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
 from torch import Tensor, nn
 
+from fairseq.modules.kept import kept
+
 _TABLE_STEP = 256  # tables are made a little longer, so that a row that grows by a token finds its table again
 
 
-@functools.lru_cache(maxsize=16)
+@kept(16)
 def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Tensor:
     """Sinusoidal embeddings of the positions start … start + count − 1: [count, dim], float32.
 
@@ -19,33 +20,31 @@ def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Ten
     exp(−i · ln 10000 / (dim/2 − 1)); an odd *dim* ends in a zero. A pure function: its results are kept and shared,
     so they must not be changed.
     """
-    with torch.inference_mode(False):  # the next one to read it may want gradients
-        half = dim // 2
-        frequencies = torch.exp(
-            torch.arange(half, dtype=torch.float32, device=device) * -(math.log(10000.0) / max(half - 1, 1))
-        )
-        positions = torch.arange(start, start + count, dtype=torch.float32, device=device)
-        angles = positions[:, None] * frequencies[None, :]  # (count, half)
-        table = torch.cat([angles.sin(), angles.cos()], dim=1)
-        if dim % 2:
-            table = torch.cat([table, table.new_zeros(count, 1)], dim=1)
-        return table
+    half = dim // 2
+    frequencies = torch.exp(
+        torch.arange(half, dtype=torch.float32, device=device) * -(math.log(10000.0) / max(half - 1, 1))
+    )
+    positions = torch.arange(start, start + count, dtype=torch.float32, device=device)
+    angles = positions[:, None] * frequencies[None, :]  # (count, half)
+    table = torch.cat([angles.sin(), angles.cos()], dim=1)
+    if dim % 2:
+        table = torch.cat([table, table.new_zeros(count, 1)], dim=1)
+    return table
 
 
-@functools.lru_cache(maxsize=16)
+@kept(16)
 def distance_sinusoids(count: int, dim: int, device: torch.device, clamp: int | None = None) -> Tensor:
     """Transformer-XL's R for the distances count − 1, …, 0: [count, dim], float32 (Dai et al. 2019, §3.3).
 
     R_n = [sin(n f), cos(n f)] with f = 10000^(−2k/dim), k = 0 … dim/2 − 1; distances above *clamp* count as *clamp*. A
     pure function: its results are kept and shared, so they must not be changed.
     """
-    with torch.inference_mode(False):  # the next one to read it may want gradients
-        distances = torch.arange(count - 1, -1, -1, dtype=torch.float32, device=device)
-        if clamp is not None:
-            distances = distances.clamp(max=clamp)
-        frequencies = 10000.0 ** -(torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
-        angles = distances[:, None] * frequencies  # (count, dim/2)
-        return torch.cat([angles.sin(), angles.cos()], dim=1)
+    distances = torch.arange(count - 1, -1, -1, dtype=torch.float32, device=device)
+    if clamp is not None:
+        distances = distances.clamp(max=clamp)
+    frequencies = 10000.0 ** -(torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
+    angles = distances[:, None] * frequencies  # (count, dim/2)
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 class SinusoidalPositions(nn.Module):
@@ -53,6 +52,8 @@ class SinusoidalPositions(nn.Module):
 
     Nothing is learned; ``_float_tensor`` is there because fairseq's checkpoints have it.
     """
+
+    _float_tensor: Tensor
 
     def __init__(self, dim: int, padding_idx: int) -> None:
         super().__init__()

@@ -3,12 +3,11 @@
 For query i and key j the score is qᵢ⁺ · kⱼ + qᵢ* · r(i − j) + b(i − j): content and distance, each with its own query.
 A segment of T queries over K keys meets K distances, so the second term is one product with K vectors, [T, K], whose
 row i must then be moved T − 1 − i places to the left (Dai et al. 2019, appendix B). In memory that move is a change of
-strides: no element is copied for it.
+strides: on a CPU no element is copied for it.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from fairseq.modules.attention import SelfAttention
 from fairseq.modules.dropout import dropout
+from fairseq.modules.kept import kept
 from fairseq.modules.memory import LayerCache, RelativeLayerCache
 
 _CACHED_SCORES = 1 << 18  # attention scores that are worked on together where no gradient is wanted
@@ -56,14 +56,19 @@ class Distances(NamedTuple):
         return Distances(self.keys[:, first:], None if self.scores is None else self.scores[:, first:])
 
 
-@functools.lru_cache(maxsize=16)
 def visibility(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
     """The bias of :class:`RelativePositions`: keys after the query are hidden, and those *window* or more before it."""
-    with torch.inference_mode(False):  # the next one to read it may want gradients
-        place = torch.arange(keys - queries, keys, device=device)[:, None]
-        distance = place - torch.arange(keys, device=device)  # (T, K)
-        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        return torch.zeros(queries, keys, device=device).masked_fill(hidden, float("-inf"))
+    if queries == 1 and (window is None or keys <= window):
+        return torch.zeros(1, keys, device=device)  # generation: another one each token
+    return _visibility(queries, keys, window, device)
+
+
+@kept(4)
+def _visibility(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    place = torch.arange(keys - queries, keys, device=device)[:, None]
+    distance = place - torch.arange(keys, device=device)  # (T, K)
+    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    return torch.zeros(queries, keys, device=device).masked_fill(hidden, float("-inf"))
 
 
 class DistanceAttention(SelfAttention):
@@ -261,7 +266,7 @@ def attend_by_distance(
         return F.scaled_dot_product_attention(
             content_query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0
         )
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() or dropout_p:
         return _attend(content_query, distance_query, key, value, distances, bias, dropout_p)
     return _attend_in_pieces(content_query, distance_query, key, value, distances, bias)
 
@@ -350,7 +355,7 @@ class _Shift(torch.autograd.Function):
         batch, heads, queries, keys = grad.shape
         result = grad.new_empty(heads, batch, queries * keys)
         result[:, :, : queries - 1] = 0
-        kept = result[:, :, queries - 1 : -1].view(heads, batch, queries, keys - 1)
-        kept.copy_(grad[..., : keys - 1].transpose(0, 1))
+        moved = result[:, :, queries - 1 : -1].view(heads, batch, queries, keys - 1)
+        moved.copy_(grad[..., : keys - 1].transpose(0, 1))
         result[:, :, -1] = grad[:, :, -1, -1].t()
         return result.view(heads, batch, queries, keys), None

@@ -44,6 +44,9 @@ class LanguageModelingConfig:
         "training targets: full (every position of a segment) or half (its second half, which all have context)",
         choices=("full", "half"),
     )
+    streams: bool = flag(
+        False, "rows continue each other from batch to batch even if the model has no memory: for fair comparisons"
+    )
     shuffle_lines: bool = flag(False, "put the training text's lines in another order each epoch, then cut it")
 
 
@@ -51,7 +54,8 @@ class LanguageModelingConfig:
 class LanguageModelingTask(FairseqTask):
     """Next-word prediction over binarised text in ``args.data``.
 
-    With a model that has memory the batches are streams: row r of one batch continues row r of the one before.
+    With a model that has memory, or ``--streams``, the batches are streams: row r of one batch continues row r of the
+    one before.
     """
 
     def __init__(self, args: argparse.Namespace, dictionary: Dictionary) -> None:
@@ -112,16 +116,18 @@ class LanguageModelingTask(FairseqTask):
             raise UserError("--max-tokens or --batch-size: one of them is needed")
         blocks = self._fitting(split, model, training, data.skip_invalid_size_inputs_valid_test)
         length = self.cfg.tokens_per_sample
-        longest = length if model.memory_length else int(blocks.sizes.max())
+        streams = self.cfg.streams or model.memory_length > 0
+        longest = length if streams else int(blocks.sizes.max())
         if not training and data.max_tokens_valid is not None and data.max_tokens_valid < longest:
             raise UserError(
                 f"--max-tokens-valid {data.max_tokens_valid}: {split} has blocks of {longest} tokens; raise it"
             )
         sampler: BlockSampler | StreamSampler
-        if model.memory_length:
+        if streams:
             if self.cfg.sample_break_mode != "none":
                 raise UserError(
-                    f"--sample-break-mode {self.cfg.sample_break_mode}: a model with memory reads streams; use none"
+                    f"--sample-break-mode {self.cfg.sample_break_mode}: streams, which a model with memory reads, need "
+                    "none"
                 )
             rows = rows_per_batch(max_tokens, batch_size, length, data.required_batch_size_multiple)
             sampler = StreamSampler(len(blocks), rows, rank=rank, world_size=world_size)
@@ -148,10 +154,11 @@ class LanguageModelingTask(FairseqTask):
         )
 
     def _second_half(self, sample: Sample) -> Sample:
-        """*sample* with targets in the second half of its positions alone (Al-Rfou et al. 2018; Dai et al., §4.2)."""
+        """*sample* with targets in the second half of each row alone (Al-Rfou et al. 2018; Dai et al. 2019, §4.2)."""
         target = sample["target"].clone()
-        target[:, : target.size(1) // 2] = self.dictionary.pad()
-        return {**sample, "target": target, "ntokens": int((target != self.dictionary.pad()).sum())}
+        lengths = (target != self.dictionary.pad()).sum(1, keepdim=True)
+        target[torch.arange(target.size(1)) < lengths // 2] = self.dictionary.pad()
+        return {**sample, "target": target, "ntokens": int((lengths - lengths // 2).sum())}
 
     def _fitting(self, split: str, model: BaseFairseqModel, training: bool, skip: bool) -> TokenBlocks:
         """The blocks of *split* that the model can read."""
