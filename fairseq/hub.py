@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from fairseq.models.transformer_xl import BY_DISTANCE
 
 CHECKPOINT_NAMES = (BEST, "checkpoint.pt", LAST)  # in a folder, the first that is there
 DICTIONARY = "dict.txt"
+MOST = (1 << 31) - 1  # tokens of a segment or a memory
 
 Scored = tuple[list[str], Tensor]
 
@@ -117,12 +119,12 @@ class LanguageModel:
             memory_length: tokens remembered from segment to segment, whatever the model was trained with.
 
         Raises:
-            ValueError: *tokens* are no ids of the dictionary, a length is out of range, or memory is asked of a model
-                without memory.
+            ValueError: *tokens* are no ids of the dictionary, a length is no whole number or out of range, or memory is
+                asked of a model without memory.
         """
         self._check_tokens(tokens)
-        if segment_length < 1 or memory_length < 0:
-            raise ValueError(f"lengths {segment_length} and {memory_length}: a segment has 1 token or more, a memory 0")
+        _check_length("segment_length", segment_length, 1)
+        _check_length("memory_length", memory_length, 0)
         model = _remembering(self.model, memory_length)
         tokens, memory, scored = tokens.to(next(model.parameters()).device), None, []
         for start in range(0, tokens.size(1) - 1, segment_length):
@@ -136,6 +138,8 @@ class LanguageModel:
         return -torch.cat(scored, dim=1).float().cpu()
 
     def _check_tokens(self, tokens: Tensor) -> None:
+        if not isinstance(tokens, Tensor):
+            raise ValueError(f"tokens: expected a tensor, int64 [B, T + 1], found {type(tokens).__name__}")
         if tokens.dim() != 2 or tokens.size(0) < 1 or tokens.size(1) < 2 or tokens.dtype != torch.int64:
             raise ValueError(
                 f"tokens {list(tokens.shape)} {tokens.dtype}: expected int64 [B, T + 1], T and B 1 or more"
@@ -209,6 +213,12 @@ def _encode(text: str, dictionary: Dictionary) -> _Text:
     encoded = [dictionary.encode_line(line) for line in lines]
     sizes = np.array([len(line) for line in encoded], dtype=np.int32)
     return _Text(np.concatenate(encoded), sizes, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
+
+
+def _check_length(name: str, value: Any, least: int) -> None:
+    """Raises ValueError if *value* is no whole number, or not from *least* to :data:`MOST`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= MOST:
+        raise ValueError(f"{name} {reprlib.repr(value)}: expected a whole number from {least} to {MOST}")
 
 
 def _remembering(model: BaseFairseqModel, length: int) -> BaseFairseqModel:

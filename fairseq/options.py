@@ -35,6 +35,7 @@ from fairseq.settings import (
     OptimizationConfig,
     PreprocessConfig,
     ReclConfig,
+    StreamConfig,
 )
 
 EPILOG = "A YAML file given with --config FILE sets the same names (dashes or underscores); flags win over it."
@@ -60,6 +61,9 @@ CHOICES = {
         "lr_scheduler", "fairseq.optim.lr_scheduler:LR_SCHEDULERS", "fixed", "schedule of the learning rate"
     ),
 }
+
+
+SOURCE_FORMATS = ("transformer-xl", "hf-transfo-xl")  # of fairseq-import
 
 
 class Parser(argparse.ArgumentParser):
@@ -147,12 +151,13 @@ def get_validation_parser(default_task: str | None = None) -> Parser:
 
 def get_recl_parser() -> Parser:
     """The flags of ``fairseq-recl``."""
-    return _evaluation_parser("Measure how long a context each model of a group makes use of.", [ReclConfig])
+    description = "Measure how long a context each model of a group makes use of."
+    return _evaluation_parser(description, [ReclConfig], [StreamConfig])
 
 
 def get_attention_parser() -> Parser:
     """The flags of ``fairseq-attention``."""
-    return _evaluation_parser("Draw where a language model's attention heads look.", [AttentionConfig])
+    return _evaluation_parser("Draw where a language model's attention heads look.", [AttentionConfig], [StreamConfig])
 
 
 def get_interactive_generation_parser(default_task: str = "language_modeling") -> Parser:
@@ -175,7 +180,8 @@ def get_import_parser() -> Parser:
         "--from",
         dest="source_format",
         required=True,
-        choices=("transformer-xl", "hf-transfo-xl"),
+        type=_source_format,
+        choices=SOURCE_FORMATS,
         help="whose it is: Transformer-XL's authors', or Hugging Face's folder",
     )
     parser.add_argument("--out", metavar="DIR", required=True, help="new folder for checkpoint.pt and dict.txt")
@@ -186,6 +192,12 @@ def get_import_parser() -> Parser:
         help="settings of the model under the authors' names: needed for a state dict; win over those of a model.pt",
     )
     return parser
+
+
+def _source_format(name: str) -> str:
+    if name not in SOURCE_FORMATS:
+        raise UserError(f"--from {name}: choose from {', '.join(SOURCE_FORMATS)}")
+    return name
 
 
 def parse_args_and_arch(

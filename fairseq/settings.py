@@ -69,6 +69,15 @@ class DataConfig:
 
 
 @dataclass
+class StreamConfig:
+    """Which split an evaluation reads as one stream of tokens, and how much of it at once."""
+
+    max_tokens: int | None = flag(None, "most tokens in a batch", low=1)
+    batch_size: int | None = flag(None, "most rows in a batch", aliases=("--max-sentences",), low=1)
+    gen_subset: str = flag("test", "split to evaluate", metavar="SPLIT")
+
+
+@dataclass
 class DistributedConfig:
     """How many processes train together, and how they talk."""
 

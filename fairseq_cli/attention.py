@@ -19,11 +19,19 @@ from fairseq.errors import UserError
 from fairseq.evaluation import load_models, plots, report
 from fairseq.evaluation.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
 from fairseq.precision import Precision
-from fairseq.settings import AttentionConfig, CommonConfig, DataConfig
+from fairseq.settings import AttentionConfig, CommonConfig, StreamConfig
 from fairseq.trainer import parse_dict
-from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress, stream_settings
+from fairseq_cli.common import (
+    checkpoint_paths,
+    log_to_stderr,
+    progress,
+    published_together,
+    results_folder,
+    stream_settings,
+)
 
 logger = logging.getLogger(__name__)
+FILES = ("attention.npz", "attention-distance.png", "attention-position.png", "attention-terms.png", "results.json")
 SMALL_BATCH = 4096  # tokens of a batch where there is no memory and nothing else is asked for
 
 Head = tuple[int, int]
@@ -38,30 +46,29 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: flags contradict each other, or the checkpoint or the data cannot be used.
     """
-    cfg, data = config.extract(AttentionConfig, args), config.extract(DataConfig, args)
+    cfg, data = config.extract(AttentionConfig, args), config.extract(StreamConfig, args)
     paths = checkpoint_paths(cfg)
     if len(paths) > 1:
         raise UserError(f"--path: {len(paths)} checkpoints; the attention of one model is drawn at a time")
     if cfg.results_path is None:
         raise UserError("--results-path: name a folder for the pictures and the numbers")
-    folder = Path(cfg.results_path)
     plots.require("--results-path")
     reader, heads, about = _load(args, cfg, data)
     position = cfg.position
     if position is None:
         position = reader.choose_position(config.extract(CommonConfig, args).seed)
     reader.check_position(position)
-    report.prepare_folder("--results-path", folder)
-    maps = reader.read(position, progress(args, data.gen_subset))
-    print(*_table(maps), sep="\n", flush=True)
-    _write(folder, maps, heads or maps.widest())
-    figures = {**_figures(maps), "checkpoint": paths[0], "data": args.data, "split": data.gen_subset, **about}
-    report.write_results(folder, figures)
+    with results_folder(cfg.results_path):
+        maps = reader.read(position, progress(args, data.gen_subset))
+        print(*_table(maps), sep="\n", flush=True)
+        figures = {**_figures(maps), "checkpoint": paths[0], "data": args.data, "split": data.gen_subset, **about}
+        with published_together(Path(cfg.results_path), FILES) as folder:
+            _write(folder, maps, heads or maps.widest(), figures)
     return figures
 
 
 def _load(
-    args: argparse.Namespace, cfg: AttentionConfig, data: DataConfig
+    args: argparse.Namespace, cfg: AttentionConfig, data: StreamConfig
 ) -> tuple[AttentionReader, list[Head], dict[str, int]]:
     """The model with the corpus before it, the heads that are asked for, and how the corpus is read."""
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
@@ -86,7 +93,7 @@ def _load(
 
 
 def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
-    """``0:3,15:8`` → [(0, 3), (15, 8)]; nothing: an empty list.
+    """``0:3,15:8`` → [(0, 3), (15, 8)], each once; nothing: an empty list.
 
     Raises:
         UserError: *text* is no such list, or the model of *layers* layers with *heads* heads has no such head.
@@ -102,7 +109,7 @@ def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
                 f"--heads {layer}:{head}: no such head; layers go from 0 to {layers - 1}, heads from 0 to {heads - 1}"
             )
         found.append((layer, head))
-    return found
+    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ def _first_tokens(corpus: Corpus, count: int | None) -> Corpus:
     return corpus if count is None else _Part(corpus.tokens[:count])
 
 
-def _rows(data: DataConfig, length: int, memory: int) -> int:
+def _rows(data: StreamConfig, length: int, memory: int) -> int:
     """Rows side by side: as asked for; else one with memory, some without."""
     if data.batch_size is None and data.max_tokens is None:
         return 1 if memory else max(1, SMALL_BATCH // length)
@@ -149,13 +156,14 @@ def _figures(maps: AttentionMaps) -> dict[str, Any]:
     }
 
 
-def _write(folder: Path, maps: AttentionMaps, heads: list[Head]) -> None:
-    """The numbers and the pictures, in *folder*."""
+def _write(folder: Path, maps: AttentionMaps, heads: list[Head], figures: dict[str, Any]) -> None:
+    """The numbers, the pictures and the figures, in *folder*: those of :data:`FILES` that there are."""
     maps.save(folder / "attention.npz")
     plots.draw_distances(folder / "attention-distance.png", maps)
     plots.draw_position(folder / "attention-position.png", maps, heads)
     if maps.terms:
         plots.draw_terms(folder / "attention-terms.png", maps)
+    report.write_results(folder, figures)
 
 
 def cli_main() -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import logging
+import os
 import sys
-from collections.abc import Callable, Iterable
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from fairseq import config
 from fairseq.errors import UserError
+from fairseq.evaluation import report
 from fairseq.logging import progress_bar
 from fairseq.settings import CommonConfig, ModelPathConfig
 
@@ -56,12 +62,83 @@ def escape_what_stdout_lacks() -> None:
 
 
 def progress(args: argparse.Namespace, name: str) -> Callable[[Iterable[Any], int], Iterable[Any]]:
-    """A bar called *name* for work of known length, on a terminal or where ``--log-format`` asks for one."""
+    """A bar called *name* on stderr for work of known length: on a terminal, or as ``--log-format`` asks for it.
+
+    Formats of lines show one every ``--log-interval`` items, with items a second and the seconds that are left.
+    """
     common = config.extract(CommonConfig, args)
-    shown = "none" if common.no_progress_bar else common.log_format or ("tqdm" if sys.stderr.isatty() else "none")
+    otherwise = "simple" if common.no_progress_bar else "tqdm" if sys.stderr.isatty() else "none"
+    shown, interval = common.log_format or otherwise, common.log_interval
 
     def show(items: Iterable[Any], length: int) -> Iterable[Any]:
-        with progress_bar(items, log_format=shown, prefix=name, total=length) as bar:
-            yield from bar
+        start = time.perf_counter()
+
+        def pace() -> dict[str, Any]:
+            rate = bar.done / (time.perf_counter() - start)
+            place = {"work": name, "done": bar.done, "total": length} if shown == "json" else {}
+            return {**place, "per_second": round(rate, 1), "seconds_left": round((length - bar.done) / rate)}
+
+        with progress_bar(
+            items, log_format=shown, log_interval=interval, prefix=name, total=length, stream=sys.stderr
+        ) as bar:
+            for item in bar:
+                yield item
+                if shown != "tqdm":  # which shows the pace itself
+                    bar.log(pace)
 
     return show
+
+
+@contextlib.contextmanager
+def results_folder(path: str | None) -> Iterator[None]:
+    """Make the folder of ``--results-path``, if there is one to be; a new one that stays empty goes at the end.
+
+    Raises:
+        UserError: it cannot be made or written.
+    """
+    if path is None:
+        yield
+        return
+    folder = Path(path)
+    is_new = not folder.exists()
+    report.prepare_folder("--results-path", folder)
+    try:
+        yield
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def published_together(folder: Path, names: Sequence[str]) -> Iterator[Path]:
+    """A place to write results to: they move to *folder* when the ``with`` block ends without an exception.
+
+    Of *names*, all the files that a run may write, those that this one did not are removed from *folder*. The last
+    name is that of the file that comes last: where it is, the others are of the same run.
+
+    Raises:
+        UserError: a file cannot be put there.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder) as temporary:
+            try:
+                yield Path(temporary)
+            except UserError as error:
+                raise UserError(str(error).replace(temporary, str(folder))) from None
+            _publish(Path(temporary), folder, names)
+    except OSError as error:
+        raise UserError(f"--results-path {folder}: cannot be written ({error.strerror})") from None
+
+
+def _publish(source: Path, folder: Path, names: Sequence[str]) -> None:
+    """Make those of *names* in *folder* what they are in *source*, the last of them last."""
+    for name in names:
+        if (folder / name).is_dir():
+            raise UserError(f"--results-path {folder / name}: cannot be written (Is a directory)")
+    (folder / names[-1]).unlink(missing_ok=True)
+    for name in names:
+        if (source / name).exists():
+            os.replace(source / name, folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)

@@ -4,56 +4,63 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fairseq import config, options
 from fairseq.errors import UserError
-from fairseq.evaluation import report
 from fairseq.generation import passages
 from fairseq.generation.passages import Passage
 from fairseq.generation.writer import Writer, check_samples
 from fairseq.settings import CommonConfig, GenerateConfig
-from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, log_to_stderr, progress
+from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, log_to_stderr, progress, results_folder
 
 
 def main(args: argparse.Namespace) -> list[Passage]:
     """Continue contexts of ``--gen-subset``; the texts go to stdout and to ``--results-path``, progress to stderr.
+
+    A passage is printed as soon as it is complete. ``--results-path`` holds all that are, even if the run is stopped.
 
     Raises:
         UserError: flags contradict each other, or a checkpoint or the data cannot be used.
     """
     cfg, common = config.extract(GenerateConfig, args), config.extract(CommonConfig, args)
     paths, contexts = checkpoint_paths(cfg), _contexts(cfg)
-    if cfg.results_path is not None:
-        report.prepare_folder("--results-path", Path(cfg.results_path))
     writer = Writer.load(args, cfg, paths)
     tokens = writer.task.corpus(cfg.gen_subset).tokens  # type: ignore[attr-defined]
-    length, new = cfg.context_tokens, cfg.max_new_tokens
-    starts = passages.draw_starts(len(tokens), length, new, contexts, common.seed)
-    writer.warn_of_length({"--context-tokens": length})
-    prompts = [tokens[start : start + length].tolist() for start in starts]
-    each = cfg.num_samples // contexts
-    begin = time.perf_counter()
-    texts = dict(writer.continue_all(prompts, each, progress(args, "tokens")))
-    seconds = time.perf_counter() - begin
-
+    starts = passages.draw_starts(len(tokens), cfg.context_tokens, cfg.max_new_tokens, contexts, common.seed)
+    writer.warn_of_length({"--context-tokens": cfg.context_tokens})
     found: list[Passage] = []
-    for (number, sample), text in sorted(texts.items()):
+    begin = time.perf_counter()
+    with results_folder(cfg.results_path):
+        try:
+            for passage in _continue(args, cfg, writer, tokens, starts):
+                found.append(passage)
+                print(passages.as_text(passage, cfg.num_samples, cfg.gen_subset), flush=True)
+        finally:
+            if cfg.results_path is not None and found:
+                seconds = time.perf_counter() - begin
+                rate = len(found) * cfg.max_new_tokens / seconds
+                about = _about(args, cfg, writer) | {"seconds": seconds, "tokens_per_second": rate}
+                passages.write_results(Path(cfg.results_path), found, {"checkpoints": paths, **about})
+    return found
+
+
+def _continue(
+    args: argparse.Namespace, cfg: GenerateConfig, writer: Writer, tokens: np.ndarray, starts: list[int]
+) -> Iterator[Passage]:
+    """The passages whose contexts begin at *starts* of *tokens*, in their order, each when it is complete."""
+    length, new = cfg.context_tokens, cfg.max_new_tokens
+    prompts = [tokens[start : start + length].tolist() for start in starts]
+    texts = writer.continue_all(prompts, cfg.num_samples // len(starts), progress(args, "tokens"))
+    for count, ((number, sample), text) in enumerate(texts, 1):  # as long as one another, they end in their order
         start = starts[number]
         reference = tokens[start + length : start + length + new].tolist()
         parts = passages.parts_of(writer.writing, prompts[number], text, reference)
-        found.append(Passage(len(found) + 1, start, sample + 1, *parts))
-    if cfg.results_path is not None:
-        about = {
-            "checkpoints": paths,
-            **_about(args, cfg, writer),
-            "seconds": seconds,
-            "tokens_per_second": len(found) * new / seconds,
-        }
-        passages.write_results(Path(cfg.results_path), found, about)
-    print(passages.as_text(found, cfg.gen_subset), flush=True)
-    return found
+        yield Passage(count, start, sample + 1, *parts)
 
 
 def _contexts(cfg: GenerateConfig) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fairseq import checkpoint, options
 from fairseq.checkpoint import hf_transfo_xl, pickled_module, transformer_xl
 from fairseq.checkpoint.named_tensors import cut
-from fairseq.data.dictionary import Dictionary
+from fairseq.data.dictionary import Dictionary, placeholder
 from fairseq.errors import UserError
 from fairseq.evaluation import load_models
 
@@ -96,7 +96,7 @@ def _dictionary(size: int, words: Sequence[str] | None, eos: int | None, source:
     seen: set[str] = set()
     for index, word in enumerate(words):
         if not _is_word(word) or word in seen:
-            word = f"token{index}"
+            word = placeholder(index)
             while word in taken:
                 word += "_"
         seen.add(word)

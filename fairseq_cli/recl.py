@@ -15,12 +15,21 @@ from fairseq.data.files import atomic_write
 from fairseq.errors import UserError
 from fairseq.evaluation import plots, recl, report
 from fairseq.precision import Precision
-from fairseq.settings import CommonConfig, DataConfig, ReclConfig
+from fairseq.settings import CommonConfig, ReclConfig, StreamConfig
 from fairseq.trainer import compile_model, parse_dict
-from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress, stream_settings
+from fairseq_cli.common import (
+    checkpoint_paths,
+    log_to_stderr,
+    progress,
+    published_together,
+    results_folder,
+    stream_settings,
+)
 
 logger = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 8192
+PICTURES = ("recl-gain.png", "recl-relative-gain.png", "recl-perplexity.png")
+FILES = ("recl.md", "losses.npz", *PICTURES, "results.json")
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
@@ -38,33 +47,36 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     contexts = recl.context_lengths(cfg.step, cfg.max_context)
     if cfg.results_path is not None:
         plots.require("--results-path")
-        report.prepare_folder("--results-path", Path(cfg.results_path))
-    device = distributed.device_of(args)
-    if len(paths) == 1:
-        logger.info("a single model is compared with itself; its RECL cannot be set beside that of other runs")
+    device, precision = distributed.device_of(args), Precision(args)
     readers, tokens = _load(args, cfg, paths, names, int(contexts[-1]))
     positions = recl.draw_positions(len(tokens), int(contexts[-1]), cfg.positions, common.seed)
-    measured = recl.measure(
-        readers,
-        tokens,
-        positions,
-        contexts,
-        max_tokens=data.max_tokens or DEFAULT_MAX_TOKENS,
-        precision=Precision(args),
-        device=device,
-        progress=progress(args, "contexts"),
-    )
-    gains = [recl.relative_gains(measured.losses, top_r) for top_r in dict.fromkeys(cfg.top_r)]
-    _print(measured, gains, cfg)
-    figures = recl.results(measured, gains, cfg.threshold)
-    if cfg.results_path is not None:
-        about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "seed": common.seed}
-        _write(Path(cfg.results_path), {**figures, **about}, measured, positions, gains, cfg.threshold)
+    unlimited = data.max_tokens is None and data.batch_size is None
+    with results_folder(cfg.results_path):
+        if len(paths) == 1:
+            logger.info("a single model is compared with itself; its RECL cannot be set beside that of other runs")
+        measured = recl.measure(
+            readers,
+            tokens,
+            positions,
+            contexts,
+            max_tokens=DEFAULT_MAX_TOKENS if unlimited else data.max_tokens,
+            batch_size=data.batch_size,
+            precision=precision,
+            device=device,
+            progress=progress(args, "contexts"),
+        )
+        gains = [recl.relative_gains(measured.losses, top_r) for top_r in dict.fromkeys(cfg.top_r)]
+        _print(measured, gains, cfg)
+        figures = recl.results(measured, gains, cfg.threshold)
+        if cfg.results_path is not None:
+            about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "seed": common.seed}
+            with published_together(Path(cfg.results_path), FILES) as folder:
+                _write(folder, {**figures, **about}, measured, positions, gains, cfg.threshold)
     return figures
 
 
-def _settings(args: argparse.Namespace) -> tuple[ReclConfig, DataConfig, CommonConfig]:
-    return config.extract(ReclConfig, args), config.extract(DataConfig, args), config.extract(CommonConfig, args)
+def _settings(args: argparse.Namespace) -> tuple[ReclConfig, StreamConfig, CommonConfig]:
+    return config.extract(ReclConfig, args), config.extract(StreamConfig, args), config.extract(CommonConfig, args)
 
 
 def _load(
@@ -96,7 +108,7 @@ def _write(
     gains: Sequence[recl.Gains],
     threshold: float,
 ) -> None:
-    """The table, the figures, every loss, and the pictures, in *folder*."""
+    """The table, the figures, every loss, and the pictures, in *folder*: :data:`FILES`."""
     try:
         with atomic_write(folder / "recl.md") as file:
             file.write("\n".join([*recl.table(measured, gains, threshold), ""]).encode())
@@ -110,9 +122,10 @@ def _write(
             )
     except OSError as error:
         raise UserError(f"--results-path {folder}: cannot be written ({error.strerror})") from None
-    plots.draw_gains(folder / "recl-gain.png", measured, gains, None)
-    plots.draw_gains(folder / "recl-relative-gain.png", measured, gains, threshold)
-    plots.draw_perplexities(folder / "recl-perplexity.png", measured)
+    absolute, relative, perplexity = (folder / name for name in PICTURES)
+    plots.draw_gains(absolute, measured, gains, None)
+    plots.draw_gains(relative, measured, gains, threshold)
+    plots.draw_perplexities(perplexity, measured)
     report.write_results(folder, figures)
 
 

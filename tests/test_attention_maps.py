@@ -217,6 +217,49 @@ def test_a_transformer_xl_shows_everything(transformer_xl, tmp_path, capsys):
         assert (tmp_path / f"attention-{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_memory_that_is_not_filled_is_told_with_the_flags_that_decide_it(transformer_xl, tmp_path):
+    place = ["--path", transformer_xl, "--results-path", tmp_path / "x"]
+    ways = r"a shorter memory \(--mem-len\), more tokens \(--first-tokens\) or a longer split"
+    for flags in ("--mem-len 1000000000000", "--first-tokens 2"):
+        with pytest.raises(UserError, match=rf"tokens do not fill the memory of \d+; give {ways}$"):
+            run(place, flags)
+    with pytest.raises(UserError, match=rf"9 tokens in 3 rows .*; give fewer rows \(--batch-size.*\), {ways}$"):
+        run(place, "--first-tokens 9 --batch-size 3")
+    assert not (tmp_path / "x").exists()
+
+
+def test_results_are_all_of_one_run(transformer_xl, tmp_path, monkeypatch):
+    place = ["--path", transformer_xl, "--results-path", tmp_path / "results"]
+    run(place, "--heads 0:0")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "results").iterdir()}
+    assert set(before) == set(command.FILES)
+
+    def interrupted(path, maps, heads):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command.plots, "draw_position", interrupted)
+        for folder in (tmp_path / "results", tmp_path / "new"):
+            with pytest.raises(KeyboardInterrupt):
+                run(["--path", transformer_xl, "--results-path", folder], "--no-terms")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "results").iterdir()} == before
+    assert not (tmp_path / "new").exists()
+    run(place, "--no-terms")
+    after = {file.name for file in (tmp_path / "results").iterdir()}
+    assert after == set(command.FILES) - {"attention-terms.png"}
+
+
+def test_heads_are_drawn_once():
+    assert command.parse_heads("0:1, 1:0,0:1,1:0", 2, 2) == [(0, 1), (1, 0)]
+
+
+def test_help_lists_no_flag_without_an_effect():
+    shown = options.get_attention_parser().format_help()
+    assert "--batch-size N" in shown and "--max-tokens N" in shown
+    for flag in ("multiple", "skip-invalid", "train-subset", "valid-subset", "curriculum", "-valid ", "num-workers"):
+        assert flag not in shown
+
+
 def test_same_length_and_another_memory_can_be_looked_at(transformer_xl, tmp_path):
     run(["--path", transformer_xl, "--results-path", tmp_path], "--mem-len 40 --same-length --no-terms")
     with np.load(tmp_path / "attention.npz") as saved:
@@ -248,7 +291,10 @@ def test_a_position_with_full_memory_is_chosen_by_the_seed():
         (f"--path {BASELINE} --results-path out --position 2292", "--position 2292: the tokens read are number 0 to"),
         (f"--path {BASELINE} --results-path out --first-tokens 9 --position 9", "number 0 to 8; choose one of them"),
         (f"--path {BASELINE} --results-path /dev/null/x", "--results-path /dev/null/x: cannot be written"),
-        (f"--path {SHORTFORMER} --results-path out --first-tokens 64", "64 tokens in 1 rows do not fill the memory"),
+        (
+            f"--path {SHORTFORMER} --results-path out --first-tokens 64",
+            "64 tokens do not fill the memory of 64; give more",
+        ),
         (f"--path {SHORTFORMER} --results-path out --batch-size 40", "do not fill the memory of 64; give fewer rows"),
         (f"--path {SHORTFORMER} --results-path out --batch-size 40 --position 3", "do not fill the memory of 64"),
         (f"--path {BASELINE} --results-path out --gen-subset nothing", "nothing.idx: cannot be read"),

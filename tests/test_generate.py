@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html.parser
 import itertools
 import json
@@ -22,6 +23,7 @@ from fairseq.generation import Decoding, continuations, generator_of, stream
 from fairseq.generation.decoding import choose
 from fairseq.generation.passages import Part, Passage, as_page, draw_starts
 from fairseq.generation.predictor import Predictor
+from fairseq.generation.writer import Writer
 from fairseq_cli import generate
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
@@ -80,7 +82,7 @@ def lprobs_by_hand(model, tokens):
 
 
 def all_texts(model, prompts, how, batch_size, seed=3, **more):
-    generators = [generator_of(seed, number) for number in range(len(prompts))]
+    generators = functools.partial(generator_of, seed)
     found = dict(continuations([model], prompts, how, generators=generators, batch_size=batch_size, **more))
     return [found[number] for number in range(len(prompts))]
 
@@ -222,6 +224,33 @@ def test_thousands_of_tokens_cost_one_pass_of_constant_size_each(data):
     assert sizes == [3] + [1] * 1999
 
 
+def test_memory_has_room_for_the_text_and_not_for_more(data):
+    def text(memory, how):
+        model = runs.model_of(f"{XL} --mem-len {memory}", SMALL, data=data).eval()
+        return all_texts(model, PROMPTS, how, 8)
+
+    for how in (Decoding(30), Decoding(20, beam=2)):
+        assert text(10**12, how) == text(60, how) != text(3, how)
+
+
+def test_sources_of_randomness_are_made_batch_by_batch(data):
+    model, made = runs.model_of(KINDS["xl"], SMALL, data=data).eval(), []
+    texts = continuations(
+        [model], [[2]] * 6, Decoding(3), generators=lambda n: made.append(n) or generator_of(3, n), batch_size=2
+    )
+    next(texts)
+    assert made == [0, 1]
+
+
+def test_probabilities_that_are_no_numbers_are_told_without_flags(data):
+    model = runs.model_of(KINDS["xl"], SMALL, data=data).eval()
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(UserError, match="probabilities are not numbers") as error:
+        list(stream([model], [2], Decoding(1)))
+    assert "--" not in str(error.value)
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -279,6 +308,49 @@ def test_contexts_are_shared_by_samples(capsys):
     assert [passage.sample for passage in found] == [1, 2, 3, 1, 2, 3]
     assert len({passage.start for passage in found}) == 2
     assert len({passage.continuation.text for passage in found}) == 6
+
+
+def test_progress_goes_to_stderr_in_the_format_asked_for(capsys):
+    flags = "--cpu --sampling --context-tokens 5 --num-samples 3 --max-new-tokens 20 --log-interval 25"
+    run(flags, "--path", BASELINE, "--log-format simple")
+    shown = capsys.readouterr()
+    lines = re.findall(r"^tokens: +(\d+) / 60 per_second=\S+, seconds_left=\d+$", shown.err, re.MULTILINE)
+    assert lines == ["25", "50"] and "per_second" not in shown.out
+    run(flags, "--path", BASELINE, "--log-format json")
+    found = [(line["work"], line["done"], line["total"]) for line in runs.records(capsys.readouterr().err)]
+    assert found == [("tokens", 25, 60), ("tokens", 50, 60)]
+    run(flags, "--path", BASELINE, "--no-progress-bar")
+    assert "tokens:     25 / 60" in capsys.readouterr().err
+    run(flags, "--path", BASELINE, "--log-format none")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("complete", [0, 3])
+def test_what_is_complete_is_printed_and_kept_when_the_run_is_stopped(complete, monkeypatch, capsys, tmp_path):
+    write = Writer.continue_all
+
+    def stopped(*args):
+        yield from itertools.islice(write(*args), complete)
+        assert f"==== {complete} of 6: tokens " in capsys.readouterr().out or not complete
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Writer, "continue_all", stopped)
+    flags = "--cpu --sampling --context-tokens 5 --num-samples 6 --max-new-tokens 4 --batch-size 2"
+    with pytest.raises(KeyboardInterrupt):
+        run(flags, "--path", BASELINE, "--results-path", tmp_path / "out")
+    assert (tmp_path / "out").exists() == bool(complete)
+    if complete:
+        report = json.loads((tmp_path / "out" / "generate.json").read_text(encoding="utf-8"))
+        assert [sample["number"] for sample in report["samples"]] == [1, 2, 3]
+        assert (tmp_path / "out" / "generate.html").exists()
+
+
+def test_memory_far_longer_than_the_text_is_no_burden(tmp_path, capsys):
+    flags = "--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --batch-size 4 --mem-len 8"
+    runs.train(tmp_path, flags, "--tokens-per-sample 8 --optimizer adam --lr 0.01 --max-update 1")
+    flags = "--cpu --context-tokens 20 --max-new-tokens 20 --path", tmp_path / "checkpoint_last.pt"
+    [far], [near] = run(flags, "--mem-len 1000000000000"), run(flags, "--mem-len 40")
+    assert far.continuation == near.continuation
 
 
 @pytest.mark.parametrize("flags", ["--beam 3 --fp16", "--bf16", "--beam 1", "--tokens-per-sample 8"])

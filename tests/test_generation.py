@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import naive
 import pytest
+import runs
 import torch
 
 from fairseq.data.dictionary import Dictionary
 from fairseq.evaluation import load_models
 from fairseq.generation import sample
 from fairseq.generation.decoding import Decoding, choose
+from fairseq.hub import LanguageModel
 from fairseq.models import BaseFairseqModel
 
 VOCABULARY, LENGTH = 24, 8
@@ -158,6 +160,12 @@ def test_boundless_temperature_makes_all_tokens_alike_but_those_that_have_no_pro
 def test_numbers_out_of_range_are_refused(load, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         list(sample(load()[0], **{"prompt_tokens": [2], "max_tokens": 1, **wrong}))
+
+
+def test_seed_out_of_range_is_named():
+    model = LanguageModel.from_pretrained(runs.GOLDEN / "baseline.pt", runs.DATA)
+    with pytest.raises(ValueError, match="seed -1: must be at least 0"):
+        model.sample("a", 1, seed=-1)
 
 
 def test_model_without_cache_is_refused():

@@ -231,14 +231,41 @@ def test_vocabulary_that_does_not_fit_is_refused(file, content, reason, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_text_with_a_word_that_the_model_does_not_have_is_refused(tmp_path):
+def test_text_for_a_model_that_came_without_words_is_refused_with_what_to_do(tmp_path):
     path, _ = saved(tmp_path, SMALL)
     out = authors(path, tmp_path / "out", "--config", tmp_path / "config.json")
     (tmp_path / "text").write_text("token1 token2\ntoken3 other\n")
-    with pytest.raises(UserError, match="'other': the dictionary has no such word, and no symbol for unknown ones"):
+    wanted = (
+        f"'other': the dictionary {out}/dict.txt has placeholders (token0, token1, …) for words, because the model "
+        "came without any; score ids with LanguageModel.score_tokens, or put the model's own words into its file, in "
+        "the order of their ids"
+    )
+    with pytest.raises(UserError) as error:
         evaluate(out, tmp_path, "--batch-size 1")
-    with pytest.raises(UserError, match="'other': the dictionary has no such word"):
-        LanguageModel.from_pretrained(out).score("other")
+    assert str(error.value) == wanted
+    model = LanguageModel.from_pretrained(out)
+    for ask in (model.score, model.sample):
+        with pytest.raises(UserError) as error:
+            ask("other")
+        assert str(error.value) == wanted
+
+
+def test_text_with_a_word_that_the_dictionary_does_not_have_is_refused_with_what_to_do(tmp_path):
+    path, _ = saved(tmp_path, SMALL)
+    out = authors(path, tmp_path / "out", "--config", tmp_path / "config.json")
+    words = "".join(f"word{index} 1\n" for index in range(40))
+    (out / "dict.txt").write_text(f"#specials eos=word0\n{words}")
+    (tmp_path / "text").write_text("word1 word2\nword3 other\n")
+    wanted = f"'other': the dictionary {out}/dict.txt has no such word, and no symbol for unknown ones; "
+    for ask in (
+        lambda: evaluate(out, tmp_path, "--batch-size 1"),
+        lambda: LanguageModel.from_pretrained(out).score("other"),
+    ):
+        with pytest.raises(UserError) as error:
+            ask()
+        assert str(error.value).startswith(wanted) and "unk=WORD" in str(error.value)
+    (out / "dict.txt").write_text(f"#specials eos=word0 unk=word1\n{words}")  # what the message proposes
+    assert LanguageModel.from_pretrained(out).dictionary.encode_line("other").tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -285,67 +312,6 @@ def test_rows_are_filled_up_with_a_word_where_there_is_no_padding():
     assert sample["target"].tolist() == [[1, 2, 3, 4], [5, 6, 7, -1]] and sample["ntokens"] == 7
 
 
-# Scoring by id
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> LanguageModel:
-    folder = tmp_path_factory.mktemp("model")
-    path, _ = saved(folder, {**SMALL, "same_length": True})
-    return LanguageModel.from_pretrained(authors(path, folder / "out", "--config", folder / "config.json"))
-
-
-def test_rows_have_nothing_to_do_with_one_another(model):
-    tokens = some_tokens(rows=3)
-    together = model.score_tokens(tokens, 4, 9)
-    for row in range(3):
-        assert torch.allclose(model.score_tokens(tokens[row : row + 1], 4, 9)[0], together[row], atol=1e-5)
-
-
-def test_scoring_leaves_the_model_as_it_was(model):
-    tokens = some_tokens()
-    before = model.score_tokens(tokens, 5, 6)
-    assert model.score_tokens(tokens, 5, 2).sub(before).abs().max() > 1e-3
-    assert model.model.memory_length == 6 and torch.equal(model.score_tokens(tokens, 5, 6), before)
-
-
-@pytest.mark.parametrize(
-    "tokens, segment, memory, reason",
-    [
-        (some_tokens()[0], 4, 4, "expected int64"),
-        (some_tokens()[:, :1], 4, 4, "expected int64"),
-        (some_tokens()[:0], 4, 4, "expected int64"),
-        (some_tokens().float(), 4, 4, "expected int64"),
-        (some_tokens(words=41) + 1, 4, 4, "ids go from 0 to 39"),
-        (some_tokens() - 5, 4, 4, "ids go from 0 to 39"),
-        (some_tokens(), 0, 4, "a segment has 1 token or more"),
-        (some_tokens(), 4, -1, "a segment has 1 token or more"),
-        (some_tokens(), 4, 0, "same_length needs memory"),
-    ],
-)
-def test_tokens_and_lengths_that_cannot_be_are_refused(model, tokens, segment, memory, reason):
-    with pytest.raises(ValueError, match=reason):
-        model.score_tokens(tokens, segment, memory)
-
-
-def test_memory_is_not_asked_of_a_model_without(tmp_path):
-    path, _ = saved(tmp_path, {**SMALL, "attn_type": 2, "mem_len": 0})
-    model = LanguageModel.from_pretrained(authors(path, tmp_path / "out", "--config", tmp_path / "config.json"))
-    with pytest.raises(ValueError, match="the model has no memory"):
-        model.score_tokens(some_tokens(), 5, 5)
-
-
-@pytest.mark.parametrize("attn_type", [0, 1])
-def test_memory_may_be_given_to_a_model_that_was_trained_without(attn_type, tmp_path):
-    config = {**SMALL, "attn_type": attn_type, "mem_len": 0}
-    path, state = saved(tmp_path, config)
-    model = LanguageModel.from_pretrained(authors(path, tmp_path / "out", "--config", tmp_path / "config.json"))
-    tokens = some_tokens()
-    for segment, memory in [(5, 6), (5, 0), (3, 11)]:
-        expected = naive_xl.nll(state, config, tokens.numpy(), segment, memory)
-        assert np.abs(model.score_tokens(tokens, segment, memory).numpy() - expected).max() < 2e-5
-
-
 def test_dictionary_must_be_given_where_none_is_beside_the_checkpoint(tmp_path):
     path, _ = saved(tmp_path, SMALL)
     out = authors(path, tmp_path / "out", "--config", tmp_path / "config.json")
@@ -354,15 +320,6 @@ def test_dictionary_must_be_given_where_none_is_beside_the_checkpoint(tmp_path):
     assert len(LanguageModel.from_pretrained(out, tmp_path / "dict.txt").dictionary) == 40
     with pytest.raises(UserError, match="no dictionary beside the checkpoint"):
         LanguageModel.from_pretrained(out)
-
-
-def test_shortformers_memory_is_read_by_ids_as_its_original_reads_it():
-    with np.load(runs.GOLDEN / "expected" / "shortformer.test.nonoverlap.npz") as expected:
-        tokens, lprobs = expected["tokens"], expected["lprobs"]
-    model = LanguageModel.from_pretrained(runs.GOLDEN / "shortformer_stage2.pt", runs.DATA)
-    row = torch.from_numpy(np.concatenate([[2], tokens]).astype(np.int64))[None]
-    assert np.abs(model.score_tokens(row, 64, 64)[0].numpy() + lprobs).max() < 1e-5
-    assert np.abs(model.score_tokens(row, 64, 32)[0].numpy() + lprobs).max() > 1e-2
 
 
 def test_imported_model_generates_and_trains_on(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import naive_xl
 import pytest
+import runs
 import torch
 from imports import AUTHORS, HF, SMALL, authors, refusal, saved
 from torch import nn
@@ -73,7 +74,8 @@ def test_tensors_that_are_not_tied_as_the_configuration_says_are_refused(tmp_pat
     [
         ({"weight": torch.zeros(2)}, "no Transformer-XL (it has no word_emb.emb_layers.0.weight)"),
         ({"word_emb.emb_layers.0.weight": torch.zeros(2)}, "not words and channels"),
-        ({"args": {}, "model": {}}, "neither tensors by name nor a saved module"),
+        ({"args": {}, "model": {}}, "is a checkpoint of this project or of fairseq already; use it as it is"),
+        ({"args": {}, "weights": {}}, "neither tensors by name nor a saved module"),
         ([1, 2, 3], "neither tensors by name nor a saved module"),
         (nn.Linear(2, 2), "no Transformer-XL"),
         (torch.zeros(3), "neither tensors by name nor a saved module"),
@@ -83,6 +85,57 @@ def test_file_that_holds_no_such_model_is_refused(content, reason, tmp_path):
     torch.save(content, tmp_path / "x.pt")
     argv = ["--from", "transformer-xl", "--out", tmp_path / "out", "--config", AUTHORS / "base.json"]
     assert reason in refusal(tmp_path / "x.pt", *argv) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt", None])
+def test_checkpoint_that_needs_no_import_is_said_to_be_one(content, tmp_path):
+    argv = ["--config", AUTHORS / "base.json"]
+    ours = content or authors(AUTHORS / "base.state_dict.pt", tmp_path / "ours", *argv) / "checkpoint.pt"
+    message = refusal(ours, "--from", "transformer-xl", "--out", tmp_path / "out")
+    assert message.startswith(f"{ours}: is a checkpoint of this project or of fairseq already")
+    assert not (tmp_path / "out").exists()
+
+
+WEIGHTS = ["word_emb.emb_layers.0.weight", "layers.1.dec_attn.o_net.weight", "crit.cluster_bias", "r_w_bias"]
+NOT_FINITE, WHOLE = "values that are not a number (NaN) or infinite", "not of floating-point numbers"
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e300])
+def test_weights_that_are_no_finite_numbers_are_refused(name, value, tmp_path):
+    state = naive_xl.random_state(SMALL)
+    state[name] = state[name].double()
+    state[name].view(-1)[-1] = value
+    path, _ = saved(tmp_path, SMALL, state)
+    argv = ["--from", "transformer-xl", "--out", tmp_path / "out", "--config", tmp_path / "config.json"]
+    assert f"{name} has {NOT_FINITE}" in refusal(path, *argv) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_weights_that_are_whole_numbers_are_refused(name, dtype, tmp_path):
+    state = naive_xl.random_state(SMALL)
+    state[name] = state[name].to(dtype)
+    path, _ = saved(tmp_path, SMALL, state)
+    argv = ["--from", "transformer-xl", "--out", tmp_path / "out", "--config", tmp_path / "config.json"]
+    assert f"{name} is of {dtype}, {WHOLE}" in refusal(path, *argv) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change, reason", [(torch.Tensor.long, WHOLE), (lambda value: value * torch.nan, NOT_FINITE)])
+def test_hugging_face_weights_that_are_no_numbers_are_refused(change, reason, tmp_path):
+    name = "transformer.layers.0.pos_ff.CoreNet.0.weight"
+    state = torch.load(HF / "pytorch_model.bin", weights_only=True)
+    state[name] = change(state[name])
+    torch.save(state, without(tmp_path / "in", "pytorch_model.bin") / "pytorch_model.bin")
+    message = refusal(tmp_path / "in", "--from", "hf-transfo-xl", "--out", tmp_path / "out")
+    assert "layers.0.pos_ff.CoreNet.0.weight" in message and reason in message
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_other_precisions_are_taken(dtype, tmp_path):
+    path, _ = saved(tmp_path, SMALL, {name: value.to(dtype) for name, value in naive_xl.random_state(SMALL).items()})
+    model = checkpoint.load(authors(path, tmp_path / "out", "--config", tmp_path / "config.json") / "checkpoint.pt")
+    assert {value.dtype for value in model["model"].values()} == {torch.float32}
 
 
 def without(folder: Path, *names: str) -> Path:
@@ -137,7 +190,8 @@ def test_flags_that_contradict_or_lead_nowhere_are_refused(tmp_path):
     assert "no such file or folder" in refusal(tmp_path / "nothing", *ours)
     assert "no model.pt in this folder" in refusal(AUTHORS, *ours)
     assert "leave it out" in refusal(HF, "--from", "hf-transfo-xl", "--out", tmp_path / "out", "--config", config)
-    assert "--from" in refusal(HF, "--from", "elsewhere", "--out", tmp_path / "out")
+    message = refusal(HF, "--from", "gpt2", "--out", tmp_path / "out")
+    assert message == "--from gpt2: choose from transformer-xl, hf-transfo-xl"
     assert "--from" in refusal(HF, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -241,6 +241,71 @@ def test_a_model_that_diverged_is_refused(tmp_path):
         run(["--path", tmp_path / "nan.pt"], "--step 8 --max-context 16 --positions 5")
 
 
+def test_batch_size_is_the_most_windows_read_at_once(monkeypatch):
+    sizes, read = [], recl.WindowReader.losses
+
+    def counted(reader, windows, targets):
+        sizes.append(tuple(windows.shape))
+        return read(reader, windows, targets)
+
+    monkeypatch.setattr(recl.WindowReader, "losses", counted)
+    flags = "--step 8 --max-context 16 --positions 7"
+    found = [
+        run(["--path", BASELINE], flags, more) for more in ("", "--batch-size 3", "--batch-size 3 --max-tokens 33")
+    ]
+    assert sizes[:2] == [(7, 16), (7, 8)]
+    assert sizes[2:8] == [(3, 16), (3, 16), (1, 16), (3, 8), (3, 8), (1, 8)]
+    assert sizes[8:] == [(2, 16), (2, 16), (2, 16), (1, 16), (3, 8), (3, 8), (1, 8)]
+    for figures in found[1:]:
+        assert figures["models"][0]["perplexity"] == pytest.approx(found[0]["models"][0]["perplexity"], rel=1e-5)
+
+
+def test_help_lists_no_flag_without_an_effect():
+    shown = options.get_recl_parser().format_help()
+    assert "--batch-size N" in shown and "--max-tokens N" in shown
+    for flag in ("multiple", "skip-invalid", "train-subset", "valid-subset", "curriculum", "-valid ", "num-workers"):
+        assert flag not in shown
+
+
+@pytest.mark.parametrize("flags", ["--max-context 20000", "--gen-subset nope", "--path missing.pt"])
+def test_notes_come_after_what_is_checked(flags, caplog, tmp_path):
+    with caplog.at_level("INFO"), pytest.raises(UserError):
+        run(["--path", BASELINE, "--results-path", tmp_path / "new"], flags)
+    assert not caplog.text and not (tmp_path / "new").exists()
+
+
+def test_results_are_all_of_one_run(tmp_path, monkeypatch):
+    folder, flags = tmp_path / "results", "--step 8 --max-context 16 --positions 5"
+    run(["--path", BASELINE, "--results-path", folder], flags)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert set(before) == set(command.FILES)
+
+    def interrupted(path, measured):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.plots, "draw_perplexities", interrupted)
+    for place in (folder, tmp_path / "new"):
+        with pytest.raises(KeyboardInterrupt):
+            run(["--path", SHORTFORMER, "--results-path", place], flags)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_results_that_cannot_be_written_are_named_and_leave_the_rest_as_it_was(tmp_path):
+    (tmp_path / "losses.npz").mkdir()
+    (tmp_path / "results.json").write_text("before")
+    with pytest.raises(UserError, match=r"--results-path .*losses.npz: cannot be written"):
+        run(["--path", BASELINE, "--results-path", tmp_path], "--step 8 --max-context 16 --positions 5")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["losses.npz", "results.json"]
+    assert (tmp_path / "results.json").read_text() == "before"
+
+
+def test_names_are_drawn_as_they_are_and_not_as_mathematics(tmp_path):
+    flags = "--step 8 --max-context 16 --positions 5"
+    run(["--path", BASELINE, "--results-path", tmp_path, "--names", r"$\frac$"], flags)
+    assert (tmp_path / "recl-gain.png").exists()
+
+
 def test_without_matplotlib_nothing_is_begun(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"--results-path: pictures need matplotlib.*\[plots\]"):

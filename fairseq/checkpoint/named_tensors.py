@@ -31,7 +31,7 @@ class Tensors:
         """The tensor *name*, float32.
 
         Raises:
-            UserError: it is missing or has another shape.
+            UserError: it is missing, has another shape, or holds what is no finite floating-point number.
         """
         if name not in self.left:
             raise UserError(f"{self.where}: the tensor {name} is missing; is this the configuration of that model?")
@@ -41,7 +41,21 @@ class Tensors:
                 f"{self.where}: {name} is {list(value.shape)}, but the configuration says {list(shape)}; "
                 "give the configuration of that model"
             )
-        return value.detach().to(torch.float32)
+        return self._finite(name, value)
+
+    def _finite(self, name: str, value: Tensor) -> Tensor:
+        """*value*, float32; neither whole numbers nor NaN nor infinity can be weights."""
+        if not value.is_floating_point():
+            raise UserError(
+                f"{self.where}: {name} is of {value.dtype}, not of floating-point numbers; use a file of weights"
+            )
+        value = value.detach().to(torch.float32)
+        if value.numel() and not torch.stack(torch.aminmax(value)).isfinite().all():
+            raise UserError(
+                f"{self.where}: {name} has values that are not a number (NaN) or infinite; "
+                "the file is damaged or its training failed, use another one"
+            )
+        return value
 
     def tied(self, name: str, to: Tensor) -> Tensor:
         """*to*, after a look at the copy of it that may be stored as *name*.

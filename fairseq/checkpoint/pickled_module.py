@@ -34,7 +34,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
         path: a file of ``torch.save``, or a folder with a ``model.pt``.
 
     Raises:
-        UserError: there is no such file, or it holds neither a module nor tensors by name.
+        UserError: there is no such file, it holds neither a module nor tensors by name, or it needs no import.
     """
     if path.is_dir():
         if not (path / MODEL).exists():
@@ -46,6 +46,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
         if not all(isinstance(name, str) for name in root):
             raise UserError(f"{path}: has tensors whose names are no text; use another file")
         return {name: loaded.tensor(value) for name, value in root.items()}, None
+    if isinstance(root, dict) and "model" in root and not root.keys().isdisjoint(("args", "cfg")):
+        raise UserError(f"{path}: is a checkpoint of this project or of fairseq already; use it as it is, with --path")
     if not isinstance(root, Inert) or not isinstance(root.state.get("_modules"), dict):
         raise UserError(f"{path}: no model: it holds neither tensors by name nor a saved module; use another file")
     if "module" in root.state["_modules"]:  # a wrapper that trains on several devices

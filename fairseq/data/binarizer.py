@@ -60,7 +60,7 @@ class Binarizer:
 
     def __init__(self, dictionary: Dictionary, workers: int = 1) -> None:
         self._dtype = token_dtype(len(dictionary))
-        encoder = _Encoder(dictionary.indices, dictionary.unk_word, dictionary.eos_word, self._dtype)
+        encoder = _Encoder(dictionary.indices, dictionary.unk_word, dictionary.eos_word, self._dtype, dictionary.lack())
         self._pool = _Workers(encoder, workers)
 
     def __enter__(self) -> Binarizer:
@@ -182,6 +182,7 @@ class _Encoder:
     unk: str
     eos: str
     dtype: np.dtype
+    lack: str  # see Dictionary.lack
 
     def __call__(self, path: str, start: int, end: int) -> tuple[np.ndarray, np.ndarray, int]:
         tokens, sizes = [np.empty(0, self.dtype)], [np.empty(0, np.int64)]
@@ -220,7 +221,7 @@ class _Encoder:
         if self.unk not in self.indices:
             for word in words:
                 if word not in self.indices:
-                    raise UserError(f"{word[:80]!r}: the dictionary has no such word, and no symbol for unknown ones")
+                    raise UserError(f"{word[:80]!r}: {self.lack}")
             return np.array([self.indices[word] for word in words], dtype=self.dtype)
         found = map(self.indices.get, words, itertools.repeat(self.indices[self.unk]))
         return np.fromiter(found, dtype=self.dtype, count=len(words))

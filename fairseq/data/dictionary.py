@@ -32,6 +32,7 @@ class Dictionary:
         count: how often each occurred.
         indices: the id of each symbol.
         nspecial: number of special symbols at the start; 0 where all symbols are listed.
+        path: the file that it was read from; None if it was not.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Dictionary:
         for word in extra_special_symbols:
             self.add_symbol(word, 0)
         self.nspecial = len(self.symbols)
+        self.path: str | None = None
 
     @classmethod
     def of_listed(cls, symbols: Sequence[str], roles: Mapping[str, str]) -> Dictionary:
@@ -114,8 +116,22 @@ class Dictionary:
         """
         index = self.indices.get(word, self.unk_index)
         if index == NONE:
-            raise UserError(f"{word[:80]!r}: the dictionary has no such word, and no symbol for unknown ones")
+            raise UserError(f"{word[:80]!r}: {self.lack()}")
         return index
+
+    def lack(self) -> str:
+        """What to tell the user of a word that this dictionary does not have where it has no unknown symbol either."""
+        which = f"the dictionary {self.path}" if self.path else "the dictionary"
+        if all(symbol == placeholder(index) for index, symbol in enumerate(self.symbols)):
+            return (
+                f"{which} has placeholders ({placeholder(0)}, {placeholder(1)}, …) for words, because the model came "
+                "without any; score ids with LanguageModel.score_tokens, or put the model's own words into its file, "
+                "in the order of their ids"
+            )
+        return (
+            f"{which} has no such word, and no symbol for unknown ones; use its words only, or name the one "
+            "that stands for unknown ones in its first line, as unk=WORD"
+        )
 
     def add_symbol(self, word: str, n: int = 1) -> int:
         """Count *n* more occurrences of *word*, adding it at the end if it is new; returns its id."""
@@ -180,6 +196,7 @@ class Dictionary:
             raise UserError(f"{path}: the dictionary is empty; make it again with fairseq-preprocess")
         roles = _read_header(lines[0], f"{path}: line 1")
         dictionary = cls() if roles is None else cls.of_listed([], roles)
+        dictionary.path = str(path)
         for number, line in enumerate(lines[roles is not None :], 1 + (roles is not None)):
             dictionary._add_line(line, f"{path}: line {number}")
         if roles is not None:
@@ -227,6 +244,11 @@ class Dictionary:
         if bpe_symbol is None:
             return text
         return (text + " ").replace(bpe_symbol.rstrip() + " ", "").rstrip()
+
+
+def placeholder(index: int) -> str:
+    """What stands for the word of an id where a model comes without words, or with one that no text can hold."""
+    return f"token{index}"
 
 
 def _read_header(line: str, where: str) -> dict[str, str] | None:

@@ -204,10 +204,19 @@ class AttentionReader:
         number = np.arange(len(blocks)) % len(self.sampler)  # of each block in its row
         self.counted = np.flatnonzero(number * int(blocks.sizes[0]) >= model.memory_length)
         if not len(self.counted):
-            raise UserError(
-                f"--gen-subset: {len(blocks.corpus.tokens)} tokens in {rows} rows do not fill the memory of "
-                f"{model.memory_length}; give fewer rows (--batch-size) or a longer split"
-            )
+            raise UserError(self._too_few_tokens(rows))
+
+    def _too_few_tokens(self, rows: int) -> str:
+        """What is wrong and what to do, where no position has its memory full."""
+        ways = ["fewer rows (--batch-size, --max-tokens)"] if rows > 1 else []
+        if hasattr(getattr(self.model.decoder, "cfg", None), "mem_len"):
+            ways.append("a shorter memory (--mem-len)")
+        ways = [*ways, "more tokens (--first-tokens)", "a longer split"]
+        side_by_side = f" in {rows} rows" if rows > 1 else ""
+        return (
+            f"--gen-subset: {len(self.blocks.corpus.tokens)} tokens{side_by_side} do not fill the memory of "
+            f"{self.model.memory_length}; give {', '.join(ways[:-1])} or {ways[-1]}"
+        )
 
     def choose_position(self, seed: int) -> int:
         """A position at the end of a segment, drawn at random among those whose memory is full."""

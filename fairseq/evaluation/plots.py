@@ -52,10 +52,10 @@ def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], thre
     for panel, gain in zip(panels, gains, strict=True):
         for i, name in enumerate(measured.names):
             if threshold is None:
-                panel.plot(places, gain.absolute[i], label=name, **_line(i))
+                panel.plot(places, gain.absolute[i], label=_escaped(name), **_line(i))
             else:
                 shown = np.where(gain.relative[i] > 0, 100 * gain.relative[i], np.nan)
-                panel.errorbar(places, shown, 100 * gain.errors[i], label=name, elinewidth=0.8, **_line(i))
+                panel.errorbar(places, shown, 100 * gain.errors[i], label=_escaped(name), elinewidth=0.8, **_line(i))
         share = "all positions" if gain.top_r == 1 else f"hardest {100 * gain.top_r:g} % of positions"
         panel.set_title(f"r = {gain.top_r:g} ({share})", fontsize=10)
         _few_ticks(panel, places, pairs)
@@ -80,7 +80,7 @@ def draw_perplexities(path: Path, measured: ContextLosses) -> None:
     figure = _figure(6.4, 4.2)
     panel = figure.subplots()
     for i, (name, values) in enumerate(zip(measured.names, measured.perplexities(), strict=True)):
-        panel.plot(measured.contexts, values, label=name, **_line(i))
+        panel.plot(measured.contexts, values, label=_escaped(name), **_line(i))
     panel.set_xlabel("context length (tokens)")
     panel.set_ylabel("perplexity")
     panel.grid(alpha=0.3)
@@ -233,6 +233,10 @@ def _name_strongest(panel: Any, weights: np.ndarray, words: Sequence[str]) -> No
 
 
 def _shown(word: str, longest: int = 14) -> str:
-    """*word* as it can stand in a picture: not too long, and no dollar sign read as mathematics."""
-    word = word if len(word) <= longest else word[: longest - 1] + "…"
-    return word.replace("$", r"\$")
+    """*word* as it can stand in a picture: not too long, and escaped."""
+    return _escaped(word if len(word) <= longest else word[: longest - 1] + "…")
+
+
+def _escaped(text: str) -> str:
+    """*text* with no dollar sign that is read as mathematics."""
+    return text.replace("$", r"\$")

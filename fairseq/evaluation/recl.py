@@ -218,7 +218,8 @@ def measure(
     positions: np.ndarray,
     contexts: np.ndarray,
     *,
-    max_tokens: int = 8192,
+    max_tokens: int | None = 8192,
+    batch_size: int | None = None,
     precision: Precision | None = None,
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
@@ -227,7 +228,8 @@ def measure(
 
     Args:
         tokens: of the corpus, integers; position t is predicted from ``tokens[t − c : t]``.
-        max_tokens: most tokens of a batch; a window that is longer is a batch by itself.
+        max_tokens: most tokens of a batch (None: no limit); a window that is longer is a batch by itself.
+        batch_size: most windows of a batch (None: no limit).
 
     Raises:
         UserError: a model's loss is no number.
@@ -235,7 +237,7 @@ def measure(
     device = torch.device(device)
     precision = precision or Precision(argparse.Namespace())
     progress = progress or (lambda items, length: items)
-    batches = list(_batches(len(positions), contexts, max_tokens))
+    batches = list(_batches(len(positions), contexts, max_tokens, batch_size))
     losses = np.zeros((len(readers), len(contexts), len(positions)))
     work = [(number, *batch) for number in range(len(readers)) for batch in batches]
     for reader in readers:
@@ -250,10 +252,13 @@ def measure(
     return ContextLosses([reader.name for reader in readers], contexts, losses)
 
 
-def _batches(positions: int, contexts: np.ndarray, max_tokens: int) -> Iterator[tuple[int, slice]]:
+def _batches(
+    positions: int, contexts: np.ndarray, max_tokens: int | None, batch_size: int | None
+) -> Iterator[tuple[int, slice]]:
     """(number of the context, which positions): longest contexts first, so that memory runs out early if at all."""
     for k in range(len(contexts) - 1, -1, -1):
-        rows = max(1, max_tokens // int(contexts[k]))
+        fitting = positions if max_tokens is None else max(1, max_tokens // int(contexts[k]))
+        rows = min(fitting, batch_size or positions)
         for start in range(0, positions, rows):
             yield k, slice(start, start + rows)
 

@@ -76,15 +76,12 @@ def parts_of(writing: Writing, context: Sequence[int], *following: Sequence[int]
     return parts + [_part(writing, tokens, _texts(writing, context, tokens)[1]) for tokens in following]
 
 
-def as_text(passages: Sequence[Passage], split: str) -> str:
-    """All passages, for a terminal."""
-    lines = []
-    for passage in passages:
-        lines.append(f"==== {title(passage, len(passages), split)} ====")
-        for name in PARTS:
-            lines += ["", f"---- {name} ----", getattr(passage, name).text.strip()]
-        lines.append("")
-    return "\n".join(lines)
+def as_text(passage: Passage, count: int, split: str) -> str:
+    """One of *count* passages, for a terminal."""
+    lines = [f"==== {title(passage, count, split)} ===="]
+    for name in PARTS:
+        lines += ["", f"---- {name} ----", getattr(passage, name).text.strip()]
+    return "\n".join([*lines, ""])
 
 
 def title(passage: Passage, count: int, split: str) -> str:

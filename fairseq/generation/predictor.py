@@ -25,8 +25,7 @@ def can_generate(model: BaseFairseqModel) -> bool:
 
 def reach(model: Any) -> int:
     """How many tokens back the model can look at most, the one it reads counted."""
-    cache = model.new_cache(1)
-    return int(cache.segment_length + cache.memory_length)
+    return int(model.new_cache(1, 1).segment_length + model.memory_length)
 
 
 class Predictor:
@@ -40,6 +39,7 @@ class Predictor:
         rows: how many texts.
         forbidden: tokens that have no probability.
         autocast: makes the context of a forward pass (default: the parameters' own precision).
+        longest: most tokens that will be read of a text (default: no limit); there is no room for more memory.
     """
 
     def __init__(
@@ -48,12 +48,13 @@ class Predictor:
         rows: int,
         forbidden: Sequence[int] = (),
         autocast: Autocast = contextlib.nullcontext,
+        longest: int | None = None,
     ) -> None:
         self.autocast = autocast
         self.device = next(models[0].parameters()).device
         self.forbidden = torch.tensor(list(forbidden), dtype=torch.long, device=self.device)
         with autocast():
-            self.readers = [_Reader(model, rows, self.device) for model in models]
+            self.readers = [_Reader(model, rows, self.device, longest) for model in models]
         self._checked = False
 
     def read(self, tokens: Sequence[Sequence[int]], first: int = 0) -> Tensor:
@@ -72,7 +73,10 @@ class Predictor:
         if len(found) > 1:
             lprobs = torch.stack(found).logsumexp(0) - math.log(len(found))
         if not self._checked and bool(lprobs.isnan().any()):
-            raise UserError("--path: the model's probabilities are not numbers; its training diverged, or use --bf16")
+            raise UserError(
+                "the model's probabilities are not numbers: its training diverged, or float16 is too narrow for it "
+                "and it needs bfloat16"
+            )
         self._checked = True
         lprobs[:, self.forbidden] = -torch.inf
         return lprobs
@@ -95,9 +99,9 @@ class _Reader:
     when it is full, the window's last half is read again as the start of the next.
     """
 
-    def __init__(self, model: Any, rows: int, device: torch.device) -> None:
+    def __init__(self, model: Any, rows: int, device: torch.device, longest: int | None) -> None:
         self.model = model
-        self.cache = model.new_cache(rows)
+        self.cache = model.new_cache(rows, longest)
         self.window: Tensor | None = None
         if not model.memory_length:
             self.window = torch.zeros(rows, self.cache.segment_length, dtype=torch.long, device=device)

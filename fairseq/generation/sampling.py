@@ -17,7 +17,13 @@ Progress = Callable[[Iterable[Advance], int], Iterable[Advance]]
 
 
 def generator_of(seed: int, prompt: int = 0, sample: int = 0) -> torch.Generator:
-    """The source of randomness of one text: its *sample*-th from the *prompt*-th prompt, both counted from 0."""
+    """The source of randomness of one text: its *sample*-th from the *prompt*-th prompt, both counted from 0.
+
+    Raises:
+        ValueError: the seed is negative.
+    """
+    if seed < 0:
+        raise ValueError(f"seed {seed}: must be at least 0")
     state = np.random.SeedSequence([seed, prompt, sample]).generate_state(2, np.uint32)
     return torch.Generator().manual_seed(int(state[0]) << 31 ^ int(state[1]))
 
@@ -72,7 +78,7 @@ def continuations(
     prompts: Sequence[Prompt],
     how: Decoding,
     *,
-    generators: Sequence[torch.Generator],
+    generators: Callable[[int], torch.Generator],
     batch_size: int = 1,
     forbidden: Sequence[int] = (),
     autocast: Autocast = contextlib.nullcontext,
@@ -85,7 +91,7 @@ def continuations(
     Args:
         models, how, forbidden, autocast: as in :func:`stream`.
         prompts: at least one token each.
-        generators: for each prompt its source of randomness.
+        generators: makes the source of randomness of the prompt of a number, when its batch begins.
         batch_size: most rows that are read together; each text of a beam is one.
         progress: shows how many tokens of all are decided.
 
@@ -98,7 +104,7 @@ def continuations(
     def advances() -> Iterator[Advance]:
         for start in range(0, len(order), together):
             batch = order[start : start + together]
-            sources = [generators[number] for number in batch]
+            sources = [generators(number) for number in batch]
             rows = _advances(models, [prompts[number] for number in batch], how, sources, forbidden, autocast)
             yield from ((batch[row], tokens) for row, tokens in rows)
 
@@ -130,7 +136,8 @@ def _advances(
         raise ValueError("prompt_tokens: at least one token is needed; a text starts with </s>")
     if how.max_tokens == 0:
         return
-    predictor = Predictor(models, len(prompts), forbidden, autocast)
+    longest = len(prompts[0]) + how.max_tokens
+    predictor = Predictor(models, len(prompts), forbidden, autocast, longest)
     steps = searched(predictor, prompts, how) if how.beam > 1 else sampled(predictor, prompts, how, generators)
     for step in steps:
         yield from step

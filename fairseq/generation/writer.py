@@ -93,7 +93,7 @@ class Writer:
             self.models,
             [prompts[number] for number, _ in keys],
             self.how,
-            generators=[generator_of(self.seed, *key) for key in keys],
+            generators=lambda index: generator_of(self.seed, *keys[index]),
             batch_size=self.batch_size,
             forbidden=self.forbidden,
             autocast=self.autocast,
