@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks import machine
+from benchmarks.apart import ceiling, measure_apart, report
 from fairseq import options
 from fairseq.allocator import keep_freed_memory
 from fairseq.data.dictionary import Dictionary
@@ -233,33 +232,15 @@ def main(argv: list[str] | None = None) -> None:
     cases = wiki103_cases() if args.wiki103 else list(CASES)
     if args.compile and not args.wiki103:
         cases += [Case(f"{c.name}, compiled", c.mode, c.precision, c.rows, True, c.target) for c in CASES[:4]]
-    types = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    ceiling = {name: machine.matrix_product(device, dtype) for name, dtype in types.items()}
-    print(
-        f"matrix product 2048 × 1024 × 4096: {ceiling['fp32']:.0f} GFLOP/s fp32, {ceiling['bf16']:.0f} bf16\n",
-        flush=True,
-    )
-    results = []
+    before = ceiling(device)
     with tempfile.TemporaryDirectory() as folder:
         make_corpus(Path(folder), VOCABULARY[size])
-        for case in cases:
-            process = subprocess.run(
-                [sys.executable, "-m", "benchmarks.language_model", "--folder", folder, "--seconds", str(args.seconds)]
-                + ["--case", json.dumps(asdict(case))]
-                + (["--wiki103"] if args.wiki103 else []),
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-            results.append({"case": asdict(case), **json.loads(process.stdout.splitlines()[-1])})
-            print(f"{case.name:32} {results[-1]['median']:10,.0f} tokens/s", flush=True)
-    again = {name: machine.matrix_product(device, dtype) for name, dtype in types.items()}
-    ceiling = {name: max(value, again[name]) for name, value in ceiling.items()}
-    print(f"\n{table(results, ceiling, device.type == 'cpu')}")
-    report = {"machine": machine.describe(device), "gflops": ceiling, "results": results}
-    print(f"\n{json.dumps(report)}")
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        flags = ["--seconds", str(args.seconds), *(["--wiki103"] if args.wiki103 else [])]
+        results = measure_apart("benchmarks.language_model", cases, Path(folder), flags)
+    gflops = {name: max(value, before[name]) for name, value in ceiling(device).items()}
+    print(f"\nmatrix product 2048 × 1024 × 4096: {gflops['fp32']:.0f} GFLOP/s fp32, {gflops['bf16']:.0f} bf16\n")
+    print(table(results, gflops, device.type == "cpu"))
+    report(results, gflops, device, args.json)
 
 
 if __name__ == "__main__":

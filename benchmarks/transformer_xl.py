@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import machine
+from benchmarks.apart import ceiling, measure_apart, report
 from benchmarks.language_model import make_corpus, training_speeds
 from fairseq import options
 from fairseq.allocator import keep_freed_memory
@@ -127,26 +126,15 @@ def main(argv: list[str] | None = None) -> None:
     cases = wiki103_cases() if args.wiki103 else list(CASES)
     if args.compile and not args.wiki103:
         cases += [Case(f"{c.name}, compiled", c.flags, c.precision, c.rows, True, c.target) for c in CASES]
-    types = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    ceiling = {name: machine.matrix_product(device, dtype) for name, dtype in types.items()}
-    results = []
+    before = ceiling(device)
     with tempfile.TemporaryDirectory() as folder:
         make_corpus(Path(folder), 267_744 if args.wiki103 else 19_768)
-        for case in cases:
-            command = [sys.executable, "-m", "benchmarks.transformer_xl", "--folder", folder]
-            command += ["--seconds", str(args.seconds), "--case", json.dumps(asdict(case))]
-            command += ["--wiki103"] if args.wiki103 else []
-            process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            results.append({"case": asdict(case), **json.loads(process.stdout.splitlines()[-1])})
-            print(f"{case.name:32} {results[-1]['median']:10,.0f} tokens/s", flush=True)
-    again = {name: machine.matrix_product(device, dtype) for name, dtype in types.items()}
-    ceiling = {name: max(value, again[name]) for name, value in ceiling.items()}
-    print(f"\nmatrix product 2048 × 1024 × 4096: {ceiling['fp32']:.0f} GFLOP/s fp32, {ceiling['bf16']:.0f} bf16\n")
-    print(table(results, ceiling, device.type == "cpu"))
-    report = {"machine": machine.describe(device), "gflops": ceiling, "results": results}
-    print(f"\n{json.dumps(report)}")
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        flags = ["--seconds", str(args.seconds), *(["--wiki103"] if args.wiki103 else [])]
+        results = measure_apart("benchmarks.transformer_xl", cases, Path(folder), flags)
+    gflops = {name: max(value, before[name]) for name, value in ceiling(device).items()}
+    print(f"\nmatrix product 2048 × 1024 × 4096: {gflops['fp32']:.0f} GFLOP/s fp32, {gflops['bf16']:.0f} bf16\n")
+    print(table(results, gflops, device.type == "cpu"))
+    report(results, gflops, device, args.json)
 
 
 if __name__ == "__main__":

@@ -256,7 +256,15 @@ def test_heads_are_drawn_once():
 def test_help_lists_no_flag_without_an_effect():
     shown = options.get_attention_parser().format_help()
     assert "--batch-size N" in shown and "--max-tokens N" in shown
-    for flag in ("multiple", "skip-invalid", "train-subset", "valid-subset", "curriculum", "-valid ", "num-workers"):
+    for flag in (
+        "size-multiple",
+        "skip-invalid",
+        "train-subset",
+        "valid-subset",
+        "curriculum",
+        "-valid ",
+        "num-workers",
+    ):
         assert flag not in shown
 
 

@@ -58,8 +58,12 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=KINDS)
 def model(request, data):
+    return strong_model(KINDS[request.param], data)
+
+
+def strong_model(flags, data):
     """A model whose random weights are large enough for its choices to depend on all that it reads."""
-    built = runs.model_of(KINDS[request.param], SMALL, data=data).eval()
+    built = runs.model_of(flags, SMALL, data=data).eval()
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in built.parameters():
@@ -226,8 +230,7 @@ def test_thousands_of_tokens_cost_one_pass_of_constant_size_each(data):
 
 def test_memory_has_room_for_the_text_and_not_for_more(data):
     def text(memory, how):
-        model = runs.model_of(f"{XL} --mem-len {memory}", SMALL, data=data).eval()
-        return all_texts(model, PROMPTS, how, 8)
+        return all_texts(strong_model(f"{XL} --mem-len {memory}", data), PROMPTS, how, 8)
 
     for how in (Decoding(30), Decoding(20, beam=2)):
         assert text(10**12, how) == text(60, how) != text(3, how)

@@ -263,7 +263,15 @@ def test_batch_size_is_the_most_windows_read_at_once(monkeypatch):
 def test_help_lists_no_flag_without_an_effect():
     shown = options.get_recl_parser().format_help()
     assert "--batch-size N" in shown and "--max-tokens N" in shown
-    for flag in ("multiple", "skip-invalid", "train-subset", "valid-subset", "curriculum", "-valid ", "num-workers"):
+    for flag in (
+        "size-multiple",
+        "skip-invalid",
+        "train-subset",
+        "valid-subset",
+        "curriculum",
+        "-valid ",
+        "num-workers",
+    ):
         assert flag not in shown
 
 

@@ -1,31 +1,7 @@
 # What the recipes share; sourced by each of them. README.md beside this file explains the variables.
 # shellcheck shell=bash disable=SC2034
-set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-
-fail() {
-  printf '%s\n' "$*" >&2
-  exit 2
-}
-
-# The commands are printed as anyone would type them; here they run from this checkout.
-if [[ -z ${PYTHON:-} ]]; then
-  PYTHON=python3
-  [[ -x .venv/bin/python ]] && PYTHON=$PWD/.venv/bin/python
-fi
-python() { "$PYTHON" "$@"; }
-fairseq-eval-lm() { "$PYTHON" eval_lm.py "$@"; }
-
-# run COMMAND…: print it, and run it unless DRY_RUN is set.
-run() {
-  local word line=
-  for word in "$@"; do
-    [[ $word =~ ^[A-Za-z0-9_./:=,+-]+$ ]] || printf -v word '%q' "$word"
-    line+=" $word"
-  done
-  printf '%s\n' "${line# }"
-  [[ -n ${DRY_RUN:-} ]] || "$@"
-}
+# shellcheck source=examples/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 read -r -a extra <<<"${EXTRA:-}"
 case ${PRECISION:-fp16} in
@@ -49,11 +25,6 @@ else
   short=128 medium=512 long=3072 stride=512 batch=9216
   small_training=() small_evaluation=()
 fi
-
-# full_or_small FULL SMALL: the one of the two that this run uses.
-full_or_small() {
-  if [[ -n ${SMALL:-} ]]; then echo "$2"; else echo "$1"; fi
-}
 
 # batches LENGTH UPDATE_FREQ: sets $sizes, the flags for one global batch at any UPDATE_FREQ; the higher, the less memory.
 batches() {
