@@ -281,9 +281,9 @@ def _attend(
     dropout_p: float = 0.0,
 ) -> Tensor:
     batch, heads, queries, dim = content_query.shape
-    scores = shift(_by_distance(distance_query, distances), bias)  # (B, H, T, K)
+    scores: Tensor = _Shift.apply(_by_distance(distance_query, distances), bias)  # (B·H, T, K)
     q, k, v = (x.reshape(batch * heads, -1, dim) for x in (content_query, key, value))
-    probabilities = scores.view(batch * heads, queries, -1).baddbmm_(q, k.transpose(1, 2)).softmax(-1)
+    probabilities = scores.baddbmm_(q, k.transpose(1, 2)).softmax(-1)
     return torch.bmm(dropout(probabilities, dropout_p), v).view(batch, heads, queries, dim)
 
 
@@ -325,16 +325,19 @@ def shift(raw: Tensor, bias: Tensor) -> Tensor:
 
     Shape: raw [H, B, T, K], bias [T, K] → [B, H, T, K].
     """
-    if raw.device.type == "cpu" and not torch.compiler.is_compiling():
-        return _Shift.apply(raw, bias)
     heads, batch, queries, keys = raw.shape
+    if raw.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _Shift.apply(raw, bias).view(batch, heads, queries, keys)
     padded = F.pad(raw, (1, 0)).view(heads, batch, keys + 1, queries)
     moved = padded[:, :, 1:].reshape(heads, batch, queries, keys)
     return moved.transpose(0, 1) + bias.to(raw.dtype)
 
 
 class _Shift(torch.autograd.Function):
-    """The move is a view with row stride K − 1; its transpose is one copy that leaves out the last column."""
+    """The move is a view with row stride K − 1; its transpose is one copy that leaves out the last column.
+
+    The result is [B·H, T, K], and no view of anything: what is added to it in place then costs no copies going back.
+    """
 
     @staticmethod
     def forward(ctx: Any, raw: Tensor, bias: Tensor) -> Tensor:
@@ -346,12 +349,15 @@ class _Shift(torch.autograd.Function):
             (row, batch * row, keys - 1, 1),
             raw.storage_offset() + queries - 1,
         )
-        return torch.add(moved, bias.to(raw.dtype), out=raw.new_empty(batch, heads, queries, keys))
+        result = raw.new_empty(batch * heads, queries, keys)
+        torch.add(moved, bias.to(raw.dtype), out=result.view(batch, heads, queries, keys))
+        ctx.batch = batch
+        return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (grad,) = grads
+        grad = grads[0].unflatten(0, (ctx.batch, -1))
         batch, heads, queries, keys = grad.shape
         result = grad.new_empty(heads, batch, queries * keys)
         result[:, :, : queries - 1] = 0
