@@ -1,9 +1,8 @@
-"""How memory is asked for, and handed back."""
+"""How the C library hands memory back."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
@@ -11,14 +10,13 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc allows no more on 64-bit machines
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what torch frees, for torch to use again, and torch ask for large tensors in huge pages.
+    """Let glibc keep what torch frees, for torch to use again.
 
-    To be called before the first large tensor is made. By default a freed activation of a few megabytes goes back to the kernel, and the next one of its size is a
+    By default a freed activation of a few megabytes goes back to the kernel, and the next one of its size is a
     thousand page faults: on a CPU, several thousand faults a training step. Elsewhere than with glibc nothing happens.
     """
     if not sys.platform.startswith("linux"):
         return
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch's own switch, read when it first allocates 2 MiB
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

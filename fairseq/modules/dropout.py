@@ -8,7 +8,6 @@ exact to 1/65536 (the kept values are scaled by what was really kept, so the exp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _LEVELS = 1 << 16
-_PIECE = 1 << 17  # elements that are worked on together
 _SEEDS = 1 << 62
 _LOWEST = torch.iinfo(torch.int16).min
 
@@ -68,7 +66,7 @@ def _noise(x: Tensor) -> Tensor:
     """Sixteen random bits an element of *x*, four elements to a word; torch's generator draws the seed."""
     seed = int(torch.randint(_SEEDS, ()))
     words = np.random.SFC64(seed).random_raw(max(1, (x.numel() + 3) // 4))
-    return torch.from_numpy(words.view(np.int64)).view(torch.int16)[: x.numel()]
+    return torch.from_numpy(words.view(np.int64))
 
 
 def _dropped(p: float) -> int:
@@ -76,69 +74,44 @@ def _dropped(p: float) -> int:
     return min(max(round(p * _LEVELS), 0), _LEVELS - 1)
 
 
-def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Contiguous tensors of one size, as many elements of each at a time as stay in cache between operations."""
-    flat = [tensor.view(-1) for tensor in tensors]
-    for start in range(0, flat[0].numel(), _PIECE):
-        yield tuple(tensor[start : start + _PIECE] for tensor in flat)
-
-
-def _pick(x: Tensor, noise: Tensor, p: float, out: Tensor) -> None:
-    """*x* scaled where the *noise* keeps it, 0 elsewhere, into *out*.
+def _pick(x: Tensor, words: Tensor, p: float) -> Tensor:
+    """*x* scaled where the noise *words* keep it, 0 elsewhere.
 
     Elements are picked by torch's threshold kernel, which runs at the speed of memory: a boolean mask would be
     converted and multiplied at a tenth of it.
     """
     dropped = _dropped(p)
     threshold = _LOWEST + dropped - 1  # noise at or below it drops the element
-    sign = noise.float()
+    noise = words.view(torch.int16)[: x.numel()].view(x.shape).float()
     if x.dtype != torch.float32:
-        sign = sign.sub_(threshold).to(x.dtype)  # only the sign matters, which every type keeps
+        noise = noise.sub_(threshold).to(x.dtype)  # only the sign matters, which every type keeps
         threshold = 0
-    torch.ops.aten.threshold_backward.grad_input(x, sign, threshold, grad_input=out)
-    out.mul_(_LEVELS / (_LEVELS - dropped))
+    return torch.ops.aten.threshold_backward(x, noise, threshold).mul_(_LEVELS / (_LEVELS - dropped))
 
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        noise = _noise(x)
+        words = _noise(x)
         ctx.p = p
-        ctx.save_for_backward(noise)
-        return _dropout_by(x, noise, p)
+        ctx.save_for_backward(words)
+        return _pick(x, words, p)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (noise,) = ctx.saved_tensors
-        return _dropout_by(grads[0], noise, ctx.p), None
-
-
-def _dropout_by(x: Tensor, noise: Tensor, p: float) -> Tensor:
-    x = x.contiguous()
-    result = torch.empty_like(x)
-    for source, bits, out in _pieces(x, noise, result):
-        _pick(source, bits, p, out)
-    return result
+        (words,) = ctx.saved_tensors
+        return _pick(grads[0], words, ctx.p), None
 
 
 class _ReLUDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        x = x.contiguous()
-        result = torch.empty_like(x)
-        for source, bits, out in _pieces(x, _noise(x), result):
-            _pick(source, bits, p, out)
-            out.clamp_min_(0)
+        y = _pick(x, _noise(x), p).clamp_min_(0)
         ctx.scale = _LEVELS / (_LEVELS - _dropped(p))
-        ctx.save_for_backward(result)
-        return result
+        ctx.save_for_backward(y)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (y,) = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        result = torch.empty_like(grad)
-        for source, kept, out in _pieces(grad, y, result):
-            torch.ops.aten.threshold_backward.grad_input(source, kept, 0, grad_input=out)
-            out.mul_(ctx.scale)
-        return result, None
+        return torch.ops.aten.threshold_backward(grads[0], y, 0).mul_(ctx.scale), None
