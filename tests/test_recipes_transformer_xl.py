@@ -231,6 +231,7 @@ def with_checksums(folder: Path, **checksums: Path) -> str:
     """A copy of the scripts in *folder* that expects the files given, in the place of the published ones."""
     copy = folder / "examples" / "transformer_xl"
     copy.mkdir(parents=True)
+    (copy.parent / "common.sh").symlink_to(RECIPES.parent / "common.sh")
     for name in ("scripts", "fairseq"):
         (folder / name).symlink_to(ROOT / name)
     for script in ("common.sh", "download.sh", *(f"prepare-{corpus}.sh" for corpus in PREPARED)):
