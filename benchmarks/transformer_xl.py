@@ -1,4 +1,4 @@
-"""Speed and memory of training a Transformer-XL, beside the authors' code on the same kind of machine.
+"""Speed and memory of training a Transformer-XL, beside the authors' code on a machine of two cores.
 
     python -m benchmarks.transformer_xl [--compile] [--json FILE]
     python -m benchmarks.transformer_xl --wiki103     # the full-size models, on a GPU, eager and compiled
