@@ -12,7 +12,7 @@ import pytest
 import runs
 import torch
 
-from fairseq import options
+from fairseq import checkpoint, options
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
@@ -237,9 +237,11 @@ def test_another_dictionary_is_refused(tmp_path):
 
 def test_a_model_that_diverged_is_refused(tmp_path):
     vocabulary = len(Dictionary.load(str(runs.DATA / "dict.txt")))
-    args, state = naive.checkpoint(tmp_path / "nan.pt", vocabulary)
-    content = torch.load(tmp_path / "nan.pt", weights_only=False)
-    content["model"]["decoder.layers.1.fc2.bias"][3] = math.nan
+    args, state = naive.checkpoint(tmp_path / "whole.pt", vocabulary)
+    content = checkpoint.load(tmp_path / "whole.pt")
+    content["model"]["decoder.layers.1.fc2.bias"] = torch.full_like(
+        content["model"]["decoder.layers.1.fc2.bias"], math.nan
+    )
     torch.save(content, tmp_path / "nan.pt")
     with pytest.raises(UserError, match="its loss is no number"):
         run(["--path", tmp_path / "nan.pt"], "--step 8 --max-context 16 --positions 5")

@@ -117,18 +117,6 @@ def sum_by_distance(weights: Tensor, counted: Tensor, span: int) -> Tensor:
     return sums.index_add_(1, apart[behind], total[:, behind])
 
 
-def softmax_over_span(term: Tensor, visible: int | None = None) -> Tensor:
-    """The softmax of a score's term over what each query sees.
-
-    Args:
-        term: [B, H, T, S], without mask.
-        visible: how many tokens each query sees (``--same-length``); None: all up to itself.
-    """
-    apart = distances(term.size(2), term.size(3), term.device)
-    seen = (apart >= 0) & (apart < (visible or term.size(3)))
-    return term.float().masked_fill(~seen, float("-inf")).softmax(-1)
-
-
 @contextlib.contextmanager
 def record_calls(modules: Sequence[nn.Module]) -> Iterator[list[Call]]:
     """A list that, while the ``with`` block lasts, each call of one of *modules* adds its arguments to."""
@@ -199,8 +187,6 @@ class AttentionReader:
         self.terms = TERMS if terms else ()
         if terms and not has_terms(self.modules):
             raise UserError("--terms: the model's attention is not relative and has no such terms; leave it out")
-        same_length = getattr(getattr(model.decoder, "cfg", None), "same_length", False)
-        self.visible = model.memory_length if same_length and model.memory_length else None
         number = np.arange(len(blocks)) % len(self.sampler)  # of each block in its row
         self.counted = np.flatnonzero(number * int(blocks.sizes[0]) >= model.memory_length)
         if not len(self.counted):
@@ -273,7 +259,7 @@ class AttentionReader:
             if self.terms:
                 found = module.terms(*call)
                 for name in self.terms:
-                    sums.add(name, layer, softmax_over_span(found[name], self.visible))
+                    sums.add(name, layer, (found[name].float() + call[2].bias).softmax(-1))  # over what is seen
 
     def _maps(self, sums: _Sums, position: int, at_position: np.ndarray) -> AttentionMaps:
         tokens = self.blocks.corpus.tokens

@@ -78,6 +78,11 @@ class TransformerXLConfig(MemoryConfig):
     )
     tokens_per_sample: int = flag(1024, "tokens in a segment", low=1)
 
+    @property
+    def table_length(self) -> int:
+        """Distances that the tables of shaw and learned tell apart."""
+        return self.max_relative_length or self.tokens_per_sample + self.mem_len
+
     def tied_projections(self) -> frozenset[int]:
         """The bands that ``tie_projs`` names.
 
@@ -156,8 +161,7 @@ class TransformerXLDecoder(nn.Module):
         self._drop = variational_dropout if cfg.variational_dropout else dropout
         self.layers = nn.ModuleList(_layers(cfg, apex))
         if cfg.position_encoding == "learned":
-            rows = cfg.max_relative_length or cfg.tokens_per_sample
-            self.layer_positions = nn.Parameter(torch.empty(cfg.n_layer, rows, cfg.d_model))
+            self.layer_positions = nn.Parameter(torch.empty(cfg.n_layer, cfg.table_length, cfg.d_model))
         self.adaptive_softmax = ClusteredSoftmax(
             self.embed_tokens, tie_weight=cfg.tie_weight, tie_projections=cfg.tied_projections()
         )
@@ -291,7 +295,7 @@ class TransformerXL(FairseqLanguageModel):
         cfg = config.extract(TransformerXLConfig, args)
         cfg.check(len(task.source_dictionary))
         if cfg.max_relative_length is None and cfg.position_encoding in ("shaw", "learned"):
-            cfg.max_relative_length = args.max_relative_length = cfg.tokens_per_sample + cfg.mem_len
+            cfg.max_relative_length = args.max_relative_length = cfg.table_length
             if cfg.max_relative_length > LARGEST_TABLE:
                 raise UserError(
                     f"--mem-len {cfg.mem_len}: with --position-encoding {cfg.position_encoding} every distance has "
@@ -365,8 +369,7 @@ def _layers(cfg: TransformerXLConfig, apex: bool) -> list[TransformerDecoderLaye
                 position_bias=biases[1],  # type: ignore[index]
             )
         elif cfg.position_encoding == "shaw":
-            count = cfg.max_relative_length or cfg.tokens_per_sample + cfg.mem_len
-            attention = ShawAttention(cfg.d_model, cfg.n_head, cfg.dropatt, head_dim=head_dim, count=count)
+            attention = ShawAttention(cfg.d_model, cfg.n_head, cfg.dropatt, head_dim=head_dim, count=cfg.table_length)
         else:
             attention = SelfAttention(cfg.d_model, cfg.n_head, cfg.dropatt, head_dim=head_dim, bias=False)
         layers.append(

@@ -5,6 +5,7 @@ Grave et al. 2017; weights and projections tied to adaptive input embeddings as 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -222,12 +223,17 @@ class AdaptiveSoftmax(BandedSoftmax):
         return Band(_same, parts, [])
 
     def _tails(self) -> list[Band]:
-        bands = [(band[:2], _weight(band[2])) for band in self.tail]  # type: ignore[index]
-        return [Band(narrow, [weight], []) for narrow, weight in bands]
+        return [Band(functools.partial(_narrow, band), [_weight(band[2])], []) for band in self.tail]  # type: ignore
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _narrow(band: nn.Sequential, hidden: Tensor) -> Tensor:
+    """The projection and the dropout of a tail band."""
+    narrowed: Tensor = band[1](band[0](hidden))
+    return narrowed
 
 
 def _same(hidden: Tensor) -> Tensor:
