@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,63 @@ import torch
 from benchmarks import machine
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A table of speeds, and the program that makes it.
+
+    Attributes:
+        module: run with ``python -m``; its docstring is the help.
+        cases: dataclasses with a ``name`` and ``compile``, on a CPU.
+        full_size: the same on a GPU (``--wiki103``).
+        compiled: how many of *cases* ``--compile`` measures once more.
+        make_corpus: writes a corpus to a folder, for the full size or not.
+        measure: (case, folder, full size, device, seconds) → figures, of which ``median`` is printed.
+        table: (results, GFLOP/s by precision, on a CPU?) → Markdown.
+    """
+
+    module: str
+    description: str | None
+    cases: Sequence[Any]
+    full_size: Sequence[Any]
+    compiled: int
+    make_corpus: Callable[[Path, bool], None]
+    measure: Callable[[Any, Path, bool, torch.device, float], dict[str, Any]]
+    table: Callable[[list[dict[str, Any]], dict[str, float], bool], str]
+
+    def main(self, argv: list[str] | None = None) -> None:
+        """The command line."""
+        parser = argparse.ArgumentParser(
+            description=self.description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
+        parser.add_argument("--seconds", type=float, default=15, help="how long each line is measured (default: 15)")
+        parser.add_argument("--compile", action="store_true", help="also measure with torch.compile")
+        parser.add_argument("--wiki103", action="store_true", help="full-size models, on a GPU")
+        parser.add_argument("--case", help=argparse.SUPPRESS)
+        parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+        args = parser.parse_args(argv)
+        device = torch.device("cuda" if args.wiki103 else "cpu")
+        if args.wiki103 and not torch.cuda.is_available():
+            parser.error("--wiki103: needs a GPU, and none is there")
+        kind = type(self.cases[0])
+        if args.case:
+            case = kind(**json.loads(args.case))
+            print(json.dumps(self.measure(case, args.folder, args.wiki103, device, args.seconds)))
+            return
+        cases = list(self.full_size if args.wiki103 else self.cases)
+        if args.compile and not args.wiki103:
+            cases += [replace(c, name=f"{c.name}, compiled", compile=True) for c in self.cases[: self.compiled]]
+        before = ceiling(device)
+        with tempfile.TemporaryDirectory() as folder:
+            self.make_corpus(Path(folder), args.wiki103)
+            flags = ["--seconds", str(args.seconds), *(["--wiki103"] if args.wiki103 else [])]
+            results = measure_apart(self.module, cases, Path(folder), flags)
+        gflops = {name: max(value, before[name]) for name, value in ceiling(device).items()}
+        print(f"\nmatrix product 2048 × 1024 × 4096: {gflops['fp32']:.0f} GFLOP/s fp32, {gflops['bf16']:.0f} bf16\n")
+        print(self.table(results, gflops, device.type == "cpu"))
+        report(results, gflops, device, args.json)
 
 
 def measure_apart(module: str, cases: Sequence[Any], folder: Path, flags: Sequence[str]) -> list[dict[str, Any]]:

@@ -10,8 +10,6 @@ commands use, on a corpus of random words with natural frequencies. The matrix p
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks import machine
-from benchmarks.apart import ceiling, measure_apart, report
+from benchmarks.apart import Benchmark
 from fairseq import options
 from fairseq.allocator import keep_freed_memory
 from fairseq.data.dictionary import Dictionary
@@ -44,7 +42,6 @@ SMALL = [
         "2000,8000",
     ),
 ]
-VOCABULARY = {"small": 19_768, "wiki103": 267_744}
 
 # The original in fp32, on a 2-core machine that multiplies matrices at so many GFLOP/s.
 ORIGINAL_GFLOPS = 193.0
@@ -73,7 +70,7 @@ CASES = [
 ]
 
 
-def command(case: Case, folder: Path, size: str, device: torch.device) -> argparse.Namespace:
+def command(case: Case, folder: Path, full_size: bool, device: torch.device) -> argparse.Namespace:
     """The training command whose model is measured."""
     flags = [str(folder), "--arch", "shortformer_wiki103", "--criterion", "adaptive_loss", "--optimizer", "nag"]
     flags += [
@@ -87,17 +84,17 @@ def command(case: Case, folder: Path, size: str, device: torch.device) -> argpar
         "1",
     ]
     flags += ["--max-tokens", str(case.rows * LENGTH), "--seed", "1"]
-    flags += SMALL if size == "small" else []
+    flags += [] if full_size else SMALL
     flags += [f"--{case.precision}"] if case.precision != "fp32" else []
     flags += ["--cpu"] if device.type == "cpu" else []
     flags += ["--compile"] if case.compile else []
     return options.parse_args_and_arch(options.get_training_parser(), flags)
 
 
-def measure(case: Case, folder: Path, size: str, device: torch.device, seconds: float) -> dict[str, Any]:
+def measure(case: Case, folder: Path, full_size: bool, device: torch.device, seconds: float) -> dict[str, Any]:
     """Tokens a second of *case*, median (which the table shows) and best, and its peak memory."""
     keep_freed_memory()
-    args = command(case, folder, size, device)
+    args = command(case, folder, full_size, device)
     torch.manual_seed(1)
     task = setup_task(args)
     model = task.build_model(args)
@@ -212,36 +209,16 @@ def wiki103_cases() -> list[Case]:
     ]
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
-    parser.add_argument("--seconds", type=float, default=15, help="how long each line is measured (default: 15)")
-    parser.add_argument("--compile", action="store_true", help="also measure with torch.compile")
-    parser.add_argument("--wiki103", action="store_true", help="the full-size model on a GPU")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    device = torch.device("cuda" if args.wiki103 else "cpu")
-    if args.wiki103 and not torch.cuda.is_available():
-        parser.error("--wiki103: needs a GPU, and none is there")
-    size = "wiki103" if args.wiki103 else "small"
-    if args.case:
-        print(json.dumps(measure(Case(**json.loads(args.case)), args.folder, size, device, args.seconds)))
-        return
-    cases = wiki103_cases() if args.wiki103 else list(CASES)
-    if args.compile and not args.wiki103:
-        cases += [Case(f"{c.name}, compiled", c.mode, c.precision, c.rows, True, c.target) for c in CASES[:4]]
-    before = ceiling(device)
-    with tempfile.TemporaryDirectory() as folder:
-        make_corpus(Path(folder), VOCABULARY[size])
-        flags = ["--seconds", str(args.seconds), *(["--wiki103"] if args.wiki103 else [])]
-        results = measure_apart("benchmarks.language_model", cases, Path(folder), flags)
-    gflops = {name: max(value, before[name]) for name, value in ceiling(device).items()}
-    print(f"\nmatrix product 2048 × 1024 × 4096: {gflops['fp32']:.0f} GFLOP/s fp32, {gflops['bf16']:.0f} bf16\n")
-    print(table(results, gflops, device.type == "cpu"))
-    report(results, gflops, device, args.json)
-
+BENCHMARK = Benchmark(
+    module="benchmarks.language_model",
+    description=__doc__,
+    cases=CASES,
+    full_size=wiki103_cases(),
+    compiled=4,
+    make_corpus=lambda folder, full_size: make_corpus(folder, 267_744 if full_size else 19_768),
+    measure=measure,
+    table=table,
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

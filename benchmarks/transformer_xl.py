@@ -9,9 +9,6 @@ a corpus of random words with natural frequencies. The matrix product is measure
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from benchmarks.apart import ceiling, measure_apart, report
+from benchmarks.apart import Benchmark
 from benchmarks.language_model import make_corpus, training_speeds
 from fairseq import options
 from fairseq.allocator import keep_freed_memory
@@ -48,7 +45,7 @@ class Case:
 CASES = [Case("training, fp32", SMALL, target=1.4), Case("training, bf16", SMALL, "bf16", target=2.3)]
 
 
-def measure(case: Case, folder: Path, device: torch.device, seconds: float) -> dict[str, Any]:
+def measure(case: Case, folder: Path, full_size: bool, device: torch.device, seconds: float) -> dict[str, Any]:
     """Tokens a second of *case*, median (which the table shows) and range, and its peak memory."""
     keep_freed_memory()
     flags = [str(folder), *case.flags.split(), "--criterion", "cross_entropy", "--optimizer", "adam", "--lr", "0.00025"]
@@ -107,35 +104,16 @@ def wiki103_cases() -> list[Case]:
     ]
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
-    parser.add_argument("--seconds", type=float, default=15, help="how long each line is measured (default: 15)")
-    parser.add_argument("--compile", action="store_true", help="also measure with torch.compile")
-    parser.add_argument("--wiki103", action="store_true", help="the full-size models on a GPU")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    device = torch.device("cuda" if args.wiki103 else "cpu")
-    if args.wiki103 and not torch.cuda.is_available():
-        parser.error("--wiki103: needs a GPU, and none is there")
-    if args.case:
-        print(json.dumps(measure(Case(**json.loads(args.case)), args.folder, device, args.seconds)))
-        return
-    cases = wiki103_cases() if args.wiki103 else list(CASES)
-    if args.compile and not args.wiki103:
-        cases += [Case(f"{c.name}, compiled", c.flags, c.precision, c.rows, True, c.target) for c in CASES]
-    before = ceiling(device)
-    with tempfile.TemporaryDirectory() as folder:
-        make_corpus(Path(folder), 267_744 if args.wiki103 else 19_768)
-        flags = ["--seconds", str(args.seconds), *(["--wiki103"] if args.wiki103 else [])]
-        results = measure_apart("benchmarks.transformer_xl", cases, Path(folder), flags)
-    gflops = {name: max(value, before[name]) for name, value in ceiling(device).items()}
-    print(f"\nmatrix product 2048 × 1024 × 4096: {gflops['fp32']:.0f} GFLOP/s fp32, {gflops['bf16']:.0f} bf16\n")
-    print(table(results, gflops, device.type == "cpu"))
-    report(results, gflops, device, args.json)
-
+BENCHMARK = Benchmark(
+    module="benchmarks.transformer_xl",
+    description=__doc__,
+    cases=CASES,
+    full_size=wiki103_cases(),
+    compiled=len(CASES),
+    make_corpus=lambda folder, full_size: make_corpus(folder, 267_744 if full_size else 19_768),
+    measure=measure,
+    table=table,
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()
