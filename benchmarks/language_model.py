@@ -26,9 +26,10 @@ from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.distributed import World
 from fairseq.evaluation.scorer import Scorer, Scoring
-from fairseq.precision import Precision
+from fairseq.models.loading import compile_model
+from fairseq.modules.precision import Precision
 from fairseq.tasks import setup_task
-from fairseq.trainer import Trainer, compile_model
+from fairseq.training.trainer import Trainer
 
 ROWS, LENGTH = 16, 128
 SMALL = [

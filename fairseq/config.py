@@ -8,6 +8,7 @@ what is missing comes from ``--config``, then the architecture, then the datacla
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import math
 import types
@@ -173,6 +174,23 @@ def coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     converted = _number(name, kind, value)
     _check(name, field, converted)
     return converted
+
+
+def parse_dict(flag: str, text: str | Mapping[str, Any]) -> dict[str, Any]:
+    """A dict written as a Python literal; nothing in it is run.
+
+    Raises:
+        UserError: *text* is not a dict literal.
+    """
+    if isinstance(text, Mapping):
+        return dict(text)
+    try:
+        value = ast.literal_eval(text or "{}")
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(f"{flag} {text}: expected a dict such as \"{{'dropout': 0.1}}\"")
+    return value
 
 
 def _fields(config: type) -> list[tuple[dataclasses.Field[Any], Any]]:

@@ -18,11 +18,12 @@ from torch import Tensor
 from fairseq.checkpoint.manager import BEST, LAST
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
-from fairseq.evaluation import Scorer, Scores, Scoring, load_models
+from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.generation import generator_of, sample
 from fairseq.generation.text import never_written
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer_xl import BY_DISTANCE
+from fairseq.tasks.loading import load_models
 
 CHECKPOINT_NAMES = (BEST, "checkpoint.pt", LAST)  # in a folder, the first that is there
 DICTIONARY = "dict.txt"

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 
 from fairseq import config, distributed, options
+from fairseq.config import parse_dict
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.samplers import rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
-from fairseq.evaluation import load_models, plots, report
+from fairseq.evaluation import plots, report
 from fairseq.evaluation.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
-from fairseq.precision import Precision
+from fairseq.modules.precision import Precision
 from fairseq.settings import AttentionConfig, CommonConfig, StreamConfig
-from fairseq.trainer import parse_dict
+from fairseq.tasks.loading import load_models
 from fairseq_cli.common import (
     checkpoint_paths,
     log_to_stderr,

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fairseq import config, distributed, options
-from fairseq.evaluation import Scorer, Scoring, load_models, report
-from fairseq.precision import Precision
+from fairseq.config import parse_dict
+from fairseq.evaluation import Scorer, Scoring, report
+from fairseq.models.loading import compile_model
+from fairseq.modules.precision import Precision
 from fairseq.settings import DataConfig, EvalLMConfig, MemoryConfig
-from fairseq.trainer import compile_model, parse_dict
+from fairseq.tasks.loading import load_models
 from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress
 
 logger = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from fairseq import checkpoint, options
-from fairseq.checkpoint import hf_transfo_xl, pickled_module, transformer_xl
-from fairseq.checkpoint.named_tensors import cut
+from fairseq.checkpoint.foreign import hf_transfo_xl, pickled_module, transformer_xl
+from fairseq.checkpoint.foreign.named_tensors import cut
 from fairseq.data.dictionary import Dictionary, placeholder
 from fairseq.errors import UserError
-from fairseq.evaluation import load_models
+from fairseq.tasks.loading import load_models
 
 CHECKPOINT, DICTIONARY = "checkpoint.pt", "dict.txt"
 ROLES = {"eos": ("<eos>", "</s>", "<S>"), "unk": ("<unk>", "<UNK>"), "pad": ("<pad>",)}  # what vocabularies call them

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from fairseq import config, distributed, options
+from fairseq.config import parse_dict
 from fairseq.data.files import atomic_write
 from fairseq.errors import UserError
 from fairseq.evaluation import plots, recl, report
-from fairseq.precision import Precision
+from fairseq.models.loading import compile_model
+from fairseq.modules.precision import Precision
 from fairseq.settings import CommonConfig, ReclConfig, StreamConfig
-from fairseq.trainer import compile_model, parse_dict
 from fairseq_cli.common import (
     checkpoint_paths,
     log_to_stderr,

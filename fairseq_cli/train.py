@@ -8,7 +8,7 @@ import sys
 
 from fairseq import distributed, options
 from fairseq.distributed import World
-from fairseq.training import train
+from fairseq.training.run import train
 
 
 def main(args: argparse.Namespace) -> None:

@@ -7,16 +7,17 @@ import argparse
 import torch
 
 from fairseq import config, distributed, options
+from fairseq.config import parse_dict
 from fairseq.distributed import World
-from fairseq.evaluation import load_models
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
 from fairseq.logging import progress_bar
+from fairseq.logging.figures import Sums
 from fairseq.models import BaseFairseqModel
-from fairseq.precision import Precision
+from fairseq.models.loading import compile_model
+from fairseq.modules.precision import Precision
 from fairseq.settings import CommonConfig, DataConfig, ModelPathConfig
-from fairseq.sums import Sums
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
-from fairseq.trainer import compile_model, parse_dict
+from fairseq.tasks.loading import load_models
 from fairseq_cli.common import checkpoint_paths, log_to_stderr
 
 BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_valid")

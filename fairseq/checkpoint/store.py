@@ -14,8 +14,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint import fairseq0x
-from fairseq.checkpoint.standins import SAFE_GLOBALS
+from fairseq.checkpoint.foreign import fairseq0x
+from fairseq.checkpoint.foreign.standins import SAFE_GLOBALS
 from fairseq.errors import UserError
 
 ZIP_MAGIC = b"PK\x03\x04"

@@ -26,7 +26,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Progress
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.memory import Memory, keep_rows
-from fairseq.precision import Precision
+from fairseq.modules.precision import Precision
 
 TERMS = ("a", "b", "c", "d")
 

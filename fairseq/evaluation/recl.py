@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from fairseq.errors import UserError
-from fairseq.evaluation.ensemble import load_models
 from fairseq.evaluation.scorer import Progress
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.output_layer import OutputLayer
-from fairseq.precision import Precision
+from fairseq.modules.precision import Precision
+from fairseq.tasks.loading import load_models
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.memory import KeyValueCache, Memory, keep_rows
 from fairseq.modules.output_layer import OutputLayer
-from fairseq.precision import Precision
+from fairseq.modules.precision import Precision
 
 DEFAULT_MAX_TOKENS = 36000  # fairseq's
 TOGETHER = {"cpu": 512, "cuda": 16384}  # hidden states that are turned into probabilities together

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import torch
 
 from fairseq import config, distributed
+from fairseq.config import parse_dict
 from fairseq.errors import UserError
-from fairseq.evaluation import load_models
 from fairseq.generation.decoding import Decoding
 from fairseq.generation.predictor import Autocast, can_generate, reach
 from fairseq.generation.sampling import Progress, continuations, generator_of, stream
 from fairseq.generation.text import Writing, never_written, writing_of
 from fairseq.models import BaseFairseqModel
-from fairseq.precision import Precision
+from fairseq.modules.precision import Precision
 from fairseq.settings import CommonConfig, GenerationConfig
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.trainer import parse_dict
+from fairseq.tasks.loading import load_models
 
 logger = logging.getLogger(__name__)
 

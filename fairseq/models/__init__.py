@@ -47,7 +47,7 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
     return keep
 
 
-from fairseq.models import architectures, architectures_xl, transformer_lm, transformer_xl  # noqa: E402  (register themselves)
+from fairseq.models import architectures, transformer_lm, transformer_xl  # noqa: E402  (register themselves)
 
 __all__ = [
     "ARCHITECTURES",
@@ -57,7 +57,6 @@ __all__ = [
     "FairseqDecoder",
     "FairseqLanguageModel",
     "architectures",
-    "architectures_xl",
     "register_model",
     "register_model_architecture",
     "transformer_lm",

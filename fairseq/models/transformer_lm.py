@@ -358,6 +358,6 @@ def _projection(inputs: int, outputs: int) -> nn.Linear:
 
 def __getattr__(name: str) -> Any:
     """The architectures' functions: plug-ins written for fairseq look for them here."""
-    from fairseq.models import architectures
+    from fairseq.models.architectures import transformer_lm
 
-    return getattr(architectures, name)
+    return getattr(transformer_lm, name)

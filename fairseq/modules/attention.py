@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq.modules.cached_tensor import cached_tensor
 from fairseq.modules.dropout import dropout
-from fairseq.modules.kept import kept
 from fairseq.modules.memory import LayerCache
 
 _CACHED_SCORES = 1 << 19  # attention scores that stay in a CPU's cache
@@ -177,12 +177,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) ->
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
 
 
-@kept(8)
+@cached_tensor(8)
 def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
-@kept(8)
+@cached_tensor(8)
 def _causal_bias(queries: int, keys: int, dtype: torch.dtype) -> Tensor:
     mask = _causal_mask(queries, keys, torch.device("cpu"))
     return torch.zeros(queries, keys, dtype=dtype).masked_fill(~mask, float("-inf"))

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq.modules.kept import kept
+from fairseq.modules.cached_tensor import cached_tensor
 
 _TABLE_STEP = 256  # tables are made a little longer, so that a row that grows by a token finds its table again
 
 
-@kept(16)
+@cached_tensor(16)
 def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Tensor:
     """Sinusoidal embeddings of the positions start … start + count − 1: [count, dim], float32.
 
@@ -32,7 +32,7 @@ def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Ten
     return table
 
 
-@kept(16)
+@cached_tensor(16)
 def distance_sinusoids(count: int, dim: int, device: torch.device, clamp: int | None = None) -> Tensor:
     """Transformer-XL's R for the distances count − 1, …, 0: [count, dim], float32 (Dai et al. 2019, §3.3).
 

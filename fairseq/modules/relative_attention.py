@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fairseq.modules.attention import SelfAttention
+from fairseq.modules.cached_tensor import cached_tensor
 from fairseq.modules.dropout import dropout
-from fairseq.modules.kept import kept
 from fairseq.modules.memory import LayerCache, RelativeLayerCache
 
 _CACHED_SCORES = 1 << 18  # attention scores that are worked on together where no gradient is wanted
@@ -63,7 +63,7 @@ def visibility(queries: int, keys: int, window: int | None, device: torch.device
     return _visibility(queries, keys, window, device)
 
 
-@kept(4)
+@cached_tensor(4)
 def _visibility(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
     place = torch.arange(keys - queries, keys, device=device)[:, None]
     distance = place - torch.arange(keys, device=device)  # (T, K)

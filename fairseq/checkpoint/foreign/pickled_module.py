@@ -1,0 +1,104 @@
+"""The authors' files of a Transformer-XL: a state dict, or the module itself as their training saves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fairseq.checkpoint.foreign import inert
+from fairseq.checkpoint.foreign.inert import Inert, Stored
+from fairseq.errors import UserError
+
+MODEL = "model.pt"  # in the folder of a run of theirs
+NAME_LENGTH = 256  # of a parameter, at most
+ATTRIBUTES = {  # where in the module a setting is: path of submodules, attribute
+    **{key: ("", key) for key in ("n_layer", "n_head", "d_model", "d_head", "d_embed", "tgt_len", "mem_len")},
+    **{key: ("", key) for key in ("attn_type", "same_length", "clamp_len")},
+    "vocab_size": ("", "n_token"),
+    "div_val": ("word_emb", "div_val"),
+    "cutoffs": ("word_emb", "cutoffs"),
+    "d_inner": ("layers.0.pos_ff", "d_inner"),
+    "pre_lnorm": ("layers.0.dec_attn", "pre_lnorm"),
+    "dropout": ("layers.0.dec_attn.drop", "p"),
+    "dropatt": ("layers.0.dec_attn.dropatt", "p"),
+}
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """A model's tensors under the authors' names, and its settings where the file has them.
+
+    Args:
+        path: a file of ``torch.save``, or a folder with a ``model.pt``.
+
+    Raises:
+        UserError: there is no such file, it holds neither a module nor tensors by name, or it needs no import.
+    """
+    if path.is_dir():
+        if not (path / MODEL).exists():
+            raise UserError(f"{path}: no {MODEL} in this folder; give the file itself, a state dict or a saved module")
+        path = path / MODEL
+    loaded = inert.load(path)
+    root = loaded.root
+    if isinstance(root, dict) and root and all(isinstance(value, Stored) for value in root.values()):
+        if not all(isinstance(name, str) for name in root):
+            raise UserError(f"{path}: has tensors whose names are no text; use another file")
+        return {name: loaded.tensor(value) for name, value in root.items()}, None
+    if isinstance(root, dict) and "model" in root and not root.keys().isdisjoint(("args", "cfg")):
+        raise UserError(f"{path}: is a checkpoint of this project or of fairseq already; use it as it is, with --path")
+    if not isinstance(root, Inert) or not isinstance(root.state.get("_modules"), dict):
+        raise UserError(f"{path}: no model: it holds neither tensors by name nor a saved module; use another file")
+    if "module" in root.state["_modules"]:  # a wrapper that trains on several devices
+        root = root.state["_modules"]["module"]
+    stored = dict(_parameters(root, path))
+    return {name: loaded.tensor(value) for name, value in stored.items()}, _settings(root, stored)
+
+
+def _parameters(root: Any, path: Path) -> Iterator[tuple[str, Stored]]:
+    """Every parameter and buffer of a module, by its name in a state dict; each part is visited once."""
+    waiting, seen = [("", root)], set()
+    while waiting:
+        prefix, module = waiting.pop()
+        if module is None:
+            continue
+        if not isinstance(module, Inert) or id(module) in seen:
+            raise UserError(f"{path}: {prefix.rstrip('.') or 'the model'} is no module; the file is damaged")
+        seen.add(id(module))
+        for kind in ("_parameters", "_buffers", "_modules"):
+            held = module.state.get(kind)
+            for name, value in held.items() if isinstance(held, dict) else ():
+                if not isinstance(name, str) or len(prefix) + len(name) > NAME_LENGTH or id(held) in seen:
+                    raise UserError(f"{path}: has a module whose {kind} are damaged; use another file")
+                if kind == "_modules":
+                    waiting.append((f"{prefix}{name}.", value))
+                elif isinstance(value, Stored):
+                    yield f"{prefix}{name}", value
+            seen.add(id(held))
+
+
+def _settings(root: Inert, stored: dict[str, Stored]) -> dict[str, Any]:
+    """The settings that the module's attributes and its shared tensors tell; what they do not is left out."""
+    config: dict[str, Any] = {}
+    for key, (place, attribute) in ATTRIBUTES.items():
+        module: Any = root
+        for name in place.split(".") if place else ():
+            inside = module.state.get("_modules") if isinstance(module, Inert) else None
+            module = inside.get(name) if isinstance(inside, dict) else None
+        if isinstance(module, Inert) and attribute in module.state:
+            config[key] = module.state[attribute]
+    embeddings, output = "word_emb.emb_layers.0.weight", "crit.out_layers.0.weight"
+    config["tie_weight"] = embeddings in stored and stored.get(output) == stored[embeddings]
+    inputs = [
+        stored.get(f"word_emb.emb_projs.{0 if config.get('div_val') == 1 else band}") for band in range(_bands(config))
+    ]
+    outputs = [stored.get(f"crit.out_projs.{band}") for band in range(_bands(config))]
+    config["tie_projs"] = [one is not None and one == other for one, other in zip(inputs, outputs, strict=True)]
+    return config
+
+
+def _bands(config: dict[str, Any]) -> int:
+    """Bands of the softmax: the module's cutoffs end in the number of words."""
+    cutoffs = config.get("cutoffs")
+    return len(cutoffs) if isinstance(cutoffs, list) else 0

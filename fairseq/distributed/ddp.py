@@ -1,0 +1,86 @@
+"""Gradient reduction over data-parallel processes."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fairseq.distributed.world import World
+
+
+class GradientReducer:
+    """A module on several processes: it runs as on one, and its gradients end up as the average over processes.
+
+    Args:
+        module: the module.
+        world: the processes.
+        backend: ``c10d`` or ``pytorch_ddp`` for torch's DistributedDataParallel, which overlaps the reduction with the
+            backward pass; ``no_c10d`` or ``legacy_ddp`` for one reduction after it.
+        bucket_cap_mb: size of the pieces.
+        find_unused_parameters: let DistributedDataParallel look for parameters without a gradient.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        world: World,
+        backend: str,
+        bucket_cap_mb: int = 25,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        self.world = world
+        self.overlapped = world.size > 1 and backend in ("c10d", "pytorch_ddp")
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.bucket = bucket_cap_mb << 20
+        self.module = module
+        if self.overlapped:
+            names = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+            no_buffers: dict[str, Any] = {"broadcast_buffers": False}
+            if "forward_sync_buffers" in names:  # the flag's name since torch 2.13
+                no_buffers = {"forward_sync_buffers": False}
+            self.module = nn.parallel.DistributedDataParallel(
+                module,
+                device_ids=[world.device] if world.device.type == "cuda" else None,
+                **no_buffers,
+                bucket_cap_mb=bucket_cap_mb,
+                find_unused_parameters=find_unused_parameters,
+            )
+        elif world.size > 1:
+            for tensor in module.state_dict().values():
+                dist.broadcast(tensor, 0)
+
+    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
+        """The context of one forward and backward pass; only the *last* of an update reduces gradients."""
+        if self.overlapped and not last:
+            return self.module.no_sync()  # type: ignore[operator]
+        return nullcontext()
+
+    def reduce(self) -> None:
+        """After the last backward pass: average the gradients that are not averaged yet."""
+        if self.world.size == 1 or self.overlapped:
+            return
+        bucket: list[Tensor] = []
+        size = 0
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            bucket.append(parameter.grad)
+            size += parameter.grad.numel() * parameter.grad.element_size()
+            if size >= self.bucket:
+                self._average(bucket)
+                bucket, size = [], 0
+        self._average(bucket)
+
+    def _average(self, gradients: list[Tensor]) -> None:
+        if not gradients:
+            return
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        dist.all_reduce(flat)
+        flat.div_(self.world.size)
+        for gradient, piece in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(piece.view_as(gradient))

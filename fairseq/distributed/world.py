@@ -1,0 +1,57 @@
+"""One process's place among those that train together, and what it exchanges with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place among those that train together."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes logs and checkpoints."""
+        return self.rank == 0
+
+    def sum(self, value: Tensor) -> Tensor:
+        """*value* summed over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
+    def gather(self, value: Any, everywhere: bool = False) -> list[Any]:
+        """Every process's *value* (plain Python and CPU tensors), in rank order, on the first process; else [].
+
+        With *everywhere* all processes have the list.
+        """
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        if everywhere:
+            dist.all_gather_object(values, value)
+            return values
+        dist.gather_object(value, values if self.is_first else None)
+        return values if self.is_first else []
+
+    def share(self, value: Any) -> Any:
+        """The first process's *value*, on every process."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, device=self.device if self.device.type == "cuda" else None)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait for every process."""
+        if self.size > 1:
+            dist.barrier()

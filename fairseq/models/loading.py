@@ -1,0 +1,51 @@
+"""Parameters of a checkpoint into a model: checked, and strict."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fairseq import config
+from fairseq.checkpoint import describe_mismatch
+from fairseq.errors import UserError
+from fairseq.models.base import BaseFairseqModel
+
+
+def compile_model(model: BaseFairseqModel) -> None:
+    """Let torch.compile make the model's forward pass; loss and optimizer are fused already."""
+    getattr(model, "decoder", model).compile()
+
+
+def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], source: str) -> None:
+    """Load a checkpoint's *parameters* strictly.
+
+    Raises:
+        UserError: they are not the model's; the message says which differ.
+    """
+    upgraded = model.upgrade_state_dict(dict(parameters))
+    problem = describe_mismatch(upgraded, model.state_dict(), source)
+    if problem:
+        raise UserError(problem)
+    model.load_state_dict(upgraded)
+
+
+def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], args: argparse.Namespace, source: str) -> None:
+    """See that *args* make of a checkpoint's parameters what the *stored* settings did.
+
+    Raises:
+        UserError: they would compute something else with them; the message names the flag.
+    """
+    if model.config_class is None:
+        return
+    known = {name: value for name, value in stored.items() if value is not None}
+    before: Any = config.extract(model.config_class, known)
+    now: Any = config.extract(model.config_class, args)
+    for name in model.decisive_settings:
+        if name in known and getattr(before, name) != getattr(now, name):
+            raise UserError(
+                f"{config.flag_name(name)} {getattr(now, name)}: {source} was trained with {getattr(before, name)}, "
+                "and its parameters mean nothing otherwise; leave the setting as it was"
+            )

@@ -1,0 +1,29 @@
+"""Results of pure functions that are kept, but not inside a compiled graph, which has no use for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., torch.Tensor])
+
+
+def cached_tensor(count: int) -> Callable[[F], F]:
+    """Decorator: keep the tensors of the last *count* different calls; they are shared, so they must not be changed."""
+
+    def decorate(function: F) -> F:
+        remember = functools.lru_cache(maxsize=count)(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **named: Any) -> torch.Tensor:
+            if torch.compiler.is_compiling():
+                return function(*args, **named)
+            with torch.inference_mode(False):  # the next one to read it may want gradients
+                return remember(*args, **named)
+
+        return cast(F, call)
+
+    return decorate

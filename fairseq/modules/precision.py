@@ -1,0 +1,42 @@
+"""The precision of a model's arithmetic and of its parameters."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Precision:
+    """fp32, or the lower precision that ``--fp16``, ``--bf16`` or ``--memory-efficient-fp16`` ask for.
+
+    Matrix products run in the lower precision; reductions, softmax and loss stay in float32.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.half_parameters = bool(getattr(args, "memory_efficient_fp16", False))
+        self.dtype: torch.dtype | None = None
+        if getattr(args, "fp16", False) and not self.half_parameters:
+            self.dtype = torch.float16
+        elif getattr(args, "bf16", False):
+            self.dtype = torch.bfloat16
+
+    @property
+    def needs_scaling(self) -> bool:
+        """Whether gradients are float16 somewhere, so that small ones would vanish unscaled."""
+        return self.half_parameters or self.dtype == torch.float16
+
+    def place(self, model: nn.Module, device: torch.device) -> None:
+        """Move *model* to *device*, its parameters to their type."""
+        model.to(device)
+        if self.half_parameters:
+            model.half()
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """The context of a forward pass."""
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(device.type, dtype=self.dtype)

@@ -1,0 +1,122 @@
+"""Models from checkpoints, ready to be evaluated on data of the user's choice."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fairseq import checkpoint, config
+from fairseq.data.dictionary import Dictionary
+from fairseq.errors import UserError, nearest
+from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
+from fairseq.models.loading import load_parameters
+from fairseq.settings import MemoryConfig
+from fairseq.tasks import TASKS
+from fairseq.tasks.fairseq_task import FairseqTask
+
+EMBEDDINGS = "decoder.embed_tokens"
+
+
+def load_models(
+    paths: Sequence[str | Path],
+    data: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    settings: argparse.Namespace | None = None,
+) -> tuple[list[BaseFairseqModel], FairseqTask, argparse.Namespace]:
+    """The models of several checkpoints over one dictionary, in evaluation mode, on the CPU.
+
+    A model has the settings its checkpoint holds, changed by *overrides*, then by *settings*.
+
+    Args:
+        paths: checkpoints, ours or fairseq's.
+        data: folder made by ``fairseq-preprocess``, or a dictionary file.
+        overrides: settings of the checkpoints to change (``--model-overrides``).
+        settings: further settings, e.g. a parsed command line. A longer ``tokens_per_sample`` also raises the number
+            of positions, where positions are not learned. Without one, all models have that of the first.
+
+    Returns:
+        The models, the task, and the settings of the first model.
+
+    Raises:
+        UserError: a checkpoint cannot be read, its architecture is unknown, its parameters do not fit, or it was
+            trained with a dictionary of another size.
+    """
+    given = dict(vars(settings)) if settings is not None else {}
+    models, task, first = [], None, None
+    for path in map(str, paths):
+        state = checkpoint.load(path)
+        args = _arguments(path, state["args"], overrides or {}, given)
+        args.data = str(data)
+        if task is None:
+            task, first = _task(args, Path(data)), args
+            if hasattr(args, "tokens_per_sample"):
+                given["tokens_per_sample"] = args.tokens_per_sample
+        _check_dictionary(path, state["model"], task.source_dictionary, data)
+        model = task.build_model(args)
+        load_parameters(model, state["model"], path)
+        models.append(model.eval())
+    if task is None or first is None:
+        raise UserError("--path: name at least one checkpoint")
+    return models, task, first
+
+
+def _arguments(
+    path: str, stored: Mapping[str, Any], overrides: Mapping[str, Any], given: Mapping[str, Any]
+) -> argparse.Namespace:
+    """The settings of the model in the checkpoint at *path*."""
+    args = argparse.Namespace(**{**stored, **overrides})
+    arch = str(getattr(args, "arch", None))
+    if arch not in ARCHITECTURES:
+        raise UserError(
+            f"{path}: its architecture {arch} is not known here ({nearest(arch, ARCHITECTURES)}); "
+            "one of your own needs --user-dir"
+        )
+    ARCHITECTURES[arch].fill(args)
+    _check_memory_settings(arch, given)
+    vars(args).update({"task": "language_modeling", **vars(args), **given})
+    if hasattr(args, "tokens_per_sample"):
+        args.max_target_positions = _positions(path, stored, args)
+    return args
+
+
+def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:
+    """Refuse settings of memory for a model that has none of them."""
+    settings = getattr(MODELS[ARCHITECTURES[arch].model], "config_class", None)
+    known = config.defaults(settings) if settings else {}
+    for name in config.defaults(MemoryConfig):
+        if name in given and name not in known:
+            raise UserError(f"{config.flag_name(name)}: {arch} has no such setting; leave it out")
+
+
+def _positions(path: str, stored: Mapping[str, Any], args: argparse.Namespace) -> int:
+    """The most tokens of a row: those of training, more for longer blocks where positions are not learned."""
+    length = args.tokens_per_sample
+    positions = getattr(args, "max_target_positions", None) or stored.get("tokens_per_sample", length)
+    if length > positions and getattr(args, "decoder_learned_pos", False):
+        raise UserError(f"--tokens-per-sample {length}: {path} learned {positions} positions; give {positions} or less")
+    return max(positions, length)
+
+
+def _task(args: argparse.Namespace, data: Path) -> FairseqTask:
+    task = TASKS[args.task]
+    if data.is_file():
+        return task(args, Dictionary.load(data))
+    return task.setup_task(args)
+
+
+def _check_dictionary(path: str, parameters: Mapping[str, Tensor], dictionary: Dictionary, data: str | Path) -> None:
+    tables = [parameters[name] for name in parameters if name == f"{EMBEDDINGS}.weight"] or [
+        parameters[name]
+        for name in parameters
+        if name.startswith(f"{EMBEDDINGS}.embeddings.") and name.endswith(".0.weight")
+    ]
+    trained = sum(table.size(0) for table in tables)
+    if trained and trained != len(dictionary):
+        raise UserError(
+            f"{path}: was trained with a dictionary of {trained} symbols, but that of {data} has {len(dictionary)}; "
+            "use the data or dict.txt it was trained with"
+        )

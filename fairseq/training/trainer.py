@@ -1,0 +1,325 @@
+"""One optimisation step, and all the state that a run goes on from."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq import config
+from fairseq.config import parse_dict
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
+from fairseq.distributed import GradientReducer, World
+from fairseq.errors import UserError
+from fairseq.logging.figures import Sums
+from fairseq.models import BaseFairseqModel
+from fairseq.models.loading import check_settings, compile_model, load_parameters
+from fairseq.modules.memory import Memory
+from fairseq.modules.precision import Precision
+from fairseq.optim import build_optimizer
+from fairseq.optim.lr_scheduler import build_lr_scheduler
+from fairseq.settings import CheckpointConfig, CommonConfig, DistributedConfig, OptimizationConfig
+from fairseq.tasks.fairseq_task import FairseqTask, LossGraph, StepOutput
+from fairseq.training.averaging import WeightAverage, restore_weights
+from fairseq.training.loss_scaler import LossScaler
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Model, criterion, optimizer and schedule of one run, on one process of *world*.
+
+    Args:
+        args: the run's settings.
+        task: whose memory the steps carry along.
+        model, criterion: what is trained, on what.
+        world: the processes that train together.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        task: FairseqTask,
+        model: BaseFairseqModel,
+        criterion: FairseqCriterion,
+        world: World | None = None,
+    ) -> None:
+        self.args = args
+        self.task = task
+        self.model = model
+        self.criterion = criterion
+        self.world = world or World()
+        self.cfg = config.extract(OptimizationConfig, args)
+        self.precision = Precision(args)
+        self.precision.place(model, self.world.device)
+        criterion.to(self.world.device)
+        if getattr(args, "compile", False):
+            compile_model(model)
+        self.graph = LossGraph(model, criterion)
+        settings = config.extract(DistributedConfig, args)
+        self.reducer = GradientReducer(
+            self.graph,
+            self.world,
+            settings.ddp_backend,
+            settings.bucket_cap_mb,
+            settings.find_unused_parameters or getattr(args, "decoder_layerdrop", 0) > 0,
+        )
+        self.optimizer = build_optimizer(args, self.graph.parameters())
+        self.parameters = self.optimizer.params
+        self.lr_scheduler = build_lr_scheduler(args, self.optimizer)
+        self.scaler = _loss_scaler(args, self.world) if self.precision.needs_scaling else None
+        start = self.cfg.average_weights_from
+        self.average = WeightAverage(self.parameters, start) if start is not None else None
+        self.num_updates = 0
+        self.sums = {name: Sums(self.world) for name in ("train", "train_inner", "valid")}
+        self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
+        self.lr_scheduler.step_update(0)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Let the schedule know that *epoch* (from 1) begins."""
+        self.lr_scheduler.step_begin_epoch(epoch)
+
+    def end_epoch(self, epoch: int, val_loss: float | None) -> None:
+        """Let the schedule know that *epoch* has ended, with the validation's figure if there was one."""
+        self.lr_scheduler.step(epoch, val_loss)
+        self.lr_scheduler.step_update(self.num_updates)
+
+    def train_step(self, samples: list[Sample | None]) -> bool:
+        """One update from *samples*, this process's batches of it (None: an empty one).
+
+        Returns:
+            False if half-precision gradients overflowed, so that nothing was updated.
+        """
+        self.graph.train()
+        totals = torch.zeros(len(Sums.NAMES), dtype=torch.float64, device=self.world.device)
+        host_size = 0
+        for number, sample in enumerate(samples):
+            with self.reducer.accumulate(last=number == len(samples) - 1):
+                with self.precision.autocast(self.world.device):
+                    loss, sample_size, log = self._forward(sample, "train")
+                (loss * self.scaler.scale if self.scaler is not None else loss).backward()
+            totals += Sums.vector(log, sample_size, self.world.device)
+            host_size += int(sample_size)
+        self.reducer.reduce()
+        self.world.sum(totals)
+        size = host_size if self.world.size == 1 else totals[Sums.NAMES.index("sample_size")]
+        gnorm = self._scale_and_clip(size)
+        overflow = False
+        if self.scaler is not None:
+            overflow = not math.isfinite(float(gnorm))
+            self.scaler.update(overflow)
+        else:
+            self._finite &= torch.isfinite(gnorm)
+        if not overflow:
+            self.optimizer.step()
+            self.num_updates += 1
+            if self.average is not None:
+                self.average.update(self.num_updates)
+            self.lr_scheduler.step_update(self.num_updates)
+            clipped = (gnorm > self.cfg.clip_norm).double() * (100.0 if self.cfg.clip_norm > 0 else 0.0)
+            for name in ("train", "train_inner"):
+                self.sums[name].add(totals, gnorm=gnorm, clip=clipped)
+        self.optimizer.zero_grad()
+        return not overflow
+
+    def valid_step(self, sample: Sample | None, split: str) -> None:
+        """Add the loss on *sample* to the validation's sums."""
+        self.graph.eval()
+        with torch.no_grad(), self.precision.autocast(self.world.device):
+            _, sample_size, log = self._forward(sample, split)
+        totals = self.world.sum(Sums.vector(log, sample_size, self.world.device))
+        self.sums["valid"].add(totals)
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the model has the weights that are validated and saved: with --average-weights-from their mean."""
+        return self.average.in_place() if self.average is not None else contextlib.nullcontext()
+
+    def check_finite(self) -> None:
+        """Stop a run whose gradients are not numbers any more.
+
+        Raises:
+            UserError: they are not.
+        """
+        if not bool(self._finite):
+            raise UserError(
+                f"--lr: gradients are infinite or not a number by update {self.num_updates}; "
+                "nothing was saved since; lower the learning rate or set --clip-norm"
+            )
+
+    def get_lr(self) -> float:
+        """The learning rate of the next update."""
+        return self.optimizer.get_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the model and its training, in fairseq's layout; to be called on every process."""
+        args = {name: value for name, value in vars(self.args).items() if _is_plain(value)}
+        with self.averaged():
+            parameters = _on_host(self.model.state_dict())
+        state: dict[str, Any] = {
+            "args": args,
+            "model": parameters,
+            "optimizer_history": [
+                {
+                    "criterion_name": type(self.criterion).__name__,
+                    "optimizer_name": type(self.optimizer).__name__,
+                    "lr_scheduler_state": self.lr_scheduler.state_dict(),
+                    "num_updates": self.num_updates,
+                }
+            ],
+            "last_optimizer_state": self.optimizer.state_dict(),
+            "extra_state": {
+                "random": self._gather_random_states(),
+                "memory": self._gather_memory(),
+                "sums": {name: sums.state_dict() for name, sums in self.sums.items()},
+            },
+        }
+        if self.average is not None:
+            state["extra_state"]["average"] = self.average.state_dict()
+        if own := self.criterion.state_dict():
+            state["extra_state"]["criterion"] = _on_host(own)
+        if self.scaler is not None:
+            state["extra_state"]["loss_scaler"] = self.scaler.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], source: str, same_batches: bool = True) -> None:
+        """Go on from *state*, ours or fairseq's.
+
+        Args:
+            state: a loaded checkpoint.
+            source: what to call it in messages.
+            same_batches: the batches are cut as they were when *state* was saved, so its memory still fits.
+
+        Raises:
+            UserError: its parameters are not the model's, or its optimizer not the one asked for.
+        """
+        options = config.extract(CheckpointConfig, self.args)
+        load_parameters(self.model, state["model"], source)
+        check_settings(self.model, state.get("args") or {}, self.args, source)
+        extra = state.get("extra_state") or {}
+        history = (state.get("optimizer_history") or [{}])[-1]
+        if "average" in extra and not options.reset_optimizer:
+            if self.average is not None:
+                self.average.load_state_dict(extra["average"])
+            else:
+                restore_weights(self.parameters, extra["average"])
+        if "criterion" in extra and not options.reset_optimizer:
+            self.criterion.load_state_dict(extra["criterion"])
+        if not options.reset_optimizer and state.get("last_optimizer_state") is not None:
+            self._load_optimizer(state, history, source, options)
+            if not options.reset_lr_scheduler:
+                self.lr_scheduler.load_state_dict(history.get("lr_scheduler_state") or {})
+            if self.scaler is not None and "loss_scaler" in extra:
+                self.scaler.load_state_dict(extra["loss_scaler"])
+            self.num_updates = int(history.get("num_updates", 0))
+        self.lr_scheduler.step_update(self.num_updates)
+        if not options.reset_meters:
+            for name, sums in self.sums.items():
+                if name in (extra.get("sums") or {}):
+                    sums.load_state_dict(extra["sums"][name])
+        if not options.reset_dataloader:
+            self._restore_random_states(extra.get("random"))
+            if same_batches:
+                self._restore_memory(extra.get("memory"))
+
+    def _forward(self, sample: Sample | None, split: str) -> StepOutput:
+        module = self.reducer.module if self.graph.training else self.graph
+        return self.task.step(module, sample, split, self.world.device)
+
+    def _scale_and_clip(self, size: int | Tensor) -> Tensor:
+        """Divide the summed gradients by *size* and clip them, in one pass; returns their norm before clipping."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        if not gradients:
+            return torch.zeros((), device=self.world.device)
+        scale = self.scaler.scale if self.scaler is not None else 1.0
+        if isinstance(size, Tensor):
+            factor: Tensor | float = self.world.size / (size.clamp(min=1).float() * scale)
+        else:
+            factor = 1.0 / (max(size, 1) * scale)
+        norms = torch._foreach_norm(gradients, 2, torch.float32)
+        gnorm = torch.linalg.vector_norm(torch.stack(norms)) * factor
+        if self.cfg.clip_norm > 0:
+            factor = factor * (self.cfg.clip_norm / (gnorm + 1e-6)).clamp(max=1.0)
+        if isinstance(factor, Tensor):
+            torch._foreach_mul_(gradients, factor)
+        else:
+            torch._foreach_mul_(gradients, float(factor))
+        return gnorm
+
+    def _load_optimizer(
+        self, state: Mapping[str, Any], history: Mapping[str, Any], source: str, options: CheckpointConfig
+    ) -> None:
+        for kind, own in (("criterion", type(self.criterion)), ("optimizer", type(self.optimizer))):
+            stored = history.get(f"{kind}_name", own.__name__)
+            if stored != own.__name__:
+                raise UserError(f"{source}: made with {kind} {stored}, not {own.__name__}; give --reset-optimizer")
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        self.optimizer.load_state_dict(
+            _in_order(state["last_optimizer_state"], list(state["model"]), names),
+            parse_dict("--optimizer-overrides", options.optimizer_overrides),
+        )
+
+    def _gather_random_states(self) -> list[dict[str, Tensor]]:
+        states = {"cpu": torch.get_rng_state()}
+        if self.world.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self.world.device)
+        return self.world.gather(states, everywhere=True)
+
+    def _restore_random_states(self, states: list[dict[str, Tensor]] | None) -> None:
+        if states and len(states) == self.world.size:
+            own = states[self.world.rank]
+            torch.set_rng_state(own["cpu"].cpu())
+            if "cuda" in own and self.world.device.type == "cuda":
+                torch.cuda.set_rng_state(own["cuda"].cpu(), self.world.device)
+
+    def _gather_memory(self) -> list[Memory]:
+        """Each process's training memory, on the first one; empty where there is none."""
+        memory = self.task.memories.get("train")
+        return self.world.gather([layer.cpu() for layer in memory or []])
+
+    def _restore_memory(self, memories: list[Memory] | None) -> None:
+        if memories and len(memories) == self.world.size and memories[self.world.rank]:
+            self.task.memories["train"] = [layer.to(self.world.device) for layer in memories[self.world.rank]]
+
+
+def _in_order(optimizer_state: Mapping[str, Any], stored: list[str], own: list[str]) -> Mapping[str, Any]:
+    """*optimizer_state*, numbered in the order of the checkpoint's parameters, numbered in the model's."""
+    theirs = [name for name in stored if name in set(own)]
+    groups = optimizer_state["param_groups"]
+    if theirs == own or set(theirs) != set(own) or len(groups) != 1 or len(groups[0]["params"]) != len(own):
+        return optimizer_state
+    place = {name: groups[0]["params"][number] for number, name in enumerate(theirs)}
+    states = optimizer_state["state"]
+    reordered = {number: states[place[name]] for number, name in enumerate(own) if place[name] in states}
+    return {**optimizer_state, "state": reordered, "param_groups": [{**groups[0], "params": list(range(len(own)))}]}
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """*tensors* on the CPU; those that are one tensor under several names stay one."""
+    copies: dict[tuple[int, torch.Size], Tensor] = {}
+    return {
+        name: copies.setdefault((tensor.data_ptr(), tensor.shape), tensor.detach().cpu())
+        for name, tensor in tensors.items()
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(_is_plain(item) for item in value.values())
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _loss_scaler(args: argparse.Namespace, world: World) -> LossScaler:
+    cfg = config.extract(CommonConfig, args)
+    frequencies = config.extract(OptimizationConfig, args).update_freq
+    window = cfg.fp16_scale_window or max(1, 2**14 // world.size // frequencies[0])
+    return LossScaler(
+        cfg.fp16_init_scale, window, cfg.fp16_scale_tolerance, cfg.min_loss_scale, cfg.threshold_loss_scale
+    )

@@ -1,0 +1,506 @@
+"""Checkpoints: whole at every instant, harmless to load, kept and named as asked."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import errno
+import os
+import pickle
+import re
+import subprocess
+import sys
+import textwrap
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fairseq.checkpoint import CheckpointManager, describe_mismatch, load, manager, read, save
+from fairseq.errors import UserError
+from fairseq.settings import CheckpointConfig
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def a_state(value: float = 1.0, size: int = 1000) -> dict:
+    return {
+        "args": {"arch": "transformer_lm", "lr": [0.1]},
+        "model": {"w": torch.full((size,), value), "b": torch.arange(3)},
+        "optimizer_history": [{"num_updates": 7, "optimizer_name": "FairseqNAG"}],
+        "last_optimizer_state": {"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"params": [0]}]},
+        "extra_state": {"epoch": 2, "rng": (3, (1, 2), None), "memory": [torch.zeros(1, 2, 3)]},
+    }
+
+
+def assert_same(left: object, right: object) -> None:
+    if isinstance(left, torch.Tensor):
+        assert torch.equal(left, right) and left.dtype == right.dtype
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key in left:
+            assert_same(left[key], right[key])
+    elif isinstance(left, list | tuple):
+        assert type(left) is type(right) and len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_same(one, other)
+    else:
+        assert left == right and type(left) is type(right)
+
+
+def only_line(error: pytest.ExceptionInfo[UserError], path: object) -> str:
+    message = str(error.value)
+    assert "\n" not in message and str(path) in message
+    return message
+
+
+# Saving
+
+
+def test_what_is_saved_is_what_is_loaded(tmp_path):
+    save(tmp_path / "c.pt", a_state())
+    state = load(tmp_path / "c.pt")
+    state["extra_state"].pop("train_iterator")  # made from the epoch, as for fairseq's oldest
+    assert_same(state, a_state())
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+def test_a_saved_file_has_the_permissions_of_any_other(tmp_path):
+    save(tmp_path / "c.pt", a_state())
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "c.pt").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("stage", ["write", "fsync", "replace"])
+def test_no_space_left_keeps_the_old_checkpoint(tmp_path, monkeypatch, stage):
+    path = tmp_path / "c.pt"
+    save(path, a_state(1.0))
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def half_written(state, file):
+        file.write(b"PK\x03\x04 half of a")
+        full()
+
+    if stage == "write":
+        monkeypatch.setattr(torch, "save", half_written)
+    else:
+        monkeypatch.setattr(os, stage, full)
+    with pytest.raises(UserError, match="No space left on device.*free some space") as error:
+        save(path, a_state(2.0))
+    only_line(error, path)
+    monkeypatch.undo()
+    assert_same(load(path)["model"], a_state(1.0)["model"])
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+def test_a_bug_while_saving_is_no_user_error_and_leaves_nothing(tmp_path):
+    path = tmp_path / "c.pt"
+    save(path, a_state(1.0))
+    with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
+        save(path, {**a_state(2.0), "bad": lambda: None})
+    assert_same(load(path)["model"], a_state(1.0)["model"])
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+def test_a_missing_folder_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match="No such file or directory"):
+        save(tmp_path / "nowhere" / "c.pt", a_state())
+
+
+def run_python(code: str, *args: object) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_the_system_refusing_a_large_file_keeps_the_old_checkpoint(tmp_path):
+    code = """
+        import resource, sys, torch
+        from fairseq.checkpoint import load, save
+        from fairseq.errors import UserError
+        state = {"args": {}, "model": {"w": torch.zeros(1000)}}
+        save(sys.argv[1], state)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            save(sys.argv[1], {"args": {}, "model": {"w": torch.ones(1_000_000)}})
+        except UserError as error:
+            print(error)
+        assert torch.equal(load(sys.argv[1])["model"]["w"], torch.zeros(1000))
+    """
+    done = run_python(code, tmp_path / "c.pt")
+    assert done.returncode == 0, done.stderr
+    assert "cannot be saved (File too large)" in done.stdout
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
+    code = """
+        import os, random, signal, sys, time, torch
+        from pathlib import Path
+        from fairseq.checkpoint import CheckpointManager, load
+        from fairseq.settings import CheckpointConfig
+
+        config = CheckpointConfig(save_dir=sys.argv[1], keep_last_epochs=2)
+        random.seed(1)
+        epoch, last_file = 0, Path(sys.argv[1]) / "checkpoint_last.pt"
+        for trial in range(12):
+            child = os.fork()
+            if child == 0:
+                manager = CheckpointManager(config)
+                while True:
+                    epoch += 1
+                    state = {"args": {}, "model": {"w": torch.full((100_000,), float(epoch))}}
+                    manager.save(state, epoch=epoch, updates=epoch, end_of_epoch=True, val_loss=1 / epoch)
+            while not last_file.exists():
+                time.sleep(0.01)
+            time.sleep(random.uniform(0.0, 0.08))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            found = {path: load(path)["model"]["w"] for path in Path(sys.argv[1]).glob("*.pt")}
+            for weights in found.values():
+                assert weights.shape == (100_000,) and (weights == weights[0]).all()
+            last = int(found[last_file][0])
+            assert last >= epoch, (last, epoch)
+            epoch = last
+        CheckpointManager(config)
+        print(epoch, sorted(p.name for p in Path(sys.argv[1]).iterdir() if p.suffix == ".tmp"))
+    """
+    done = run_python(code, tmp_path / "saves")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("[]")
+
+
+# Loading
+
+
+@pytest.mark.parametrize("path", [GOLDEN / "language_model/shortformer_stage1.pt", GOLDEN / "roberta/checkpoint.pt"])
+def test_the_originals_checkpoints_load(path):
+    state = load(path)
+    assert isinstance(state["args"], dict) and state["args"]["tokens_per_sample"] in (32, 64)
+    assert state["args"]["batch_size_valid"] == (8 if "roberta" in str(path) else None)
+    assert "max_sentences_valid" not in state["args"]
+    assert state["optimizer_history"][-1]["num_updates"] in (131, 60)
+    assert state["extra_state"]["train_iterator"]["epoch"] == 2
+    assert all(isinstance(value, torch.Tensor) for value in state["model"].values())
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_numpy_numbers_come_out_as_pythons(tmp_path, zipped):
+    path = tmp_path / "c.pt"
+    numbers = [np.float64(1.5), np.float32(0.25), np.int64(-3), np.uint8(7), np.bool_(True), np.dtype(">f8").type(2.5)]
+    state = {**a_state(), "extra_state": {"val_loss": numbers, "order": OrderedDict(a=1), "nothing": None}}
+    torch.save(state, path, _use_new_zipfile_serialization=zipped)
+    found = load(path)["extra_state"]["val_loss"]
+    assert found == [1.5, 0.25, -3, 7, True, 2.5]
+    assert [type(x) for x in found] == [float, float, int, int, bool, float]
+
+
+def test_numpy_objects_do_not_pass_as_numbers(tmp_path):
+    scalar = np.float64(1.0).__reduce__()[0]
+
+    class Smuggler:
+        def __reduce__(self):
+            return scalar, (np.dtype("O"), b"\0" * 8)
+
+    torch.save({**a_state(), "extra_state": {"x": Smuggler()}}, tmp_path / "c.pt")
+    with pytest.raises(UserError, match="no plain number"):
+        load(tmp_path / "c.pt")
+
+
+def test_fairseq_08s_pickled_meters_load_as_values(tmp_path, monkeypatch):
+    module = type(sys)("fairseq.meters")
+    meters = {}
+    for name in ("AverageMeter", "TimeMeter", "StopwatchMeter"):
+        meters[name] = type(name, (), {"__module__": "fairseq.meters"})
+        setattr(module, name, meters[name])
+    monkeypatch.setitem(sys.modules, "fairseq.meters", module)
+    stopwatch, average = meters["StopwatchMeter"](), meters["AverageMeter"]()
+    stopwatch.sum, stopwatch.n, average.val = 12.5, 3, np.float32(2.0)
+    extra = {"train_meters": OrderedDict(train_wall=stopwatch, loss=average), "epoch": 3, "batch_offset": 5}
+    state = {**a_state(), "args": argparse.Namespace(max_sentences=4), "extra_state": extra}
+    torch.save(state, tmp_path / "c.pt", _use_new_zipfile_serialization=False)
+    monkeypatch.undo()
+    found = load(tmp_path / "c.pt")
+    assert found["args"] == {"batch_size": 4}
+    assert found["extra_state"]["previous_training_time"] == 12.5 and "train_meters" not in found["extra_state"]
+    assert found["extra_state"]["train_iterator"] == {"epoch": 3, "iterations_in_epoch": 5}
+
+
+class Reduced:
+    """Pickles as a call of *function* on *arguments*."""
+
+    def __init__(self, function, *arguments):
+        self.call = (function, arguments)
+
+    def __reduce__(self):
+        return self.call
+
+
+def hostile_objects(marker: Path) -> dict[str, tuple[object, str]]:
+    return {
+        "os.system": (Reduced(os.system, f"touch {marker}"), "posix.system"),
+        "eval": (Reduced(builtins.eval, f"open({str(marker)!r}, 'w')"), "eval"),
+        "exec": (Reduced(builtins.exec, f"open({str(marker)!r}, 'w')"), "exec"),
+        "getattr": (Reduced(getattr, "x", "upper"), "getattr"),
+        "popen": (Reduced(subprocess.Popen, ["touch", str(marker)]), r"(commands|subprocess)\.Popen"),
+        "torch.load": (Reduced(torch.load, str(marker)), "torch.serialization.load"),
+        "path": (marker, r"pathlib.*Path"),
+    }
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "pickle"])
+@pytest.mark.parametrize("place", ["model", "args", "whole"])
+@pytest.mark.parametrize("kind", sorted(hostile_objects(Path("x"))))
+def test_hostile_pickles_are_refused_by_name_and_run_nothing(tmp_path, kind, place, form):
+    marker, path = tmp_path / "marker", tmp_path / "c.pt"
+    weapon, name = hostile_objects(marker)[kind]
+    state = weapon if place == "whole" else {**a_state(), place: weapon}
+    if form == "pickle":
+        path.write_bytes(pickle.dumps(weapon if place == "whole" else {"model": {}, place: weapon}, protocol=2))
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=form == "zip")
+    with pytest.raises(UserError) as error:
+        load(path)
+    assert re.search(rf"refused: it asks for {name}, .*nothing was run", only_line(error, path))
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_checkpoint_cut_anywhere_is_a_user_error(tmp_path, zipped):
+    whole, path = tmp_path / "whole.pt", tmp_path / "c.pt"
+    torch.save(a_state(), whole, _use_new_zipfile_serialization=zipped)
+    content = whole.read_bytes()
+    for length in [1, 2, 3, 4, 5, 10, *range(50, len(content), 97), len(content) - 1]:
+        path.write_bytes(content[:length])
+        with pytest.raises(UserError, match="truncated|refused") as error:  # half a name is a name unheard of
+            load(path)
+        only_line(error, path)
+
+
+def test_files_that_are_no_checkpoints_are_user_errors(tmp_path):
+    path = tmp_path / "c.pt"
+    with pytest.raises(UserError, match="no such checkpoint"):
+        load(path)
+    with pytest.raises(UserError, match="is a folder"):
+        load(tmp_path)
+    path.touch()
+    with pytest.raises(UserError, match="is empty"):
+        load(path)
+    for content in (b"text\n" * 100, b"PK\x03\x04" + b"\0" * 200, bytes(range(256)) * 10):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+            load(path)
+    for state in ({"w": torch.ones(2)}, [1, 2], {"model": 3, "args": {}}, {"model": {"w": 3}, "args": {}}):
+        torch.save(state, path)
+        with pytest.raises(UserError, match="holds no 'model'"):
+            load(path)
+    torch.save({"model": {}}, path)
+    with pytest.raises(UserError, match="holds no 'args'"):
+        load(path)
+    torch.save({"model": {}, "args": {}, "extra_state": 5}, path)
+    with pytest.raises(UserError, match="'extra_state' is no dict"):
+        load(path)
+
+
+def test_read_takes_any_tensors(tmp_path):
+    torch.save({"w": torch.arange(5)}, tmp_path / "weights.pt")
+    assert torch.equal(read(tmp_path / "weights.pt")["w"], torch.arange(5))
+
+
+# Older forms
+
+
+def test_fused_projections_are_cut_into_queries_keys_and_values(tmp_path):
+    weight, bias = torch.randn(6, 2), torch.randn(6)
+    prefix = "decoder.layers.3.self_attn."
+    model = {f"{prefix}in_proj_weight": weight, f"{prefix}in_proj_bias": bias, f"{prefix}out_proj.bias": bias[:2]}
+    torch.save({**a_state(), "model": model}, tmp_path / "c.pt")
+    found = load(tmp_path / "c.pt")["model"]
+    assert set(found) == {
+        f"{prefix}{part}" for part in ("out_proj.bias", *(f"{p}_proj.{k}" for p in "qkv" for k in ("weight", "bias")))
+    }
+    assert torch.equal(found[f"{prefix}k_proj.weight"], weight[2:4])
+    assert torch.equal(found[f"{prefix}v_proj.bias"], bias[4:6])
+
+
+def test_numbered_layer_norms_get_their_names(tmp_path):
+    model = {f"decoder.layers.0.layer_norms.{i}.weight": torch.full((2,), float(i)) for i in range(2)}
+    torch.save({**a_state(), "model": model}, tmp_path / "c.pt")
+    found = load(tmp_path / "c.pt")["model"]
+    assert found["decoder.layers.0.self_attn_layer_norm.weight"][0] == 0
+    assert found["decoder.layers.0.final_layer_norm.weight"][0] == 1
+
+
+def test_former_settings_keep_their_meaning(tmp_path):
+    former = argparse.Namespace(
+        relu_dropout=0.1, max_sentences=4, max_sentences_valid=2, lr=0.25, update_freq=2, no_tie_adaptive_proj=False
+    )
+    torch.save({**a_state(), "args": former}, tmp_path / "c.pt")
+    assert load(tmp_path / "c.pt")["args"] == {
+        "activation_dropout": 0.1,
+        "batch_size": 4,
+        "batch_size_valid": 2,
+        "lr": [0.25],
+        "update_freq": [2],
+        "no_decoder_final_norm": True,
+        "tie_adaptive_proj": True,
+    }
+    torch.save({**a_state(), "args": argparse.Namespace(decoder_final_norm=True)}, tmp_path / "c.pt")
+    assert load(tmp_path / "c.pt")["args"] == {"no_decoder_final_norm": False}
+
+
+def test_nested_settings_of_later_fairseq_are_flattened(tmp_path):
+    cfg = {
+        "_name": None,
+        "common": {"_name": None, "seed": 3, "fp16": True},
+        "model": argparse.Namespace(_name="transformer_lm_gpt", decoder_layers=2),
+        "task": {"_name": "language_modeling", "tokens_per_sample": 128},
+        "optimizer": {"_name": "adam", "adam_betas": "(0.9, 0.98)"},
+        "optimization": {"lr": [0.1], "stop_min_lr": 1e-9},
+        "bpe": None,
+    }
+    history = [{"optimizer_name": "FP16Optimizer", "num_updates": 3}]
+    torch.save({**a_state(), "args": None, "cfg": cfg, "optimizer_history": history}, tmp_path / "c.pt")
+    state = load(tmp_path / "c.pt")
+    assert "cfg" not in state
+    assert state["args"] == {
+        "seed": 3, "fp16": True, "arch": "transformer_lm_gpt", "decoder_layers": 2, "task": "language_modeling",
+        "tokens_per_sample": 128, "optimizer": "adam", "adam_betas": "(0.9, 0.98)", "lr": [0.1], "min_lr": 1e-9,
+    }  # fmt: skip
+    assert state["optimizer_history"][-1]["optimizer_name"] == "FairseqAdam"
+
+
+def test_a_mismatch_names_the_parameters_in_one_line():
+    stored = {"a": torch.zeros(2), "b": torch.zeros(3), **{f"x{i}": torch.zeros(1) for i in range(5)}}
+    wanted = {"a": torch.zeros(2), "b": torch.zeros(4, 2), "c": torch.zeros(1)}
+    assert describe_mismatch(wanted, wanted, "c.pt") is None
+    message = describe_mismatch(stored, wanted, "c.pt")
+    assert message.startswith("c.pt: ") and "\n" not in message
+    for part in ("1 missing (c)", "5 unexpected (x0, x1, x2, …)", "1 of another shape (b [3] for [4, 2])"):
+        assert part in message
+
+
+# Names and retention
+
+
+def saved(tmp_path: Path, *points: tuple[int, int, bool, float | None], **settings) -> CheckpointManager:
+    keeper = CheckpointManager(CheckpointConfig(save_dir=str(tmp_path / "s"), **settings))
+    for epoch, updates, end_of_epoch, val_loss in points:
+        state = a_state(float(updates))
+        keeper.save(state, epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, val_loss=val_loss)
+    return keeper
+
+
+def files(tmp_path: Path) -> dict[str, int]:
+    return {path.name: int(load(path)["model"]["w"][0]) for path in (tmp_path / "s").iterdir()}
+
+
+def test_checkpoints_have_fairseqs_names(tmp_path):
+    points = [(1, 5, False, None), (1, 10, True, 3.0), (2, 15, False, 4.0), (2, 20, True, 2.0)]
+    keeper = saved(tmp_path, *points, save_interval_updates=5)
+    assert files(tmp_path) == {
+        "checkpoint_1_5.pt": 5, "checkpoint1.pt": 10, "checkpoint_2_15.pt": 15, "checkpoint2.pt": 20,
+        "checkpoint_best.pt": 20, "checkpoint_last.pt": 20,
+    }  # fmt: skip
+    assert keeper.best == 2.0
+    assert load(tmp_path / "s" / "checkpoint_2_15.pt")["extra_state"]["best_saved"] == 3.0
+    assert load(tmp_path / "s" / "checkpoint_2_15.pt")["extra_state"]["val_loss"] == 4.0
+
+
+def test_intervals_and_switches_decide_which_are_written(tmp_path):
+    def names(epoch=2, updates=6, end=True, best=False, **settings):
+        return CheckpointManager(CheckpointConfig(no_save=True, **settings)).names(epoch, updates, end, best)
+
+    assert names() == ["checkpoint2.pt", "checkpoint_last.pt"]
+    assert names(save_interval=2) == ["checkpoint2.pt", "checkpoint_last.pt"]
+    assert names(save_interval=3) == ["checkpoint_last.pt"]
+    assert names(no_epoch_checkpoints=True, best=True) == ["checkpoint_best.pt", "checkpoint_last.pt"]
+    assert names(end=False, save_interval_updates=3) == ["checkpoint_2_6.pt", "checkpoint_last.pt"]
+    assert names(end=False, save_interval_updates=4) == ["checkpoint_last.pt"]
+    assert names(no_last_checkpoints=True) == ["checkpoint2.pt"]
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    points = [(e, u, u % 20 == 0, None) for e in (9, 10, 11) for u in range(e * 20 - 15, e * 20 + 1, 5)]
+    saved(tmp_path, *points, save_interval_updates=5, keep_interval_updates=2, keep_last_epochs=2)
+    assert set(files(tmp_path)) == {
+        "checkpoint_11_210.pt", "checkpoint_11_215.pt", "checkpoint10.pt", "checkpoint11.pt", "checkpoint_last.pt",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("maximize", "expected"), [(False, 2), (True, 4)])
+def test_the_best_is_the_least_or_the_greatest(tmp_path, maximize, expected):
+    points = [(1, 1, True, 3.0), (2, 2, True, 1.0), (3, 3, True, float("nan")), (4, 4, True, 5.0)]
+    saved(tmp_path, *points, maximize_best_checkpoint_metric=maximize, no_epoch_checkpoints=True)
+    assert files(tmp_path) == {"checkpoint_best.pt": expected, "checkpoint_last.pt": 4}
+
+
+def test_further_names_are_copied_where_there_are_no_links(tmp_path, monkeypatch):
+    def no_links(*args):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    saved(tmp_path, (1, 1, True, 1.0), (2, 2, True, 0.5))
+    assert files(tmp_path) == {
+        "checkpoint1.pt": 1, "checkpoint2.pt": 2, "checkpoint_best.pt": 2, "checkpoint_last.pt": 2,
+    }  # fmt: skip
+
+
+def test_the_content_is_written_once(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(manager, "save", lambda path, state: calls.append(path) or save(path, state))
+    saved(tmp_path, (1, 1, True, 1.0))
+    assert len(calls) == 1 and len(files(tmp_path)) == 3
+
+
+def test_a_failed_save_does_not_count_as_the_best(tmp_path, monkeypatch):
+    keeper = saved(tmp_path, (1, 1, True, 3.0))
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left"):
+        keeper.save(a_state(2.0), epoch=2, updates=2, end_of_epoch=True, val_loss=1.0)
+    assert keeper.best == 3.0
+    assert files(tmp_path) == {"checkpoint1.pt": 1, "checkpoint_best.pt": 1, "checkpoint_last.pt": 1}
+
+
+def test_what_not_to_save_is_not_saved(tmp_path):
+    keeper = saved(tmp_path, (1, 1, True, 3.0), no_save=True)
+    assert not (tmp_path / "s").exists() and keeper.best == 3.0
+    saved(tmp_path, (1, 1, True, 3.0), no_save_optimizer_state=True)
+    assert load(tmp_path / "s" / "checkpoint_last.pt")["last_optimizer_state"] is None
+
+
+def test_leftovers_of_killed_saves_are_removed_at_the_start(tmp_path):
+    saved(tmp_path, (1, 1, True, None))
+    (tmp_path / "s" / ".checkpoint_last.pt.12ab34cd.tmp").write_bytes(b"half")
+    saved(tmp_path)
+    assert set(os.listdir(tmp_path / "s")) == {"checkpoint1.pt", "checkpoint_last.pt"}
+
+
+def test_a_run_starts_from_the_last_checkpoint_or_the_given_one(tmp_path):
+    keeper = saved(tmp_path)
+    assert keeper.restore_path() is None
+    saved(tmp_path, (1, 1, True, None))
+    assert keeper.restore_path() == tmp_path / "s" / "checkpoint_last.pt"
+    assert saved(tmp_path, restore_file="checkpoint1.pt").restore_path() == tmp_path / "s" / "checkpoint1.pt"
+    other = tmp_path / "other.pt"
+    other.touch()
+    assert saved(tmp_path, restore_file=str(other)).restore_path() == other
+    with pytest.raises(UserError, match="--restore-file gone.pt: no such checkpoint"):
+        saved(tmp_path, restore_file="gone.pt").restore_path()
+
+
+def test_a_save_dir_that_cannot_be_made_is_a_user_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--save-dir .*cannot be made"):
+        CheckpointManager(CheckpointConfig(save_dir=str(tmp_path / "file" / "s")))

@@ -1,0 +1,458 @@
+"""Texts in batches and by beam search are those found one by one and by hand; fairseq-generate shows what it made."""
+
+from __future__ import annotations
+
+import functools
+import html.parser
+import itertools
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import runs
+import torch
+
+from fairseq import options
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
+from fairseq.errors import UserError
+from fairseq.generation import Decoding, continuations, generator_of, stream
+from fairseq.generation.decoding import choose
+from fairseq.generation.passages import Part, Passage, as_page, draw_starts
+from fairseq.generation.predictor import Predictor
+from fairseq.generation.writer import Writer
+from fairseq.tasks.loading import load_models
+from fairseq_cli import generate
+
+SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
+BASELINE = runs.GOLDEN / "baseline.pt"
+VOCABULARY = 12
+LENGTH = 6
+SMALL = f"--cpu --tokens-per-sample {LENGTH} --seed 5"
+TRANSFORMER = "--arch transformer_lm_tiny --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16"
+CUTOFFS = "--adaptive-input-cutoff 8 --adaptive-softmax-cutoff 8"
+XL = "--arch transformer_xl_tiny --d-model 16 --n-head 2 --d-inner 16"
+KINDS = {
+    "transformer": f"{TRANSFORMER} {CUTOFFS}",
+    "shortformer": f"{TRANSFORMER} {CUTOFFS} --tokens-from-prev 4",
+    "xl": f"{XL} --mem-len 5",
+    "xl same length": f"{XL} --mem-len 5 --same-length --cutoffs 6,9 --div-val 2",
+    "shaw": f"{XL} --mem-len 5 --position-encoding shaw",
+    "absolute": f"{XL} --position-encoding absolute",
+    "learned": f"{XL} --position-encoding learned",
+}
+PROMPTS = [[2, 5], [2, 4, 5, 6, 7, 8, 9, 10, 11, 4, 5, 6, 7, 8], [2], [2, 9, 8], [2, 7, 6, 5, 4, 9, 8, 4]]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    dictionary = Dictionary()
+    for word in range(VOCABULARY - 4):
+        dictionary.add_symbol(f"w{word}")
+    dictionary.save(folder / "dict.txt")
+    return folder
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request, data):
+    return strong_model(KINDS[request.param], data)
+
+
+def strong_model(flags, data):
+    """A model whose random weights are large enough for its choices to depend on all that it reads."""
+    built = runs.model_of(flags, SMALL, data=data).eval()
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.45, generator=generator)
+    return built
+
+
+@torch.no_grad()
+def lprobs_by_hand(model, tokens):
+    """The next token's distribution [V] after *tokens*, without a cache: segments with memory, or the last window."""
+    memory, rest = None, list(tokens)
+    while len(rest) > LENGTH:
+        if model.memory_length:
+            memory = model(torch.tensor([rest[:LENGTH]]), memory=memory)[1]["memory"]
+            rest = rest[LENGTH:]
+        else:
+            rest = rest[LENGTH - LENGTH // 2 :]
+    return model.output_layer.log_probs(model(torch.tensor([rest]), memory=memory)[0][0, -1])
+
+
+def all_texts(model, prompts, how, batch_size, seed=3, **more):
+    generators = functools.partial(generator_of, seed)
+    found = dict(continuations([model], prompts, how, generators=generators, batch_size=batch_size, **more))
+    return [found[number] for number in range(len(prompts))]
+
+
+def test_next_tokens_distribution_is_that_of_reading_everything_again(model):
+    """Rows read in pieces of any size, exchanged, doubled and dropped on the way."""
+    generator = torch.Generator().manual_seed(4)
+    rows = torch.randint(VOCABULARY, (3, 40), generator=generator)
+    predictor, place = Predictor([model], 3, forbidden=[1]), 0
+    for size, order in (
+        (1, [2, 0, 1]),
+        (9, [0, 0, 1, 2]),
+        (3, [0, 2, 3]),
+        (1, [1, 0]),
+        (14, [1, 0]),
+        (2, [1]),
+        (1, [0]),
+    ):
+        with torch.inference_mode():
+            found = predictor.read(rows[:, place : place + size].tolist(), first=1 if len(rows) > 1 else 0)
+            predictor.select_rows(torch.tensor(order))
+        place += size
+        expected = torch.stack([lprobs_by_hand(model, row[:place].tolist()) for row in rows])
+        expected[:, 1] = -torch.inf
+        assert torch.allclose(found, expected[1:] if len(rows) > 1 else expected, atol=1e-5)
+        rows = rows[order]
+
+
+def test_greedy_text_is_that_of_reading_everything_again_for_each_token(model):
+    for prompt, found in zip(PROMPTS, all_texts(model, PROMPTS, Decoding(20, temperature=0), 8), strict=True):
+        tokens = list(prompt)
+        for _ in range(20):
+            tokens.append(int(lprobs_by_hand(model, tokens).argmax()))
+        assert found == tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [Decoding(25, 1.0), Decoding(25, 0.8, top_k=5), Decoding(2, top_p=0.7), Decoding(7, beam=3)],
+    ids=["sampling", "top k", "top p", "beam"],
+)
+def test_text_does_not_depend_on_its_batch(model, how):
+    alone = [list(stream([model], p, how, generator=generator_of(3, n))) for n, p in enumerate(PROMPTS)]
+    assert len({tuple(text) for text in alone}) > 1
+    for batch_size in (1, 2, 9, 64):
+        assert all_texts(model, PROMPTS, how, batch_size) == alone
+
+
+def search_by_hand(model, prompt, tokens, beam):
+    """Beam search a text at a time, each read whole for every token."""
+    beams = [(0.0, [])]
+    for _ in range(tokens):
+        longer = []
+        for score, text in beams:
+            lprobs = lprobs_by_hand(model, [*prompt, *text])
+            longer += [(score + float(lprobs[token]), [*text, token]) for token in range(VOCABULARY)]
+        beams = sorted(longer, key=lambda item: -item[0])[:beam]
+    return beams[0][1]
+
+
+def test_beam_search_finds_what_a_search_by_hand_finds(model):
+    prompts = PROMPTS[:4]
+    for found, prompt in zip(all_texts(model, prompts, Decoding(9, beam=3), 8), prompts, strict=True):
+        assert found == search_by_hand(model, prompt, 9, 3)
+
+
+def test_beam_as_wide_as_there_are_texts_finds_the_most_probable_of_all(data):
+    model = runs.model_of(KINDS["xl"], SMALL, data=data).eval()
+    scores = {}
+    model.requires_grad_(False)
+    for text in itertools.product(range(VOCABULARY), repeat=3):
+        tokens = torch.tensor([[2, 5, *text]])
+        lprobs = model.output_layer.log_probs(model(tokens)[0][0])
+        scores[text] = sum(float(lprobs[1 + i, token]) for i, token in enumerate(text))
+    [found] = all_texts(model, [[2, 5]], Decoding(3, beam=VOCABULARY**2), 1)
+    assert tuple(found) == max(scores, key=scores.__getitem__)
+
+
+def test_beam_of_one_is_greedy_and_a_wider_one_never_worse(model):
+    def score(text):
+        return sum(float(lprobs_by_hand(model, [2, 5, *text[:i]])[token]) for i, token in enumerate(text))
+
+    greedy, one, wide = (
+        list(stream([model], [2, 5], how)) for how in (Decoding(5, 0.0), Decoding(5, 0.0, beam=1), Decoding(5, beam=40))
+    )
+    assert greedy == one and score(wide) >= score(greedy) - 1e-5
+
+
+def test_forbidden_tokens_are_in_no_beam(model):
+    [text] = all_texts(model, [[2]], Decoding(30, beam=4), 1, forbidden=range(0, VOCABULARY, 2))
+    assert len(text) == 30 and all(token % 2 for token in text)
+
+
+@pytest.mark.parametrize("how", [Decoding(0), Decoding(0, beam=2)])
+def test_no_tokens_can_be_asked_for(model, how):
+    assert all_texts(model, PROMPTS, how, 2) == [[]] * len(PROMPTS)
+
+
+def test_choices_never_leave_the_top_k_or_the_nucleus():
+    generator = torch.Generator().manual_seed(0)
+    lprobs = (torch.randn(500, 50, generator=generator) * 2).log_softmax(-1)
+    lprobs[:, 7] = -torch.inf
+    chance = torch.rand(500, generator=generator, dtype=torch.float64)
+    chance[0], chance[1] = 0.0, 1 - 2.0**-53
+    for top_k, top_p in ((3, 1.0), (0, 0.6), (10, 0.5), (0, 1.0)):
+        chosen = choose(lprobs, Decoding(1, 1.0, top_k, top_p), chance).tolist()
+        for row, token in zip(lprobs.exp().tolist(), chosen, strict=True):
+            order = sorted(range(50), key=lambda i: -row[i])[: top_k or 49]
+            total, allowed = 0.0, []
+            for place in order:
+                if total < top_p * sum(row[i] for i in order) - 1e-6:
+                    allowed.append(place)
+                total += row[place]
+            assert token in allowed
+
+
+def test_seed_prompt_and_sample_each_change_the_draws():
+    keys = list(itertools.product((1, 2), (0, 1), (0, 1)))
+    draws = [torch.rand(4, generator=generator_of(*key)).tolist() for key in keys]
+    assert len({tuple(draw) for draw in draws}) == len(keys)
+    assert draws[0] == torch.rand(4, generator=generator_of(*keys[0])).tolist()
+
+
+def test_ensemble_reads_the_average_of_probabilities(data):
+    pair = [runs.model_of(KINDS[kind], SMALL, data=data).eval() for kind in ("xl", "transformer")]
+    with torch.inference_mode():
+        found = Predictor(pair, 1).read([[2, 5, 6, 7, 8, 9, 10, 5]])[0]
+    mean = sum(lprobs_by_hand(model, [2, 5, 6, 7, 8, 9, 10, 5]).double().exp() for model in pair) / 2
+    assert torch.allclose(found.double().exp(), mean, atol=1e-6)
+    assert list(stream(pair, [2, 5, 6, 7, 8, 9, 10, 5], Decoding(1, temperature=0))) == [int(mean.argmax())]
+
+
+def test_thousands_of_tokens_cost_one_pass_of_constant_size_each(data):
+    model = runs.model_of(KINDS["xl"], SMALL, data=data).eval()
+    sizes = []
+    attention = model.decoder.layers[0].self_attn
+    attention.register_forward_hook(lambda module, args, kwargs, out: sizes.append(args[0].shape[1]), with_kwargs=True)
+    assert len(list(stream([model], [2, 5, 6], Decoding(2000)))) == 2000
+    assert sizes == [3] + [1] * 1999
+
+
+def test_memory_has_room_for_the_text_and_not_for_more(data):
+    def text(memory, how):
+        return all_texts(strong_model(f"{XL} --mem-len {memory}", data), PROMPTS, how, 8)
+
+    for how in (Decoding(30), Decoding(20, beam=2)):
+        assert text(10**12, how) == text(60, how) != text(3, how)
+
+
+def test_sources_of_randomness_are_made_batch_by_batch(data):
+    model, made = runs.model_of(KINDS["xl"], SMALL, data=data).eval(), []
+    texts = continuations(
+        [model], [[2]] * 6, Decoding(3), generators=lambda n: made.append(n) or generator_of(3, n), batch_size=2
+    )
+    next(texts)
+    assert made == [0, 1]
+
+
+def test_probabilities_that_are_no_numbers_are_told_without_flags(data):
+    model = runs.model_of(KINDS["xl"], SMALL, data=data).eval()
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(UserError, match="probabilities are not numbers") as error:
+        list(stream([model], [2], Decoding(1)))
+    assert "--" not in str(error.value)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def run(*flags, data=runs.DATA):
+    """``fairseq-generate`` in this process; returns its passages."""
+    return generate.main(options.parse_args_and_arch(options.get_generation_parser(), [str(data), *runs.words(*flags)]))
+
+
+SEED_FLAGS = "--task language_modeling --cpu --gen-subset test --max-new-tokens 40 --sampling --sampling-topk 40"
+
+
+def test_passages_are_the_corpus_and_the_models_text(capsys, tmp_path):
+    flags = [SEED_FLAGS, "--path", SHORTFORMER, "--context-tokens 100 --num-samples 3 --results-path", tmp_path / "out"]
+    found = run(flags)
+    corpus = IndexedCorpus(str(runs.DATA / "test")).tokens
+    [model], task, _ = load_models([SHORTFORMER], runs.DATA)
+    assert len({passage.start for passage in found}) == 3
+    for number, passage in enumerate(found):
+        context = corpus[passage.start : passage.start + 100].tolist()
+        assert passage.context.tokens == context
+        assert passage.reference.tokens == corpus[passage.start + 100 : passage.start + 140].tolist()
+        how = Decoding(40, top_k=40)
+        never = [0, 1, 3]
+        text = list(stream([model], context, how, generator=generator_of(1, number), forbidden=never))
+        assert passage.continuation.tokens == text
+        assert passage.continuation.symbols == " ".join(task.source_dictionary[token] for token in text)
+    printed = capsys.readouterr().out
+    assert all(passage.continuation.text.strip() in printed for passage in found)
+
+    report = json.loads((tmp_path / "out" / "generate.json").read_text(encoding="utf-8"))
+    assert report["checkpoints"] == [str(SHORTFORMER)] and report["split"] == "test"
+    assert report["settings"]["sampling_topk"] == 40 and report["settings"]["seed"] == 1
+    assert set(report["samples"][0]) == {"number", "start", "sample", "context", "continuation", "reference"}
+    for passage, stored in zip(found, report["samples"], strict=True):
+        for part in ("context", "continuation", "reference"):
+            kept = getattr(passage, part)
+            assert stored[part] == {"tokens": kept.tokens, "symbols": kept.symbols, "text": kept.text}
+    assert not list((tmp_path / "out").glob("*.tmp"))
+
+
+def test_same_seed_gives_the_same_texts_and_another_seed_others():
+    def texts(*flags):
+        return [
+            (p.start, p.continuation.text) for p in run(SEED_FLAGS, "--path", BASELINE, "--context-tokens 9", *flags)
+        ]
+
+    first = texts("--num-samples 4 --batch-size 3 --seed 8")
+    assert first == texts("--num-samples 4 --batch-size 1 --seed 8")
+    assert first[:2] == texts("--num-samples 2 --seed 8")
+    assert not set(first) & set(texts("--num-samples 4 --seed 9"))
+
+
+def test_contexts_are_shared_by_samples(capsys):
+    found = run(SEED_FLAGS, "--path", BASELINE, "--context-tokens 5 --num-samples 6 --num-contexts 2")
+    assert [passage.sample for passage in found] == [1, 2, 3, 1, 2, 3]
+    assert len({passage.start for passage in found}) == 2
+    assert len({passage.continuation.text for passage in found}) == 6
+
+
+def test_progress_goes_to_stderr_in_the_format_asked_for(capsys):
+    flags = "--cpu --sampling --context-tokens 5 --num-samples 3 --max-new-tokens 20 --log-interval 25"
+    run(flags, "--path", BASELINE, "--log-format simple")
+    shown = capsys.readouterr()
+    lines = re.findall(r"^tokens: +(\d+) / 60 per_second=\S+, seconds_left=\d+$", shown.err, re.MULTILINE)
+    assert lines == ["25", "50"] and "per_second" not in shown.out
+    run(flags, "--path", BASELINE, "--log-format json")
+    found = [(line["work"], line["done"], line["total"]) for line in runs.records(capsys.readouterr().err)]
+    assert found == [("tokens", 25, 60), ("tokens", 50, 60)]
+    run(flags, "--path", BASELINE, "--no-progress-bar")
+    assert "tokens:     25 / 60" in capsys.readouterr().err
+    run(flags, "--path", BASELINE, "--log-format none")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("complete", [0, 3])
+def test_what_is_complete_is_printed_and_kept_when_the_run_is_stopped(complete, monkeypatch, capsys, tmp_path):
+    write = Writer.continue_all
+
+    def stopped(*args):
+        yield from itertools.islice(write(*args), complete)
+        assert f"==== {complete} of 6: tokens " in capsys.readouterr().out or not complete
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Writer, "continue_all", stopped)
+    flags = "--cpu --sampling --context-tokens 5 --num-samples 6 --max-new-tokens 4 --batch-size 2"
+    with pytest.raises(KeyboardInterrupt):
+        run(flags, "--path", BASELINE, "--results-path", tmp_path / "out")
+    assert (tmp_path / "out").exists() == bool(complete)
+    if complete:
+        report = json.loads((tmp_path / "out" / "generate.json").read_text(encoding="utf-8"))
+        assert [sample["number"] for sample in report["samples"]] == [1, 2, 3]
+        assert (tmp_path / "out" / "generate.html").exists()
+
+
+def test_memory_far_longer_than_the_text_is_no_burden(tmp_path, capsys):
+    flags = "--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --batch-size 4 --mem-len 8"
+    runs.train(tmp_path, flags, "--tokens-per-sample 8 --optimizer adam --lr 0.01 --max-update 1")
+    flags = "--cpu --context-tokens 20 --max-new-tokens 20 --path", tmp_path / "checkpoint_last.pt"
+    [far], [near] = run(flags, "--mem-len 1000000000000"), run(flags, "--mem-len 40")
+    assert far.continuation == near.continuation
+
+
+@pytest.mark.parametrize("flags", ["--beam 3 --fp16", "--bf16", "--beam 1", "--tokens-per-sample 8"])
+def test_other_ways_write_too(flags, capsys):
+    [found] = run("--cpu --max-new-tokens 20 --context-tokens 30", "--path", BASELINE, flags)
+    assert len(found.continuation.tokens) == 20
+
+
+def test_text_after_a_context_goes_on_where_that_ends():
+    assert draw_starts(100, 60, 30, 3, seed=1) == draw_starts(100, 60, 30, 5, seed=1)[:3]
+    assert all(0 <= start <= 10 for start in draw_starts(100, 60, 30, 200, seed=2))
+    assert set(draw_starts(100, 60, 30, 300, seed=3)) == set(range(11))
+    assert draw_starts(100, 99, 500, 2, seed=1) == [0, 0]
+
+
+class Page(html.parser.HTMLParser):
+    """The tags of a page, and the text in each article."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[tuple[str, str | None]] = []
+        self.articles: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [(name, value) for name, value in attrs if name in ("src", "href")]
+        if tag == "article":
+            self.articles.append("")
+
+    def handle_data(self, data):
+        if self.articles:
+            self.articles[-1] += data
+
+
+def test_page_escapes_what_it_shows_and_needs_nothing_from_elsewhere():
+    evil = "<script>alert('x')</script> & {sections} \"q\" {facts}"
+    part = Part([4], "x", evil)
+    about = {"checkpoints": [evil], "data": evil, "split": evil, "settings": {"seed": evil}, "command": evil}
+    text = as_page([Passage(1, 7, 1, part, part, part)], {**about, "versions": {"torch": "2"}})
+    page = Page(text)
+    assert "script" not in page.tags and not page.links and "@import" not in text and "url(" not in text
+    assert len(page.articles) == 3 and all(evil in article for article in page.articles)
+    assert text.count("&lt;script&gt;") == 9 and "width=device-width" in text and "prefers-color-scheme: dark" in text
+
+
+MISTAKES = {
+    "": r"--path: name a checkpoint",
+    "--path {baseline} --context-tokens 99999": r"--context-tokens 99999: the split has 2292 tokens; give 2291 or less",
+    "--path {baseline} --beam 3 --sampling": r"--beam 3 --sampling: .*choose one",
+    "--path {baseline} --beam 0": r"--beam 0: must be at least 1",
+    "--path {baseline} --sampling --sampling-topk -1": r"--sampling-topk -1: must be at least 0",
+    "--path {baseline} --sampling --sampling-topp 0": r"--sampling-topp 0.0: must be greater than 0",
+    "--path {baseline} --sampling --temperature 0": r"--temperature 0.0: must be greater than 0",
+    "--path {baseline} --sampling-topk 4": r"--sampling-topk: has no effect without --sampling",
+    "--path {baseline} --sampling-topp 0.4": r"--sampling-topp: has no effect without --sampling",
+    "--path {baseline} --temperature 0.4": r"--temperature: has no effect without --sampling",
+    "--path {baseline} --num-samples 4 --num-contexts 2": r"--num-samples: 2 continuations .* without --sampling",
+    "--path {baseline} --num-samples 4 --num-contexts 3": r"--num-samples 4: must be a multiple of --num-contexts 3",
+    "--path {baseline} --num-samples 2 --num-contexts 3": r"--num-samples 2: must be a multiple of --num-contexts 3",
+    "--path {baseline} --compile": r"--compile: .*leave it out",
+    "--path {baseline} --max-new-tokens 0": r"--max-new-tokens 0: must be at least 1",
+    "--path {baseline} --gen-subset nothing": r"nothing.idx: cannot be read",
+    "--path {baseline} --results-path {file}": r"--results-path .*: cannot be written",
+    "--path {file}": r"file: .*checkpoint",
+}
+
+
+@pytest.mark.parametrize("flags", MISTAKES)
+def test_mistakes_are_told_in_one_line(flags, tmp_path):
+    (tmp_path / "file").write_text("no folder, no checkpoint")
+    with pytest.raises(UserError, match=MISTAKES[flags]) as error:
+        run("--cpu", flags.format(baseline=BASELINE, file=tmp_path / "file"))
+    assert "\n" not in str(error.value)
+
+
+def test_corpus_of_another_dictionary_is_refused(tmp_path, data):
+    shutil.copy(runs.DATA / "dict.txt", tmp_path / "dict.txt")
+    with IndexedWriter(tmp_path / "test", token_dtype(9000)) as writer:
+        writer.add(np.array([4, 8000, 2]), np.array([3]))
+    with pytest.raises(UserError, match=r"token 1 is number 8000"):
+        run("--cpu --context-tokens 1 --path", BASELINE, data=tmp_path)
+    with pytest.raises(UserError, match=r"dictionary of 1200 symbols"):
+        run("--cpu --context-tokens 1 --path", BASELINE, data=data)
+
+
+def test_results_that_cannot_be_written_leave_nothing_behind(tmp_path):
+    (tmp_path / "generate.html").mkdir()
+    with pytest.raises(UserError, match=r"generate.html cannot be written"):
+        run("--cpu --max-new-tokens 2 --context-tokens 3 --path", BASELINE, "--results-path", tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["generate.html", "generate.json"]
+
+
+def test_commands_use_the_library_and_not_one_another():
+    for file in (runs.ROOT / "fairseq_cli").glob("*.py"):
+        assert set(re.findall(r"(?:from|import) fairseq_cli\.?(\w*)", file.read_text())) <= {"common"}, file.name
+
+
+def test_door_and_help(tmp_path):
+    shown = runs.command("generate.py", "--help")
+    assert shown.returncode == 0 and re.search(r"--num-contexts N\s+different contexts", shown.stdout)

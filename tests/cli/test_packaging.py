@@ -1,0 +1,78 @@
+"""The package installs what it says, starts quickly and states its version in one place."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fairseq
+
+ROOT = Path(__file__).parents[2]
+DOORS = ("preprocess", "train", "eval_lm", "validate", "generate", "interactive")  # fairseq's
+COMMANDS = (*DOORS, "recl", "attention", "import_model")
+HEAVY = (
+    "matplotlib",
+    "tensorboard",
+    "wandb",
+    "sacremoses",
+    "subword_nmt",
+    "transformers",
+    "safetensors",
+    "scipy",
+    "sklearn",
+)
+
+
+def project_table(name: str) -> str:
+    """The lines of one table of pyproject.toml."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(rf"^\[{re.escape(name)}\]\n(.*?)(?=^\[|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+@pytest.mark.parametrize("module", ["fairseq", *(f"fairseq_cli.{command}" for command in COMMANDS)])
+def test_an_import_loads_nothing_heavy_beside_torch(module: str) -> None:
+    code = f"import sys, {module}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == []
+
+
+@pytest.mark.parametrize("command", DOORS)
+def test_the_door_at_the_root_shows_its_help(command: str) -> None:
+    result = subprocess.run([sys.executable, f"{command}.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("usage:")
+
+
+def test_the_console_scripts_are_the_commands() -> None:
+    scripts = dict(re.findall(r'^([\w-]+) = "(.+)"$', project_table("project.scripts"), flags=re.MULTILINE))
+    assert set(scripts) == {f"fairseq-{name.removesuffix('_model').replace('_', '-')}" for name in COMMANDS}
+    for target in scripts.values():
+        module, function = target.split(":")
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_the_version_is_stated_once() -> None:
+    assert 'version = { attr = "fairseq.__version__" }' in project_table("tool.setuptools.dynamic")
+    assert not re.search(r"^version = \"", project_table("project"), flags=re.MULTILINE)
+    assert "version" not in (ROOT / "setup.py").read_text(encoding="utf-8")
+    assert f"[{fairseq.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_package_with_an_init_is_found_by_the_build() -> None:
+    from setuptools import find_packages
+
+    found = set(find_packages(str(ROOT), include=["fairseq", "fairseq.*", "fairseq_cli"]))
+    folders = {path.parent for top in ("fairseq", "fairseq_cli") for path in (ROOT / top).rglob("*.py")}
+    assert found == {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+
+
+def test_ci_can_be_executed() -> None:
+    assert (ROOT / ".ci" / "run").stat().st_mode & stat.S_IXUSR

@@ -1,0 +1,301 @@
+"""Preprocessing: fairseq's bytes for any number of processes, awkward text, and nothing left behind by a failure."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq.data import binarizer
+from fairseq.data.binarizer import Binarizer, count_words
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.indexed_dataset import IndexedCorpus
+from fairseq.errors import UserError
+from fairseq_cli import preprocess
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "language_model"
+TEXT = {f"{split}pref": str(GOLDEN / "text" / f"{split}.txt") for split in ("train", "valid", "test")}
+
+
+def run(destdir: Path, **flags: Any) -> None:
+    preprocess.main(argparse.Namespace(only_source=True, destdir=str(destdir), **flags))
+
+
+def refused(destdir: Path, **flags: Any) -> str:
+    """The error's message, once it is one line and nothing was left behind or changed."""
+    before = files(destdir)
+    with pytest.raises(UserError) as caught:
+        run(destdir, **flags)
+    assert files(destdir) == before and destdir.exists() == bool(before)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def text_file(folder: Path, content: bytes | str, name: str = "text.txt") -> str:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    return str(path)
+
+
+def plain_lines(path: str) -> list[list[str]]:
+    """The words of each line, as Python's text files read them."""
+    with open(path, encoding="utf-8") as file:
+        return [line.split() for line in file]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_golden_files_come_out_byte_for_byte(tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "data-bin", nwordssrc=1200, workers=workers, **TEXT)
+    assert files(tmp_path / "data-bin") == files(GOLDEN / "data-bin")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "[None] Dictionary: 1200 types"
+    assert printed[1] == f"[None] {TEXT['trainpref']}: 636 sents, 16664 tokens, 6.92% replaced by <unk>"
+
+
+text_pieces = st.lists(
+    st.sampled_from(
+        [*"aé世\U0001f600 \t\n\r", "\r\n", "\x85", "\u2028", "\u00a0", "\x1c", "<unk>", "</s>", "<pad>", " long" * 9]
+    ),
+    min_size=1,
+    max_size=60,
+).map("".join)
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=text_pieces, block=st.integers(1, 9), chunk=st.integers(1, 30))
+def test_text_is_read_as_pythons_text_files_are_however_it_is_cut(text: str, block: int, chunk: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(binarizer, "BLOCK_BYTES", block)
+        patch.setattr(binarizer, "CHUNK_BYTES", chunk)
+        path = text_file(Path(folder), text)
+        lines = plain_lines(path)
+        words = Counter(word for line in lines for word in line)
+        assert count_words([path]) == words
+        if not words:
+            return
+        dictionary = Dictionary()
+        dictionary.update({"a": 1, "世": 1})
+        with Binarizer(dictionary) as open_binarizer:
+            summary = open_binarizer.binarize(path, f"{folder}/out")
+        corpus = IndexedCorpus(f"{folder}/out")
+        expected = [dictionary.encode_line(" ".join(line)).tolist() for line in lines]
+        assert corpus.sizes.tolist() == [len(line) for line in expected]
+        assert corpus.tokens.tolist() == sum(expected, [])
+        assert (summary.sentences, summary.tokens) == (len(expected), len(corpus.tokens))
+        assert summary.replaced == sum(n for word, n in words.items() if word not in dictionary)
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_any_number_of_processes_agrees_on_awkward_text(tmp_path: Path, workers: int) -> None:
+    rng = np.random.RandomState(0)
+    pieces = ["a", "b", "é", " ", " ", "\t", "\n", "\n\n", "\r\n", "\r", "\u2028", "<unk>", "word" * 50]
+    path = text_file(tmp_path, "".join(rng.choice(pieces, 4000)) + " end without newline")
+    run(tmp_path / "one", trainpref=path, workers=1)
+    run(tmp_path / "many", trainpref=path, workers=workers)
+    assert files(tmp_path / "one") == files(tmp_path / "many")
+    assert len(IndexedCorpus(str(tmp_path / "many" / "train"))) == len(plain_lines(path))
+
+
+def test_many_parts_come_back_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binarizer, "CHUNK_BYTES", 64)
+    path = text_file(tmp_path, "".join(f"w{number} common\n" for number in range(500)))
+    run(tmp_path / "out", trainpref=path, workers=2)
+    dictionary = Dictionary.load(tmp_path / "out" / "dict.txt")
+    tokens = IndexedCorpus(str(tmp_path / "out" / "train")).tokens
+    assert [dictionary[token] for token in tokens[::3]] == [f"w{number}" for number in range(500)]
+
+
+def test_a_line_longer_than_memory_should_hold_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binarizer, "BLOCK_BYTES", 1 << 10)
+    longest = 0
+    split = binarizer._Encoder._words
+
+    def measured(self: Any, text: str, carried: int) -> Any:
+        nonlocal longest
+        longest = max(longest, len(text))
+        return split(self, text, carried)
+
+    monkeypatch.setattr(binarizer._Encoder, "_words", measured)
+    run(tmp_path / "out", trainpref=text_file(tmp_path, "ab cd " * 20000 + "\nlast line\n"))
+    assert IndexedCorpus(str(tmp_path / "out" / "train")).sizes.tolist() == [40001, 3]
+    assert longest <= 2 << 10
+
+
+def test_large_dictionaries_are_stored_in_32_bits(tmp_path: Path) -> None:
+    words = " ".join(f"w{number}" for number in range(65496))
+    run(tmp_path / "out", trainpref=text_file(tmp_path, words + "\n"))
+    corpus = IndexedCorpus(str(tmp_path / "out" / "train"))
+    assert corpus.tokens.dtype == np.int32 and corpus.tokens.max() == 65499
+
+
+def test_further_files_get_numbers_and_all_training_files_make_the_dictionary(tmp_path: Path) -> None:
+    names = [text_file(tmp_path, text, f"{text[0]}.txt") for text in ("a a b\n", "c c c\n", "d a\n", "e c\n", "f b\n")]
+    run(
+        tmp_path / "out",
+        trainpref=",".join(names[:2]),
+        validpref=",".join(names[2:4]),
+        testpref=names[4],
+        padding_factor=1,
+    )
+    assert (tmp_path / "out" / "dict.txt").read_text() == "c 3\na 2\nb 1\n"
+    expected = {
+        "train": [5, 5, 6, 2],
+        "train1": [4, 4, 4, 2],
+        "valid": [3, 5, 2],
+        "valid1": [3, 4, 2],
+        "test": [3, 6, 2],
+    }
+    for split, tokens in expected.items():
+        assert IndexedCorpus(str(tmp_path / "out" / split)).tokens.tolist() == tokens
+    assert len(files(tmp_path / "out")) == 11
+
+
+def test_a_given_dictionary_is_used_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given_dictionary = text_file(tmp_path, "b 7\na 7\n", "mine.txt")
+    run(tmp_path / "out", validpref=text_file(tmp_path, "a b c <unk>\n"), srcdict=given_dictionary)
+    assert (tmp_path / "out" / "dict.txt").read_text() == "b 7\na 7\n"
+    assert IndexedCorpus(str(tmp_path / "out" / "valid")).tokens.tolist() == [5, 4, 3, 3, 2]
+    assert "1 sents, 5 tokens, 20.0% replaced by <unk>" in capsys.readouterr().out
+
+
+def test_thresholds_and_padding_reach_the_dictionary(tmp_path: Path) -> None:
+    path = text_file(tmp_path, "a a a b b c\n")
+    run(tmp_path / "out", trainpref=path, thresholdsrc=2, padding_factor=7, dict_only=True)
+    assert files(tmp_path / "out") == {"dict.txt": b"a 3\nb 2\nmadeupword0000 0\n"}
+
+
+def test_source_language_is_the_ending_of_the_texts_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text_file(tmp_path, "a\n", "text.en")
+    run(tmp_path / "out", trainpref=str(tmp_path / "text"), source_lang="en")
+    assert sorted(files(tmp_path / "out")) == ["dict.txt", "train.bin", "train.idx"]
+    assert "[en] Dictionary: 8 types" in capsys.readouterr().out
+
+
+def test_running_again_replaces_what_was_there(tmp_path: Path) -> None:
+    run(tmp_path / "out", trainpref=text_file(tmp_path, "a\n"))
+    run(tmp_path / "out", trainpref=text_file(tmp_path, "b b\n"), padding_factor=1)
+    assert (tmp_path / "out" / "dict.txt").read_text() == "b 2\n"
+    assert sorted(files(tmp_path / "out")) == ["dict.txt", "train.bin", "train.idx"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_text_that_is_not_utf8_is_named_with_line_and_byte_and_the_old_data_stays(
+    tmp_path: Path, workers: int, split: str
+) -> None:
+    run(tmp_path / "out", trainpref=text_file(tmp_path, "old\n"))
+    bad = text_file(tmp_path, b"one\r\ntwo\rthree\n\nfi\xc3\xa9ve \xff\n" + b"six\n" * 50, "bad.txt")
+    good = text_file(tmp_path, "new\n", "good.txt")
+    flags = {"trainpref": bad} if split == "train" else {"trainpref": good, "validpref": bad}
+    message = refused(tmp_path / "out", workers=workers, **flags)
+    assert message.startswith(f"{bad}: line 5, byte offset 23: 0xff is not UTF-8")
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 4, 5, 7, 11])
+def test_the_line_of_a_bad_byte_is_counted_across_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    content = bytearray(b"a\r\n\rb\n\r\n\nc\r\nd")
+    content[at:at] = b"\xff"
+    line = len((bytes(content[:at]).decode() + "x").replace("\r\n", "\n").replace("\r", "\n").split("\n"))
+    monkeypatch.setattr(binarizer, "BLOCK_BYTES", 1)
+    with pytest.raises(UserError, match=f"line {line}, byte offset {at}:"):
+        count_words([text_file(tmp_path, bytes(content))])
+
+
+def test_a_character_cut_off_at_the_end_is_not_utf8(tmp_path: Path) -> None:
+    message = refused(tmp_path / "out", trainpref=text_file(tmp_path, "né".encode()[:-1]))
+    assert "line 1, byte offset 1: 0xc3 is not UTF-8" in message
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("content", [b"", b" \n\n\t\n"])
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_an_empty_text_is_refused(tmp_path: Path, workers: int, content: bytes, split: str) -> None:
+    flags = {"trainpref": text_file(tmp_path, "good\n", "good.txt")}
+    flags[f"{split}pref"] = text_file(tmp_path, content, "empty.txt")
+    message = refused(tmp_path / "out", workers=workers, **flags)
+    assert "empty.txt: the text is empty" in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({}, "--trainpref or --srcdict: give one of them"),
+        ({"validpref": "GOOD"}, "--trainpref or --srcdict: give one of them"),
+        ({"trainpref": "MISSING"}, "missing.txt: the text cannot be read (No such file or directory)"),
+        ({"trainpref": "GOOD", "testpref": "MISSING"}, "missing.txt: the text cannot be read"),
+        ({"trainpref": "FOLDER"}, "the text cannot be read (Is a directory)"),
+        ({"trainpref": "GOOD,"}, "--trainpref"),
+        ({"trainpref": "GOOD", "source_lang": "en"}, "good.txt.en: the text cannot be read"),
+        ({"trainpref": "GOOD", "srcdict": "MISSING"}, "missing.txt: the dictionary cannot be read"),
+        ({"trainpref": "GOOD", "srcdict": "GOOD"}, "good.txt: line 1: expected `word count`"),
+        ({"trainpref": "GOOD", "srcdict": "GOOD", "nwordssrc": 10}, "--srcdict: the dictionary is used as it is"),
+        ({"trainpref": "GOOD", "srcdict": "GOOD", "thresholdsrc": 2}, "--srcdict: the dictionary is used as it is"),
+        ({"srcdict": "DICT"}, "--trainpref, --validpref, --testpref: give at least one text"),
+        ({"trainpref": "GOOD", "workers": 0}, "--workers 0: must be at least 1"),
+        ({"trainpref": "GOOD", "dataset_impl": "raw"}, "--dataset-impl raw: choose from mmap"),
+        ({"trainpref": "GOOD", "padding_factor": 0}, "--padding-factor 0: must be at least 1"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path, flags: dict[str, Any], complaint: str) -> None:
+    known = {
+        "GOOD": text_file(tmp_path, "hello world\n", "good.txt"),
+        "DICT": text_file(tmp_path, "hello 1\n", "dict.txt"),
+        "MISSING": str(tmp_path / "missing.txt"),
+        "FOLDER": str(tmp_path),
+    }
+    for name, value in known.items():
+        flags = {flag: given.replace(name, value) if isinstance(given, str) else given for flag, given in flags.items()}
+    assert complaint in refused(tmp_path / "out", **flags)
+
+
+def test_a_text_that_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR)
+    try:
+        assert "not a plain file" in refused(tmp_path / "out", trainpref=str(pipe))
+    finally:
+        os.close(writer)
+
+
+def test_a_destination_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    good = text_file(tmp_path, "hello\n")
+    with pytest.raises(UserError, match="--destdir .*: cannot be written"):
+        run(Path(good), trainpref=good)
+    assert Path(good).read_text() == "hello\n"
+
+
+def test_no_space_left_keeps_the_old_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path / "out", trainpref=text_file(tmp_path, "old\n"))
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", no_space)
+    message = refused(tmp_path / "out", trainpref=text_file(tmp_path, "new\n", "new.txt"))
+    assert "out: cannot be written (No space left on device)" in message
+
+
+def die(path: str, start: int, end: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_dies_ends_the_work_with_a_message(tmp_path: Path) -> None:
+    path = text_file(tmp_path, "a\nb\n")
+    with pytest.raises(UserError, match="--workers 2: a process died"), binarizer._Workers(die, 2) as pool:
+        list(pool.over(path, "dying"))

@@ -1,0 +1,377 @@
+"""Whole models: what they compute, how large they are, and what their parameters are called."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import pytest
+import runs
+import torch
+import torch.nn.functional as F
+
+from fairseq import checkpoint, config
+from fairseq.checkpoint import describe_mismatch
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.models import ARCHITECTURES
+from fairseq.models.loading import load_parameters
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
+
+PAD = 1
+WORDS = 1200
+
+
+def build(*flags):
+    """A model in evaluation, its parameters large enough to matter."""
+    model = runs.model_of(*flags).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def tokens(rows, length, seed=0):
+    return torch.randint(4, WORDS, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+# --- what they compute
+
+
+def naive_positions(count, dim):
+    """Positions 0 … count − 1, numbered from 2."""
+    half = dim // 2
+    frequencies = [math.exp(-i * math.log(10000) / (half - 1)) for i in range(half)]
+    rows = [
+        [*(math.sin(p * f) for f in frequencies), *(math.cos(p * f) for f in frequencies)] for p in range(2, count + 2)
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def naive_hidden(model, source, remembered):
+    """The hidden states of one row, in float64, and what the attention of each layer read.
+
+    Args:
+        source: word ids [T].
+        remembered: for each layer, what its attention read before [M, C]; None: nothing, positions at the bottom.
+    """
+    state = {name.removeprefix("decoder."): value.double() for name, value in model.state_dict().items()}
+    dim, heads = model.cfg.decoder_embed_dim, model.cfg.decoder_attention_heads
+    bands = [0, 200, 600, WORDS]
+    x = []
+    for word in source.tolist():
+        band = max(i for i in range(3) if word >= bands[i])
+        table, projection = (state[f"embed_tokens.embeddings.{band}.{part}.weight"] for part in (0, 1))
+        x.append(math.sqrt(dim) * projection @ table[word - bands[band]])
+    x = torch.stack(x)
+    infused = remembered is not None
+    if not infused:
+        x = x + naive_positions(len(x), dim)
+    read = []
+    for number in range(model.cfg.decoder_layers):
+        layer = {k.removeprefix(f"layers.{number}."): v for k, v in state.items() if k.startswith(f"layers.{number}.")}
+
+        def linear(name, inputs, layer=layer):
+            return inputs @ layer[f"{name}.weight"].t() + layer[f"{name}.bias"]
+
+        def norm(name, inputs, layer=layer):
+            centred = inputs - inputs.mean(-1, keepdim=True)
+            scale = (centred**2).mean(-1, keepdim=True).add(1e-5).sqrt()
+            return centred / scale * layer[f"{name}.weight"] + layer[f"{name}.bias"]
+
+        own = norm("self_attn_layer_norm", x)
+        read.append(own)
+        before = remembered[number] if infused else own[:0]
+        everything = torch.cat([before, own])
+        placed = everything + naive_positions(len(everything), dim) if infused else everything
+        key, value = linear("self_attn.k_proj", placed), linear("self_attn.v_proj", everything)
+        query = linear("self_attn.q_proj", placed)
+        attended = torch.zeros_like(own)
+        for t in range(len(own)):
+            here = len(before) + t
+            for h in range(heads):
+                part = slice(h * dim // heads, (h + 1) * dim // heads)
+                scores = torch.stack([query[here, part] @ key[s, part] for s in range(here + 1)])
+                weights = (scores / math.sqrt(dim // heads)).softmax(0)
+                attended[t, part] = weights @ value[: here + 1, part]
+        x = x + linear("self_attn.out_proj", attended)
+        x = x + linear("fc2", linear("fc1", norm("final_layer_norm", x)).clamp(min=0))
+    return x, read
+
+
+def test_baseline_agrees_with_a_naive_computation():
+    model, source = build(runs.BASELINE), tokens(2, 7)
+    hidden, extra = model(source)
+    assert extra["memory"] is None
+    expected = torch.stack([naive_hidden(model, row, None)[0] for row in source])
+    torch.testing.assert_close(hidden.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("cache, lengths", [(16, [16, 16, 7]), (6, [4, 4, 4, 1]), (3, [5, 5]), (9, [2, 3, 5, 8])])
+def test_shortformer_agrees_with_a_naive_computation_segment_after_segment(cache, lengths):
+    model = build(runs.SHORTFORMER, f"--tokens-from-prev {cache}")
+    source, memory = tokens(2, sum(lengths)), None
+    remembered = [[torch.zeros(0, 32, dtype=torch.float64)] * 2 for _ in range(2)]
+    for segment in source.split(lengths, dim=1):
+        hidden, extra = model(segment, memory)
+        memory = extra["memory"]
+        for row in range(2):
+            expected, read = naive_hidden(model, segment[row], remembered[row])
+            remembered[row] = [torch.cat([a, b])[-cache:] for a, b in zip(remembered[row], read, strict=True)]
+            torch.testing.assert_close(hidden[row].double(), expected, atol=1e-4, rtol=1e-4)
+            for kept, wanted in zip(memory, remembered[row], strict=True):
+                torch.testing.assert_close(kept[row].double(), wanted, atol=1e-4, rtol=1e-4)
+                assert not kept.requires_grad
+
+
+def test_position_infused_attention_alone_has_no_memory():
+    model = build(runs.BASELINE, "--position-infused-attention")
+    source = tokens(1, 9)
+    hidden, extra = model(source)
+    expected, _ = naive_hidden(model, source[0], [torch.zeros(0, 32, dtype=torch.float64)] * 2)
+    assert extra["memory"] is None and model.memory_length == 0
+    torch.testing.assert_close(hidden[0].double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [[runs.SHORTFORMER], [runs.SHORTFORMER, "--tokens-from-prev 5"], [runs.BASELINE, "--position-infused-attention"]],
+)
+@pytest.mark.parametrize("step", [1, 4, 16])
+def test_token_by_token_inference_is_segment_by_segment_inference(flags, step):
+    model, source = build(*flags), tokens(3, 16 * 3 + 5)
+    memory, whole = None, []
+    with torch.no_grad():
+        for segment in source.split(16, dim=1):
+            hidden, extra = model(segment, memory)
+            memory = extra["memory"]
+            whole.append(hidden)
+        cache, single = model.new_cache(3), []
+        for segment in source.split(16, dim=1):
+            for piece in segment.split(step, dim=1):
+                single.append(model(piece, cache=cache)[0])
+            cache.next_segment()
+    torch.testing.assert_close(torch.cat(single, 1), torch.cat(whole, 1), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("flags", ["", "--decoder-learned-pos", "--no-decoder-normalize-before"])
+def test_token_by_token_inference_of_the_baseline_is_its_full_forward(flags):
+    model, source = build(runs.BASELINE, flags), tokens(2, 16)
+    with torch.no_grad():
+        whole, cache = model(source)[0], model.new_cache(2)
+        single = [model(source[:, t : t + 1], cache=cache)[0] for t in range(16)]
+    torch.testing.assert_close(torch.cat(single, 1), whole, atol=1e-4, rtol=1e-4)
+    assert cache.room == 0
+
+
+def test_no_model_sees_the_future():
+    for flags in (runs.BASELINE, runs.SHORTFORMER):
+        model, source = build(flags), tokens(1, 12)
+        changed = source.clone()
+        changed[0, 8:] = 5
+        with torch.no_grad():
+            assert torch.equal(model(source)[0][:, :8], model(changed)[0][:, :8])
+
+
+def test_probabilities_of_all_words_sum_to_one():
+    for flags in ([runs.BASELINE], [runs.BASELINE, PLAIN]):
+        model = build(*flags)
+        output = model(tokens(2, 5))
+        lprobs = model.get_normalized_probs(output, log_probs=True)
+        assert lprobs.shape == (2, 5, WORDS)
+        torch.testing.assert_close(model.get_normalized_probs(output, log_probs=False).sum(-1), torch.ones(2, 5))
+
+
+# --- variants
+
+PLAIN = "--arch transformer_lm --criterion cross_entropy"
+VARIANTS = {
+    "tied": "",
+    "plain": PLAIN,
+    "shared": f"{PLAIN} --share-decoder-input-output-embed",
+    "narrow": f"{PLAIN} --decoder-input-dim 16 --decoder-output-dim 24",
+    "softmax alone": f"{PLAIN} --adaptive-softmax-cutoff 200,600 --criterion adaptive_loss",
+    "input alone": f"{PLAIN} --adaptive-input --adaptive-input-cutoff 200,600 --decoder-input-dim 16",
+    "four bands": "--adaptive-softmax-cutoff 9,99,999 --adaptive-input-cutoff 9,99,999 --adaptive-input-factor 2"
+    " --adaptive-softmax-factor 2",
+    "learned positions": f"{PLAIN} --decoder-learned-pos",
+    "no positions": f"{PLAIN} --no-token-positional-embeddings",
+    "post-norm": f"{PLAIN} --no-decoder-normalize-before --layernorm-embedding --no-scale-embedding",
+    "gelu": f"{PLAIN} --activation-fn gelu --no-decoder-final-norm --decoder-layerdrop 0.5",
+    "gelu_accurate": f"{PLAIN} --activation-fn gelu_accurate",
+    "shortformer": "--arch shortformer_tiny",
+    "shortformer with a plain softmax": f"{PLAIN} --tokens-from-prev 4",
+}
+
+
+@pytest.mark.parametrize("flags", VARIANTS.values(), ids=VARIANTS)
+def test_variant_trains_all_its_parameters_and_loads_strictly(flags):
+    model = build(runs.BASELINE, flags)
+    model.train()
+    source = tokens(4, 16)
+    layer = model.output_layer
+    loss = 0.0
+    for _ in range(4):  # layers may be left out
+        hidden, _ = model(source)
+        target = torch.arange(64).mul(19) % WORDS
+        loss = loss + layer.loss(hidden.flatten(0, 1), layer.partition(target, PAD))
+    loss.backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert not without
+    assert 4 * 64 * 2 < float(loss.detach()) < 4 * 64 * 100
+    other = runs.model_of(runs.BASELINE, flags, "--seed 9")
+    other.load_state_dict(model.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_layer_drop_leaves_layers_out_in_training_only():
+    model = build(runs.BASELINE, "--decoder-layerdrop 0.5 --dropout 0 --activation-dropout 0 --attention-dropout 0")
+    source = tokens(1, 6)
+    with torch.no_grad():
+        assert torch.equal(model(source)[0], model(source)[0])
+        model.train()
+        outputs = {tuple(model(source)[0][0, 0, :3].tolist()) for _ in range(40)}
+    assert len(outputs) == 4, "none, either or both of two layers"
+
+
+def test_default_activation_is_relu_and_others_differ():
+    source = tokens(1, 6)
+    hidden = {}
+    for name in ("relu", "gelu", "gelu_accurate", "tanh", "linear"):
+        model = build(runs.BASELINE, f"--activation-fn {name}")
+        hidden[name] = model(source)[0].detach()
+        layer = model.decoder.layers[0]
+        inside = torch.tensor([-1.0, 0.5])
+        expected = {
+            "relu": inside.clamp(min=0),
+            "gelu": inside * 0.5 * (1 + torch.erf(inside / math.sqrt(2))),
+            "gelu_accurate": inside * 0.5 * (1 + (math.sqrt(2 / math.pi) * (inside + 0.044715 * inside**3)).tanh()),
+            "tanh": inside.tanh(),
+            "linear": inside,
+        }[name]
+        torch.testing.assert_close(layer._activate(inside.clone()), expected)
+    assert torch.equal(hidden["relu"], build(runs.BASELINE)(source)[0].detach())
+
+
+# --- architectures
+
+
+def count(arch, vocabulary, **settings):
+    """The parameters of an architecture, built without memory for them."""
+    args = argparse.Namespace(**settings)
+    ARCHITECTURES[arch].fill(args)
+    with torch.device("meta"):
+        decoder = TransformerDecoder(config.extract(TransformerLMConfig, args), vocabulary, PAD)
+    return sum(p.numel() for p in decoder.parameters())
+
+
+def layers(number, dim, ffn):
+    """Parameters of the layers: four projections, two of the feed-forward network, two norms."""
+    return number * (4 * (dim * dim + dim) + 2 * dim * ffn + ffn + dim + 4 * dim)
+
+
+@pytest.mark.parametrize("arch", ["transformer_lm_wiki103", "transformer_lm_baevski_wiki103", "shortformer_wiki103"])
+def test_wiki103_architecture_has_247_million_parameters(arch):
+    bands = [(20000, 1024), (40000, 256), (267744 - 60000, 64)]
+    expected = layers(16, 1024, 4096) + sum(n * d + d * 1024 for n, d in bands) + 2 * 1024
+    assert count(arch, 267744) == expected == 246_933_504
+
+
+@pytest.mark.parametrize("arch", ["transformer_lm_gbw", "transformer_lm_baevski_gbw"])
+def test_gbw_architecture(arch):
+    assert count(arch, 1000) == layers(12, 512, 4096) + 2 * 1000 * 512
+
+
+def test_gpt2_architecture():
+    assert count("transformer_lm_gpt2_small", 50000) == layers(24, 1024, 4096) + 2 * 50000 * 1024 + 2 * 1024
+
+
+def test_base_architectures():
+    assert (
+        count("transformer_lm", 1000) == count("shortformer", 1000) == layers(6, 512, 2048) + 2 * 1000 * 512 + 2 * 512
+    )
+    assert count("transformer_lm_big", 1000) == layers(12, 1024, 4096) + 2 * 1000 * 1024 + 2 * 1024
+
+
+@pytest.mark.parametrize(
+    "flags, infused, cache",
+    [
+        ("--arch transformer_lm_wiki103", False, 0),
+        ("--arch transformer_lm_wiki103 --tokens-from-prev 32", True, 32),
+        ("--arch transformer_lm_wiki103 --position-infused-attention", True, 0),
+        ("--arch shortformer_wiki103", True, 16),
+        ("--arch shortformer_wiki103 --tokens-from-prev 32", True, 32),
+        ("--arch shortformer", True, 16),
+        ("--arch shortformer_demo", True, 16),
+    ],
+)
+def test_flags_and_names_that_make_a_shortformer(flags, infused, cache):
+    small = "--decoder-layers 1 --decoder-embed-dim 32 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2"
+    cutoffs = "" if flags == "--arch shortformer" else "--adaptive-softmax-cutoff 9,99 --adaptive-input-cutoff 9,99"
+    model = runs.model_of(flags, small, cutoffs, "--tokens-per-sample 16 --max-tokens 64")
+    assert model.memory_length == cache and model.decoder.infused == infused
+
+
+def test_wiki103_settings():
+    args = argparse.Namespace()
+    ARCHITECTURES["transformer_lm_wiki103"].fill(args)
+    cfg = config.extract(TransformerLMConfig, args)
+    assert (cfg.dropout, cfg.attention_dropout, cfg.activation_dropout, cfg.adaptive_softmax_dropout) == (
+        0.3,
+        0.1,
+        0.1,
+        0.2,
+    )
+    assert (
+        cfg.tie_adaptive_weights
+        and cfg.tie_adaptive_proj
+        and cfg.no_decoder_final_norm
+        and cfg.decoder_normalize_before
+    )
+    assert cfg.adaptive_input_cutoff == cfg.adaptive_softmax_cutoff == [20000, 60000] and cfg.adaptive_input_factor == 4
+
+
+# --- names
+
+GOLDEN = "--cpu --max-tokens 64 --decoder-layers 2 --decoder-embed-dim 64 --decoder-attention-heads 4"
+CUTOFFS = "--decoder-ffn-embed-dim 128 --adaptive-softmax-cutoff 200,600 --adaptive-input-cutoff 200,600"
+
+
+@pytest.mark.parametrize("file", ["shortformer_stage1.pt", "baseline.pt"])
+def test_parameters_have_fairseqs_names_in_fairseqs_order(file):
+    state = checkpoint.load(runs.GOLDEN / file)
+    flags = "--tokens-from-prev 32" if "short" in file else ""
+    model = runs.model_of("--arch transformer_lm_wiki103", GOLDEN, CUTOFFS, flags)
+    load_parameters(model, state["model"], file)
+    assert describe_mismatch(model.upgrade_state_dict(state["model"]), model.state_dict(), file) is None
+    ours = [name for name, _ in model.named_parameters()]
+    assert ours == [name for name in state["model"] if name in ours], "the optimizer's state is in this order"
+
+
+def test_checkpoint_of_shared_embeddings_from_before_there_was_an_output_projection_loads():
+    model = build(runs.BASELINE, PLAIN, "--share-decoder-input-output-embed")
+    state = {k: v for k, v in model.state_dict().items() if k != "decoder.output_projection.weight"}
+    other = runs.model_of(runs.BASELINE, PLAIN, "--share-decoder-input-output-embed --seed 9").eval()
+    load_parameters(other, state, "old.pt")
+    outputs = [m.get_normalized_probs(m(tokens(1, 5)), log_probs=True) for m in (model, other)]
+    assert torch.equal(*outputs)
+
+
+# --- loss
+
+
+def test_cross_entropy_through_any_output_layer_is_that_of_its_probabilities():
+    class Task:
+        target_dictionary = argparse.Namespace(pad=lambda: PAD)
+
+    criterion = CrossEntropyCriterion(Task(), argparse.Namespace(sentence_avg=False))
+    source, target = tokens(2, 6), tokens(2, 6, seed=7)
+    target[1, 4:] = PAD
+    sample = {"net_input": {"src_tokens": source}, "target": target, "ntokens": 10, "nsentences": 2}
+    for flags in ("", PLAIN):
+        model = build(runs.BASELINE, flags)
+        loss, size, log = criterion(model, criterion.prepare(model, dict(sample)))
+        lprobs = model.get_normalized_probs(model(source), log_probs=True)
+        expected = F.nll_loss(lprobs.flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum")
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
+        assert size == log["ntokens"] == 10 and log["nsentences"] == 2

@@ -1,0 +1,286 @@
+"""The recipes in examples/transformer_xl print commands with the authors' settings, and run end to end when small."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq import options
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "examples" / "transformer_xl"
+VARIABLES = (
+    "DATA", "SAVE_DIR", "EXTRA", "DRY_RUN", "SMALL", "UPDATE_FREQ", "GPUS", "PRECISION", "GEN_SUBSET", "PYTHON",
+    "ENWIK8_URL", "TEXT8_URL", "LM1B_URL", "PTB_URL",
+)  # fmt: skip
+NOWHERE = "http://127.0.0.1:9"
+
+
+@dataclass
+class Settings:
+    """A row of the authors' settings: batch, updates, warmup; segment, memory and clamp of the evaluation."""
+
+    corpus: str
+    rows: int
+    updates: int
+    warmup: int
+    segment: int
+    memory: int
+    clamp: int | None
+    length: int  # of segments and memory in training
+    words: bool = True
+    shuffled: bool = False
+
+
+AUTHORS = {
+    "wiki103-base": Settings("wikitext-103", 60, 200_000, 0, 64, 640, 400, 150),
+    "wiki103-large": Settings("wikitext-103", 128, 4_000_000, 16_000, 128, 1600, 1000, 384),
+    "enwik8-base": Settings("enwik8", 22, 400_000, 0, 80, 2100, 820, 512, words=False),
+    "enwik8-large": Settings("enwik8", 64, 400_000, 4_000, 128, 3800, 1000, 768, words=False),
+    "text8-base": Settings("text8", 22, 400_000, 0, 80, 2100, 820, 512, words=False),
+    "text8-large": Settings("text8", 64, 400_000, 4_000, 128, 3800, 1000, 768, words=False),
+    "lm1b-base": Settings("lm1b", 224, 500_000, 20_000, 32, 128, None, 32, shuffled=True),
+    "lm1b-large": Settings("lm1b", 512, 1_200_000, 30_000, 32, 128, None, 32, shuffled=True),
+    "ptb": Settings("ptb", 20, 60_000, 0, 64, 256, 200, 70),  # ours: the authors give none
+}
+EVERY_RECIPE = pytest.mark.parametrize("recipe", AUTHORS)
+PREPARED = ("enwik8", "text8", "lm1b", "ptb")
+
+
+def run(script: str, *arguments: str | Path, **variables: object) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    environment |= {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    environment |= {name: str(value) for name, value in variables.items()}
+    command = ["bash", str(RECIPES / f"{script}.sh"), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def printed(result: subprocess.CompletedProcess[str]) -> list[str]:
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout.splitlines()
+
+
+def parsed(command: str) -> Any:
+    """The settings of a printed command, as the program that it starts understands them."""
+    program, *words = shlex.split(command.removeprefix("python "))
+    parsers = {"train.py": options.get_training_parser, "fairseq-eval-lm": options.get_eval_lm_parser}
+    parsers["preprocess.py"] = options.get_preprocessing_parser
+    return options.parse_args_and_arch(parsers[program](), words)
+
+
+# --- the commands
+
+
+@EVERY_RECIPE
+def test_training_has_the_authors_settings(recipe: str) -> None:
+    command, _ = printed(run(recipe, DRY_RUN=1))
+    args, authors = parsed(command), AUTHORS[recipe]
+    assert args.arch == f"transformer_xl_{recipe.replace('-', '_')}"
+    assert (args.data, args.save_dir) == (f"data-bin/{authors.corpus}", f"{recipe}/")
+    assert (args.tokens_per_sample, args.mem_len) == (authors.length, authors.length)
+    assert args.batch_size * args.update_freq[0] * args.distributed_world_size == authors.rows
+    assert args.required_batch_size_multiple == 1
+    assert (args.max_update, args.warmup_updates) == (authors.updates, authors.warmup)
+    assert (args.optimizer, args.lr_scheduler, args.clip_norm) == ("adam", "cosine", 0.25)
+    assert args.max_lr == 0.00025 and args.lr[0] < 1e-8
+    assert args.shuffle_lines == authors.shuffled
+    assert bool(args.cutoffs) == (authors.words and recipe != "ptb")
+
+
+@EVERY_RECIPE
+def test_evaluation_has_the_authors_lengths(recipe: str) -> None:
+    _, command = printed(run(recipe, DRY_RUN=1))
+    args, authors = parsed(command), AUTHORS[recipe]
+    assert (args.data, args.path) == (f"data-bin/{authors.corpus}", f"{recipe}/checkpoint_best.pt")
+    assert (args.tokens_per_sample, args.mem_len, args.same_length) == (authors.segment, authors.memory, True)
+    assert getattr(args, "clamp_len", None) == authors.clamp
+    assert (args.gen_subset, args.batch_size, args.required_batch_size_multiple) == ("test", 10, 1)
+
+
+def test_penn_treebank_is_regularised() -> None:
+    args = parsed(printed(run("ptb", DRY_RUN=1))[0])
+    assert args.variational_dropout and 0 < args.average_weights_from < args.max_update
+
+
+@EVERY_RECIPE
+def test_a_small_dry_run_is_understood_and_writes_nothing(recipe: str, tmp_path: Path) -> None:
+    prepare, *commands = printed(run(recipe, DRY_RUN=1, SMALL=1, SAVE_DIR=tmp_path / "out"))
+    assert prepare.startswith("bash examples/transformer_xl/prepare-")
+    assert len([parsed(command) for command in commands]) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("recipe, frequency, gpus, rows", [("wiki103-base", 2, 3, 10), ("lm1b-large", 8, 4, 16)])
+def test_a_batch_can_be_cut_into_pieces(recipe: str, frequency: int, gpus: int, rows: int) -> None:
+    args = parsed(printed(run(recipe, DRY_RUN=1, UPDATE_FREQ=frequency, GPUS=gpus))[0])
+    assert (args.batch_size, args.update_freq, args.distributed_world_size) == (rows, [frequency], gpus)
+
+
+@pytest.mark.parametrize(
+    "variable, value", [("UPDATE_FREQ", "7"), ("UPDATE_FREQ", "x"), ("GPUS", "0"), ("PRECISION", "fp8")]
+)
+def test_an_impossible_setting_is_refused_in_one_line(variable: str, value: str) -> None:
+    result = run("enwik8-base", DRY_RUN=1, **{variable: value})
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.fullmatch(rf"{variable}={value}\b.*\n", result.stderr)
+
+
+def test_the_variables_reach_the_commands() -> None:
+    variables = {"DATA": "my/data", "SAVE_DIR": "out/", "EXTRA": "--log-interval 5 --seed 3", "PRECISION": "bf16"}
+    training, evaluation = map(parsed, printed(run("text8-base", DRY_RUN=1, GEN_SUBSET="valid", **variables)))
+    assert (training.data, training.save_dir, training.seed) == ("my/data", "out/text8-base/", 3)
+    assert training.bf16 and training.log_interval == 5
+    assert (evaluation.data, evaluation.path) == ("my/data", "out/text8-base/checkpoint_best.pt")
+    assert evaluation.gen_subset == "valid"
+
+
+# --- small runs
+
+
+@pytest.fixture(scope="module")
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The small corpora of the recipes: one of words, and those of bytes and letters."""
+    folder, data = tmp_path_factory.mktemp("small"), {}
+    for corpus in ("ptb", "enwik8", "text8"):
+        printed(run(f"prepare-{corpus}", folder / corpus, SMALL=1))
+        flags = ["--srcdict", str(folder / corpus / "dict.txt")] if corpus != "ptb" else []
+        for split in ("train", "valid", "test"):
+            flags += [f"--{split}pref", str(folder / corpus / f"{split}.txt")]
+        data[corpus] = folder / f"{corpus}-bin"
+        command = [sys.executable, str(ROOT / "preprocess.py"), "--only-source", "--destdir", str(data[corpus])]
+        subprocess.run([*command, *flags], check=True, capture_output=True)
+    return {**data, "wikitext-103": data["ptb"], "lm1b": data["ptb"]}
+
+
+@EVERY_RECIPE
+def test_a_recipe_runs_end_to_end_when_small(recipe: str, small_data: dict[str, Path], tmp_path: Path) -> None:
+    result = run(recipe, SMALL=1, DATA=small_data[AUTHORS[recipe].corpus], SAVE_DIR=tmp_path)
+    output = "\n".join(printed(result)) + result.stderr
+    loss = float(re.findall(r"Loss \(base 2\): ([\d.]+), Perplexity: [\d.]+\n", output)[0])
+    validation = float(re.findall(r"valid on 'valid' subset .* \| loss (\S+)", output)[-1])
+    assert loss == pytest.approx(validation, rel=0.1), "another text, the same kind"
+    assert re.findall(r"Bits per character: ([\d.]+)", output) == ([] if AUTHORS[recipe].words else [f"{loss:.4f}"])
+    assert (tmp_path / recipe / "checkpoint_best.pt").is_file()
+
+
+def test_a_small_recipe_makes_its_corpus_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    first, second = (run("enwik8-base", SMALL=1, SAVE_DIR=tmp_path) for _ in range(2))
+    assert [line.split()[1] for line in printed(first) if line.startswith(("bash", "python"))] == [
+        "examples/transformer_xl/prepare-enwik8.sh", "scripts/prepare_pydoc.py", "-m", "preprocess.py", "train.py",
+    ]  # fmt: skip
+    bits = [line for line in printed(second) if line.startswith("Bits per character: ")]
+    assert bits == [line for line in printed(first) if line.startswith("Bits per character: ")] != []
+    assert "nothing left to do after 12 updates" in second.stdout + second.stderr
+    assert "prepare-enwik8.sh" not in second.stdout
+
+
+# --- corpora
+
+
+@pytest.mark.parametrize("corpus", PREPARED)
+def test_without_a_network_is_one_line(corpus: str, tmp_path: Path) -> None:
+    result = run(f"prepare-{corpus}", tmp_path, **{f"{corpus.upper()}_URL": f"{NOWHERE}/archive"})
+    assert result.returncode == 1
+    assert re.fullmatch(rf"prepare-{corpus}.sh: the download failed; .*\n", result.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("corpus", PREPARED)
+def test_what_is_not_the_corpus_is_refused_and_removed(corpus: str, tmp_path: Path) -> None:
+    names = ["wrong", *(f"ptb.{split}.txt" for split in ("train", "valid", "test"))]
+    for name in names:
+        (tmp_path / name).write_bytes(b"no archive")
+    url = tmp_path.as_uri() if corpus == "ptb" else (tmp_path / "wrong").as_uri()
+    result = run(f"prepare-{corpus}", tmp_path / "out", **{f"{corpus.upper()}_URL": url})
+    assert result.returncode == 1
+    assert re.fullmatch(
+        rf"prepare-{corpus}.sh: what came from .* \(wrong (sha256|md5) checksum; removed\); .*{corpus.upper()}_URL\n",
+        result.stderr,
+    )
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("corpus", PREPARED)
+def test_nothing_is_downloaded_twice(corpus: str, tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").touch()
+    result = run(f"prepare-{corpus}", tmp_path, **{f"{corpus.upper()}_URL": f"{NOWHERE}/archive"})
+    assert "there already" in "".join(printed(result))
+
+
+@pytest.mark.parametrize("corpus", PREPARED)
+def test_a_dry_run_of_the_preparation_writes_nothing(corpus: str, tmp_path: Path) -> None:
+    for small in ({}, {"SMALL": 1}):
+        lines = printed(run(f"prepare-{corpus}", tmp_path / "out", DRY_RUN=1, **small))
+        assert lines[0].startswith("python scripts/prepare_pydoc.py" if small else ("curl", "wget"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def with_checksums(folder: Path, **checksums: Path) -> str:
+    """A copy of the scripts in *folder* that expects the files given, in the place of the published ones."""
+    copy = folder / "examples" / "transformer_xl"
+    copy.mkdir(parents=True)
+    (copy.parent / "common.sh").symlink_to(RECIPES.parent / "common.sh")
+    for name in ("scripts", "fairseq"):
+        (folder / name).symlink_to(ROOT / name)
+    for script in ("common.sh", "download.sh", *(f"prepare-{corpus}.sh" for corpus in PREPARED)):
+        (copy / script).write_text((RECIPES / script).read_text())
+    for corpus, file in checksums.items():
+        path = copy / f"prepare-{corpus}.sh"
+        checksum = hashlib.sha256(file.read_bytes()).hexdigest()
+        path.write_text(re.sub(r"sha256:[0-9a-f]{64}", f"sha256:{checksum}", path.read_text()))
+    return str(copy)
+
+
+@pytest.mark.parametrize("corpus, text", [("enwik8", b"a line\nand more\n" * 20), ("text8", b" two words" * 20)])
+def test_an_interrupted_download_goes_on_and_becomes_symbols(corpus: str, text: bytes, tmp_path: Path) -> None:
+    archive = tmp_path / f"{corpus}.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr(corpus, text)
+    scripts = with_checksums(tmp_path / "copy", **{corpus: archive})
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f"{corpus}.zip.part").write_bytes(archive.read_bytes()[:50])
+    command = ["bash", f"{scripts}/prepare-{corpus}.sh", str(out)]
+    environment = {**os.environ, "PYTHON": sys.executable, f"{corpus.upper()}_URL": archive.as_uri()}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["dict.txt", "test.txt", "train.txt", "valid.txt"]
+    first, end = text[: len(text) * 9 // 10], b"\n" if corpus == "enwik8" else b" "
+    written = (out / "train.txt").read_text()
+    symbols = [str(byte) if corpus == "enwik8" else chr(byte) for byte in first if bytes([byte]) != end]
+    assert written.split() == symbols
+    assert written.count("\n") == first.count(end) + (not first.endswith(end))
+
+
+def test_one_billion_words_pieces_become_three_texts(tmp_path: Path) -> None:
+    name = "1-billion-word-language-modeling-benchmark-r13output"
+    pieces = {f"training-monolingual.tokenized.shuffled/news.en-{i:05}-of-00100": i for i in range(1, 100)}
+    pieces |= {f"heldout-monolingual.tokenized.shuffled/news.en.heldout-{i:05}-of-00050": 500 + i for i in range(3)}
+    archive = tmp_path / f"{name}.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        for piece, number in pieces.items():
+            (tmp_path / "piece").write_text(f"sentence {number}\n")
+            file.add(tmp_path / "piece", f"{name}/{piece}")
+    scripts = with_checksums(tmp_path / "copy", lm1b=archive)
+    command = ["bash", f"{scripts}/prepare-lm1b.sh", str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHON": sys.executable, "LM1B_URL": archive.as_uri()}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    texts = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert texts == {
+        "train.txt": "".join(f"sentence {i}\n" for i in range(1, 100)),
+        "test.txt": "sentence 500\n",
+        "valid.txt": "sentence 501\n",
+    }

@@ -1,0 +1,317 @@
+"""Transformer-XL in training and evaluation: exact resumption, processes, averages, what the flags change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runs
+import torch
+
+from fairseq import checkpoint, options
+from fairseq.errors import UserError
+from fairseq.tasks import setup_task
+from fairseq.training.averaging import WeightAverage
+from fairseq_cli import eval_lm
+
+COMMON = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --batch-size 4 --mem-len 24
+    --required-batch-size-multiple 1 --optimizer adam --lr 0.003 --clip-norm 0.25 --seed 3 --log-format json
+    --log-interval 1 --cutoffs 100,400 --no-epoch-checkpoints"""
+XL = f"--arch transformer_xl_tiny {COMMON} --dropout 0.2 --dropatt 0.1"
+STILL = "--dropout 0 --dropatt 0"
+KINDS = {
+    "relative": "",
+    "variational": "--variational-dropout --pre-lnorm --untie-r",
+    "bands": "--div-val 2 --tie-projs --same-length --clamp-len 10",
+    "shaw": "--position-encoding shaw",
+    "learned": "--position-encoding learned --mem-len 0",
+    "averaged": "--average-weights-from 4",
+    "half": "--loss-positions half",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_bit_identical_to_the_uninterrupted_one(tmp_path: Path, kind: str) -> None:
+    flags = [XL, KINDS[kind]]
+    whole = runs.train(tmp_path / "whole", flags, "--max-update 12 --save-interval-updates 7")
+    (tmp_path / "parts").mkdir()
+    saved = next((tmp_path / "whole").glob("checkpoint_*_7.pt"))
+    restore = ["--restore-file", saved]
+    rest = runs.train(tmp_path / "parts", flags, restore, "--max-update 12 --save-interval-updates 7")
+    assert runs.updates(rest) == runs.updates(whole)[7:]
+    ends = [runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "parts")]
+    assert runs.difference(*ends) is None
+
+
+@pytest.mark.parametrize("backend", ["c10d", "no_c10d"])
+def test_two_processes_follow_one_with_the_same_global_batch(tmp_path: Path, backend: str) -> None:
+    flags = [XL, STILL, "--max-update 12 --disable-validation", KINDS["bands"]]
+    alone = runs.train(tmp_path / "one", flags)
+    two = ["--batch-size 2 --distributed-world-size 2 --ddp-backend", backend, "--save-dir", tmp_path / "two"]
+    result = runs.command("train.py", runs.DATA, flags, two)
+    assert result.returncode == 0, result.stderr
+    together = runs.records(result.stdout)
+    np.testing.assert_allclose(runs.losses(together), runs.losses(alone), rtol=2e-5)
+
+
+def test_training_goes_down(tmp_path: Path) -> None:
+    log = runs.train(tmp_path, XL, STILL, "--max-update 60 --disable-validation")
+    assert np.mean(runs.losses(log)[-5:]) < np.mean(runs.losses(log)[:5]) - 0.5
+
+
+def test_loss_on_half_of_the_positions_counts_half_of_the_targets(tmp_path: Path) -> None:
+    full, half = (
+        runs.train(tmp_path / name, XL, STILL, flag, "--max-update 3 --disable-validation --no-save")
+        for name, flag in (("full", ""), ("half", "--loss-positions half"))
+    )
+    assert [line["wpb"] for line in runs.updates(full)] == [64.0] * 3
+    assert [line["wpb"] for line in runs.updates(half)] == [32.0] * 3
+    args = runs.arguments(XL, "--loss-positions half")
+    task = setup_task(args)
+    model, criterion = task.build_model(args), task.build_criterion(args)
+    training = next(iter(task.iterator("valid", model, criterion, training=True)))
+    assert training is not None
+    assert bool((training["target"][:, :8] == 1).all()) and not bool((training["target"][:, 8:] == 1).any())
+    validation = next(iter(task.iterator("valid", model, criterion, training=False)))
+    assert validation is not None and not bool((validation["target"] == 1).any())
+
+
+def test_streams_give_a_model_without_memory_what_one_with_memory_reads() -> None:
+    batches = []
+    for flags in ("--mem-len 8", "--mem-len 0 --streams", "--mem-len 0"):
+        args = runs.arguments(XL, flags)
+        task = setup_task(args)
+        model = task.build_model(args)
+        iterator = task.iterator("valid", model, task.build_criterion(args), training=True)
+        batches.append([sample["id"].tolist() for sample in iterator if sample is not None])
+    assert batches[0] == batches[1] != batches[2]
+
+
+@pytest.mark.parametrize("kind", ["relative", "bands", "shaw", "learned", "averaged"])
+def test_stages_in_one_run_equal_one_command_a_stage(tmp_path: Path, kind: str) -> None:
+    flags = [XL.replace("--tokens-per-sample 16", ""), KINDS[kind], "--disable-validation"]
+    tables = "--max-relative-length 56" if kind == "shaw" else "--max-relative-length 32" if kind == "learned" else ""
+    runs.train(tmp_path / "staged", flags, "--stages 16:5,32:9")
+    runs.train(tmp_path / "1", flags, tables, "--tokens-per-sample 16 --max-update 5")
+    first = ["--restore-file", tmp_path / "1" / "checkpoint_last.pt"]
+    runs.train(tmp_path / "2", flags, tables, "--tokens-per-sample 32 --max-update 9", first)
+    one, two = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("staged", "2"))
+    del one["extra_state"]["stage"]
+    assert runs.difference(one, two) is None
+
+
+@pytest.mark.parametrize("arch", ["transformer_xl", "transformer_xl_tiny"])
+def test_an_architectures_memory_does_not_depend_on_the_segment(arch: str) -> None:
+    short, long = (runs.arguments(f"--arch {arch} --tokens-per-sample {n}").mem_len for n in (8, 64))
+    assert short == long > 0
+    assert runs.arguments(f"--arch {arch} --position-encoding learned").mem_len == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "tolerance"), [("--bf16", 0.02), ("--fp16", 0.005), ("--memory-efficient-fp16", 0.02)]
+)
+@pytest.mark.parametrize("kind", ["bands", "shaw"])
+def test_lower_precision_follows_full_precision(tmp_path: Path, kind: str, flag: str, tolerance: float) -> None:
+    flags = [XL, STILL, KINDS[kind], "--max-update 12 --disable-validation"]
+    full, lower = (runs.losses(runs.train(tmp_path / name, flags, f)) for name, f in (("full", ""), ("lower", flag)))
+    assert lower == pytest.approx(full, abs=tolerance)
+    path = tmp_path / "lower" / "checkpoint_last.pt"
+    there = scores(tmp_path, path, "--tokens-per-sample 16", flag.replace("--memory-efficient-fp16", "--fp16"))
+    assert np.abs(there - scores(tmp_path, path, "--tokens-per-sample 16")).max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        ("", "--pre-lnorm", "--pre-lnorm True: .* was trained with False"),
+        (
+            "--position-encoding absolute --mem-len 0",
+            "--position-encoding absolute --mem-len 0 --n-head 4",
+            "--n-head 4: .* with 2",
+        ),
+        ("--position-encoding shaw", "--position-encoding shaw --mem-len 64", "give --max-relative-length 40"),
+        ("--position-encoding learned --mem-len 0", "--position-encoding absolute --mem-len 0", "layer_positions"),
+    ],
+)
+def test_parameters_are_not_used_for_another_computation(tmp_path: Path, first: str, then: str, message: str) -> None:
+    runs.train(tmp_path, XL, first, "--max-update 2 --disable-validation")
+    with pytest.raises(UserError, match=message):
+        runs.train(tmp_path, XL, then, "--max-update 4 --disable-validation")
+
+
+def test_a_table_for_every_distance_of_an_endless_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--mem-len 100000000: .* give --max-relative-length"):
+        runs.train(tmp_path, XL, "--position-encoding shaw --mem-len 100000000")
+
+
+# The average of the weights
+
+
+def test_the_average_is_the_mean_of_what_the_weights_were(tmp_path: Path) -> None:
+    flags = [XL, "--max-update 9 --save-interval-updates 1"]
+    runs.train(tmp_path / "plain", flags)
+    runs.train(tmp_path / "averaged", flags, "--average-weights-from 6")
+    names = [f"checkpoint_1_{update}.pt" for update in (6, 7, 8, 9)]
+    states = [checkpoint.load(tmp_path / "plain" / name)["model"] for name in names]
+    found = checkpoint.load(tmp_path / "averaged" / "checkpoint_last.pt")["model"]
+    for name, value in found.items():
+        wanted = torch.stack([state[name].double() for state in states]).mean(0)
+        torch.testing.assert_close(value.double(), wanted, atol=1e-6, rtol=1e-5)
+    early = checkpoint.load(tmp_path / "averaged" / "checkpoint_1_5.pt")["model"]
+    assert runs.difference(early, checkpoint.load(tmp_path / "plain" / "checkpoint_1_5.pt")["model"]) is None
+
+
+def test_validation_uses_the_average_and_training_does_not(tmp_path: Path) -> None:
+    flags = [XL, STILL, "--max-update 10"]
+    plain = runs.train(tmp_path / "plain", flags)
+    averaged = runs.train(tmp_path / "averaged", flags, "--average-weights-from 3")
+    assert runs.losses(plain) == runs.losses(averaged)
+    assert runs.summaries(plain, "test")[-1]["loss"] != runs.summaries(averaged, "test")[-1]["loss"]
+    log = evaluate(tmp_path / "averaged" / "checkpoint_last.pt", "--batch-size 4 --gen-subset test")
+    assert runs.summaries(averaged, "test")[-1]["loss"] == pytest.approx(log["loss_base2"], abs=1e-5)
+
+
+def test_going_on_without_the_flag_goes_on_from_the_weights_not_their_average(tmp_path: Path) -> None:
+    flags = [XL, "--disable-validation"]
+    whole = runs.train(tmp_path / "whole", flags, "--max-update 12")
+    runs.train(tmp_path / "parts", flags, "--max-update 8 --average-weights-from 2")
+    rest = runs.train(tmp_path / "parts", flags, "--max-update 12")
+    assert runs.losses(rest) == runs.losses(whole)[8:]
+
+
+def test_the_average_of_half_precision_weights_is_kept_in_full_precision(tmp_path: Path) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3, dtype=torch.float16))
+    average = WeightAverage([parameter], 1)
+    steps = torch.linspace(1.0, 1.2, 3000)
+    for update, value in enumerate(steps, start=1):
+        parameter.data.fill_(float(value))
+        average.update(update)
+    with average.in_place():
+        assert parameter.dtype == torch.float16
+        assert parameter.tolist() == pytest.approx([1.1] * 3, abs=1e-3)
+    assert parameter.tolist() == pytest.approx([1.2] * 3, abs=1e-3)
+    flags = [XL, "--memory-efficient-fp16 --average-weights-from 2 --disable-validation --max-update 8"]
+    runs.train(tmp_path / "whole", flags, "--save-interval-updates 5")
+    saved = next((tmp_path / "whole").glob("checkpoint_*_5.pt"))
+    runs.train(tmp_path / "parts", flags, "--save-interval-updates 5", ["--restore-file", saved])
+    assert runs.difference(*(runs.content(tmp_path / n / "checkpoint_last.pt") for n in ("whole", "parts"))) is None
+
+
+def test_an_average_of_nothing_is_what_the_weights_are() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    average = WeightAverage([parameter], 5)
+    average.update(4)
+    with average.in_place():
+        assert torch.equal(parameter, torch.ones(3))
+
+
+# Evaluation
+
+
+def evaluate(path: Path, *flags: Any) -> dict[str, Any]:
+    words = runs.words("--cpu", "--path", path, *flags)
+    return eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), [str(runs.DATA), *words]))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    runs.train(folder, XL, STILL, "--max-update 40 --disable-validation")
+    return folder / "checkpoint_last.pt"
+
+
+def scores(tmp_path: Path, path: Path, *flags: Any) -> np.ndarray:
+    file = tmp_path / "scores.npz"
+    evaluate(path, "--gen-subset test --save-token-scores", file, *flags)
+    return np.load(file)["lprobs"]
+
+
+def test_segments_and_memory_are_chosen_freely_at_evaluation(tmp_path: Path, trained: Path) -> None:
+    """With memory for the whole text, clamped or not, its segments do not matter."""
+    whole = scores(tmp_path, trained, "--tokens-per-sample 4096 --mem-len 0")
+    assert len(whole) > 400
+    for flags in ("--tokens-per-sample 7 --mem-len 4096", "--tokens-per-sample 64 --mem-len 4096 --sliding-inf 1"):
+        np.testing.assert_allclose(scores(tmp_path, trained, flags), whole, atol=1e-5)
+    assert np.abs(scores(tmp_path, trained, "--tokens-per-sample 8 --mem-len 8") - whole).max() > 1e-3
+
+
+def test_same_length_and_clamp_are_what_they_say(tmp_path: Path, trained: Path) -> None:
+    """A window of 12 keys is the same however the text is cut; a clamp at 5 changes only what lies farther."""
+    flags = "--mem-len 12 --same-length --clamp-len 5 --tokens-per-sample"
+    one = scores(tmp_path, trained, flags, "3")
+    np.testing.assert_allclose(scores(tmp_path, trained, flags, "10"), one, atol=1e-5)
+    near = scores(tmp_path, trained, "--mem-len 12 --same-length --tokens-per-sample 3")
+    np.testing.assert_array_equal(near[:6], one[:6])
+    assert np.abs(near[7:] - one[7:]).max() > 1e-4
+
+
+def test_memory_longer_than_the_tables_counts_what_is_farther_as_the_farthest(tmp_path: Path) -> None:
+    """Keys beyond the table do count: a change there changes the scores; and segments do not matter."""
+    runs.train(tmp_path, XL, STILL, KINDS["shaw"], "--max-update 30 --disable-validation")
+    path = tmp_path / "checkpoint_last.pt"
+    whole = scores(tmp_path, path, "--tokens-per-sample 4096 --mem-len 0")
+    np.testing.assert_allclose(scores(tmp_path, path, "--tokens-per-sample 9 --mem-len 4096"), whole, atol=1e-5)
+    assert np.abs(scores(tmp_path, path, "--tokens-per-sample 16 --mem-len 24") - whole)[100:].max() > 1e-4
+
+
+def test_memory_for_everything_makes_room_for_what_there_is(tmp_path: Path, trained: Path) -> None:
+    whole = scores(tmp_path, trained, "--tokens-per-sample 4096 --mem-len 0")
+    np.testing.assert_allclose(scores(tmp_path, trained, "--mem-len 1000000000"), whole, atol=1e-5)
+
+
+def test_help_of_evaluation_says_whose_the_defaults_are() -> None:
+    shown = " ".join(options.get_eval_lm_parser().format_help().split())
+    assert "tokens of memory before each segment (0: no recurrence) (default: the checkpoint's)" in shown
+    assert "--loss-positions" not in shown and "--shuffle-lines" not in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--mem-len -1", "--mem-len -1: must be at least 0"),
+        ("--clamp-len 0", "--clamp-len 0"),
+        ("--same-length --mem-len 0", "--same-length"),
+        ("--context-window 4", "--context-window 4"),
+        ("--sample-break-mode eos", "--sample-break-mode eos"),
+        ("--mem-len many", "--mem-len: expected a whole number"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(trained: Path, flags: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        evaluate(trained, flags)
+
+
+def test_flags_of_memory_are_refused_for_models_without_them() -> None:
+    path = runs.GOLDEN / "baseline.pt"
+    with pytest.raises(UserError, match="--mem-len: transformer_lm_wiki103 has no such setting"):
+        evaluate(path, "--mem-len 8")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--mem-len -3", "--mem-len -3: must be at least 0"),
+        ("--average-weights-from 0", "--average-weights-from 0"),
+        ("--loss-positions some", "--loss-positions some: choose from full, half"),
+        ("--position-encoding rotary", "--position-encoding rotary: choose from relative"),
+        ("--criterion adaptive_loss --sample-break-mode eos", "--sample-break-mode eos"),
+        ("--mem-len 0 --streams --sample-break-mode eos", "--sample-break-mode eos"),
+    ],
+)
+def test_bad_flags_of_training_are_one_line(tmp_path: Path, flags: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        runs.train(tmp_path, XL, flags)
+
+
+def test_the_settings_of_an_architecture_are_kept_in_its_checkpoint(trained: Path) -> None:
+    args = checkpoint.load(trained)["args"]
+    assert (args["n_layer"], args["mem_len"], args["cutoffs"], args["position_encoding"]) == (
+        2,
+        24,
+        [100, 400],
+        "relative",
+    )
+    assert json.loads(json.dumps(args["tie_projs"])) == "none"
