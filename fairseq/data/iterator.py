@@ -10,39 +10,39 @@ from typing import Any
 
 import torch
 
+from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.samplers import Sampler
-from fairseq.data.token_blocks import Sample, TokenBlocks
 from fairseq.errors import UserError
 
 VERSION = 2  # of the state, as fairseq numbers it
 
 
 class EpochIterator:
-    """The batches that a sampler makes of a corpus's blocks.
+    """The batches that a sampler makes of a dataset.
 
     It stands at a place: ``epoch`` (from 1) and ``iterations_in_epoch``, the batches *yielded* so far, whatever has
     been prepared ahead. Iterating goes from there to the end of the epoch; asking for more then moves it to the start
     of the next one. One iteration at a time.
 
     Args:
-        blocks: where batches come from, see :meth:`TokenBlocks.at_epoch`.
-        sampler: which blocks are in which batch.
-        prepare: last work on a sample on the host. It runs in the background thread; anything random in it must
-            depend on the sample alone, so that a resumed run repeats it.
+        dataset: the examples; each epoch reads :meth:`Dataset.at_epoch`.
+        sampler: the examples of each batch.
+        prepare: last work on the host on a sample of an epoch: (sample, epoch) → sample. It runs in the background
+            thread; anything random in it must depend on its arguments only, so that a resumed run repeats it.
         prefetch: batches prepared ahead in a background thread; 0: none, no thread.
         device: where the tensors go.
     """
 
     def __init__(
         self,
-        blocks: TokenBlocks,
+        dataset: Dataset,
         sampler: Sampler,
         *,
-        prepare: Callable[[Sample], Sample] | None = None,
+        prepare: Callable[[Sample, int], Sample] | None = None,
         prefetch: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.blocks = blocks
+        self.dataset = dataset
         self.sampler = sampler
         self.prepare = prepare
         self.prefetch = prefetch
@@ -73,14 +73,15 @@ class EpochIterator:
 
     def _samples(self) -> Generator[Sample | None, None, None]:
         """The same on the host; for a GPU in pinned memory, from where copies run beside the arithmetic."""
-        blocks = self.blocks.at_epoch(self.epoch)
-        for indices in self.sampler.epoch(self.epoch, self.iterations_in_epoch):
+        epoch = self.epoch
+        dataset = self.dataset.at_epoch(epoch)
+        for indices in self.sampler.epoch(epoch, self.iterations_in_epoch):
             if len(indices) == 0:
                 yield None
                 continue
-            sample = blocks.batch(indices)
+            sample = dataset.batch(indices)
             if self.prepare is not None:
-                sample = self.prepare(sample)
+                sample = self.prepare(sample, epoch)
             yield _map_tensors(torch.Tensor.pin_memory, sample) if self.device.type == "cuda" else sample
 
     def state_dict(self) -> dict[str, Any]:

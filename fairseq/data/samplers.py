@@ -1,4 +1,4 @@
-"""Which blocks are in which batch, on which process.
+"""The examples of each batch, on each process.
 
 Samplers hold numbers only. An epoch's batches follow from the epoch's number, so that any of them can be had again.
 """
@@ -6,6 +6,7 @@ Samplers hold numbers only. An epoch's batches follow from the epoch's number, s
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,62 @@ class Sampler(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Batching:
+    """Limits and order of the batches of a split, on one of several processes.
+
+    Attributes:
+        max_tokens, batch_size, multiple: see :func:`rows_per_batch`.
+        seed, curriculum, shuffle: see :class:`BlockSampler`.
+        rank, world_size: this process, of how many.
+        limit: flag that *max_tokens* was given by, for error messages.
+    """
+
+    max_tokens: int | None
+    batch_size: int | None
+    multiple: int = 1
+    seed: int = 1
+    curriculum: int = 0
+    shuffle: bool = True
+    rank: int = 0
+    world_size: int = 1
+    limit: str = "--max-tokens"
+
+    def blocks(self, sizes: np.ndarray, *, by_size: bool) -> BlockSampler:
+        """Return the sampler of independent examples of *sizes* [n].
+
+        Raises:
+            UserError: an example has more tokens than a batch, or batches have no limit.
+        """
+        self._check(int(sizes.max(initial=0)))
+        return BlockSampler(
+            sizes,
+            max_tokens=self.max_tokens,
+            batch_size=self.batch_size,
+            multiple=self.multiple,
+            seed=self.seed,
+            curriculum=self.curriculum,
+            shuffle=self.shuffle,
+            by_size=by_size,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+
+    def streams(self, num_blocks: int, block_size: int) -> StreamSampler:
+        """Return the sampler of *num_blocks* blocks of *block_size* tokens whose rows continue from batch to batch.
+
+        Raises:
+            UserError: a block has more tokens than a batch, or batches have no limit.
+        """
+        self._check(block_size)
+        rows = rows_per_batch(self.max_tokens, self.batch_size, block_size, self.multiple)
+        return StreamSampler(num_blocks, rows, rank=self.rank, world_size=self.world_size)
+
+    def _check(self, longest: int) -> None:
+        if self.max_tokens is not None and longest > self.max_tokens:
+            raise _too_long(longest, self.max_tokens, self.limit)
+
+
 def rows_per_batch(max_tokens: int | None, batch_size: int | None, block_size: int, multiple: int = 1) -> int:
     """Rows of *block_size* tokens that fit in a batch.
 
@@ -44,15 +101,13 @@ def rows_per_batch(max_tokens: int | None, batch_size: int | None, block_size: i
             raise _too_long(block_size, max_tokens)
         limits.append(max_tokens // max(1, block_size))
     if not limits:
-        raise UserError("--max-tokens or --batch-size: give one of them, to say how large a batch is")
+        raise UserError("--max-tokens or --batch-size: one of them is needed")
     rows = min(limits)
     return rows - rows % multiple if rows >= multiple else rows
 
 
-def _too_long(size: int, max_tokens: int) -> UserError:
-    return UserError(
-        f"--max-tokens {max_tokens}: a block has {size} tokens; raise --max-tokens or lower --tokens-per-sample"
-    )
+def _too_long(size: int, max_tokens: int, limit: str = "--max-tokens") -> UserError:
+    return UserError(f"{limit} {max_tokens}: a block has {size} tokens; raise {limit} or lower --tokens-per-sample")
 
 
 class BlockSampler:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 
+from fairseq.data.dataset import Sample
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.shuffled_lines import ShuffledLines
 from fairseq.errors import UserError, nearest
 from fairseq.settings import BREAK_MODES
 
-Sample = dict[str, Any]
+__all__ = ["Sample", "TokenBlocks"]
 
 
 class TokenBlocks:

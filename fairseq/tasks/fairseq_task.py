@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import logging
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fairseq import config
 from fairseq.criterions import build_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
+from fairseq.data.dataset import Dataset
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.iterator import EpochIterator
+from fairseq.data.samplers import Batching, Sampler
 from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
 from fairseq.modules.memory import Memory, keep_rows
+from fairseq.settings import CommonConfig, DataConfig
+
+logger = logging.getLogger(__name__)
 
 StepOutput = tuple[Tensor, int, dict[str, Any]]
 
@@ -83,6 +92,22 @@ class FairseqTask:
         """The criterion that ``args.criterion`` names."""
         return build_criterion(args, self)
 
+    def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
+        """Return the examples of *split* in *folder* (default: the first data folder).
+
+        Raises:
+            UserError: the data are missing or damaged.
+        """
+        raise NotImplementedError
+
+    def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
+        """Return the batches of *dataset* for *model*: by default examples of similar sizes together."""
+        return batching.blocks(dataset.sizes, by_size=True)
+
+    def prepare(self, sample: Sample, epoch: int, *, training: bool) -> Sample:
+        """Change a sample of *epoch* on the host; anything random must depend on seed, epoch and ``id`` only."""
+        return sample
+
     def iterator(
         self,
         split: str,
@@ -94,8 +119,42 @@ class FairseqTask:
         world_size: int = 1,
         device: torch.device | str = "cpu",
     ) -> EpochIterator:
-        """The batches of *split*, for one of *world_size* processes."""
-        raise NotImplementedError
+        """Return the batches of *split*, for one of *world_size* processes.
+
+        Raises:
+            UserError: the data are missing or damaged, or do not fit the model or the batches.
+        """
+        data = config.extract(DataConfig, self.args)
+        dataset = self._fitting(split, model, training, data.skip_invalid_size_inputs_valid_test)
+        batching = _batching(data, config.extract(CommonConfig, self.args).seed, training, rank, world_size)
+        return EpochIterator(
+            dataset,
+            self.sampler(dataset, model, batching),
+            prepare=lambda sample, epoch: criterion.prepare(model, self.prepare(sample, epoch, training=training)),
+            prefetch=data.num_workers if torch.device(device).type == "cuda" else 0,
+            device=device,
+        )
+
+    def _fitting(self, split: str, model: BaseFairseqModel, training: bool, skip: bool) -> Dataset:
+        """The examples of *split* that the model can read."""
+        dataset = self.dataset(split, training=training)
+        limit = model.max_positions()
+        keep = dataset.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
+        left_out = int((~keep).sum())
+        if left_out:
+            if not training and not skip:
+                raise UserError(
+                    f"{split}: {left_out} blocks are longer than the model's {limit} positions; "
+                    "--skip-invalid-size-inputs-valid-test leaves them out"
+                )
+            logger.warning("%s: left out %d blocks longer than %d positions", split, left_out, limit)
+            dataset = dataset.select(keep)
+        if len(dataset) == 0:
+            raise UserError(
+                f"{split}: nothing is left of this split, all blocks are longer than the model's {limit} positions; "
+                "raise --max-target-positions or lower --tokens-per-sample"
+            )
+        return dataset
 
     def dummy_sample(self, device: torch.device | str) -> Sample:
         """A sample without targets, for a process that has no batch when others have: its gradient is zero."""
@@ -117,3 +176,23 @@ class FairseqTask:
     def clear_memory(self, split: str) -> None:
         """Forget what was read of *split*."""
         self.memories.pop(split, None)
+
+
+def _batching(data: DataConfig, seed: int, training: bool, rank: int, world_size: int) -> Batching:
+    """The batches that *data* asks for, for training or for validation."""
+    max_tokens, batch_size, limit = data.max_tokens, data.batch_size, "--max-tokens"
+    if not training:
+        if data.max_tokens_valid is not None:
+            max_tokens, limit = data.max_tokens_valid, "--max-tokens-valid"
+        batch_size = data.batch_size_valid or batch_size
+    return Batching(
+        max_tokens,
+        batch_size,
+        data.required_batch_size_multiple,
+        seed=seed,
+        curriculum=data.curriculum,
+        shuffle=training,
+        rank=rank,
+        world_size=world_size,
+        limit=limit,
+    )

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fairseq import config
 from fairseq.config import flag
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
+from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus
-from fairseq.data.iterator import EpochIterator
-from fairseq.data.samplers import BlockSampler, StreamSampler, rows_per_batch
+from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
-from fairseq.settings import BREAK_MODES, CommonConfig, DataConfig
+from fairseq.settings import BREAK_MODES, CommonConfig
 from fairseq.tasks import register_task
 from fairseq.tasks.fairseq_task import FairseqTask
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -96,62 +91,19 @@ class LanguageModelingTask(FairseqTask):
             shuffle_lines=config.extract(CommonConfig, self.args).seed if shuffled else None,
         )
 
-    def iterator(
-        self,
-        split: str,
-        model: BaseFairseqModel,
-        criterion: FairseqCriterion,
-        *,
-        training: bool,
-        rank: int = 0,
-        world_size: int = 1,
-        device: torch.device | str = "cpu",
-    ) -> EpochIterator:
-        data = config.extract(DataConfig, self.args)
-        max_tokens, batch_size = data.max_tokens, data.batch_size
-        if not training:
-            max_tokens = data.max_tokens_valid or max_tokens
-            batch_size = data.batch_size_valid or batch_size
-        if max_tokens is None and batch_size is None:
-            raise UserError("--max-tokens or --batch-size: one of them is needed")
-        blocks = self._fitting(split, model, training, data.skip_invalid_size_inputs_valid_test)
-        length = self.cfg.tokens_per_sample
-        streams = self.cfg.streams or model.memory_length > 0
-        longest = length if streams else int(blocks.sizes.max())
-        if not training and data.max_tokens_valid is not None and data.max_tokens_valid < longest:
-            raise UserError(
-                f"--max-tokens-valid {data.max_tokens_valid}: {split} has blocks of {longest} tokens; raise it"
-            )
-        sampler: BlockSampler | StreamSampler
-        if streams:
-            if self.cfg.sample_break_mode != "none":
-                raise UserError(
-                    f"--sample-break-mode {self.cfg.sample_break_mode}: streams, which a model with memory reads, need "
-                    "none"
-                )
-            rows = rows_per_batch(max_tokens, batch_size, length, data.required_batch_size_multiple)
-            sampler = StreamSampler(len(blocks), rows, rank=rank, world_size=world_size)
-        else:
-            sampler = BlockSampler(
-                blocks.sizes,
-                max_tokens=max_tokens,
-                batch_size=batch_size,
-                multiple=data.required_batch_size_multiple,
-                seed=config.extract(CommonConfig, self.args).seed,
-                curriculum=data.curriculum,
-                shuffle=training,
-                by_size=self.cfg.sample_break_mode != "none",
-                rank=rank,
-                world_size=world_size,
-            )
-        shorten = self._second_half if training and self.cfg.loss_positions == "half" else _whole
-        return EpochIterator(
-            blocks,
-            sampler,
-            prepare=lambda sample: criterion.prepare(model, shorten(sample)),
-            prefetch=data.num_workers if torch.device(device).type == "cuda" else 0,
-            device=device,
-        )
+    def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> TokenBlocks:
+        return self.blocks(split, training=training)
+
+    def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
+        mode = self.cfg.sample_break_mode
+        if not (self.cfg.streams or model.memory_length > 0):
+            return batching.blocks(dataset.sizes, by_size=mode != "none")
+        if mode != "none":
+            raise UserError(f"--sample-break-mode {mode}: streams, which a model with memory reads, need none")
+        return batching.streams(len(dataset), self.cfg.tokens_per_sample)
+
+    def prepare(self, sample: Sample, epoch: int, *, training: bool) -> Sample:
+        return self._second_half(sample) if training and self.cfg.loss_positions == "half" else sample
 
     def _second_half(self, sample: Sample) -> Sample:
         """*sample* with targets in the second half of each row alone (Al-Rfou et al. 2018; Dai et al. 2019, §4.2)."""
@@ -159,28 +111,3 @@ class LanguageModelingTask(FairseqTask):
         lengths = (target != self.dictionary.pad()).sum(1, keepdim=True)
         target[torch.arange(target.size(1)) < lengths // 2] = self.dictionary.pad()
         return {**sample, "target": target, "ntokens": int((lengths - lengths // 2).sum())}
-
-    def _fitting(self, split: str, model: BaseFairseqModel, training: bool, skip: bool) -> TokenBlocks:
-        """The blocks of *split* that the model can read."""
-        blocks = self.blocks(split, training=training)
-        limit = model.max_positions()
-        keep = blocks.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
-        left_out = int((~keep).sum())
-        if left_out:
-            if not training and not skip:
-                raise UserError(
-                    f"{split}: {left_out} blocks are longer than the model's {limit} positions; "
-                    "--skip-invalid-size-inputs-valid-test leaves them out"
-                )
-            logger.warning("%s: left out %d blocks longer than %d positions", split, left_out, limit)
-            blocks = blocks.select(keep)
-        if len(blocks) == 0:
-            raise UserError(
-                f"{split}: nothing is left of this split, all blocks are longer than the model's {limit} positions; "
-                "raise --max-target-positions or lower --tokens-per-sample"
-            )
-        return blocks
-
-
-def _whole(sample: Sample) -> Sample:
-    return sample

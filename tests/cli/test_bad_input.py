@@ -145,7 +145,7 @@ def test_values_out_of_range_name_their_flag(mistake, flags):
             "--max-tokens 64: a block has 65 tokens; raise --max-tokens or lower --tokens-per-sample",
         ),
         ("--tokens-from-prev 65 --tokens-per-sample 65", "--max-tokens 64: a block has 65 tokens"),
-        ("--max-tokens-valid 8", "--max-tokens-valid 8: test has blocks of 16 tokens"),
+        ("--max-tokens-valid 8", "--max-tokens-valid 8: a block has 16 tokens; raise --max-tokens-valid"),
         ("--arch transformer_lm --adaptive-softmax-cutoff 5 --tie-adaptive-weights", "--tie-adaptive-weights: needs"),
         (
             "--arch transformer_lm",

@@ -109,7 +109,7 @@ def test_every_block_once_an_epoch_over_all_ranks(kind: str, world: int, epoch: 
 def test_the_place_counts_what_was_yielded_not_what_was_prepared() -> None:
     prepared: list[int] = []
 
-    def prepare(sample: dict[str, Any]) -> dict[str, Any]:
+    def prepare(sample: dict[str, Any], epoch: int) -> dict[str, Any]:
         prepared.append(sample["id"][0].item())
         return sample
 
@@ -151,16 +151,25 @@ def test_a_state_that_is_no_place_is_refused(state: dict[str, Any]) -> None:
         EpochIterator(BLOCKS, sampler("streams")).load_state_dict(state)
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_prepare_is_told_the_epoch_of_the_batch(prefetch: int) -> None:
+    iterator = EpochIterator(
+        BLOCKS, sampler("streams"), prepare=lambda sample, epoch: sample | {"epoch": epoch}, prefetch=prefetch
+    )
+    for epoch in (1, 2, 3):
+        assert {sample["epoch"] for sample in iterator if sample is not None} == {epoch}
+
+
 def test_an_empty_batch_is_none_and_not_prepared() -> None:
     last = StreamSampler(21, 2, rank=5, world_size=6)
-    found = list(EpochIterator(BLOCKS, last, prepare=lambda sample: sample | {"seen": True}))
+    found = list(EpochIterator(BLOCKS, last, prepare=lambda sample, epoch: sample | {"seen": True}))
     assert [ids(sample) for sample in found] == [list(batch) for batch in last.epoch(1)]
     assert found[-1] is None
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_prepare_runs_in_the_background_only_when_prefetching(prefetch: int) -> None:
-    def prepare(sample: dict[str, Any]) -> dict[str, Any]:
+    def prepare(sample: dict[str, Any], epoch: int) -> dict[str, Any]:
         return sample | {"thread": threading.current_thread().name}
 
     iterator = EpochIterator(BLOCKS, sampler("streams"), prepare=prepare, prefetch=prefetch)
@@ -170,7 +179,7 @@ def test_prepare_runs_in_the_background_only_when_prefetching(prefetch: int) -> 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_an_exception_in_prepare_reaches_the_consumer_after_the_batches_before_it(prefetch: int) -> None:
-    def prepare(sample: dict[str, Any]) -> dict[str, Any]:
+    def prepare(sample: dict[str, Any], epoch: int) -> dict[str, Any]:
         if 4 in sample["id"]:
             raise UserError("broken")
         return sample
@@ -195,7 +204,9 @@ def test_the_thread_ends_when_the_consumer_stops_early(taken: int) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tensors_come_out_on_the_device_and_numbers_stay_numbers() -> None:
-    iterator = EpochIterator(BLOCKS, sampler("streams"), prepare=lambda s: s | {"more": [s["id"] + 1]}, device="cuda")
+    iterator = EpochIterator(
+        BLOCKS, sampler("streams"), prepare=lambda s, epoch: s | {"more": [s["id"] + 1]}, device="cuda"
+    )
     for sample, indices in zip(iterator, sampler("streams").epoch(1), strict=True):
         assert sample is not None
         right = BLOCKS.batch(indices)

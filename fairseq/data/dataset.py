@@ -1,0 +1,46 @@
+"""The protocol of what an epoch iterator reads."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+Sample = dict[str, Any]
+
+
+class Dataset(Protocol):
+    """Numbered examples of known sizes, from which batches are made.
+
+    An example is a block of a corpus, a sentence, a pair of sentences. Samplers see the sizes only; tokens are read
+    when a batch is made.
+    """
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Tokens of each example, integers [n]: what batches by size are cut by."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of examples n."""
+        ...
+
+    def batch(self, indices: np.ndarray) -> Sample:
+        """Return the examples *indices* [B], at least one, as one padded sample.
+
+        It holds ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the number of targets; ``net_input``, the model's
+        keyword arguments; ``target``.
+        """
+        ...
+
+    def at_epoch(self, epoch: int) -> Dataset:
+        """Return the dataset as it is read in *epoch* (from 1): a view with the same sizes.
+
+        Whatever is random in a batch depends on the seed, *epoch* and the examples' numbers only, so that a resumed
+        run reads the same, on any number of processes.
+        """
+        ...
+
+    def select(self, keep: np.ndarray) -> Dataset:
+        """Return a view of the examples for which *keep*, bool [n], is true, numbered anew."""
+        ...
