@@ -19,6 +19,7 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.evaluation import plots, report
 from fairseq.evaluation.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
+from fairseq.files import atomic_folder
 from fairseq.modules.precision import Precision
 from fairseq.settings import AttentionConfig, CommonConfig, StreamConfig
 from fairseq.tasks.loading import load_models
@@ -26,7 +27,6 @@ from fairseq_cli.common import (
     checkpoint_paths,
     log_to_stderr,
     progress,
-    published_together,
     results_folder,
     stream_settings,
 )
@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         maps = reader.read(position, progress(args, data.gen_subset))
         print(*_table(maps), sep="\n", flush=True)
         figures = {**_figures(maps), "checkpoint": paths[0], "data": args.data, "split": data.gen_subset, **about}
-        with published_together(Path(cfg.results_path), FILES) as folder:
+        with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
             _write(folder, maps, heads or maps.widest(), figures)
     return figures
 

@@ -6,17 +6,15 @@ import argparse
 import contextlib
 import io
 import logging
-import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fairseq import config
 from fairseq.errors import UserError
-from fairseq.evaluation import report
+from fairseq.files import prepare_folder
 from fairseq.logging import progress_bar
 from fairseq.settings import CommonConfig, ModelPathConfig
 
@@ -101,44 +99,10 @@ def results_folder(path: str | None) -> Iterator[None]:
         return
     folder = Path(path)
     is_new = not folder.exists()
-    report.prepare_folder("--results-path", folder)
+    prepare_folder("--results-path", folder)
     try:
         yield
     finally:
         if is_new:
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
-
-
-@contextlib.contextmanager
-def published_together(folder: Path, names: Sequence[str]) -> Iterator[Path]:
-    """A place to write results to: they move to *folder* when the ``with`` block ends without an exception.
-
-    Of *names*, all the files that a run may write, those that this one did not are removed from *folder*. The last
-    name is that of the file that comes last: where it is, the others are of the same run.
-
-    Raises:
-        UserError: a file cannot be put there.
-    """
-    try:
-        with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder) as temporary:
-            try:
-                yield Path(temporary)
-            except UserError as error:
-                raise UserError(str(error).replace(temporary, str(folder))) from None
-            _publish(Path(temporary), folder, names)
-    except OSError as error:
-        raise UserError(f"--results-path {folder}: cannot be written ({error.strerror})") from None
-
-
-def _publish(source: Path, folder: Path, names: Sequence[str]) -> None:
-    """Make those of *names* in *folder* what they are in *source*, the last of them last."""
-    for name in names:
-        if (folder / name).is_dir():
-            raise UserError(f"--results-path {folder / name}: cannot be written (Is a directory)")
-    (folder / names[-1]).unlink(missing_ok=True)
-    for name in names:
-        if (source / name).exists():
-            os.replace(source / name, folder / name)
-        else:
-            (folder / name).unlink(missing_ok=True)

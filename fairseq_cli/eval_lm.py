@@ -11,6 +11,7 @@ from typing import Any
 from fairseq import config, distributed, options
 from fairseq.config import parse_dict
 from fairseq.evaluation import Scorer, Scoring, report
+from fairseq.files import prepare_file, prepare_folder
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.settings import DataConfig, EvalLMConfig, MemoryConfig
@@ -35,9 +36,9 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     cfg, data = config.extract(EvalLMConfig, args), config.extract(DataConfig, args)
     paths = checkpoint_paths(cfg)
     if cfg.results_path is not None:
-        report.prepare_folder("--results-path", Path(cfg.results_path))
+        prepare_folder("--results-path", cfg.results_path)
     if cfg.save_token_scores is not None:
-        report.prepare_folder("--save-token-scores", Path(cfg.save_token_scores).parent)
+        prepare_file("--save-token-scores", cfg.save_token_scores)
     device = distributed.device_of(args)
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     settings = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})

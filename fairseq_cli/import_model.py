@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from fairseq.checkpoint.foreign import hf_transfo_xl, pickled_module, transforme
 from fairseq.checkpoint.foreign.named_tensors import cut
 from fairseq.data.dictionary import Dictionary, placeholder
 from fairseq.errors import UserError
+from fairseq.files import atomic_folder
 from fairseq.tasks.loading import load_models
 
 CHECKPOINT, DICTIONARY = "checkpoint.pt", "dict.txt"
@@ -42,7 +41,7 @@ def main(args: argparse.Namespace) -> None:
         model, settings = _authors_model(source, args.config_file)
     dictionary = _dictionary(_vocabulary_size(model), words, eos, source)
     state = {"args": settings, "model": model, "optimizer_history": [], "extra_state": {}}
-    with _published(out) as folder:
+    with atomic_folder(out, (DICTIONARY, CHECKPOINT), "--out") as folder:
         checkpoint.save(folder / CHECKPOINT, state)
         dictionary.save(folder / DICTIONARY)
         load_models([folder / CHECKPOINT], folder / DICTIONARY)
@@ -109,24 +108,6 @@ def _dictionary(size: int, words: Sequence[str] | None, eos: int | None, source:
 def _is_word(word: str) -> bool:
     """Whether splitting a text at white space can give *word*."""
     return word.split() == [word] and not any("\ud800" <= letter <= "\udfff" for letter in word)
-
-
-@contextlib.contextmanager
-def _published(out: Path) -> Iterator[Path]:
-    """A temporary folder whose files move to *out* when the ``with`` block ends without an exception."""
-    there = out.exists()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".import-", dir=out) as folder:
-            yield Path(folder)
-            for name in (DICTIONARY, CHECKPOINT):
-                os.replace(Path(folder) / name, out / name)
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror}); give another folder") from None
-    finally:
-        if not there:
-            with contextlib.suppress(OSError):
-                out.rmdir()  # only when nothing is in it
 
 
 def cli_main() -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import tempfile
-from collections.abc import Iterator
+from pathlib import Path
 
 from fairseq.config import extract
 from fairseq.data.binarizer import Binarizer, check_text, count_words
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
+from fairseq.files import atomic_folder
 from fairseq.settings import PreprocessConfig
 
 
@@ -28,8 +26,8 @@ def main(args: argparse.Namespace) -> None:
     _check(config, splits)
     dictionary = _dictionary(config, splits)
     print(f"[{config.source_lang}] Dictionary: {len(dictionary)} types")
-    with _published(config.destdir) as folder:
-        dictionary.save(os.path.join(folder, "dict.txt"))
+    with atomic_folder(config.destdir, flag="--destdir") as folder:
+        dictionary.save(folder / "dict.txt")
         if not config.dict_only:
             _binarize(config, dictionary, splits, folder)
     print(f"Wrote preprocessed data to {config.destdir}")
@@ -73,33 +71,15 @@ def _dictionary(config: PreprocessConfig, splits: dict[str, str]) -> Dictionary:
     return dictionary
 
 
-def _binarize(config: PreprocessConfig, dictionary: Dictionary, splits: dict[str, str], folder: str) -> None:
+def _binarize(config: PreprocessConfig, dictionary: Dictionary, splits: dict[str, str], folder: Path) -> None:
     with Binarizer(dictionary, config.workers) as binarizer:
         for name, path in splits.items():
-            summary = binarizer.binarize(path, os.path.join(folder, name))
+            summary = binarizer.binarize(path, str(folder / name))
             share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
             print(
                 f"[{config.source_lang}] {path}: {summary.sentences} sents, {summary.tokens} tokens, "
                 f"{share}% replaced by {dictionary.unk_word}"
             )
-
-
-@contextlib.contextmanager
-def _published(destdir: str) -> Iterator[str]:
-    """A temporary folder in *destdir* whose files move there when the ``with`` block ends without an exception."""
-    there = os.path.isdir(destdir)
-    try:
-        os.makedirs(destdir, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".preprocess-", dir=destdir) as folder:
-            yield folder
-            for name in sorted(os.listdir(folder)):
-                os.replace(os.path.join(folder, name), os.path.join(destdir, name))
-    except OSError as error:
-        raise UserError(f"--destdir {destdir}: cannot be written ({error.strerror})") from None
-    finally:
-        if not there:
-            with contextlib.suppress(OSError):
-                os.rmdir(destdir)  # only when nothing is in it
 
 
 def cli_main() -> None:

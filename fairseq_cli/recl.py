@@ -12,9 +12,8 @@ import numpy as np
 
 from fairseq import config, distributed, options
 from fairseq.config import parse_dict
-from fairseq.data.files import atomic_write
-from fairseq.errors import UserError
 from fairseq.evaluation import plots, recl, report
+from fairseq.files import atomic_file, atomic_folder
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.settings import CommonConfig, ReclConfig, StreamConfig
@@ -22,7 +21,6 @@ from fairseq_cli.common import (
     checkpoint_paths,
     log_to_stderr,
     progress,
-    published_together,
     results_folder,
     stream_settings,
 )
@@ -71,7 +69,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         figures = recl.results(measured, gains, cfg.threshold)
         if cfg.results_path is not None:
             about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "seed": common.seed}
-            with published_together(Path(cfg.results_path), FILES) as folder:
+            with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
                 _write(folder, {**figures, **about}, measured, positions, gains, cfg.threshold)
     return figures
 
@@ -110,19 +108,16 @@ def _write(
     threshold: float,
 ) -> None:
     """The table, the figures, every loss, and the pictures, in *folder*: :data:`FILES`."""
-    try:
-        with atomic_write(folder / "recl.md") as file:
-            file.write("\n".join([*recl.table(measured, gains, threshold), ""]).encode())
-        with atomic_write(folder / "losses.npz") as file:
-            np.savez(
-                file,
-                names=np.array(measured.names),
-                contexts=measured.contexts,
-                positions=positions,
-                losses=measured.losses,
-            )
-    except OSError as error:
-        raise UserError(f"--results-path {folder}: cannot be written ({error.strerror})") from None
+    with atomic_file(folder / "recl.md", "--results-path") as file:
+        file.write("\n".join([*recl.table(measured, gains, threshold), ""]).encode())
+    with atomic_file(folder / "losses.npz", "--results-path") as file:
+        np.savez(
+            file,
+            names=np.array(measured.names),
+            contexts=measured.contexts,
+            positions=positions,
+            losses=measured.losses,
+        )
     absolute, relative, perplexity = (folder / name for name in PICTURES)
     plots.draw_gains(absolute, measured, gains, None)
     plots.draw_gains(relative, measured, gains, threshold)

@@ -24,6 +24,8 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from fairseq.files import atomic_file
+
 MIN_COUNT = 3  # as in WikiText: rarer words of the training text become <unk>
 MIN_SECTION_WORDS = 30
 MIN_ARTICLE_WORDS = 40
@@ -352,10 +354,9 @@ def write(parts: dict[str, list[Article]], destdir: Path) -> None:
     destdir.mkdir(parents=True, exist_ok=True)
     for name, articles in parts.items():
         path = destdir / f"pydoc.{name}.tokens"
-        temporary = path.with_suffix(".tmp")
         texts = (" ".join(word if word in known else "<unk>" for word in line) for line in lines[name])
-        temporary.write_text("".join(f" {text} \n" if text else " \n" for text in texts), encoding="utf-8")
-        temporary.replace(path)
+        with atomic_file(path) as file:
+            file.writelines((f" {text} \n" if text else " \n").encode() for text in texts)
         tokens = sum(map(len, lines[name])) + len(lines[name])
         unknown = sum(word not in known for line in lines[name] for word in line)
         print(f"{path}: {len(articles):,} articles, {tokens:,} tokens, {unknown / tokens:.1%} <unk>")

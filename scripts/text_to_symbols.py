@@ -22,8 +22,8 @@ import numpy as np
 from tqdm import tqdm
 
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.files import atomic_write
 from fairseq.errors import UserError
+from fairseq.files import atomic_file
 
 LINE_ENDS = {"bytes": ord("\n"), "letters": ord(" ")}
 LETTERS = frozenset(b"abcdefghijklmnopqrstuvwxyz ")
@@ -62,9 +62,9 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
             bar = files.enter_context(tqdm(total=total, unit="B", unit_scale=True, disable=None, leave=False))
             tokens, counts = {}, np.zeros(256, dtype=np.int64)
             for name, size in split_sizes(total).items():
-                out = files.enter_context(atomic_write(destdir / f"{name}.txt"))
+                out = files.enter_context(atomic_file(destdir / f"{name}.txt"))
                 tokens[name] = _write_split(text, out, size, kind, counts, bar)
-            _write_dictionary(files.enter_context(atomic_write(destdir / "dict.txt")), counts, kind)
+            _write_dictionary(files.enter_context(atomic_file(destdir / "dict.txt")), counts, kind)
     except OSError as error:
         raise UserError(f"{error.filename or destdir}: {error.strerror}; choose another file or folder") from None
     return tokens

@@ -12,13 +12,15 @@ import argparse
 import gzip
 import lzma
 import multiprocessing
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from tqdm import tqdm
+
+from fairseq.errors import UserError
+from fairseq.files import atomic_file
 
 LINES_A_TASK = 500
 
@@ -67,20 +69,20 @@ def main(argv: list[str] | None = None) -> None:
     if not args.source.is_file():
         print(f"{args.source}: no such file; check the path", file=sys.stderr)
         sys.exit(2)
-    partial = args.target.with_name(args.target.name + ".partial")
     try:
         with (
             open_text(args.source) as file,
-            open(partial, "w", encoding="utf-8") as out,
+            atomic_file(args.target) as out,
             multiprocessing.Pool(max(1, args.workers)) as pool,
         ):
             done = pool.imap(tokenize, tasks(file))
             for lines in tqdm(done, unit=f" × {LINES_A_TASK} lines", disable=not sys.stderr.isatty()):
-                out.writelines(line + "\n" for line in lines)
-        os.replace(partial, args.target)
+                out.writelines(f"{line}\n".encode() for line in lines)
     except (OSError, UnicodeDecodeError, lzma.LZMAError, EOFError) as error:
-        partial.unlink(missing_ok=True)
         print(f"{args.source}: cannot be read as text ({error})", file=sys.stderr)
+        sys.exit(2)
+    except UserError as error:
+        print(error, file=sys.stderr)
         sys.exit(2)
 
 

@@ -6,14 +6,13 @@ import contextlib
 import math
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from fairseq.checkpoint.store import remove_leftovers, save, write_atomically
+from fairseq.checkpoint.store import save
 from fairseq.errors import UserError
+from fairseq.files import link_or_copy, remove_leftovers
 from fairseq.settings import CheckpointConfig
 
 LAST = "checkpoint_last.pt"
@@ -88,7 +87,7 @@ class CheckpointManager:
         if paths:
             save(paths[0], self._complete(state, val_loss, best))
             for path in paths[1:]:
-                _duplicate(paths[0], path)
+                link_or_copy(paths[0], path)
             self._remove_old()
         self.best = best
         return paths
@@ -135,21 +134,3 @@ def _prepare(folder: Path) -> None:
         raise UserError(f"--save-dir {folder}: cannot be made ({error.strerror}); choose another folder") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--save-dir {folder}: cannot be written to; choose another folder")
-
-
-def _duplicate(source: Path, target: Path) -> None:
-    """Make *target* a second name of *source*, atomically: a link where the filesystem has them, else a copy."""
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        os.link(source, temporary)
-        os.replace(temporary, target)
-    except OSError:
-        write_atomically(target, lambda file: _copy(source, file))
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def _copy(source: Path, file: IO[bytes]) -> None:
-    with open(source, "rb") as content:
-        shutil.copyfileobj(content, file, 1 << 20)

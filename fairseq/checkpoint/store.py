@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import secrets
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +14,7 @@ from torch import Tensor
 from fairseq.checkpoint.foreign import fairseq0x
 from fairseq.checkpoint.foreign.standins import SAFE_GLOBALS
 from fairseq.errors import UserError
+from fairseq.files import atomic_file
 
 ZIP_MAGIC = b"PK\x03\x04"
 PARTS = {"optimizer_history": list, "last_optimizer_state": dict, "extra_state": dict}
@@ -24,51 +22,13 @@ _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose 
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Write *state* to *path*, atomically: at every instant the file is the old one or the new one, whole.
+    """Write *state* to *path*, atomically: at every instant the file is the old one or the new one, complete.
 
     Raises:
-        UserError: the folder is missing, the disk is full, or the like; the old file is untouched.
+        UserError: the folder is missing, the disk is full, or the like; the old file is unchanged.
     """
-
-    def write(file: IO[bytes]) -> None:
+    with atomic_file(path) as file:
         torch.save(dict(state), file)
-
-    write_atomically(Path(path), write)
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Let *write* fill a temporary file beside *path*, make it durable, and rename it to *path*.
-
-    Raises:
-        UserError: the system refused (disk full, no permission, …); *path* is untouched.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:
-        cause = _system_error(error)
-        if cause is None:
-            raise
-        reason = cause.strerror or str(cause)
-        raise UserError(
-            f"{path}: cannot be saved ({reason}); free some space or choose another --save-dir; "
-            "what was saved before is untouched"
-        ) from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files that killed processes left in *folder*."""
-    for leftover in folder.glob(".checkpoint*.tmp"):
-        with contextlib.suppress(OSError):
-            leftover.unlink()
 
 
 def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
@@ -167,22 +127,3 @@ def _fault(error: Exception) -> str:
         f"cannot be read as a checkpoint: truncated, damaged or of another kind ({type(error).__name__}: {reason}); "
         "use another checkpoint"
     )
-
-
-def _system_error(error: BaseException | None) -> OSError | None:
-    """The OSError behind *error*: torch's writer hides it under errors of its own."""
-    while error is not None:
-        if isinstance(error, OSError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in *folder* durable; some filesystems cannot be asked to, and need not be."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

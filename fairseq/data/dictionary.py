@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.data.files import atomic_write
 from fairseq.errors import UserError
+from fairseq.files import atomic_file
 
 ROLES = ("bos", "pad", "eos", "unk")
 HEADER = "#specials"  # first line of a file that lists all its symbols: "#specials eos=WORD unk=WORD"
@@ -217,7 +217,7 @@ class Dictionary:
     def save(self, path: str | Path) -> None:
         """Write the symbols that are not special (or all, after a header) as ``word count``, whole or not at all."""
         words = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
-        with atomic_write(path) as file:
+        with atomic_file(path) as file:
             if not self.nspecial:
                 file.write(f"{HEADER} {' '.join(self._roles())}\n".encode())
             file.writelines(f"{word} {n}\n".encode() for word, n in words)

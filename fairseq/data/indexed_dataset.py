@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.files import atomic_write
 from fairseq.errors import UserError
+from fairseq.files import atomic_file
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -181,8 +181,8 @@ class IndexedWriter:
 
     def __enter__(self) -> IndexedWriter:
         # Closed in the opposite order: the data is in place before the index that vouches for it.
-        self._index = self._files.enter_context(atomic_write(f"{self.prefix}.idx"))
-        self._data = self._files.enter_context(atomic_write(f"{self.prefix}.bin"))
+        self._index = self._files.enter_context(atomic_file(f"{self.prefix}.idx"))
+        self._data = self._files.enter_context(atomic_file(f"{self.prefix}.bin"))
         self._index.write(bytes(_HEADER.size))
         return self
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.files import atomic_write
 from fairseq.data.samplers import StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Progress
+from fairseq.files import atomic_file
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.memory import Memory, keep_rows
 from fairseq.modules.precision import Precision
@@ -82,21 +82,18 @@ class AttentionMaps:
             UserError: the file cannot be written.
         """
         terms: dict[str, Any] = {f"term_{name}": value for name, value in self.terms.items()}
-        try:
-            with atomic_write(path) as file:
-                np.savez(
-                    file,
-                    attention=self.attention,
-                    reach=self.reach,
-                    queries=self.queries,
-                    position=self.position,
-                    at_position=self.at_position,
-                    words=np.array(self.words),
-                    target=np.array(self.target),
-                    **terms,
-                )
-        except OSError as error:
-            raise UserError(f"--results-path {path}: cannot be written ({error.strerror})") from None
+        with atomic_file(path, "--results-path") as file:
+            np.savez(
+                file,
+                attention=self.attention,
+                reach=self.reach,
+                queries=self.queries,
+                position=self.position,
+                at_position=self.at_position,
+                words=np.array(self.words),
+                target=np.array(self.target),
+                **terms,
+            )
 
 
 def distances(queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:

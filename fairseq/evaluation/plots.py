@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.data.files import atomic_write
 from fairseq.errors import UserError
 from fairseq.evaluation.attention_maps import AttentionMaps
 from fairseq.evaluation.recl import ContextLosses, Gains
+from fairseq.files import atomic_file
 
 # Okabe and Ito's colours, which people with any colour vision tell apart; dashes and markers differ, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -161,11 +161,8 @@ def _figure(width: float, height: float) -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    try:
-        with atomic_write(path) as file:
-            figure.savefig(file, format="png", dpi=120)
-    except OSError as error:
-        raise UserError(f"--results-path {path}: cannot be written ({error.strerror})") from None
+    with atomic_file(path, "--results-path") as file:
+        figure.savefig(file, format="png", dpi=120)
 
 
 def _line(i: int) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import platform
 import resource
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,9 @@ import torch
 
 import fairseq
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.files import atomic_write
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scores
+from fairseq.files import atomic_file
 
 BYTES = frozenset(map(str, range(256)))
 
@@ -156,20 +155,6 @@ def word_table(words: Words) -> Iterator[str]:
         yield f"{word}\t{counts[word]}\t{sums[word] / counts[word]:.6f}\t{sums[word]:.6f}"
 
 
-def prepare_folder(flag: str, folder: Path) -> None:
-    """Make sure, before any work is done, that *folder* is there to write into.
-
-    Raises:
-        UserError: it cannot be made or written; the message names *flag*.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(f"{flag} {folder}: cannot be written ({error.strerror}); choose another folder") from None
-
-
 def write_results(folder: Path, report: Mapping[str, Any]) -> None:
     """Write *report*, the command and the versions to ``results.json`` in *folder*, whole or not at all.
 
@@ -180,11 +165,8 @@ def write_results(folder: Path, report: Mapping[str, Any]) -> None:
     content = {**report, "command": shlex.join(sys.argv), "versions": versions}
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
     text = json.dumps(finite, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    try:
-        with atomic_write(folder / "results.json") as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise UserError(f"--results-path {folder}: cannot be written ({error.strerror})") from None
+    with atomic_file(folder / "results.json", "--results-path") as file:
+        file.write(text.encode())
 
 
 def write_scores(path: Path, scores: Scores) -> None:
@@ -193,11 +175,8 @@ def write_scores(path: Path, scores: Scores) -> None:
     Raises:
         UserError: the file cannot be written.
     """
-    try:
-        with atomic_write(path) as file:
-            np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
-    except OSError as error:
-        raise UserError(f"--save-token-scores {path}: cannot be written ({error.strerror})") from None
+    with atomic_file(path, "--save-token-scores") as file:
+        np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
 
 
 def _power(bits: float) -> float:

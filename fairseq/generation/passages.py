@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 import fairseq
-from fairseq.data.files import atomic_write
 from fairseq.errors import UserError
+from fairseq.files import atomic_folder
 from fairseq.generation.text import Writing
 
 PARTS = ("context", "continuation", "reference")
@@ -103,12 +103,10 @@ def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str,
     about = {**about, "command": shlex.join(sys.argv), "versions": versions}
     report = {**about, "samples": [asdict(passage) for passage in passages]}
     content = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    for name, text in (("generate.json", content), ("generate.html", as_page(passages, about))):
-        try:
-            with atomic_write(folder / name) as file:
-                file.write(text.encode("utf-8", "backslashreplace"))
-        except OSError as error:
-            raise UserError(f"--results-path {folder}: {name} cannot be written ({error.strerror})") from None
+    texts = {"generate.html": as_page(passages, about), "generate.json": content}
+    with atomic_folder(folder, tuple(texts), "--results-path") as place:
+        for name, text in texts.items():
+            (place / name).write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def as_page(passages: Sequence[Passage], about: Mapping[str, Any]) -> str:

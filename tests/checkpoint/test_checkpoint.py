@@ -20,6 +20,7 @@ import torch
 
 from fairseq.checkpoint import CheckpointManager, describe_mismatch, load, manager, read, save
 from fairseq.errors import UserError
+from fairseq.files import _temporary_name
 from fairseq.settings import CheckpointConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -135,7 +136,7 @@ def test_the_system_refusing_a_large_file_keeps_the_old_checkpoint(tmp_path):
     """
     done = run_python(code, tmp_path / "c.pt")
     assert done.returncode == 0, done.stderr
-    assert "cannot be saved (File too large)" in done.stdout
+    assert "cannot be written (File too large)" in done.stdout
     assert os.listdir(tmp_path) == ["c.pt"]
 
 
@@ -482,7 +483,7 @@ def test_what_not_to_save_is_not_saved(tmp_path):
 
 def test_leftovers_of_killed_saves_are_removed_at_the_start(tmp_path):
     saved(tmp_path, (1, 1, True, None))
-    (tmp_path / "s" / ".checkpoint_last.pt.12ab34cd.tmp").write_bytes(b"half")
+    (tmp_path / "s" / _temporary_name("checkpoint_last.pt")).write_bytes(b"half")
     saved(tmp_path)
     assert set(os.listdir(tmp_path / "s")) == {"checkpoint1.pt", "checkpoint_last.pt"}
 

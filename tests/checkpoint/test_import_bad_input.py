@@ -218,7 +218,10 @@ def test_failure_while_writing_leaves_the_folder_as_it_was(tmp_path, monkeypatch
     monkeypatch.setattr(checkpoint, "save", full)
     for folder in (out, tmp_path / "new" / "folder"):
         message = refusal(AUTHORS / "base.state_dict.pt", "--from", "transformer-xl", "--out", folder, *argv)
-        assert message == f"--out {folder}: cannot be written (No space left on device); give another folder"
+        assert (
+            message
+            == f"--out {folder}: cannot be written (No space left on device); free some space or choose another place"
+        )
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert not (tmp_path / "new" / "folder").exists()
 

@@ -288,7 +288,7 @@ def test_no_space_left_keeps_the_old_data(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("os.fsync", no_space)
     message = refused(tmp_path / "out", trainpref=text_file(tmp_path, "new\n", "new.txt"))
-    assert "out: cannot be written (No space left on device)" in message
+    assert "out/dict.txt: cannot be written (No space left on device)" in message
 
 
 def die(path: str, start: int, end: int) -> None:

@@ -166,7 +166,7 @@ def test_failing_to_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", no_space)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(UserError, match="No space"):
         make("new").save(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["dict.txt"]

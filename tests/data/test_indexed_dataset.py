@@ -86,7 +86,7 @@ def test_a_failure_at_the_very_end_leaves_what_was_there(prefix: str, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(IndexedWriter, "_finish_index", no_space)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(UserError, match="No space"):
         write(prefix, [[4, 2]])
     assert {path.name: path.read_bytes() for path in Path(prefix).parent.iterdir()} == before
 

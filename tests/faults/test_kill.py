@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import pytest
 import runs
 
 KILLS = int(os.environ.get("FAIRSEQ_TEST_KILLS", "3"))
@@ -75,10 +74,3 @@ def test_terminated_run_keeps_its_last_checkpoint_and_says_nothing(tmp_path):
         assert process.wait(20) == -signal.SIGTERM
     assert "Traceback" not in (tmp_path / "log").read_text()
     assert runs.content(tmp_path / "run" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] % 8 == 0
-
-
-@pytest.mark.parametrize("leftover", [".checkpoint_last.pt.0badcafe.tmp"])
-def test_half_written_files_of_a_killed_run_are_removed(tmp_path, leftover):
-    (tmp_path / leftover).write_bytes(b"half a checkpoint")
-    runs.train(tmp_path, runs.BASELINE, "--max-update 1")
-    assert not (tmp_path / leftover).exists()
