@@ -43,6 +43,29 @@ class World:
         dist.gather_object(value, values if self.is_first else None)
         return values if self.is_first else []
 
+    def gather_rows(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Every process's rows of each of *tensors*, one after the other in rank order, on every process.
+
+        The tensors of a process have equally many rows S, any number of them: [S, …] → [sum of S, …]. The numbers of
+        rows are exchanged first, for which the device is waited for.
+        """
+        if self.size == 1:
+            return tensors
+        own = torch.tensor([tensors[0].size(0)], device=tensors[0].device)
+        sizes = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(sizes, own)
+        counts = torch.cat(sizes).tolist()
+        return tuple(self._gather_padded(tensor, counts) for tensor in tensors)
+
+    def _gather_padded(self, rows: Tensor, counts: list[int]) -> Tensor:
+        if max(counts) == 0:
+            return rows
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: rows.size(0)] = rows
+        gathered = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(gathered, padded)
+        return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+
     def share(self, value: Any) -> Any:
         """The first process's *value*, on every process."""
         if self.size == 1:

@@ -1,0 +1,257 @@
+"""Notes for rare words: vectors that are read before an encoder and averaged from its output (Wu et al. 2021, §3).
+
+A note is no parameter: gradients never reach the table. Nothing here is as large as the table but the table, no shape
+depends on values of a tensor, and no result depends on the order in which a device adds: equal inputs give equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+INIT_STD = 0.02
+_SEED = 0x6E6F7465
+
+
+class NoteDictionary(nn.Module):
+    """A table of notes [N, C], float32 whatever the precision of the rest.
+
+    Occurrences of rare words are *spans* [S, 4], int64: row, first token, end (exclusive), word. Spans of a row do not
+    overlap, unless the caller wants them to: a token in several spans reads the mean of their notes.
+
+    Args:
+        words: number of rare words N.
+        dim: width C of embeddings and hidden states.
+        note_lambda: weight λ of a note in the input, in [0, 1].
+        note_gamma: weight γ of an update's notes in the table, in [0, 1].
+        note_half_window: tokens k on either side of a word that its note is taken from.
+        read_window: tokens up to k before and after a rare word read its note, too; a token that belongs to a rare
+            word itself reads the note of that word only, other tokens read the mean of the notes in reach.
+        init_std: standard deviation of the initial notes.
+
+    Attributes:
+        table: [N, C].
+        taken: occurrences that each note was made from [N], int64.
+        written: number of the update that last wrote each note [N], int32; 0 for an initial one.
+        updates: updates so far, int64.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    table: Tensor
+    taken: Tensor
+    written: Tensor
+    updates: Tensor
+
+    def __init__(
+        self,
+        words: int,
+        dim: int,
+        note_lambda: float = 0.5,
+        note_gamma: float = 0.1,
+        note_half_window: int = 16,
+        *,
+        read_window: bool = False,
+        init_std: float = INIT_STD,
+    ) -> None:
+        super().__init__()
+        if words < 1 or dim < 1:
+            raise ValueError(f"a note dictionary of {words} words and width {dim}; both must be at least 1")
+        if not 0 <= note_lambda <= 1 or not 0 <= note_gamma <= 1:
+            raise ValueError(f"note_lambda {note_lambda}, note_gamma {note_gamma}: must lie in [0, 1]")
+        if note_half_window < 0:
+            raise ValueError(f"note_half_window {note_half_window}: must be at least 0")
+        self.note_lambda = note_lambda
+        self.note_gamma = note_gamma
+        self.note_half_window = note_half_window
+        self.read_window = read_window
+        self.register_buffer("table", _initial(words, dim, init_std))
+        self.register_buffer("taken", torch.zeros(words, dtype=torch.int64))
+        self.register_buffer("written", torch.zeros(words, dtype=torch.int32))
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+
+    def extra_repr(self) -> str:
+        words, dim = self.table.shape
+        return f"{words}, {dim}, λ={self.note_lambda}, γ={self.note_gamma}, k={self.note_half_window}"
+
+    def read(self, x: Tensor, spans: Tensor, longest: int | None = None) -> Tensor:
+        """Mix notes into the input: (1 − λ) x + λ table[w] at the tokens of a rare word w, x elsewhere.
+
+        Args:
+            x: sums of token and position embeddings [B, T, C].
+            spans: occurrences [S, 4].
+            longest: most tokens of a span; without it the spans are looked at, and on an accelerator waited for.
+
+        Returns:
+            [B, T, C], of x's type.
+        """
+        if spans.size(0) == 0:
+            return x
+        batch, tokens, _ = x.shape
+        word = spans[:, 3]
+        place, weight = self._reading(spans, batch, tokens, _longest(spans, longest))  # (S, W), (S, W)
+        share = torch.zeros(batch * tokens, device=x.device).index_add_(0, place.flatten(), weight.flatten())
+        noted = share > 0
+        weight = weight * (self.note_lambda / share.where(noted, 1.0))[place]
+        notes = (weight[..., None] * F.embedding(word, self.table)[:, None]).to(x.dtype)  # (S, W, C)
+        keep = torch.ones_like(share).masked_fill_(noted, 1 - self.note_lambda).to(x.dtype)
+        mixed = x * keep.view(batch, tokens, 1)
+        # Tokens outside a span are at most added a zero, so the order of additions cannot matter without overlaps.
+        mixed.view(batch * tokens, -1).index_add_(0, place.flatten(), notes.flatten(0, 1))
+        return mixed
+
+    @torch.no_grad()
+    def take(self, hidden: Tensor, spans: Tensor, lengths: Tensor, longest: int | None = None) -> tuple[Tensor, Tensor]:
+        """Average the last hidden states around every rare word: over tokens [s − k, t + k) of its row.
+
+        Args:
+            hidden: last hidden states [B, T, C].
+            spans: occurrences [S, 4], (row, s, t, word).
+            lengths: tokens of each row without padding [B]; windows are clipped to them.
+            longest: as for :meth:`read`.
+
+        Returns:
+            Sums of notes [N, C] and their counts [N], sparse: S values each, one an occurrence. They may be added to
+            those of other batches, and are what :meth:`write` takes.
+        """
+        words, dim = self.table.shape
+        row, first, end, word = spans.unbind(1)
+        low, high = self._window(first, end, lengths[row])
+        width = min(_longest(spans, longest) + 2 * self.note_half_window, hidden.size(1))
+        place, inside = _places(row, low, high, width, hidden.size(1))  # (S, W)
+        states = hidden.detach().flatten(0, 1).float()  # (B * T, C)
+        total = F.embedding_bag(place, states, mode="sum", per_sample_weights=inside.float())  # (S, C)
+        count = inside.sum(1)
+        notes = total / count.clamp(min=1)[:, None]
+        index = word[None]
+        return (
+            torch.sparse_coo_tensor(index, notes, (words, dim), check_invariants=False),
+            torch.sparse_coo_tensor(index, (count > 0).long(), (words,), check_invariants=False),
+        )
+
+    @torch.no_grad()
+    def write(self, sums: Tensor, counts: Tensor) -> None:
+        """End an update: table[w] ← (1 − γ) table[w] + γ sums[w] / counts[w] where counts[w] > 0, in place.
+
+        Args:
+            sums: [N, C], sparse as :meth:`take` makes it, or dense.
+            counts: [N], likewise.
+        """
+        self.updates += 1
+        total = counts if not counts.is_sparse else _total(counts, self.taken)
+        self.taken += total
+        self.written.copy_(torch.where(total > 0, self.updates.int(), self.written))
+        if not sums.is_sparse:
+            self.table.copy_(self._updated(self.table, sums, total))
+        elif sums._nnz() > 0:
+            word, notes = _by_word(sums._indices()[0], sums._values())
+            self.table[word] = self._updated(self.table[word], notes, total[word])
+
+    def _updated(self, table: Tensor, sums: Tensor, counts: Tensor) -> Tensor:
+        counts = counts[:, None]
+        mean = sums / counts.clamp(min=1)
+        return torch.where(counts > 0, (1 - self.note_gamma) * table + self.note_gamma * mean, table)
+
+    def _window(self, first: Tensor, end: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """First token and end of what the note of a word at [first, end) is taken from."""
+        k = self.note_half_window
+        return (first - k).clamp(min=0), torch.minimum(end + k, length)
+
+    def _reading(self, spans: Tensor, batch: int, tokens: int, longest: int) -> tuple[Tensor, Tensor]:
+        """Tokens that may read the note of each span, as places in the flattened batch, and their weights: [S, W]."""
+        row, first, end, _ = spans.unbind(1)
+        if not self.read_window:
+            place, inside = _places(row, first, end.clamp(max=tokens), min(longest, tokens), tokens)
+            return place, inside.float()
+        k = self.note_half_window
+        low, high = (first - k).clamp(min=0), (end + k).clamp(max=tokens)
+        place, inside = _places(row, low, high, min(longest + 2 * k, tokens), tokens)
+        position = place - row[:, None] * tokens
+        own = inside & (position >= first[:, None]) & (position < end[:, None])
+        counted = torch.zeros(batch * tokens, device=spans.device).index_add_(0, place.flatten(), own.flatten().float())
+        return place, (own | (inside & (counted == 0)[place])).float()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoteDictionary:
+        """Move the module, but leave the notes in float32: a moving average stands still in half precision."""
+        table = self.table
+        super()._apply(fn, recurse)
+        if self.table.dtype != torch.float32:
+            self.table = table.to(self.table.device)
+        return self
+
+
+class CausalNoteDictionary(NoteDictionary):
+    """Notes for models that predict the next token: nothing is read or taken from beyond it.
+
+    A token of a rare word could tell the tokens that follow inside the word. So a note is read only where the word is
+    known to be complete, and only from its second occurrence on, when it has been written: the first finds nothing. It
+    is taken from the word and the *k* tokens before it.
+
+    Args:
+        delay: 0 where a word's last token shows that the word ends (``@@`` marks tokens that do not end one), 1 where
+            only the next token shows it (``▁`` marks tokens that begin one).
+    """
+
+    def __init__(self, *args: Any, delay: int = 0, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        if self.read_window:
+            raise ValueError("read_window: tokens before a word must not read its note in a causal model")
+        self.delay = delay
+
+    def _window(self, first: Tensor, end: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        return (first - self.note_half_window).clamp(min=0), torch.minimum(end, length)
+
+    def _reading(self, spans: Tensor, batch: int, tokens: int, longest: int) -> tuple[Tensor, Tensor]:
+        row, _, end, word = spans.unbind(1)
+        place, inside = _places(row, end - 1 + self.delay, (end + self.delay).clamp(max=tokens), 1, tokens)
+        return place, (inside & (self.taken[word] > 0)[:, None]).float()
+
+
+def _initial(words: int, dim: int, std: float) -> Tensor:
+    """Random notes [words, dim], drawn beside the global generator: the backbone draws what it would without notes."""
+    generator = torch.Generator().manual_seed((torch.initial_seed() ^ _SEED) % 2**63)
+    return torch.empty(words, dim, dtype=torch.float32, device="cpu").normal_(0, std, generator=generator)
+
+
+def _longest(spans: Tensor, longest: int | None) -> int:
+    if longest is not None or spans.size(0) == 0:
+        return longest or 1
+    return max(1, int((spans[:, 2] - spans[:, 1]).amax()))
+
+
+def _places(row: Tensor, low: Tensor, high: Tensor, width: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """Places of tokens [low, high) of *row* in a flattened batch, and which of the *width* columns are such: [S, W].
+
+    Other columns repeat the first place.
+    """
+    position = low[:, None] + torch.arange(width, device=row.device)
+    inside = position < high[:, None]
+    return row[:, None] * tokens + position.where(inside, low[:, None]).clamp(max=tokens - 1), inside
+
+
+def _total(counts: Tensor, like: Tensor) -> Tensor:
+    """Sparse *counts* [N], dense."""
+    return torch.zeros_like(like).index_add_(0, counts._indices()[0], counts._values())
+
+
+def _by_word(word: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum the *values* [S, C] of equal words, always in the order they have: [S], [S, C].
+
+    The shape stays: with U different words, they are in the first U rows, and the rest repeats the first one.
+    """
+    word, order = word.sort(stable=True)
+    rows = torch.arange(len(word), device=word.device)
+    begins = torch.ones_like(word, dtype=torch.bool)
+    begins[1:] = word[1:] != word[:-1]
+    group = begins.cumsum(0) - 1
+    # Where the groups begin; groups that there are not begin at the end, and are empty.
+    starts = torch.full_like(rows, len(word)).scatter_reduce_(0, group, rows, "amin")
+    # A bag is added by one thread from its first to its last value, unlike index_add on a GPU.
+    sums = F.embedding_bag(order, values, starts, mode="sum")
+    kept = rows.where(rows <= group[-1], 0)
+    return word[starts[kept]], sums[kept]
