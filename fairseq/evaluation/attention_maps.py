@@ -27,10 +27,11 @@ from fairseq.files import atomic_file
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.memory import Memory, keep_rows
 from fairseq.modules.precision import Precision
+from fairseq.modules.visibility import CAUSAL, Visibility
 
 TERMS = ("a", "b", "c", "d")
 
-Call = tuple[Tensor, Tensor | None, Any]
+Call = tuple[Tensor, Tensor | None, Any, Visibility]
 """What an attention module was called with: x [B, T, C], memory [B, M, C] or None, positions."""
 
 
@@ -120,8 +121,8 @@ def record_calls(modules: Sequence[nn.Module]) -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        named = {**dict(zip(("x", "memory", "positions"), args, strict=False)), **kwargs}
-        calls.append((named["x"], named.get("memory"), named.get("positions")))
+        named = {**dict(zip(("x", "memory", "positions", "visible"), args, strict=False)), **kwargs}
+        calls.append((named["x"], named.get("memory"), named.get("positions"), named.get("visible", CAUSAL)))
 
     with contextlib.ExitStack() as hooks:
         for module in modules:
@@ -256,7 +257,9 @@ class AttentionReader:
             if self.terms:
                 found = module.terms(*call)
                 for name in self.terms:
-                    sums.add(name, layer, (found[name].float() + call[2].bias).softmax(-1))  # over what is seen
+                    term = found[name].float()
+                    bias = call[3].bias(term.size(2), term.size(3), term.device)
+                    sums.add(name, layer, (term if bias is None else term + bias).softmax(-1))  # over the visible keys
 
     def _maps(self, sums: _Sums, position: int, at_position: np.ndarray) -> AttentionMaps:
         tokens = self.blocks.corpus.tokens
@@ -289,7 +292,7 @@ class _Sums:
 
     def count(self, counted: Tensor, calls: Sequence[Call]) -> None:
         """Take the positions of a new segment that count: bool [B, T]."""
-        x, memory, _ = calls[0]
+        x, memory, *_ = calls[0]
         keys = x.size(1) + (0 if memory is None else memory.size(1))
         self.counted = counted.to(x.device)
         self.queries += int(counted.sum())

@@ -27,7 +27,8 @@ from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.memory import KeyValueCache, Memory, extend_memory
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
 from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, position_embedding, sinusoids
-from fairseq.modules.transformer_layer import ACTIVATIONS, TransformerDecoderLayer
+from fairseq.modules.transformer_layer import ACTIVATIONS, TransformerLayer
+from fairseq.modules.visibility import CAUSAL
 
 
 @dataclass
@@ -211,11 +212,16 @@ class TransformerDecoder(nn.Module):
         new_memory: Memory | None = [] if self.memory_length and cache is None else None
         for i, layer in enumerate(self.layers):
             old = memory[i] if memory is not None else None
-            if self.training and self.cfg.decoder_layerdrop and float(torch.rand(())) < self.cfg.decoder_layerdrop:
-                remembered = layer.remembered(x)  # type: ignore[operator]
-            else:
-                layer_cache = cache.layers[i] if cache is not None else None
-                x, remembered = layer(x, memory=old, positions=positions, cache=layer_cache, held=held)
+            layer_cache = cache.layers[i] if cache is not None else None
+            x, remembered = layer(
+                x,
+                memory=old,
+                positions=positions,
+                visible=CAUSAL,
+                cache=layer_cache,
+                held=held,
+                skip=self._drops_layer(),
+            )
             if new_memory is not None:
                 new_memory.append(extend_memory(old, remembered, self.memory_length))
         if cache is not None:
@@ -225,6 +231,10 @@ class TransformerDecoder(nn.Module):
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
         return x, {"memory": new_memory}
+
+    def _drops_layer(self) -> bool:
+        """Whether LayerDrop leaves the next layer out."""
+        return self.training and self.cfg.decoder_layerdrop > 0 and float(torch.rand(())) < self.cfg.decoder_layerdrop
 
     @torch.no_grad()
     def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
@@ -334,11 +344,11 @@ def _embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int, dim
     return embedding
 
 
-def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerDecoderLayer:
+def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerLayer:
     attention = (PositionInfusedAttention if infused else SelfAttention)(
         cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.attention_dropout
     )
-    return TransformerDecoderLayer(
+    return TransformerLayer(
         attention,
         cfg.decoder_embed_dim,
         cfg.decoder_ffn_embed_dim,

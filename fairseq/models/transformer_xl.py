@@ -21,13 +21,15 @@ from fairseq.models import register_model
 from fairseq.models.base import FairseqLanguageModel
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.attention import SelfAttention
+from fairseq.modules.attention_biases import AttentionBiases, name_as_layers_own
 from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.dropout import dropout, variational_dropout
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.positions import distance_sinusoids
-from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention, visibility
-from fairseq.modules.transformer_layer import TransformerDecoderLayer
+from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention
+from fairseq.modules.transformer_layer import TransformerLayer
+from fairseq.modules.visibility import Causal
 from fairseq.settings import MemoryConfig
 
 LARGEST_TABLE = 1 << 20  # distances that get parameters of their own without being asked for
@@ -77,6 +79,11 @@ class TransformerXLConfig(MemoryConfig):
         choices=("empty", "zeros"),
     )
     tokens_per_sample: int = flag(1024, "tokens in a segment", low=1)
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head."""
+        return self.d_head or self.d_model // self.n_head
 
     @property
     def table_length(self) -> int:
@@ -159,13 +166,17 @@ class TransformerXLDecoder(nn.Module):
         )
         self.embed_scale = math.sqrt(cfg.d_model)
         self._drop = variational_dropout if cfg.variational_dropout else dropout
-        self.layers = nn.ModuleList(_layers(cfg, apex))
+        shares_biases = cfg.position_encoding == "relative" and not cfg.untie_r
+        self.attention_biases = AttentionBiases(cfg.n_head, cfg.head_dim) if shares_biases else None
+        self.layers = nn.ModuleList(_layer(cfg, apex) for _ in range(cfg.n_layer))
         if cfg.position_encoding == "learned":
             self.layer_positions = nn.Parameter(torch.empty(cfg.n_layer, cfg.table_length, cfg.d_model))
         self.adaptive_softmax = ClusteredSoftmax(
             self.embed_tokens, tie_weight=cfg.tie_weight, tie_projections=cfg.tied_projections()
         )
         initialise(self)
+        if self.attention_biases is not None:
+            name_as_layers_own(self, "attention_biases", [f"layers.{i}.self_attn" for i in range(cfg.n_layer)])
 
     def max_positions(self) -> int | None:
         """There is no limit to a row."""
@@ -198,7 +209,8 @@ class TransformerXLDecoder(nn.Module):
         x = self._drop(x, self.cfg.dropout, self.training)
         if memory is None and cache is None and self.cfg.memory_start == "zeros":
             memory = [x.new_zeros(x.size(0), self.memory_length, x.size(2)) for _ in self.layers]
-        positions = self._positions(tokens, memory, cache)
+        positions = self._positions(tokens, memory) if cache is None else self._relative(None)
+        visible = Causal(self.memory_length if self.cfg.same_length else None)
         held = cache.held if cache is not None else 0
         new_memory: Memory | None = [] if self.memory_length and cache is None else None
         for i, layer in enumerate(self.layers):
@@ -206,7 +218,7 @@ class TransformerXLDecoder(nn.Module):
                 x = x + self._learned(i, tokens).to(x.dtype)
             old = memory[i] if memory is not None else None
             layer_cache = cache.layers[i] if cache is not None else None
-            x, remembered = layer(x, memory=old, positions=positions, cache=layer_cache, held=held)
+            x, remembered = layer(x, memory=old, positions=positions, visible=visible, cache=layer_cache, held=held)
             if new_memory is not None:
                 new_memory.append(extend_memory(old, remembered, self.memory_length))
         if cache is not None:
@@ -225,7 +237,7 @@ class TransformerXLDecoder(nn.Module):
         if self.cfg.position_encoding not in BY_DISTANCE:
             return TokenCache([], segment, 0)
         length = segment + remembered
-        positions = RelativePositions(self._table(length), torch.empty(0))
+        positions = self._relative(self._table(length))
         cache = KeyValueCache(
             [layer.self_attn.new_cache(batch, length, positions) for layer in self.layers],  # type: ignore
             segment,
@@ -242,19 +254,19 @@ class TransformerXLDecoder(nn.Module):
         """The embeddings of *tokens* [B, T], which do not depend on their place: [B, T, C]."""
         return self.embed_scale * self.embed_tokens(tokens)
 
-    def _positions(self, tokens: int, memory: Memory | None, cache: KeyValueCache | None) -> RelativePositions | None:
+    def _positions(self, tokens: int, memory: Memory | None) -> RelativePositions | None:
         if self.cfg.position_encoding not in BY_DISTANCE:
             return None
-        window = self.memory_length if self.cfg.same_length else None
-        if cache is not None:
-            keys = cache.held + tokens
-            seen = keys if window is None else min(keys, window + tokens - 1)
-            return RelativePositions(None, visibility(tokens, seen, window, self._device()))
-        keys = tokens + (memory[0].size(1) if memory else 0)
-        table = self._table(keys)
+        table = self._table(tokens + (memory[0].size(1) if memory else 0))
         if table is not None:
             table = self._drop(table[None], self.cfg.dropout, self.training)[0]
-        return RelativePositions(table, visibility(tokens, keys, window, self._device()))
+        return self._relative(table)
+
+    def _relative(self, table: Tensor | None) -> RelativePositions:
+        """*table* with the biases that all layers share."""
+        if self.attention_biases is None:
+            return RelativePositions(table)
+        return RelativePositions(table, self.attention_biases.r_w_bias, self.attention_biases.r_r_bias)
 
     def _table(self, count: int) -> Tensor | None:
         """Sinusoids of the distances count − 1, …, 0: [count, C]; None where layers have their own."""
@@ -351,38 +363,24 @@ def initialise(decoder: TransformerXLDecoder) -> None:
             nn.init.normal_(parameter, 0.0, PROJECTION_STD if id(parameter) in projections else INIT_STD)
 
 
-def _layers(cfg: TransformerXLConfig, apex: bool) -> list[TransformerDecoderLayer]:
-    head_dim = cfg.d_head or cfg.d_model // cfg.n_head
-    biases: tuple[nn.Parameter, nn.Parameter] | None = None
-    layers = []
-    for _ in range(cfg.n_layer):
-        attention: SelfAttention
-        if cfg.position_encoding == "relative":
-            if biases is None or cfg.untie_r:
-                biases = tuple(nn.Parameter(torch.empty(cfg.n_head, head_dim)) for _ in "uv")  # type: ignore[assignment]
-            attention = RelativeAttention(
-                cfg.d_model,
-                cfg.n_head,
-                cfg.dropatt,
-                head_dim=head_dim,
-                content_bias=biases[0],  # type: ignore[index]
-                position_bias=biases[1],  # type: ignore[index]
-            )
-        elif cfg.position_encoding == "shaw":
-            attention = ShawAttention(cfg.d_model, cfg.n_head, cfg.dropatt, head_dim=head_dim, count=cfg.table_length)
-        else:
-            attention = SelfAttention(cfg.d_model, cfg.n_head, cfg.dropatt, head_dim=head_dim, bias=False)
-        layers.append(
-            TransformerDecoderLayer(
-                attention,
-                cfg.d_model,
-                cfg.d_inner,
-                dropout=cfg.dropout,
-                activation_dropout=cfg.dropout,
-                normalize_before=cfg.pre_lnorm,
-                apex=apex,
-                remember_input=True,
-                variational=cfg.variational_dropout,
-            )
+def _layer(cfg: TransformerXLConfig, apex: bool) -> TransformerLayer:
+    attention: SelfAttention
+    if cfg.position_encoding == "relative":
+        attention = RelativeAttention(
+            cfg.d_model, cfg.n_head, cfg.dropatt, head_dim=cfg.head_dim, own_biases=cfg.untie_r
         )
-    return layers
+    elif cfg.position_encoding == "shaw":
+        attention = ShawAttention(cfg.d_model, cfg.n_head, cfg.dropatt, head_dim=cfg.head_dim, count=cfg.table_length)
+    else:
+        attention = SelfAttention(cfg.d_model, cfg.n_head, cfg.dropatt, head_dim=cfg.head_dim, bias=False)
+    return TransformerLayer(
+        attention,
+        cfg.d_model,
+        cfg.d_inner,
+        dropout=cfg.dropout,
+        activation_dropout=cfg.dropout,
+        normalize_before=cfg.pre_lnorm,
+        apex=apex,
+        remember_input=True,
+        variational=cfg.variational_dropout,
+    )

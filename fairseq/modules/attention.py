@@ -8,16 +8,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 
-from fairseq.modules.cached_tensor import cached_tensor
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import LayerCache
+from fairseq.modules.visibility import CAUSAL, Causal, Visibility
 
 _CACHED_SCORES = 1 << 19  # attention scores that stay in a CPU's cache
 
 
 class SelfAttention(nn.Module):
-    """Causal multi-head self-attention over inputs that know their positions already (Vaswani et al. 2017, §3.2).
+    """Multi-head self-attention over inputs that carry their positions already (Vaswani et al. 2017, §3.2).
 
     Args:
         embed_dim: channels C of the input and the output.
@@ -50,33 +51,42 @@ class SelfAttention(nn.Module):
         x: Tensor,
         memory: Tensor | None = None,
         positions: Any = None,
+        visible: Visibility = CAUSAL,
         cache: LayerCache | None = None,
         held: int = 0,
     ) -> Tensor:
-        """Attend from every position of *x* to itself, to those before it, and to the memory.
+        """Attend from every position of *x* to the visible ones of *x* and of the memory.
 
         Args:
             x: [B, T, C].
             memory: [B, M, C], the same kind of values from earlier positions.
-            positions: unused here; in subclasses where memory and segment stand, as the subclass wants it.
+            positions: unused here; in subclasses the positions of memory and segment, in the subclass's own form.
+            visible: the keys that each query reads; with a cache causal only.
             cache: in incremental inference, what earlier positions were projected to; *x* is added to it.
             held: how many positions of *cache* are filled.
 
         Returns:
             [B, T, C].
+
+        Raises:
+            ValueError: *visible* is not causal, with a cache.
         """
         if cache is not None:
+            if visible != CAUSAL:
+                raise ValueError("incremental attention is causal, without a window")
             return self._incremental(x, cache, held)
         query, key, value = self._project(x, memory, positions)
-        return self._output(attend(query, key, value, self.dropout if self.training else 0.0))
+        return self._output(attend(query, key, value, visible, self.dropout if self.training else 0.0))
 
     @torch.no_grad()
-    def weights(self, x: Tensor, memory: Tensor | None = None, positions: Any = None) -> Tensor:
-        """The attention's probabilities for the arguments of :meth:`forward`, to look at: [B, H, T, M + T]."""
+    def weights(
+        self, x: Tensor, memory: Tensor | None = None, positions: Any = None, visible: Visibility = CAUSAL
+    ) -> Tensor:
+        """Attention probabilities for the arguments of :meth:`forward`, for analysis: [B, H, T, M + T]."""
         query, key, _ = self._project(x, memory, positions)
         scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_dim)  # (B, H, T, M + T)
-        visible = _causal_mask(query.size(2), key.size(2), query.device)
-        return scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        bias = visible.bias(query.size(2), key.size(2), query.device, query.dtype)
+        return (scores if bias is None else scores + bias).softmax(-1)
 
     def new_cache(self, batch: int, length: int, positions: Any = None) -> LayerCache:
         """Room for *length* positions in *batch* rows; *positions* is for subclasses.
@@ -156,50 +166,61 @@ class PositionInfusedAttention(SelfAttention):
         return self._heads(query), self._heads(key), self._heads(value)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) -> Tensor:
-    """softmax(Q Kᵀ / √D) V, where the last query stands at the last key and none sees past its own position.
+def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:
+    """softmax(Q Kᵀ / √D) V over the visible keys.
 
-    torch's fused kernels do it, but for two cases on CPUs, where three matrix operations are faster: its kernel has no
-    dropout, and in half precision it is no faster than in float32 (docs/benchmarks.md). There scores are rounded to
-    the lower precision before the softmax, which is computed in float32, as fairseq does.
+    torch's fused kernels compute it, except in two cases on CPUs, where three matrix operations are faster: torch's CPU
+    kernel has no dropout, and in half precision it is no faster than in float32 (docs/benchmarks.md). There scores are
+    rounded to the lower precision before the softmax, which is computed in float32, as fairseq does.
 
-    Shape: query [B, H, T, D], key and value [B, H, S, D] with S ≥ T → [B, H, T, D].
+    Shape: query [B, H, T, D], key and value [B, H, S, D] → [B, H, T, D].
     """
     queries, keys = query.size(2), key.size(2)
-    on_cpu = query.device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_cpu and (dropout_p > 0.0 or (queries > 1 and query.dtype != torch.float32)):
-        return _attend_unfused(query, key, value, dropout_p)
-    if queries == 1:
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p)
-    if queries == keys:
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
-    mask = _causal_mask(queries, keys, query.device)
+    if on_cpu(query) and (dropout_p > 0.0 or (queries > 1 and query.dtype != torch.float32)):
+        return _attend_unfused(query, key, value, visible, dropout_p)
+    if isinstance(visible, Causal) and visible.window is None and queries > 1:
+        if queries == keys:
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
+        # A mask tensor would keep the flash kernel away; but torch.compile cannot trace a CausalBias.
+        if not is_cpu(query) and not torch.compiler.is_compiling():
+            bias = causal_lower_right(queries, keys)
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout_p)
+    mask = visible.mask(queries, keys, query.device)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
 
 
-@cached_tensor(8)
-def _causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+def is_cpu(x: Tensor) -> bool:
+    """Whether *x* is on a CPU."""
+    return x.device.type == "cpu"
 
 
-@cached_tensor(8)
-def _causal_bias(queries: int, keys: int, dtype: torch.dtype) -> Tensor:
-    mask = _causal_mask(queries, keys, torch.device("cpu"))
-    return torch.zeros(queries, keys, dtype=dtype).masked_fill(~mask, float("-inf"))
+def on_cpu(x: Tensor) -> bool:
+    """Whether *x* is computed by the steps written out for CPUs, which torch.compile replaces by kernels of its own."""
+    return is_cpu(x) and not torch.compiler.is_compiling()
 
 
-def _attend_unfused(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:
+def _attend_unfused(query: Tensor, key: Tensor, value: Tensor, visible: Visibility, dropout_p: float) -> Tensor:
     """The same on a CPU; without gradient a few heads at a time, so that their scores stay in cache."""
     batch, heads, queries, dim = query.shape
     q, k, v = (x.reshape(batch * heads, -1, dim) for x in (query, key, value))
-    bias = _causal_bias(queries, k.size(1), q.dtype)
+    bias = visible.bias(queries, k.size(1), q.device, q.dtype)
+    if bias is not None and bias.dim() == 4:
+        bias = bias.expand(batch, heads, -1, -1).flatten(0, 1)  # (B·H, 1, S)
     together = batch * heads
     if not torch.is_grad_enabled():
         together = max(1, min(together, _CACHED_SCORES // (queries * k.size(1))))
     parts = []
     for start in range(0, batch * heads, together):
         part = slice(start, start + together)
-        scores = torch.baddbmm(bias, q[part], k[part].transpose(1, 2), alpha=1 / math.sqrt(dim))  # (n, T, S)
+        scores = _scores(q[part], k[part], bias if bias is None or bias.dim() == 2 else bias[part])
         parts.append(torch.bmm(dropout(scores.softmax(-1), dropout_p), v[part]))
     attended = parts[0] if len(parts) == 1 else torch.cat(parts)
     return attended.view(batch, heads, queries, dim)
+
+
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
+    """Q Kᵀ / √D + bias: query [N, T, D], key [N, S, D] → [N, T, S]."""
+    scale = 1 / math.sqrt(query.size(-1))
+    if bias is None:
+        return torch.baddbmm(query.new_empty(()), query, key.transpose(1, 2), beta=0, alpha=scale)
+    return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)

@@ -17,25 +17,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq.modules.attention import SelfAttention
-from fairseq.modules.cached_tensor import cached_tensor
+from fairseq.modules.attention import SelfAttention, on_cpu
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import LayerCache, RelativeLayerCache
+from fairseq.modules.visibility import CAUSAL, Causal, Visibility
 
 _CACHED_SCORES = 1 << 18  # attention scores that are worked on together where no gradient is wanted
+_HEAD_MULTIPLE = 8  # channels of a head that torch's fused kernels with a bias are made for
 
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """What all layers share about T queries over K keys, the last query standing at the last key.
+    """Inputs of relative attention that all layers share, for queries of which the last stands at the last key.
 
     Attributes:
         table: embeddings of the distances K − 1, …, 0: [K, C]; None where attention has its own.
-        bias: 0 where a query sees a key, −∞ where not: [T, K], float32.
+        content_bias: u [H, D]; None where every layer has its own.
+        position_bias: v [H, D]; None where every layer has its own.
     """
 
-    table: Tensor | None
-    bias: Tensor
+    table: Tensor | None = None
+    content_bias: Tensor | None = None
+    position_bias: Tensor | None = None
 
 
 class Distances(NamedTuple):
@@ -56,21 +59,6 @@ class Distances(NamedTuple):
         return Distances(self.keys[:, first:], None if self.scores is None else self.scores[:, first:])
 
 
-def visibility(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """The bias of :class:`RelativePositions`: keys after the query are hidden, and those *window* or more before it."""
-    if queries == 1 and (window is None or keys <= window):
-        return torch.zeros(1, keys, device=device)  # generation: another one each token
-    return _visibility(queries, keys, window, device)
-
-
-@cached_tensor(4)
-def _visibility(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    place = torch.arange(keys - queries, keys, device=device)[:, None]
-    distance = place - torch.arange(keys, device=device)  # (T, K)
-    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    return torch.zeros(queries, keys, device=device).masked_fill(hidden, float("-inf"))
-
-
 class DistanceAttention(SelfAttention):
     """What both kinds share: two queries, keys of content and of distance, no biases in the linear maps."""
 
@@ -79,23 +67,27 @@ class DistanceAttention(SelfAttention):
         x: Tensor,
         memory: Tensor | None = None,
         positions: RelativePositions | None = None,
+        visible: Visibility = CAUSAL,
         cache: LayerCache | None = None,
         held: int = 0,
     ) -> Tensor:
-        """See :meth:`SelfAttention.forward`; *positions* are needed, with a cache only their bias.
+        """See :meth:`SelfAttention.forward`; with a cache, *positions* need no table.
 
         Raises:
-            ValueError: they are missing.
+            ValueError: *positions* are missing, or *visible* is not causal: distances count backwards only.
         """
         if positions is None:
             raise ValueError("relative attention needs the positions of memory and segment")
+        if not isinstance(visible, Causal):
+            raise ValueError("relative attention has no distances to keys after the query; it is causal only")
         if cache is not None:
-            return self._relative_incremental(x, cache, held, positions.bias)
+            return self._relative_incremental(x, cache, held, positions, visible)
         query, key, value = self._project(x, memory, positions)
         distances = self._distances(positions, key.size(2), x.dtype)
-        queries = self._content_query(query), self._distance_query(query)
+        queries = self._content_query(query, positions), self._distance_query(query, positions)
+        bias = visible.bias(query.size(2), key.size(2), x.device, query.dtype)
         dropout_p = self.dropout if self.training else 0.0
-        return self._output(attend_by_distance(*queries, key, value, distances, positions.bias, dropout_p))
+        return self._output(attend_by_distance(*queries, key, value, distances, bias, dropout_p))
 
     def new_cache(self, batch: int, length: int, positions: RelativePositions | None = None) -> RelativeLayerCache:
         """Room for *length* positions; *positions* holds the table of as many distances."""
@@ -113,22 +105,24 @@ class DistanceAttention(SelfAttention):
         )
 
     @torch.no_grad()
-    def weights(self, x: Tensor, memory: Tensor | None = None, positions: Any = None) -> Tensor:
+    def weights(
+        self, x: Tensor, memory: Tensor | None = None, positions: Any = None, visible: Visibility = CAUSAL
+    ) -> Tensor:
         query, key, _ = self._project(x, memory, positions)
         distances = self._distances(positions, key.size(2), x.dtype)
-        raw = _by_distance(self._distance_query(query), distances)
-        scores = self._content_query(query) @ key.transpose(-1, -2) + shift(raw, positions.bias)
-        return scores.softmax(-1)
+        bias = visible.bias(query.size(2), key.size(2), x.device, query.dtype)
+        by_distance = shift(_by_distance(self._distance_query(query, positions), distances), bias)
+        return (self._content_query(query, positions) @ key.transpose(-1, -2) + by_distance).softmax(-1)
 
     def _distances(self, positions: RelativePositions, count: int, dtype: torch.dtype) -> Distances:
         """Keys r and scores b of the *count* nearest distances."""
         raise NotImplementedError
 
-    def _content_query(self, query: Tensor) -> Tensor:
+    def _content_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
         """q⁺ / √D for q [B, H, T, D]."""
         raise NotImplementedError
 
-    def _distance_query(self, query: Tensor) -> Tensor:
+    def _distance_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
         """q* / √D for q [B, H, T, D]."""
         raise NotImplementedError
 
@@ -136,17 +130,21 @@ class DistanceAttention(SelfAttention):
         scale = 1 / math.sqrt(self.head_dim)
         return torch.add((bias * scale).to(query.dtype)[:, None], query, alpha=scale)
 
-    def _relative_incremental(self, x: Tensor, cache: LayerCache, held: int, bias: Tensor) -> Tensor:
+    def _relative_incremental(
+        self, x: Tensor, cache: LayerCache, held: int, positions: RelativePositions, visible: Causal
+    ) -> Tensor:
         assert isinstance(cache, RelativeLayerCache)
         batch, tokens, _ = x.shape
-        end, first = held + tokens, held + tokens - bias.size(1)  # a window may hide the oldest keys from all
+        end = held + tokens
+        count = visible.reach(tokens, end)  # a window may hide the oldest keys from all
         projected = F.linear(x, cache.weight)
         query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
         cache.keys[:, :, held:end] = key
         cache.values[:, :, held:end] = value
-        distances = Distances(cache.distance_keys, cache.distance_scores).nearest(bias.size(1))
-        seen = cache.keys[:, :, first:end], cache.values[:, :, first:end]
-        queries = self._content_query(query), self._distance_query(query)
+        distances = Distances(cache.distance_keys, cache.distance_scores).nearest(count)
+        seen = cache.keys[:, :, end - count : end], cache.values[:, :, end - count : end]
+        queries = self._content_query(query, positions), self._distance_query(query, positions)
+        bias = visible.bias(tokens, count, x.device, query.dtype)
         return self._output(attend_by_distance(*queries, *seen, distances, bias))
 
 
@@ -158,8 +156,7 @@ class RelativeAttention(DistanceAttention):
         num_heads: heads H.
         dropout: probability that an attention weight is dropped in training.
         head_dim: channels D of a head.
-        content_bias: u [H, D], which layers may share.
-        position_bias: v [H, D].
+        own_biases: u and v are parameters of this module; otherwise they come with the positions.
     """
 
     def __init__(
@@ -169,13 +166,12 @@ class RelativeAttention(DistanceAttention):
         dropout: float,
         *,
         head_dim: int,
-        content_bias: nn.Parameter,
-        position_bias: nn.Parameter,
+        own_biases: bool = True,
     ) -> None:
         super().__init__(embed_dim, num_heads, dropout, head_dim=head_dim, bias=False)
         self.r_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=False)
-        self.r_w_bias = content_bias
-        self.r_r_bias = position_bias
+        self.r_w_bias = nn.Parameter(torch.zeros(num_heads, head_dim)) if own_biases else None
+        self.r_r_bias = nn.Parameter(torch.zeros(num_heads, head_dim)) if own_biases else None
 
     def _distances(self, positions: RelativePositions, count: int, dtype: torch.dtype) -> Distances:
         assert positions.table is not None
@@ -183,34 +179,45 @@ class RelativeAttention(DistanceAttention):
         projected = self.r_proj(table.to(dtype))  # (K, H·D)
         return Distances(projected.unflatten(-1, (self.num_heads, -1)).transpose(0, 1))
 
-    def _content_query(self, query: Tensor) -> Tensor:
-        return self._plus(query, self.r_w_bias)
+    def _content_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
+        return self._plus(query, _given(self.r_w_bias, positions.content_bias))
 
-    def _distance_query(self, query: Tensor) -> Tensor:
-        return self._plus(query, self.r_r_bias)
+    def _distance_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
+        return self._plus(query, _given(self.r_r_bias, positions.position_bias))
 
     @torch.no_grad()
     def terms(
-        self, x: Tensor, memory: Tensor | None = None, positions: RelativePositions | None = None
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        positions: RelativePositions | None = None,
+        visible: Visibility = CAUSAL,
     ) -> dict[str, Tensor]:
-        """The four terms of the scores (§3.3), each [B, H, T, M + T] and divided by √D; keys after the query are 0.
+        """The four terms of the scores (§3.3), each [B, H, T, M + T] and divided by √D; 0 for keys that are not seen.
 
         (a) content, (b) content-dependent position, (c) global content bias, (d) global position bias.
         """
         assert positions is not None
         query, key, _ = self._project(x, memory, positions)
         distances = self._distances(positions, key.size(2), x.dtype)
-        nothing = torch.zeros_like(self.r_w_bias)
         zero = torch.zeros_like(query)
-        seen = torch.where(visibility(query.size(2), key.size(2), None, x.device) == 0, 1.0, 0.0)
-        keys = key.transpose(-1, -2)
-        flat = torch.zeros_like(positions.bias)
-        return {
-            "a": self._plus(query, nothing) @ keys * seen,
-            "b": shift(_by_distance(self._plus(query, nothing), distances), flat) * seen,
-            "c": self._plus(zero, self.r_w_bias) @ keys * seen,
-            "d": shift(_by_distance(self._plus(zero, self.r_r_bias), distances), flat) * seen,
+        mask = visible.mask(query.size(2), key.size(2), x.device)
+        content, position = query / math.sqrt(self.head_dim), key.transpose(-1, -2)
+        terms = {
+            "a": content @ position,
+            "b": shift(_by_distance(content, distances), None),
+            "c": self._content_query(zero, positions) @ position,
+            "d": shift(_by_distance(self._distance_query(zero, positions), distances), None),
         }
+        return terms if mask is None else {name: term.masked_fill(~mask, 0.0) for name, term in terms.items()}
+
+
+def _given(own: Tensor | None, shared: Tensor | None) -> Tensor:
+    """A layer's own bias, or the one that all layers share."""
+    bias = shared if own is None else own
+    if bias is None:
+        raise ValueError("relative attention has no biases u, v of its own and was given none")
+    return bias
 
 
 class ShawAttention(DistanceAttention):
@@ -238,10 +245,10 @@ class ShawAttention(DistanceAttention):
         farthest = keys[:, :1].expand(-1, missing, -1), scores[:, :1].expand(-1, missing)
         return Distances(torch.cat([farthest[0], keys], dim=1), torch.cat([farthest[1], scores], dim=1))
 
-    def _content_query(self, query: Tensor) -> Tensor:
+    def _content_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
         return self._plus(query, self.r_w_bias)
 
-    def _distance_query(self, query: Tensor) -> Tensor:
+    def _distance_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
         return query * (1 / math.sqrt(self.head_dim))
 
 
@@ -251,7 +258,7 @@ def attend_by_distance(
     key: Tensor,
     value: Tensor,
     distances: Distances,
-    bias: Tensor,
+    bias: Tensor | None,
     dropout_p: float = 0.0,
 ) -> Tensor:
     """softmax(Q⁺ Kᵀ + shift(Q* Rᵀ + b) + bias) V.
@@ -261,14 +268,24 @@ def attend_by_distance(
 
     Shape: queries [B, H, T, D]; key, value [B, H, K, D]; bias [T, K] → [B, H, T, D].
     """
-    if content_query.device.type != "cpu" or torch.compiler.is_compiling():
+    if not on_cpu(content_query):
         scores = shift(_by_distance(distance_query, distances), bias)
-        return F.scaled_dot_product_attention(
-            content_query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0
-        )
+        return _fused(content_query, key, value, scores, dropout_p)
     if torch.is_grad_enabled() or dropout_p:
         return _attend(content_query, distance_query, key, value, distances, bias, dropout_p)
     return _attend_in_pieces(content_query, distance_query, key, value, distances, bias)
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, scores: Tensor, dropout_p: float) -> Tensor:
+    """torch's fused attention with *scores* [B, H, T, K] as additive bias and scaled queries.
+
+    The kernels that take a bias want heads of a multiple of 8 channels; zeros in the missing ones change nothing.
+    """
+    dim = query.size(-1)
+    if missing := -dim % _HEAD_MULTIPLE:
+        query, key, value = (F.pad(x, (0, missing)) for x in (query, key, value))
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0)
+    return attended[..., :dim] if missing else attended
 
 
 def _attend(
@@ -277,7 +294,7 @@ def _attend(
     key: Tensor,
     value: Tensor,
     distances: Distances,
-    bias: Tensor,
+    bias: Tensor | None,
     dropout_p: float = 0.0,
 ) -> Tensor:
     batch, heads, queries, dim = content_query.shape
@@ -288,7 +305,7 @@ def _attend(
 
 
 def _attend_in_pieces(
-    content_query: Tensor, distance_query: Tensor, key: Tensor, value: Tensor, distances: Distances, bias: Tensor
+    content_query: Tensor, distance_query: Tensor, key: Tensor, value: Tensor, distances: Distances, bias: Tensor | None
 ) -> Tensor:
     """The same without gradient, some heads of some rows at a time, so that their scores stay in cache."""
     batch, heads, queries, _ = content_query.shape
@@ -317,20 +334,21 @@ def _by_distance(query: Tensor, distances: Distances) -> Tensor:
     return raw.view(heads, batch, queries, -1)
 
 
-def shift(raw: Tensor, bias: Tensor) -> Tensor:
+def shift(raw: Tensor, bias: Tensor | None) -> Tensor:
     """Scores by distance as scores by key, plus *bias*, which hides the keys after each query (appendix B).
 
-    Row i of *raw* moves T − 1 − i places to the left. What stands where no key is seen (*bias* −∞) is arbitrary, and
-    the gradient there must be zero, as a softmax makes it.
+    Row i of *raw* moves T − 1 − i places to the left. Scores of keys after the query are arbitrary but finite, and
+    their gradient must be zero, as a softmax over scores with the bias makes it.
 
     Shape: raw [H, B, T, K], bias [T, K] → [B, H, T, K].
     """
     heads, batch, queries, keys = raw.shape
-    if raw.device.type == "cpu" and not torch.compiler.is_compiling():
+    if on_cpu(raw):
         return _Shift.apply(raw, bias).view(batch, heads, queries, keys)
     padded = F.pad(raw, (1, 0)).view(heads, batch, keys + 1, queries)
     moved = padded[:, :, 1:].reshape(heads, batch, queries, keys)
-    return moved.transpose(0, 1) + bias.to(raw.dtype)
+    moved = moved.transpose(0, 1)
+    return moved if bias is None else moved + bias.to(raw.dtype)
 
 
 class _Shift(torch.autograd.Function):
@@ -340,7 +358,7 @@ class _Shift(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, raw: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, raw: Tensor, bias: Tensor | None) -> Tensor:
         heads, batch, queries, keys = raw.shape
         raw = raw.contiguous()
         row = queries * keys
@@ -350,7 +368,11 @@ class _Shift(torch.autograd.Function):
             raw.storage_offset() + queries - 1,
         )
         result = raw.new_empty(batch * heads, queries, keys)
-        torch.add(moved, bias.to(raw.dtype), out=result.view(batch, heads, queries, keys))
+        room = result.view(batch, heads, queries, keys)
+        if bias is None:
+            room.copy_(moved)
+        else:
+            torch.add(moved, bias.to(raw.dtype), out=room)
         ctx.batch = batch
         return result
 

@@ -1,4 +1,4 @@
-"""One layer of a transformer decoder: attention and a feed-forward network, each with a residual connection."""
+"""A layer of a transformer: attention and a feed-forward network, each with a residual connection."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fairseq.errors import UserError, nearest
 from fairseq.modules.dropout import dropout, relu_dropout, variational_dropout
 from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.memory import LayerCache
+from fairseq.modules.visibility import CAUSAL, Visibility
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -35,7 +36,7 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
-class TransformerDecoderLayer(nn.Module):
+class TransformerLayer(nn.Module):
     """Self-attention, then a feed-forward network (Vaswani et al. 2017, §3.1).
 
     Args:
@@ -83,12 +84,8 @@ class TransformerDecoderLayer(nn.Module):
         self.remember_input = remember_input
         self.variational = variational
 
-    def remembered(self, x: Tensor) -> Tensor:
-        """What a memory keeps of the layer's input *x* [B, T, C]."""
-        return x if self.remember_input else self.attention_input(x)
-
     def attention_input(self, x: Tensor) -> Tensor:
-        """What the attention of this layer reads for the layer's input *x* [B, T, C]."""
+        """The input of the attention for the layer's input *x* [B, T, C]."""
         return self.self_attn_layer_norm(x) if self.normalize_before else x
 
     def forward(
@@ -96,19 +93,28 @@ class TransformerDecoderLayer(nn.Module):
         x: Tensor,
         memory: Tensor | None = None,
         positions: Any = None,
+        visible: Visibility = CAUSAL,
         cache: LayerCache | None = None,
         held: int = 0,
+        skip: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Apply the layer to *x* [B, T, C]; the other arguments go to the attention.
+        """Apply the layer to *x* [B, T, C]; the other arguments but *skip* go to the attention.
+
+        Args:
+            skip: return *x* unchanged, as LayerDrop does in training (Fan et al. 2020); it is remembered all the same.
 
         Returns:
-            The output [B, T, C], and what a memory keeps of *x* [B, T, C].
+            The output [B, T, C], and the part of a memory that *x* makes [B, T, C].
         """
         attention_input = self.attention_input(x)
         remembered = x if self.remember_input else attention_input
+        if skip:
+            return x, remembered
         if self.remember_input and memory is not None:
             memory = self.attention_input(memory.to(x.dtype))
-        attended = self.self_attn(attention_input, memory=memory, positions=positions, cache=cache, held=held)
+        attended = self.self_attn(
+            attention_input, memory=memory, positions=positions, visible=visible, cache=cache, held=held
+        )
         x = x + self._drop(attended, self.dropout)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
@@ -128,3 +134,6 @@ class TransformerDecoderLayer(nn.Module):
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
         return (variational_dropout if self.variational else dropout)(x, p, self.training)
+
+
+TransformerDecoderLayer = TransformerLayer  # the name that plug-ins know

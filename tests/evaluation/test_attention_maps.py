@@ -20,7 +20,6 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.evaluation.attention_maps import AttentionReader, distances
 from fairseq.models.base import FairseqLanguageModel
-from fairseq.modules.relative_attention import RelativePositions
 from fairseq_cli import attention as command
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
@@ -56,10 +55,10 @@ class ThreeBack(nn.Module):
 
     num_heads = 2
 
-    def forward(self, x, memory=None, positions=None, cache=None, held=0):
+    def forward(self, x, memory=None, positions=None, visible=None, cache=None, held=0):
         return x
 
-    def weights(self, x, memory, positions):
+    def weights(self, x, memory, positions, visible):
         queries = x.size(1)
         keys = queries + (0 if memory is None else memory.size(1))
         found = torch.zeros(x.size(0), 2, queries, keys)
@@ -68,8 +67,8 @@ class ThreeBack(nn.Module):
             found[:, 1, i, keys - queries + i] = 1
         return found
 
-    def terms(self, x, memory, positions):
-        weights = self.weights(x, memory, positions)
+    def terms(self, x, memory, positions, visible):
+        weights = self.weights(x, memory, positions, visible)
         ahead = torch.where(distances(*weights.shape[2:]) < 0, 1e4, 0.0)  # what must be masked
         return {name: ahead + scale * weights for name, scale in zip("abcd", (0, 50, 5, 0), strict=True)}
 
@@ -86,10 +85,7 @@ class Stub(FairseqLanguageModel):
     def forward(self, tokens, memory=None):
         x = tokens[..., None].float()
         old = None if memory is None else memory[0]
-        keys = x.size(1) + (0 if old is None else old.size(1))
-        ahead = torch.ones(x.size(1), keys).triu(keys - x.size(1) + 1).bool()
-        bias = torch.zeros(x.size(1), keys).masked_fill(ahead, float("-inf"))
-        self.decoder.layers[0].self_attn(x, memory=old, positions=RelativePositions(None, bias))
+        self.decoder.layers[0].self_attn(x, memory=old)
         seen = x if memory is None else torch.cat([memory[0], x], dim=1)
         return x, {"memory": [seen[:, -self.memory_length :]] if self.memory_length else None}
 

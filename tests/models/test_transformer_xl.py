@@ -17,7 +17,8 @@ from fairseq.models.transformer_xl import TransformerXL, TransformerXLConfig, Tr
 from fairseq.modules import relative_attention as relative_attention_module
 from fairseq.modules.dropout import variational_dropout
 from fairseq.modules.positions import distance_sinusoids
-from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention, shift, visibility
+from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention, shift
+from fairseq.modules.visibility import CAUSAL
 
 VOCABULARY = 29
 SMALL = TransformerXLConfig(
@@ -95,11 +96,12 @@ def attended(attention: Any, scores: Tensor, hidden: Tensor, everything: Tensor)
 
 def relative_attention(clamp: int | None, seed: int = 3) -> tuple[RelativeAttention, Tensor, Tensor, RelativePositions]:
     torch.manual_seed(seed)
-    u, v = (nn.Parameter(torch.randn(2, 3)) for _ in "uv")
-    attention = RelativeAttention(8, 2, 0.0, head_dim=3, content_bias=u, position_bias=v).double()
+    attention = RelativeAttention(8, 2, 0.0, head_dim=3).double()
+    for bias in (attention.r_w_bias, attention.r_r_bias):
+        nn.init.normal_(bias)
     x, memory = torch.randn(2, 4, 8, dtype=torch.float64), torch.randn(2, 5, 8, dtype=torch.float64)
     table = distance_sinusoids(9, 8, torch.device("cpu"), clamp).double()
-    return attention, x, memory, RelativePositions(table, visibility(4, 9, None, torch.device("cpu")).double())
+    return attention, x, memory, RelativePositions(table)
 
 
 @pytest.mark.parametrize("gradient", [True, False])
@@ -140,8 +142,7 @@ def test_shaw_attention_is_its_equation_for_every_pair(rows: int) -> None:
         for parameter in attention.parameters():
             parameter.normal_()
     x, memory = torch.randn(1, 4, 8, dtype=torch.float64), torch.randn(1, 5, 8, dtype=torch.float64)
-    bias = visibility(4, 9, None, torch.device("cpu")).double()
-    found = attention(x, memory=memory, positions=RelativePositions(None, bias))[0]
+    found = attention(x, memory=memory, positions=RelativePositions())[0]
     everything, scores = torch.cat([memory[0], x[0]]), torch.zeros(2, 4, 9, dtype=torch.float64)
     for h in range(2):
         part = slice(3 * h, 3 * h + 3)
@@ -158,7 +159,8 @@ def test_shaw_attention_is_its_equation_for_every_pair(rows: int) -> None:
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 5), (4, 4), (3, 7)])
 def test_shifting_moves_each_row_to_its_distances(queries: int, keys: int) -> None:
     raw = torch.randn(2, 3, queries, keys, dtype=torch.float64, requires_grad=True)
-    bias = visibility(queries, keys, None, torch.device("cpu")).double()
+    mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    bias = torch.zeros(queries, keys, dtype=torch.float64).masked_fill(~mask, -math.inf)
     found = shift(raw, bias)
     for i in range(queries):
         for j in range(keys - queries + i + 1):
@@ -168,7 +170,7 @@ def test_shifting_moves_each_row_to_its_distances(queries: int, keys: int) -> No
 
 
 def test_shifting_by_strides_is_shifting_by_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw, bias = torch.randn(2, 3, 4, 9, requires_grad=True), visibility(4, 9, None, torch.device("cpu"))
+    raw, bias = torch.randn(2, 3, 4, 9, requires_grad=True), CAUSAL.bias(4, 9, torch.device("cpu"))
     weights = torch.randn(3, 2, 4, 9)
     results = []
     for compiling in (False, True):
@@ -403,3 +405,50 @@ def test_initial_values_are_the_authors() -> None:
     assert float(named["layers.0.fc1.bias"].detach().abs().max()) == 0.0
     shaw = TransformerXLDecoder(replace(SMALL, position_encoding="shaw", max_relative_length=6), VOCABULARY)
     assert not shaw.layers[0].self_attn.r_bias.any() and shaw.layers[0].self_attn.r_emb.all()
+
+
+# Biases u and v
+
+
+def test_shared_biases_belong_to_the_decoder_and_are_named_with_every_layer_in_checkpoints() -> None:
+    model = decoder(untie_r=False)
+    owned = [name for name, _ in model.named_parameters() if name.endswith(("r_w_bias", "r_r_bias"))]
+    assert owned == ["attention_biases.r_w_bias", "attention_biases.r_r_bias"]
+    state = model.state_dict()
+    for name in ("r_w_bias", "r_r_bias"):
+        layers = [state.pop(f"layers.{i}.self_attn.{name}") for i in range(3)]
+        assert all(layer.data_ptr() == layers[0].data_ptr() for layer in layers)
+    assert not any(name.endswith(("r_w_bias", "r_r_bias")) for name in state)
+
+
+def test_shared_biases_are_numbered_as_parameters_of_the_first_layer() -> None:
+    """Optimizer states and averages of earlier checkpoints are lists in the order of parameters."""
+    shared, own = decoder(untie_r=False), decoder(untie_r=True)
+    first = [name.replace("attention_biases", "layers.0.self_attn") for name, _ in shared.named_parameters()]
+    later = ("layers.1.self_attn.r_", "layers.2.self_attn.r_")
+    kept = [n for n, _ in own.named_parameters() if "proj" in n or not n.startswith(later)]
+    assert first == kept
+    named = [n for n in shared.state_dict() if "proj" in n or not n.startswith(later)]
+    assert [n for n in named if n in first] == first
+
+
+def test_a_state_dict_with_biases_in_every_layer_loads_strictly() -> None:
+    model, other = decoder(untie_r=False), decoder(untie_r=False, seed=7)
+    other.load_state_dict(model.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    state = model.state_dict()
+    del state["layers.1.self_attn.r_w_bias"]
+    with pytest.raises(RuntimeError, match=r"layers.0.self_attn.r_w_bias|attention_biases.r_w_bias"):
+        other.load_state_dict(state)
+
+
+def test_shared_biases_get_the_gradients_of_all_layers() -> None:
+    shared, own = decoder(untie_r=False).train(), decoder(untie_r=True).train()
+    own.load_state_dict(shared.state_dict())
+    source = tokens(2, 4)
+    torch.testing.assert_close(shared(source)[0], own(source)[0])
+    for model in (shared, own):
+        model(source)[0].square().sum().backward()
+    for name in ("r_w_bias", "r_r_bias"):
+        wanted = sum(getattr(layer.self_attn, name).grad for layer in own.layers)
+        torch.testing.assert_close(getattr(shared.attention_biases, name).grad, wanted)

@@ -1,0 +1,222 @@
+"""Attention over the keys that are visible, in every way that it is computed, against a softmax one query at a time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias, CausalVariant
+
+from fairseq.models.transformer_xl import TransformerXLConfig, TransformerXLDecoder
+from fairseq.modules import attention as attention_module
+from fairseq.modules.attention import PositionInfusedAttention, SelfAttention, attend
+from fairseq.modules.relative_attention import RelativeAttention, RelativePositions
+from fairseq.modules.transformer_layer import TransformerDecoderLayer, TransformerLayer
+from fairseq.modules.visibility import CAUSAL, Bidirectional, Causal, Visibility
+
+PADDING = torch.tensor([[False] * 7, [False] * 4 + [True] * 3, [True] * 7])  # the last row is padding only
+VISIBLE = {
+    "causal": CAUSAL,
+    "window": Causal(3),
+    "bidirectional": Bidirectional(),
+    "padded": Bidirectional(PADDING),
+}
+KINDS = pytest.mark.parametrize("visible", VISIBLE.values(), ids=VISIBLE)
+PATHS = {
+    "float32": (torch.float32, 0.0, 1e-6),
+    "bfloat16": (torch.bfloat16, 0.0, 3e-2),
+    "float16": (torch.float16, 0.0, 4e-3),
+    "dropout": (torch.float32, 1e-9, 1e-4),  # written out, and drops next to nothing
+    "dropout in bfloat16": (torch.bfloat16, 1e-9, 3e-2),
+}
+
+
+def sees(visible: Visibility, row: int, query: int, key: int, ahead: int) -> bool:
+    """Whether *query* reads *key*; *ahead* keys stand before the first query."""
+    if isinstance(visible, Causal):
+        distance = ahead + query - key
+        return distance >= 0 and (visible.window is None or distance < visible.window)
+    assert isinstance(visible, Bidirectional)
+    return visible.padding is None or bool(visible.padding[row].all()) or not bool(visible.padding[row, key])
+
+
+def naive(query: Tensor, key: Tensor, value: Tensor, visible: Visibility) -> Tensor:
+    """The attention of each query by itself, in float64."""
+    query, key, value = query.double(), key.double(), value.double()
+    result, ahead = torch.zeros_like(query), key.size(2) - query.size(2)
+    for b in range(query.size(0)):
+        for h in range(query.size(1)):
+            for t in range(query.size(2)):
+                seen = [s for s in range(key.size(2)) if sees(visible, b, t, s, ahead)]
+                weights = (key[b, h, seen] @ query[b, h, t] / math.sqrt(query.size(3))).softmax(0)
+                result[b, h, t] = weights @ value[b, h, seen]
+    return result
+
+
+def inputs(queries: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Queries, keys and values of 3 rows, 2 heads of 4 channels, 7 keys."""
+    generator = torch.Generator().manual_seed(1)
+    made = [torch.randn(3, 2, count, 4, generator=generator).to(dtype) for count in (queries, 7, 7)]
+    return [x.requires_grad_() for x in made]
+
+
+@KINDS
+@pytest.mark.parametrize("gradient", [True, False])
+@pytest.mark.parametrize("queries", [1, 4, 7])
+@pytest.mark.parametrize("path", PATHS)
+def test_attention_reads_the_visible_keys_in_every_path(
+    path: str, queries: int, gradient: bool, visible: Visibility
+) -> None:
+    dtype, dropout_p, tolerance = PATHS[path]
+    query, key, value = inputs(queries, dtype)
+    with torch.set_grad_enabled(gradient):
+        found = attend(query, key, value, visible, dropout_p)
+    wanted = naive(query, key, value, visible)
+    torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
+    if gradient:
+        weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+        ours = torch.autograd.grad((found * weights).sum(), (query, key, value))
+        theirs = torch.autograd.grad((wanted * weights).sum(), (query, key, value))
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, atol=3 * tolerance, rtol=3 * tolerance)
+
+
+def test_a_few_heads_at_a_time_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = (x.detach() for x in inputs(4, torch.bfloat16))
+    for visible in VISIBLE.values():
+        with torch.no_grad():
+            whole = attend(query, key, value, visible)
+            monkeypatch.setattr(attention_module, "_CACHED_SCORES", 60)
+            assert torch.equal(attend(query, key, value, visible), whole)
+            monkeypatch.undo()
+
+
+@pytest.mark.parametrize("kind", [SelfAttention, PositionInfusedAttention])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_rows_of_padding_only_give_no_nan(kind: type[SelfAttention], dropout: float) -> None:
+    layer = TransformerLayer(kind(8, 2, dropout), 8, 16)
+    positions = torch.randn(7, 8)
+    x = torch.randn(3, 7, 8, requires_grad=True)
+    for dtype in (None, torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            out, _ = layer(x, positions=positions, visible=Bidirectional(PADDING))
+        (gradient,) = torch.autograd.grad(out.float().square().sum(), x)
+        assert out.isfinite().all() and gradient.isfinite().all()
+
+
+def test_padding_changes_nothing_for_the_tokens_beside_it() -> None:
+    layer = TransformerLayer(SelfAttention(8, 2), 8, 16).double()
+    x = torch.randn(3, 7, 8, dtype=torch.float64)
+    changed = torch.where(PADDING[:, :, None], 9.0, x)
+    visible = Bidirectional(PADDING)
+    (one, _), (other, _) = layer(x, visible=visible), layer(changed, visible=visible)
+    torch.testing.assert_close(one[:2][~PADDING[:2]], other[:2][~PADDING[:2]])
+    alone, _ = layer(x[1:2, :4], visible=Bidirectional())
+    torch.testing.assert_close(one[1:2, :4], alone)
+
+
+@KINDS
+def test_weights_for_analysis_are_those_that_attention_uses(visible: Visibility) -> None:
+    module = SelfAttention(8, 2).double()
+    x = torch.randn(3, 7, 8, dtype=torch.float64)
+    weights = module.weights(x, visible=visible)
+    wanted = module._output(weights @ module._heads(module.v_proj(x)))
+    torch.testing.assert_close(module(x, visible=visible), wanted)
+
+
+def test_attention_is_causal_unless_told_otherwise() -> None:
+    module, x = SelfAttention(8, 2), torch.randn(2, 5, 8)
+    assert torch.equal(module(x), module(x, visible=CAUSAL))
+    assert not torch.allclose(module(x), module(x, visible=Bidirectional()))
+
+
+def test_attention_that_cannot_look_ahead_says_so() -> None:
+    relative = RelativeAttention(8, 2, 0.0, head_dim=4)
+    with pytest.raises(ValueError, match="causal only"):
+        relative(torch.zeros(1, 3, 8), positions=RelativePositions(torch.zeros(3, 8)), visible=Bidirectional())
+    module = SelfAttention(8, 2)
+    with pytest.raises(ValueError, match="causal"):
+        module(torch.zeros(1, 3, 8), visible=Bidirectional(), cache=module.new_cache(1, 4))
+
+
+def test_plug_ins_find_the_layer_under_its_old_name() -> None:
+    assert TransformerDecoderLayer is TransformerLayer
+
+
+# The kernels of GPUs
+
+
+class Calls(list[dict[str, object]]):
+    """What was handed to torch's fused attention, which is called all the same."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        kernel = F.scaled_dot_product_attention
+
+        def note(query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
+            self.append({"dim": query.size(-1), **options})
+            if isinstance(options.get("attn_mask"), CausalBias):  # whose own kernels a CPU does not have
+                options["attn_mask"] = torch.ones(query.size(2), key.size(2)).tril(key.size(2) - query.size(2)).bool()
+            return kernel(query, key, value, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(F, "scaled_dot_product_attention", note)
+        monkeypatch.setattr(attention_module, "is_cpu", lambda x: False)
+
+
+def test_on_gpus_a_segment_after_memory_is_causal_without_a_mask_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = inputs(4)
+    calls = Calls(monkeypatch)
+    found = attend(query, key, value, CAUSAL, 0.0)
+    bias = calls[0]["attn_mask"]
+    assert isinstance(bias, CausalBias) and bias.variant == CausalVariant.LOWER_RIGHT
+    assert (bias.seq_len_q, bias.seq_len_kv) == (4, 7)
+    torch.testing.assert_close(found.double(), naive(query, key, value, CAUSAL), atol=1e-6, rtol=1e-6)
+
+
+def test_on_gpus_a_segment_alone_is_causal_by_flag_and_padding_is_the_only_mask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = Calls(monkeypatch)
+    attend(*inputs(7), CAUSAL, 0.1)
+    attend(*inputs(1), CAUSAL)
+    attend(*inputs(7), Bidirectional())
+    attend(*inputs(7), Bidirectional(PADDING))
+    assert calls[0]["is_causal"] is True and calls[0]["dropout_p"] == 0.1 and "attn_mask" not in calls[0]
+    assert calls[1]["attn_mask"] is None and calls[2]["attn_mask"] is None
+    mask = calls[3]["attn_mask"]
+    assert isinstance(mask, Tensor) and mask.shape == (3, 1, 1, 7)
+
+
+@pytest.mark.parametrize(("head", "given"), [(41, 48), (36, 40), (64, 64)])
+def test_on_gpus_heads_of_relative_attention_are_a_multiple_of_eight(
+    head: int, given: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    attention = RelativeAttention(16, 2, 0.0, head_dim=head).double()
+    for bias in (attention.r_w_bias, attention.r_r_bias):
+        nn.init.normal_(bias)
+    x, memory = torch.randn(2, 4, 16).double(), torch.randn(2, 5, 16).double()
+    positions = RelativePositions(torch.randn(9, 16).double())
+    results = []
+    for gpu in (False, True):
+        calls = Calls(monkeypatch) if gpu else []
+        out = attention(x, memory=memory, positions=positions)
+        results.append((out, *torch.autograd.grad(out.square().sum(), list(attention.parameters()))))
+    assert [call["dim"] for call in calls] == [given] and calls[0]["scale"] == 1.0
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_on_gpus_every_layer_of_a_model_with_memory_reaches_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = TransformerXLConfig(n_layer=3, n_head=2, d_model=8, d_head=5, d_inner=12, mem_len=4, tokens_per_sample=4)
+    model = TransformerXLDecoder(cfg, 20).eval()
+    source = torch.arange(16).view(2, 8)
+    _, extra = model(source[:, :4])
+    wanted, _ = model(source[:, 4:], memory=extra["memory"])
+    calls = Calls(monkeypatch)
+    found, _ = model(source[:, 4:], memory=extra["memory"])
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    assert [call["dim"] for call in calls] == [8, 8, 8]
