@@ -320,4 +320,7 @@ class PreprocessConfig:
     padding_factor: int = flag(8, "the dictionary's size is rounded up to a multiple of this", low=1)
     dict_only: bool = flag(False, "make the dictionary and stop")
     dataset_impl: str = flag("mmap", "format of the data (there is one)", choices=("mmap",))
+    notes: bool = flag(False, "write the places of rare words, for models with notes")
+    note_min_count: int = flag(100, "fewest occurrences of a whole word that has a note", low=1)
+    note_max_count: int = flag(500, "most occurrences of a whole word that has a note", low=1)
     joined_dictionary: bool = flag(False, "accepted for fairseq's sake: with one language there is one dictionary")

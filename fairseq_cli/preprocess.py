@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 from fairseq.config import extract
-from fairseq.data.binarizer import Binarizer, check_text, count_words
+from fairseq.data.binarizer import Binarizer, check_text, count_whole_words, count_words
 from fairseq.data.dictionary import Dictionary
+from fairseq.data.note_words import NoteWords
 from fairseq.errors import UserError
 from fairseq.files import atomic_folder
 from fairseq.settings import PreprocessConfig
@@ -52,17 +53,33 @@ def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
         raise UserError("--srcdict: the dictionary is used as it is; leave out --thresholdsrc and --nwordssrc")
     if config.srcdict is None and config.trainpref is None:
         raise UserError("--trainpref or --srcdict: give one of them, to make a dictionary of or to use")
+    if config.notes:
+        _check_notes(config)
     if not splits and not config.dict_only:
         raise UserError("--trainpref, --validpref, --testpref: give at least one text")
     for path in splits.values():
         check_text(path)
 
 
+def _check_notes(config: PreprocessConfig) -> None:
+    if config.trainpref is None or config.dict_only:
+        raise UserError("--notes: rare words are counted in the training text; give --trainpref, without --dict-only")
+    if config.note_min_count > config.note_max_count:
+        raise UserError(
+            f"--note-min-count {config.note_min_count}: is above --note-max-count {config.note_max_count}; "
+            "lower one or raise the other"
+        )
+
+
+def _training_texts(splits: dict[str, str]) -> list[str]:
+    return [path for name, path in splits.items() if name.startswith("train")]
+
+
 def _dictionary(config: PreprocessConfig, splits: dict[str, str]) -> Dictionary:
     """``--srcdict``, or a new one of all training texts."""
     if config.srcdict is not None:
         return Dictionary.load(config.srcdict)
-    counter = count_words([path for name, path in splits.items() if name.startswith("train")], config.workers)
+    counter = count_words(_training_texts(splits), config.workers)
     if not counter:
         raise UserError(f"--trainpref {config.trainpref}: the text is empty; give a file with at least one word")
     dictionary = Dictionary()
@@ -72,7 +89,13 @@ def _dictionary(config: PreprocessConfig, splits: dict[str, str]) -> Dictionary:
 
 
 def _binarize(config: PreprocessConfig, dictionary: Dictionary, splits: dict[str, str], folder: Path) -> None:
-    with Binarizer(dictionary, config.workers) as binarizer:
+    notes = None
+    if config.notes:
+        counter = count_whole_words(_training_texts(splits), workers=config.workers)
+        notes = NoteWords.choose(counter, config.note_min_count, config.note_max_count, dictionary)
+        notes.save(folder)
+        print(f"[{config.source_lang}] Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")
+    with Binarizer(dictionary, config.workers, notes) as binarizer:
         for name, path in splits.items():
             summary = binarizer.binarize(path, str(folder / name))
             share = float(f"{100 * summary.replaced / summary.tokens:.3g}")

@@ -15,7 +15,9 @@ _HOMES = {
     "TokenBlocks": "token_blocks",
     "BlockSampler": "samplers",
     "StreamSampler": "samplers",
+    "Dataset": "dataset",
     "EpochIterator": "iterator",
+    "NoteSpans": "note_spans",
 }
 __all__ = list(_HOMES)
 

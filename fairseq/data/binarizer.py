@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -21,6 +22,8 @@ from tqdm import tqdm
 
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
+from fairseq.data.note_spans import NoteSpansWriter, number_dtype
+from fairseq.data.note_words import LINE_END, NoteWords, SubwordMarks, WordMarker, WordRule, read_words
 from fairseq.errors import UserError
 
 CHUNK_BYTES = 1 << 24  # given to a process at once
@@ -44,10 +47,25 @@ def count_words(paths: Iterable[str], workers: int = 1) -> Counter[str]:
     Raises:
         UserError: a text is missing or empty, or not UTF-8; or a process died.
     """
+    return _count(_count_chunk, paths, workers, "counting")
+
+
+def count_whole_words(paths: Iterable[str], rule: WordRule | None = None, workers: int = 1) -> Counter[str]:
+    """How often each word occurs in the texts *paths* once its subwords are joined by *rule* (default: ``@@`` marks).
+
+    Raises:
+        UserError: as :func:`count_words`.
+    """
+    return _count(_WordCounter(rule or SubwordMarks()), paths, workers, "counting words of")
+
+
+def _count(
+    task: Callable[[str, int, int], Counter[str]], paths: Iterable[str], workers: int, doing: str
+) -> Counter[str]:
     counter: Counter[str] = Counter()
-    with _Workers(_count_chunk, workers) as pool:
+    with _Workers(task, workers) as pool:
         for path in paths:
-            for counts in pool.over(path, "counting"):
+            for counts in pool.over(path, doing):
                 counter.update(counts)
     return counter
 
@@ -56,11 +74,28 @@ class Binarizer:
     """Writes texts as corpora of a dictionary's ids; a context manager that keeps its processes from text to text.
 
     A line ends at ``\\n``, ``\\r`` or ``\\r\\n``; its words are what Unicode white space separates; ``</s>`` is added.
+
+    Args:
+        dictionary: gives the ids.
+        workers: processes.
+        notes: rare words whose places are written beside each corpus; None: nothing is.
+        rule: how tokens make words, for *notes* (default: ``@@`` marks).
     """
 
-    def __init__(self, dictionary: Dictionary, workers: int = 1) -> None:
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        workers: int = 1,
+        notes: NoteWords | None = None,
+        rule: WordRule | None = None,
+    ) -> None:
         self._dtype = token_dtype(len(dictionary))
-        encoder = _Encoder(dictionary.indices, dictionary.unk_word, dictionary.eos_word, self._dtype, dictionary.lack())
+        self._dictionary = dictionary
+        self._notes = notes
+        marker = WordMarker(notes, rule or SubwordMarks(), number_dtype(len(notes))) if notes is not None else None
+        encoder = _Encoder(
+            dictionary.indices, dictionary.unk_word, dictionary.eos_word, self._dtype, dictionary.lack(), marker
+        )
         self._pool = _Workers(encoder, workers)
 
     def __enter__(self) -> Binarizer:
@@ -73,16 +108,24 @@ class Binarizer:
     def binarize(self, path: str, prefix: str | Path) -> Summary:
         """Write the text *path* to *prefix* ``.bin`` and ``.idx``; the same bytes for any number of processes.
 
+        With notes, ``.notes.bin`` and ``.notes.idx`` too, see :mod:`fairseq.data.note_spans`.
+
         Raises:
             UserError: the text is missing or empty, or not UTF-8; or a process died. No file is written then.
         """
         summary = Summary()
-        with IndexedWriter(prefix, self._dtype) as writer:
-            for tokens, sizes, replaced in self._pool.over(path, "writing"):
-                writer.add(tokens, sizes)
-                summary.sentences += len(sizes)
-                summary.tokens += len(tokens)
-                summary.replaced += replaced
+        with contextlib.ExitStack() as files:
+            writer = files.enter_context(IndexedWriter(prefix, self._dtype))
+            marks = None
+            if self._notes is not None:
+                marks = files.enter_context(NoteSpansWriter(prefix, self._notes, self._dictionary))
+            for encoded in self._pool.over(path, "writing"):
+                writer.add(encoded.tokens, encoded.sizes)
+                if marks is not None and encoded.marks is not None:
+                    marks.add(*encoded.marks)
+                summary.sentences += len(encoded.sizes)
+                summary.tokens += len(encoded.tokens)
+                summary.replaced += encoded.replaced
             if summary.tokens == summary.sentences:
                 raise _no_words(path)
         return summary
@@ -174,17 +217,42 @@ def _count_chunk(path: str, start: int, end: int) -> Counter[str]:
     return counter
 
 
+@dataclass(frozen=True)
+class _WordCounter:
+    """Counts the whole words of a part of a text."""
+
+    rule: WordRule
+
+    def __call__(self, path: str, start: int, end: int) -> Counter[str]:
+        counter: Counter[str] = Counter()
+        for words, _ in read_words(_text_blocks(path, start, end), self.rule):
+            counter.update(words)
+        del counter[LINE_END]
+        return counter
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A part of a text: tokens [N], sizes of its lines [lines], words replaced by the unknown symbol, notes' marks."""
+
+    tokens: np.ndarray
+    sizes: np.ndarray
+    replaced: int
+    marks: tuple[np.ndarray, np.ndarray] | None  # see WordMarker.mark
+
+
 @dataclass
 class _Encoder:
-    """Turns a part of a text into (tokens [N], sizes of its lines [lines], words replaced by the unknown symbol)."""
+    """Turns a part of a text into numbers."""
 
     indices: dict[str, int]
     unk: str
     eos: str
     dtype: np.dtype
     lack: str  # see Dictionary.lack
+    marker: WordMarker | None = None
 
-    def __call__(self, path: str, start: int, end: int) -> tuple[np.ndarray, np.ndarray, int]:
+    def __call__(self, path: str, start: int, end: int) -> _Encoded:
         tokens, sizes = [np.empty(0, self.dtype)], [np.empty(0, np.int64)]
         replaced = carried = 0  # carried: words so far of a line that goes on in the next block
         unfinished = False
@@ -200,7 +268,8 @@ class _Encoder:
         if unfinished:
             tokens.append(self._ids([self.eos]))
             sizes.append(np.array([carried + 1], np.int64))
-        return np.concatenate(tokens), np.concatenate(sizes), replaced
+        marks = self.marker.mark(_text_blocks(path, start, end)) if self.marker is not None else None
+        return _Encoded(np.concatenate(tokens), np.concatenate(sizes), replaced, marks)
 
     def _words(self, text: str, carried: int) -> tuple[list[str], list[int]]:
         """The words of a block, ``</s>`` at the end of each line; the lines' lengths, that of an open line last."""

@@ -299,3 +299,42 @@ def test_a_process_that_dies_ends_the_work_with_a_message(tmp_path: Path) -> Non
     path = text_file(tmp_path, "a\nb\n")
     with pytest.raises(UserError, match="--workers 2: a process died"), binarizer._Workers(die, 2) as pool:
         list(pool.over(path, "dying"))
+
+
+SUBWORDS = "the fi@@ sh sw@@ im@@ s\nfi@@ sh fi@@ sh the end\n" * 40 + "a bird fl@@ ies\n" * 3
+NOTES = {"notes": True, "note_min_count": 3, "note_max_count": 45}
+
+
+def test_notes_are_the_same_bytes_for_any_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(binarizer, "CHUNK_BYTES", 97)
+    text = text_file(tmp_path, SUBWORDS)
+    for workers in (1, 2, 3):
+        run(tmp_path / str(workers), trainpref=text, validpref=text, workers=workers, **NOTES)
+        assert files(tmp_path / str(workers)) == files(tmp_path / "1")
+    assert (tmp_path / "1" / "notes.txt").read_text() == "end 40\nswims 40\na 3\nbird 3\nflies 3\n"
+    assert {name for name in files(tmp_path / "1") if "notes" in name} == {
+        "notes.txt", "train.notes.bin", "train.notes.idx", "valid.notes.bin", "valid.notes.idx",
+    }  # fmt: skip
+    assert "Notes: 5 words, 89 occurrences in the training text" in capsys.readouterr().out
+
+
+def test_notes_change_nothing_else(tmp_path: Path) -> None:
+    text = text_file(tmp_path, SUBWORDS)
+    run(tmp_path / "with", trainpref=text, **NOTES)
+    run(tmp_path / "without", trainpref=text)
+    written = files(tmp_path / "with")
+    assert {name: written[name] for name in written if "notes" not in name} == files(tmp_path / "without")
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ({"note_min_count": 9, "note_max_count": 8}, "--note-min-count 9: is above --note-max-count 8"),
+        ({"note_min_count": 200, "note_max_count": 300}, "no word of the training text occurs that often"),
+        ({"dict_only": True}, "--notes: rare words are counted in the training text; give --trainpref"),
+    ],
+)
+def test_notes_that_cannot_be_made_are_refused(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
+    assert message in refused(tmp_path / "out", trainpref=text_file(tmp_path, SUBWORDS), **{**NOTES, **flags})

@@ -1,0 +1,239 @@
+"""Where the rare words of a corpus stand: two arrays beside its tokens, written once, memory-mapped.
+
+``PREFIX.notes.bin`` holds an unsigned number a token, little endian: 0 where its word has no note, else the word's
+number in ``notes.txt``, from 1. ``PREFIX.notes.idx`` holds, little endian: the magic bytes, a version (uint64), the
+bytes of such a number (uint8), tokens (uint64), words (uint64), a fingerprint of dictionary and ``notes.txt``
+(32 bytes), and a bit a token, lowest first: whether a word begins there. A line's ``</s>`` is a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.indexed_dataset import IndexedCorpus
+from fairseq.data.joined import JoinedArray
+from fairseq.data.note_words import AGAIN, NOTES, NoteWords
+from fairseq.errors import UserError
+from fairseq.files import atomic_file
+
+MAGIC = b"FSNOTES\x00"
+VERSION = 1
+_HEADER = struct.Struct("<8sQBQQ32s")  # magic, version, bytes a number, tokens, words, fingerprint
+_STEP = 1 << 22
+
+
+def number_dtype(words: int) -> np.dtype:
+    """The smallest type that holds the numbers 0 … *words*."""
+    return next(np.dtype(name) for name in ("<u1", "<u2", "<u4") if words <= np.iinfo(name).max)
+
+
+class NoteSpansWriter:
+    """Writes the two files of a corpus; used as a context manager, it leaves both whole or none.
+
+    Args:
+        prefix: path of the corpus without ``.bin`` and ``.idx``.
+        notes: the words that have notes.
+        dictionary: of the corpus.
+    """
+
+    def __init__(self, prefix: str | Path, notes: NoteWords, dictionary: Dictionary) -> None:
+        self.prefix = os.fspath(prefix)
+        self._words = len(notes)
+        self._fingerprint = notes.fingerprint(dictionary)
+        self._dtype = number_dtype(self._words)
+        self._tokens = 0
+        self._rest = np.empty(0, dtype=bool)  # bits that do not fill a byte yet
+        self._files = contextlib.ExitStack()
+        self._numbers: BinaryIO
+        self._index: BinaryIO
+
+    def __enter__(self) -> NoteSpansWriter:
+        # Closed in the opposite order: the numbers are in place before the index that vouches for them.
+        self._index = self._files.enter_context(atomic_file(f"{self.prefix}.notes.idx"))
+        self._numbers = self._files.enter_context(atomic_file(f"{self.prefix}.notes.bin"))
+        self._index.write(bytes(_HEADER.size))
+        return self
+
+    def add(self, numbers: np.ndarray, begins: np.ndarray) -> None:
+        """Append tokens: the number of each one's word [N] (0: no note), whether a word begins there, bool [N]."""
+        self._numbers.write(np.ascontiguousarray(numbers, dtype=self._dtype).data)
+        bits = np.concatenate([self._rest, begins])
+        whole = len(bits) - len(bits) % 8
+        self._index.write(np.packbits(bits[:whole], bitorder="little").data)
+        self._rest = bits[whole:]
+        self._tokens += len(numbers)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._index.write(np.packbits(self._rest, bitorder="little").data)
+                self._index.seek(0)
+                size = self._dtype.itemsize
+                self._index.write(_HEADER.pack(MAGIC, VERSION, size, self._tokens, self._words, self._fingerprint))
+        except BaseException as failure:
+            self._files.__exit__(type(failure), failure, failure.__traceback__)
+            raise
+        self._files.__exit__(kind, error, trace)
+
+
+class NoteSpans:
+    """The occurrences of rare words in windows of a corpus.
+
+    A word is found where it lies whole in a window; one that the window's edge cuts has no span, because half a word
+    is another word, and is no more common than one a window.
+
+    Args:
+        prefix: path of the corpus without ``.bin`` and ``.idx``, or several that are read one after the other.
+        dictionary: of the corpus (default: the ``dict.txt`` beside it).
+
+    Raises:
+        UserError: a file is missing, truncated or corrupt, or was made for another corpus, dictionary or ``notes.txt``.
+
+    Attributes:
+        notes: the words; a span's word is a number of theirs.
+    """
+
+    def __init__(self, prefix: str | Path | Sequence[str | Path], dictionary: Dictionary | None = None) -> None:
+        prefixes = [os.fspath(p) for p in ([prefix] if isinstance(prefix, str | Path) else prefix)]
+        folder = os.path.dirname(prefixes[0])
+        self.notes = NoteWords.load(folder)
+        dictionary = dictionary or Dictionary.load(os.path.join(folder, "dict.txt"))
+        parts = [_open(path, self.notes, dictionary) for path in prefixes]
+        self.prefix = prefixes[0]
+        self._numbers = JoinedArray([numbers for numbers, _ in parts])
+        self._bits = [bits for _, bits in parts]
+        self._ends = np.cumsum([len(numbers) for numbers, _ in parts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Tokens of the corpus."""
+        return len(self._numbers)
+
+    def spans(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the rare words in the windows ``tokens[starts[b] : starts[b] + lengths[b]]``.
+
+        Args:
+            starts: integers [B]; −1 for a row that begins with the ``</s>`` before the corpus.
+            lengths: integers [B], at least 1; the windows lie in the corpus.
+
+        Returns:
+            int64 [S, 4], by row and place: row, first token and end (exclusive) within the row, word.
+        """
+        places, lengths = _places(starts, lengths)
+        return self.spans_at(places, lengths)
+
+    def spans_at(self, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the same for rows that read the corpus at *places*.
+
+        Args:
+            places: int64 [B, T + 1], the token at each column of a row and the one after it, of which each word's are
+                consecutive; outside the corpus (−1, or its length) there is no word.
+            lengths: integers [B], up to T; columns behind a row's length are not read.
+        """
+        begins = self._begins(places)
+        column = np.arange(places.shape[1])
+        lengths = np.asarray(lengths)[:, None]
+        first = begins & (column < lengths) & (self._at(places) > 0)
+        rows, columns = np.nonzero(first)
+        if len(rows) == 0:
+            return np.empty((0, 4), dtype=np.int64)
+        # The next beginning after each word's, over all rows: where it is not within the row, the word is cut.
+        flat = np.flatnonzero(begins.ravel())
+        width = places.shape[1]
+        here = rows * width + columns
+        after = np.searchsorted(flat, here, side="right")
+        ends = np.append(flat, begins.size)[after] - rows * width
+        whole = ends <= lengths[rows, 0]
+        words = self._at(places[rows, columns]).astype(np.int64) - 1
+        return np.stack([rows, columns, ends, words], axis=1)[whole].astype(np.int64)
+
+    def word_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return bool [B, T]: whether a word, rare or not, begins at each token of the windows of :meth:`spans`.
+
+        T is the longest length; False behind a row's end. A row that begins inside a word has its first beginning
+        at the word after it.
+        """
+        places, lengths = _places(starts, lengths)
+        begins = self._begins(places)
+        begins[np.arange(places.shape[1]) >= lengths[:, None]] = False
+        return begins[:, :-1]
+
+    def check(self) -> None:
+        """Read the numbers once.
+
+        Raises:
+            UserError: one is no number of a word.
+        """
+        for start in range(0, len(self), _STEP):
+            if int(self._numbers[start : start + _STEP].max(initial=0)) > len(self.notes):
+                raise UserError(f"{self.prefix}.notes.bin: number of a word that {NOTES} does not have; {AGAIN}")
+
+    def _at(self, places: np.ndarray) -> np.ndarray:
+        """The numbers at *places*, 0 outside the corpus."""
+        inside = (places >= 0) & (places < len(self))
+        return np.where(inside, self._numbers[np.where(inside, places, 0)], 0)
+
+    def _begins(self, places: np.ndarray) -> np.ndarray:
+        """Whether a word begins at each of *places*; true outside the corpus."""
+        inside = (places >= 0) & (places < len(self))
+        index = np.where(inside, places, 0)  # where a word begins
+        part = np.searchsorted(self._ends, index, side="right")
+        found = np.empty(places.shape, dtype=bool)
+        for number in np.unique(part).tolist():
+            here = part == number
+            local = index[here] - (int(self._ends[number - 1]) if number else 0)
+            found[here] = (self._bits[number][local >> 3] >> (local & 7).astype(np.uint8)) & 1
+        return found
+
+
+def _places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The places [B, T + 1] of windows and of the token after each, and their lengths."""
+    lengths = np.asarray(lengths, dtype=np.int64)
+    column = np.arange(int(lengths.max(initial=0)) + 1)
+    return np.asarray(starts, dtype=np.int64)[:, None] + column, lengths
+
+
+def _open(prefix: str, notes: NoteWords, dictionary: Dictionary) -> tuple[np.ndarray, np.ndarray]:
+    """The memory-mapped numbers [N] and bits of one corpus, once they are known to belong to it."""
+    index, numbers = f"{prefix}.notes.idx", f"{prefix}.notes.bin"
+    header = _read(index)
+    if len(header) < _HEADER.size or not header.startswith(MAGIC):
+        raise UserError(f"{index}: not an index of notes; {AGAIN}")
+    _, version, size, tokens, words, fingerprint = _HEADER.unpack(header)
+    if version != VERSION or size not in (1, 2, 4):
+        raise UserError(f"{index}: version {version} of the format, known is {VERSION}; {AGAIN}")
+    for path, expected in ((index, _HEADER.size + -(-tokens // 8)), (numbers, tokens * size)):
+        if (found := _size(path)) != expected:
+            raise UserError(f"{path}: {found} bytes where {tokens} tokens need {expected}: truncated; {AGAIN}")
+    if fingerprint != notes.fingerprint(dictionary) or words != len(notes):
+        raise UserError(f"{index}: made for another dict.txt or {NOTES} than those of {dictionary.path}; {AGAIN}")
+    corpus = len(IndexedCorpus(prefix).tokens)
+    if corpus != tokens:
+        raise UserError(f"{index}: made for {tokens} tokens, but {prefix}.bin has {corpus}; {AGAIN}")
+    bits = np.memmap(index, "<u1", "r", _HEADER.size, (-(-tokens // 8),))
+    return np.memmap(numbers, f"<u{size}", "r", 0, (tokens,)), bits
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_HEADER.size)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); run fairseq-preprocess --notes") from None
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); run fairseq-preprocess --notes") from None
