@@ -84,16 +84,21 @@ class DistributedConfig:
     distributed_world_size: int | None = flag(
         None, "processes in all (default: one for each visible GPU; 1 with --cpu)", low=1
     )
-    distributed_rank: int = flag(0, "number of this process, when processes are started by hand", low=0)
+    distributed_rank: int = flag(0, "rank of this node's first process, started by hand", low=0)
+    nprocs_per_node: int | None = flag(
+        None,
+        "processes on this machine (default: one a GPU; all with --cpu)",
+        aliases=("--distributed-num-procs",),
+        low=1,
+    )
     distributed_backend: str | None = flag(
-        None, "how processes talk (default: nccl on GPUs, gloo on CPUs)", choices=("nccl", "gloo")
+        None, "communication backend (default: nccl on GPUs, gloo on CPUs)", choices=("nccl", "gloo")
     )
-    distributed_init_method: str | None = flag(
-        None, "where processes meet, e.g. tcp://host:port, when they are started by hand", metavar="URL"
-    )
-    distributed_port: int = flag(-1, "port where processes meet (default: a free one)")
-    distributed_no_spawn: bool = flag(False, "start no further processes: this one is one of the world's")
-    local_rank: int = flag(0, "GPU of this process, when started by hand", aliases=("--device-id",), low=0)
+    distributed_init_method: str | None = flag(None, "address of the rendezvous, e.g. tcp://host:port", metavar="URL")
+    distributed_port: int = flag(-1, "port of the rendezvous (-1: a free one)", low=-1, high=65535)
+    distributed_timeout: float = flag(600.0, "seconds without response after which a process ends the job", above=0)
+    distributed_no_spawn: bool = flag(False, "this process is one rank and starts no others")
+    local_rank: int = flag(0, "GPU of this process", aliases=("--local_rank", "--device-id"), low=0)
     ddp_backend: str = flag(
         "c10d",
         "who sums gradients: torch's DistributedDataParallel (c10d, pytorch_ddp: during the backward pass) "

@@ -31,6 +31,7 @@ SMALL = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16
 BASELINE = f"--arch transformer_lm_tiny {SMALL}"
 SHORTFORMER = f"--arch shortformer_tiny {SMALL}"
 NO_DROPOUT = "--dropout 0 --attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0"
+TIMEOUT = 600  # seconds a process of a test may take: only to end a test that hangs, however slow the machine is
 CLOCKS = ("wps", "ups", "train_wall", "wall")
 
 
@@ -92,7 +93,7 @@ def command(name: str | Path, *flags: Any, **settings: Any) -> subprocess.Comple
         [sys.executable, str(ROOT / name), *words(*flags)],
         capture_output=True,
         text=True,
-        timeout=settings.pop("timeout", 120),
+        timeout=TIMEOUT,
         env=environment(**settings),
     )
 

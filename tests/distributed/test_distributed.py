@@ -1,4 +1,4 @@
-"""Several processes train as one with the same global batch would, and end together."""
+"""Several processes train as one with the same global batch would."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import sys
 import pytest
 import runs
 
-from fairseq.distributed import World
-from fairseq.errors import UserError
-
 TWO = "--distributed-world-size 2"
 FLAGS = [runs.NO_DROPOUT, "--optimizer nag --momentum 0.9 --max-update 45 --no-epoch-checkpoints --validate-interval 9"]
 HALF = "--max-tokens 32"  # on each of two processes
@@ -20,40 +17,6 @@ SHORTFORMER = [runs.SHORTFORMER, *FLAGS]
 UNEVEN = (
     "--tokens-per-sample 600 --max-tokens 1200 --max-update 4"  # five blocks: the second process has none at the end
 )
-
-PLUGIN = """
-import torch.distributed as dist
-from fairseq.criterions import register_criterion
-from fairseq.criterions.adaptive_loss import AdaptiveLoss, AdaptiveLossConfig
-
-@register_criterion("failing", dataclass=AdaptiveLossConfig)
-class Failing(AdaptiveLoss):
-    calls = 0
-
-    def compute_loss(self, model, net_output, sample):
-        Failing.calls += 1
-        if dist.get_rank() == 1 and Failing.calls == 3:
-            raise RuntimeError("the disk is on fire")
-        return super().compute_loss(model, net_output, sample)
-"""
-
-SCRIPT = """
-import os
-from fairseq import distributed, options
-from fairseq.errors import UserError
-from fairseq.settings import CommonConfig, DistributedConfig
-
-def main(args, world):
-    world.barrier()
-    if world.rank == 1:
-        {action}
-    world.barrier()
-
-if __name__ == "__main__":
-    options.run_command(
-        lambda args: distributed.run(main, args), lambda: options.Parser("", [CommonConfig, DistributedConfig])
-    )
-"""
 
 
 def two(folder, *flags):
@@ -129,58 +92,3 @@ def test_torchrun_starts_the_processes_and_one_without_a_batch_takes_part(tmp_pa
     alone = runs.train(tmp_path, flags, "--max-tokens 2400")
     assert [line["wpb"] for line in runs.updates(log)] == [1470, 1200, 2670, 2670]
     assert_follows(log, alone)
-
-
-def test_training_process_that_fails_ends_the_job_with_its_message(tmp_path):
-    plugin = tmp_path / "failing_plugin"
-    plugin.mkdir()
-    (plugin / "__init__.py").write_text(PLUGIN)
-    flags = ["--user-dir", plugin, "--criterion failing --no-save --log-format none"]
-    result = runs.command("train.py", runs.DATA, BASELINE, HALF, TWO, *flags, timeout=60)
-    assert result.returncode == 1
-    assert "process 1 of 2 failed:\nTraceback" in result.stderr
-    assert result.stderr.rstrip().endswith("RuntimeError: the disk is on fire")
-
-
-@pytest.mark.parametrize(
-    "action, code, message",
-    [
-        ("os.kill(os.getpid(), 9)", 1, "process 1 of 2 failed:\nkilled by signal 9\n"),
-        ("os._exit(7)", 1, "process 1 of 2 failed:\nended with code 7\n"),
-        ('raise UserError("--flag: of no use")', 2, "script.py: error: --flag: of no use\n"),
-        ('raise MemoryError("out of memory")', 2, "script.py: error: out of host memory: lower --max-tokens"),
-        ("os.kill(os.getppid(), 9)", -9, ""),
-    ],
-    ids=["killed", "gone", "mistake", "memory", "parent-killed"],
-)
-def test_process_that_ends_early_ends_the_others(tmp_path, action, code, message):
-    (tmp_path / "script.py").write_text(SCRIPT.format(action=action))
-    result = runs.command(tmp_path / "script.py", "--cpu", TWO, timeout=60)  # it waits for every process that is left
-    assert result.returncode == code
-    assert result.stderr.startswith(message) and result.stderr.count("\n") <= 2
-
-
-def test_one_process_is_a_world_of_its_own():
-    world = World()
-    assert (world.is_first, world.gather("a"), world.gather("a", everywhere=True), world.share("a")) == (
-        True,
-        ["a"],
-        ["a"],
-        "a",
-    )
-
-
-MEET = "--distributed-init-method"
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ("", "--distributed-no-spawn: needs"),
-        (f"{MEET} tcp://127.0.0.1:1 --distributed-rank 2", "--distributed-rank 2: 2 processes are numbered from 0"),
-        (f"{MEET} carrier-pigeon://coop", f"{MEET}: the processes cannot meet at carrier-pigeon://coop"),
-    ],
-)
-def test_places_to_meet_that_cannot_be_are_refused(tmp_path, flags, message):
-    with pytest.raises(UserError, match=message):
-        runs.train(tmp_path, BASELINE, TWO, "--distributed-no-spawn", flags)

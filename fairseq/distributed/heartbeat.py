@@ -1,0 +1,162 @@
+"""Heartbeats: a job ends, and says why, when one of its processes stops responding."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+_TICKS = 10  # heartbeats in a timeout
+_MISSED = 7  # heartbeats missed before a process counts as stopped, so that it is said before reductions time out
+_PACKAGE = Path(__file__).parents[2]
+_NOT_OURS = (str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"])
+_FAILURE = "failure"
+_WAITING = "waiting"
+
+
+class Heartbeat:
+    """A thread that tells the other processes of a job that this one runs, and ends it if another does not.
+
+    Every process writes a counter to *store*. Rank 0 watches all, the others watch rank 0 and the key under which a
+    failure is published, so the traffic grows with the number of processes, not with its square.
+
+    Args:
+        store: a connection of its own: the thread must not wait for another's request.
+        rank, size: this process and the number of processes.
+        timeout: seconds without a heartbeat after which a process counts as stopped.
+        fail: called with (rank, reason) of the process that stopped; must not return.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, timeout: float, fail: Callable[[int, str], None]
+    ) -> None:
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.timeout = timeout
+        self.fail = fail
+        self.stopped = threading.Event()
+        self.watched = [other for other in range(size) if other != rank] if rank == 0 else [0]
+        self.main = threading.main_thread().ident
+        self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        store.set_timeout(timedelta(seconds=timeout * _MISSED / _TICKS))
+        store.set(self._key(rank), "0 ")
+        if rank == 0:
+            store.set(_FAILURE, "")
+
+    def start(self) -> None:
+        """Begin; every process must have made its heartbeat by then."""
+        self.thread.start()
+
+    def stop(self) -> None:
+        """End the thread; from now on silence of any process is no failure."""
+        self.stopped.set()
+        self.thread.join(self.timeout)
+
+    def explain(self, error: BaseException) -> tuple[int, str] | None:
+        """Return (rank, reason) of the process because of which *error* was raised here; None if this one is at fault.
+
+        Call it in the thread that raised *error*: heartbeats end with it.
+        """
+        if not _is_lost_connection(error):
+            return None
+        self.stopped.set()
+        try:
+            for _ in range(1 if _is_timeout(error) else 20):  # who saw the cause publishes it in a moment
+                published = self._published()
+                if published is not None:
+                    return published
+                time.sleep(0.1)
+            places = [value.partition(" ")[2] for value in self._read([self._key(rank) for rank in range(self.size)])]
+        except RuntimeError:
+            return None
+        busy = [rank for rank, place in enumerate(places) if rank != self.rank and place and place != _WAITING]
+        if not _is_timeout(error) or not busy:
+            return None
+        reason = f"hangs at {places[busy[0]]}: the others waited {self.timeout:g} s for it (--distributed-timeout)"
+        return self._publish(busy[0], reason)
+
+    def report(self, reason: str) -> None:
+        """Tell the other processes that this one fails, and why."""
+        self.stopped.set()
+        with contextlib.suppress(RuntimeError):  # the store's host may be what failed
+            self._publish(self.rank, reason)
+
+    def _run(self) -> None:
+        counts: dict[int, tuple[str, int]] = {}
+        beat = 0
+        while not self.stopped.wait(self.timeout / _TICKS):
+            beat += 1
+            try:
+                self.store.set(self._key(self.rank), f"{beat} {self._place()}")
+                values = self._read([self._key(other) for other in self.watched])
+                published = self._published()
+            except RuntimeError:  # the store's host is gone, or does not answer
+                if not self.stopped.wait(min(self.timeout / _TICKS, 2.0)):
+                    self.fail(0, "the rendezvous does not respond: its process has ended or is stopped")
+                return
+            if published is not None and not self.stopped.is_set():
+                self.fail(*published)
+            for other, value in zip(self.watched, values, strict=True):
+                before, missed = counts.get(other, ("", 0))
+                # Ticks of this thread, not seconds: a job that was suspended as a whole goes on when it is resumed.
+                missed = missed + 1 if value == before else 0
+                counts[other] = (value, missed)
+                if missed >= _MISSED and not self.stopped.is_set():
+                    seconds = self.timeout * _MISSED / _TICKS
+                    reason = f"no heartbeat for {seconds:g} s: it is stopped, or its machine is unreachable"
+                    self.fail(*self._publish(other, reason))
+
+    def _publish(self, rank: int, reason: str) -> tuple[int, str]:
+        """Tell every process of a failure; returns the first one that was published."""
+        publish_failure(self.store, rank, reason)
+        return self._published() or (rank, reason)
+
+    def _published(self) -> tuple[int, str] | None:
+        value = self._read([_FAILURE])[0]
+        rank, _, reason = value.partition(" ")
+        return (int(rank), reason) if value else None
+
+    def _read(self, keys: list[str]) -> list[str]:
+        return [value.decode() for value in self.store.multi_get(keys)]
+
+    def _key(self, rank: int) -> str:
+        return f"heartbeat/{rank}"
+
+    def _place(self) -> str:
+        """File and line that the main thread is at, or that it waits for other processes."""
+        frame: FrameType | None = sys._current_frames().get(self.main or 0)
+        waiting = False
+        while frame is not None and frame.f_code.co_filename.startswith(_NOT_OURS):
+            waiting = waiting or "distributed" in frame.f_code.co_filename
+            frame = frame.f_back
+        if waiting or frame is None:
+            return _WAITING
+        file = Path(frame.f_code.co_filename)
+        return f"{file.relative_to(_PACKAGE) if file.is_relative_to(_PACKAGE) else file}:{frame.f_lineno}"
+
+
+def publish_failure(store: dist.Store, rank: int, reason: str) -> None:
+    """Tell every process that watches *store* that the process of *rank* failed, unless another was first."""
+    store.compare_set(_FAILURE, "", f"{rank} {' '.join(reason.strip().splitlines()[-1:])}")
+
+
+def _is_timeout(error: BaseException) -> bool:
+    return "timed out" in str(error).lower() or "timeout" in str(error).lower()
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Whether *error* comes from a reduction that another process did not take part in."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(
+        words in text for words in ("timed out", "timeout", "connection closed", "connection reset", "gloo", "nccl")
+    )

@@ -1,0 +1,51 @@
+"""Signals that ask a run to stop: recorded as a value that the run polls between updates."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+EXIT_CODES = {128 + number: signal.Signals(number).name for number in SIGNALS}  # of a run that stopped and saved
+
+
+class Interruption:
+    """The signal that asked this process to stop, if one did, inside a ``with`` statement.
+
+    The first of SIGINT, SIGTERM and SIGUSR1 is recorded. A second one ends the process at once with 128 + its number,
+    unless something else started the process and counts signals itself: our launcher, or torchrun, which repeats a
+    signal that the terminal has already sent. A signal that is ignored by inheritance (``nohup``, a script's
+    background job) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.signal = 0
+        supervised = multiprocessing.parent_process() is not None or "TORCHELASTIC_RUN_ID" in os.environ
+        self.second_ends = not supervised
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._record)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the launcher blocks them until this moment
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def exit_code(self) -> int:
+        """What the process exits with: 128 + the signal's number, or 0 without one."""
+        return 128 + self.signal if self.signal else 0
+
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        if self.signal and self.second_ends:
+            os._exit(128 + number)
+        self.signal = self.signal or number

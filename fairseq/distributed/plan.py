@@ -1,0 +1,145 @@
+"""Processes of a job: the ranks that this process starts or is, from torchrun's or SLURM's variables or from flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fairseq.errors import UserError
+from fairseq.settings import DistributedConfig
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The part of a job that this process is responsible for.
+
+    Attributes:
+        size: processes of the whole job.
+        first: rank of this process, or of the first process that it starts.
+        count: processes that it starts; 0 if it is itself rank *first*.
+        local_rank: index of its GPU, where it starts no others.
+        url: address of the rendezvous; None for a free port of the loopback, which only one launcher can use.
+    """
+
+    size: int
+    first: int = 0
+    count: int = 0
+    local_rank: int = 0
+    url: str | None = None
+
+
+def plan(cfg: DistributedConfig, cpu: bool, gpus: int, environment: Mapping[str, str]) -> Launch:
+    """Return the part of the job that belongs to this process.
+
+    Args:
+        cfg: the flags.
+        cpu: whether --cpu is given.
+        gpus: GPUs that this process sees, 0 with *cpu*.
+        environment: the variables of the process.
+
+    Raises:
+        UserError: the flags contradict each other, the environment, or the number of GPUs.
+    """
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        rank = _number(environment, "RANK")
+        return Launch(
+            _number(environment, "WORLD_SIZE"),
+            rank,
+            local_rank=_number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else rank,
+            url="env://",
+        )
+    tasks = 1 if cfg.distributed_init_method else _slurm_tasks(environment)
+    if tasks > 1 and cfg.distributed_world_size != 1:
+        return _from_slurm(cfg, tasks, gpus, environment)
+    return _from_flags(cfg, cpu, gpus)
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of SLURM's list of nodes: ``rack[1-2]n[07,09-11],login`` → ``rack1n07``."""
+    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodes)
+    return re.sub(r"\[\s*(\w+)[^\]]*\]", r"\1", first[0]) if first else ""
+
+
+def _slurm_tasks(environment: Mapping[str, str]) -> int:
+    """The tasks that srun started together with this process; 1 where it was not started by srun."""
+    if "SLURM_PROCID" not in environment:
+        return 1
+    if "SLURM_STEP_NUM_TASKS" in environment:
+        return _number(environment, "SLURM_STEP_NUM_TASKS")
+    if environment.get("ENVIRONMENT") == "BATCH":  # the batch script itself: SLURM_NTASKS is what srun would start
+        return 1
+    return _number(environment, "SLURM_NTASKS") if "SLURM_NTASKS" in environment else 1
+
+
+def _from_slurm(cfg: DistributedConfig, tasks: int, gpus: int, environment: Mapping[str, str]) -> Launch:
+    rank = _number(environment, "SLURM_PROCID")
+    listed = next((environment[n] for n in _NODE_LISTS if n in environment), "")
+    counted = next((_number(environment, n) for n in _NODE_COUNTS if n in environment), None)
+    nodes = counted or (2 if re.search(r"[,\[]", listed) else 1)
+    host = "127.0.0.1" if nodes == 1 else first_host(listed)
+    if not host:
+        raise UserError("SLURM_NODELIST: not set, though srun started several nodes; give --distributed-init-method")
+    url = f"tcp://{host}:{_slurm_port(cfg, environment)}"
+    per_task = 1
+    if tasks == counted:  # one task a node starts the processes of its GPUs
+        per_task = cfg.nprocs_per_node or max(gpus, 1)
+    size = tasks * per_task
+    if cfg.distributed_world_size not in (None, size):
+        raise UserError(
+            f"--distributed-world-size {cfg.distributed_world_size}: srun started {tasks} tasks, which make {size} "
+            "processes; leave it out, or give 1 to train in each task alone"
+        )
+    if per_task > 1:
+        return Launch(size, rank * per_task, per_task, url=url)
+    local = _number(environment, "SLURM_LOCALID") if "SLURM_LOCALID" in environment else rank
+    return Launch(size, rank, local_rank=0 if gpus == 1 else local, url=url)  # one GPU: srun bound it to this task
+
+
+def _slurm_port(cfg: DistributedConfig, environment: Mapping[str, str]) -> int:
+    """A port that the tasks of one step agree on, and jobs on one node hardly share."""
+    if cfg.distributed_port > 0:
+        return cfg.distributed_port
+    if "SLURM_JOB_ID" not in environment:
+        raise UserError("SLURM_JOB_ID: not set, and the tasks' port is derived from it; give --distributed-port")
+    step = environment.get("SLURM_STEP_ID", "0")
+    return 20000 + (_number(environment, "SLURM_JOB_ID") + 7919 * (int(step) if step.isdecimal() else 0)) % 10000
+
+
+def _from_flags(cfg: DistributedConfig, cpu: bool, gpus: int) -> Launch:
+    here = cfg.nprocs_per_node or (0 if cpu else gpus)
+    size = cfg.distributed_world_size or max(here, 1)
+    url = cfg.distributed_init_method
+    if cfg.distributed_rank >= size > 1:
+        raise UserError(f"--distributed-rank {cfg.distributed_rank}: {size} processes are numbered from 0")
+    if cfg.distributed_no_spawn and size > 1:
+        if not url:
+            raise UserError("--distributed-no-spawn: needs --distributed-init-method, the address of the rendezvous")
+        return Launch(size, cfg.distributed_rank, local_rank=cfg.local_rank, url=url)
+    if size == 1:
+        return Launch(1, local_rank=cfg.local_rank)
+    if not cpu and (cfg.nprocs_per_node or (0 if url and gpus else size)) > gpus:
+        name = f"--nprocs-per-node {here}" if cfg.nprocs_per_node else f"--distributed-world-size {size}"
+        raise UserError(
+            f"{name}: this machine has {gpus} GPUs; add --cpu to run on the processor, "
+            "or --distributed-init-method to add other machines"
+        )
+    count = min(here or size, size - cfg.distributed_rank)
+    if count < size and not url:
+        raise UserError(
+            f"--nprocs-per-node {here}: {size} processes need --distributed-init-method, to find the other nodes'"
+        )
+    if url is None and cfg.distributed_port > 0:
+        url = f"tcp://127.0.0.1:{cfg.distributed_port}"
+    return Launch(size, cfg.distributed_rank if url else 0, count, url=url)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not text.isdecimal():
+        raise UserError(f"{name}={text}: the variable must be a whole number")
+    return int(text)
+
+
+_NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+_NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")

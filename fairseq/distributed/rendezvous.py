@@ -1,0 +1,111 @@
+"""Rendezvous: the key-value store through which the processes of a job find one another."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+
+from fairseq.errors import UserError
+
+_SLOWEST_START = 300.0  # seconds: importing torch from a network file system may take minutes
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def listen(url: str | None, timeout: float) -> tuple[dist.Store, str]:
+    """Open the store of a job at *url*, or at a free port of the loopback; returns it and its URL.
+
+    torch's own store listens on every interface of the machine; where the URL names the loopback, this one does not.
+
+    Raises:
+        UserError: the address is in use, or not of this machine.
+    """
+    host, port = _address(url) if url else ("127.0.0.1", 0)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as bound:
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind((host, port) if host in _LOOPBACK else ("", port))
+            bound.listen(1024)
+            port = bound.getsockname()[1]
+            store = dist.TCPStore(
+                host,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=timeout),
+                master_listen_fd=bound.detach(),
+            )
+        except (OSError, OverflowError, RuntimeError) as error:
+            raise UserError(_cannot_open(url, error)) from None
+    return store, f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def connect(url: str, rank: int, size: int, timeout: float) -> dist.Store:
+    """Connect to the store at *url*: ``tcp://host:port``, ``file://path`` or ``env://``.
+
+    Raises:
+        UserError: there is no store at *url* within *timeout* seconds, or five minutes if that is longer.
+    """
+    limit = timedelta(seconds=max(timeout, _SLOWEST_START))
+    try:
+        if url.startswith("tcp://"):
+            host, port = _address(url)
+            store: dist.Store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+        else:
+            store, _, _ = next(iter(dist.rendezvous(url, rank, size, timeout=limit)))
+    except (RuntimeError, ValueError, OSError, OverflowError) as error:
+        raise UserError(_cannot_open(url, error)) from None
+    store.set_timeout(timedelta(seconds=timeout))
+    return store
+
+
+def hosts_store(url: str, rank: int) -> bool:
+    """Whether the process of *rank* opens the store at *url*: rank 0, where the URL is an address."""
+    return rank == 0 and url.startswith("tcp://")
+
+
+def meet(store: dist.Store, rank: int, size: int, timeout: float) -> None:
+    """Wait until every process of the job has connected to *store*.
+
+    Raises:
+        UserError: some have not after *timeout* seconds, or five minutes if that is longer; the message names them.
+    """
+    timeout = max(timeout, _SLOWEST_START)
+    store.set(f"joined/{rank}", socket.gethostname())
+    keys = [f"joined/{other}" for other in range(size)]
+    try:
+        store.wait(keys, timedelta(seconds=timeout))
+    except RuntimeError:
+        missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
+        raise UserError(
+            f"rendezvous: of {size} processes, {', '.join(missing[:8])} did not join within {timeout:g} s"
+        ) from None
+
+
+def stay_on_loopback(url: str, environment: Mapping[str, str]) -> None:
+    """Let gloo connect over the loopback where the rendezvous is there, unless the *environment* says otherwise."""
+    if url.startswith("tcp://") and _address(url)[0] in _LOOPBACK and "GLOO_SOCKET_IFNAME" not in environment:
+        names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+        if names:
+            os.environ["GLOO_SOCKET_IFNAME"] = names[0]
+
+
+def _address(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not url.startswith("tcp://") or not host or port is None:
+        raise UserError(f"--distributed-init-method {url}: must be tcp://host:port, file://path or env://")
+    return host, port
+
+
+def _cannot_open(url: str | None, error: Exception) -> str:
+    flag = "--distributed-init-method" if url else "--distributed-port"
+    return f"{flag}: the rendezvous {url or ''} cannot be opened ({str(error).splitlines()[0]})"

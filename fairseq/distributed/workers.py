@@ -1,0 +1,147 @@
+"""Worker processes of one machine: started together, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+
+from fairseq.distributed.interruption import EXIT_CODES, SIGNALS
+
+USER_ERROR = 2
+_LONGEST_MESSAGE = 20_000  # more would not fit into a pipe that nobody reads
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The end of a worker that ends the job: its rank, the job's exit code, and the reason ("" after a signal)."""
+
+    rank: int
+    code: int
+    reason: str
+
+
+class Workers:
+    """Processes that run ``target(messages, rank, local_rank, *args)``, inside a ``with`` statement.
+
+    SIGINT, SIGTERM and SIGUSR1 are passed on to them, and they decide what to do; a second signal kills them and ends
+    this process. Leaving the statement kills those that are left.
+
+    Args:
+        target: a function of a module, as pickle needs it.
+        first: rank of the first process.
+        count: number of processes.
+        args: further arguments.
+    """
+
+    def __init__(self, target: Callable[..., None], first: int, count: int, args: tuple[Any, ...]) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        self.first = first
+        self.messages = context.SimpleQueue()
+        self.processes: list[Any] = [
+            context.Process(target=target, args=(self.messages, first + place, place, *args)) for place in range(count)
+        ]
+        self.signal = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Workers:
+        if threading.current_thread() is threading.main_thread():
+            # Workers inherit the mask: what reaches them during their imports waits until they can handle it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._pass_on)
+        try:
+            for process in self.processes:
+                process.start()
+        except BaseException:
+            self._kill()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._kill()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def wait(self) -> Failure | None:
+        """Wait until all have ended well (None), all have stopped after a signal, or one has failed."""
+        while True:
+            codes = [process.exitcode for process in self.processes]
+            if any(code and code not in EXIT_CODES for code in codes):
+                return self._failure([process.exitcode for process in self.processes])
+            if None not in codes:
+                stopped = max(codes)
+                return Failure(self.first + codes.index(stopped), stopped, "") if stopped else None
+            time.sleep(0.05)
+
+    def _failure(self, codes: list[int | None]) -> Failure:
+        killed = [place for place, code in enumerate(codes) if code not in (None, 0, 1, USER_ERROR, *EXIT_CODES)]
+        if killed:  # the messages of the others only say that it is gone
+            code = codes[killed[0]] or 0
+            reason = f"killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+            return Failure(self.first + killed[0], 1, reason)
+        if not self.messages.empty():
+            return Failure(*self.messages.get())
+        place = next(place for place, code in enumerate(codes) if code)
+        return Failure(self.first + place, 1, "exited without an error message")
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        if self.signal:
+            self._kill()
+            os._exit(128 + number)
+        self.signal = number
+        for process in self.processes:
+            if process.is_alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+
+    def _kill(self) -> None:
+        for process in self.processes:
+            if process.pid is not None:
+                process.kill()  # not SIGTERM, which a stopped process never sees and a running one takes as a request
+        for process in self.processes:
+            if process.pid is not None:
+                process.join()
+
+
+def leave(messages: Any, rank: int, code: int, reason: str) -> NoReturn:
+    """Report why the process of *rank* fails, and end this one at once, whatever the others are waiting for."""
+    messages.put((rank, code, reason[-_LONGEST_MESSAGE:]))
+    os._exit(code)
+
+
+def end_with_launcher() -> None:
+    """Let this worker end when the launcher does, however it went: on Linux even while this worker is stopped."""
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_wait_for_launcher, name="launcher", daemon=True).start()
+
+
+def _wait_for_launcher() -> None:
+    launcher = multiprocessing.parent_process()
+    if launcher is not None:
+        multiprocessing.connection.wait([launcher.sentinel])
+        os._exit(1)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
