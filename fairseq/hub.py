@@ -23,7 +23,8 @@ from fairseq.generation import generator_of, sample
 from fairseq.generation.text import never_written
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer_xl import BY_DISTANCE
-from fairseq.tasks.loading import load_models
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.loading import load_language_models, load_models
 
 CHECKPOINT_NAMES = (BEST, "checkpoint.pt", LAST)  # in a folder, the first that is there
 DICTIONARY = "dict.txt"
@@ -70,14 +71,7 @@ class LanguageModel:
         Raises:
             UserError: a file is missing or cannot be used, or checkpoint and dictionary do not belong together.
         """
-        path = _find(Path(checkpoint))
-        if data is None:
-            data = path.parent / DICTIONARY
-            if not data.exists():
-                raise UserError(f"{data}: no dictionary beside the checkpoint; give a data-bin folder or its dict.txt")
-        if not Path(data).exists():
-            raise UserError(f"{data}: no such folder or dictionary; give a data-bin folder or its dict.txt")
-        models, task, args = load_models([path], data, overrides)
+        models, task, args = load_language_models(*_paths(checkpoint, data), overrides)
         return cls(models[0].to(device), task.source_dictionary, args.tokens_per_sample)
 
     @overload
@@ -196,6 +190,40 @@ class LanguageModel:
         device = next(self.model.parameters()).device
         scorer = Scorer([self.model], self.dictionary, Scoring(self.tokens_per_sample, batch_size=1), device=device)
         return scorer.score(_encode(text, self.dictionary))
+
+
+def load_model(
+    checkpoint: str | Path,
+    data: str | Path | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    overrides: Mapping[str, Any] | None = None,
+) -> tuple[BaseFairseqModel, FairseqTask]:
+    """Load any model, in evaluation mode, and its task, which has the dictionary.
+
+    ``model(src_tokens)[0]`` is what the model computes for every token: logits [B, T, V] of BERT, [B, T] of ELECTRA's
+    discriminator; with ``features_only=True`` the last layer's hidden states [B, T, C].
+
+    Args:
+        checkpoint, data, device, overrides: see :meth:`LanguageModel.from_pretrained`.
+
+    Raises:
+        UserError: a file is missing or cannot be used, or checkpoint and dictionary do not belong together.
+    """
+    models, task, _ = load_models(*_paths(checkpoint, data), overrides)
+    return models[0].to(device), task
+
+
+def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path], str | Path]:
+    """The checkpoint's file, and the data or the dictionary beside it."""
+    path = _find(Path(checkpoint))
+    if data is None:
+        data = path.parent / DICTIONARY
+        if not data.exists():
+            raise UserError(f"{data}: no dictionary beside the checkpoint; give a data-bin folder or its dict.txt")
+    if not Path(data).exists():
+        raise UserError(f"{data}: no such folder or dictionary; give a data-bin folder or its dict.txt")
+    return [path], data
 
 
 @dataclass(frozen=True)

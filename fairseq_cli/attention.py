@@ -22,7 +22,7 @@ from fairseq.evaluation.attention_maps import AttentionMaps, AttentionReader, at
 from fairseq.files import atomic_folder
 from fairseq.modules.precision import Precision
 from fairseq.settings import AttentionConfig, CommonConfig, StreamConfig
-from fairseq.tasks.loading import load_models
+from fairseq.tasks.loading import load_language_models
 from fairseq_cli.common import (
     checkpoint_paths,
     log_to_stderr,
@@ -73,7 +73,9 @@ def _load(
 ) -> tuple[AttentionReader, list[Head], dict[str, int]]:
     """The model with the corpus before it, the heads that are asked for, and how the corpus is read."""
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    (model,), task, model_args = load_models(checkpoint_paths(cfg), args.data, overrides, stream_settings(args))
+    (model,), task, model_args = load_language_models(
+        checkpoint_paths(cfg), args.data, overrides, stream_settings(args)
+    )
     modules = attention_modules(model)
     heads = parse_heads(cfg.heads, len(modules), modules[0].num_heads)
     if cfg.terms is None and not has_terms(modules):

@@ -15,7 +15,7 @@ from fairseq.files import prepare_file, prepare_folder
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.settings import DataConfig, EvalLMConfig, MemoryConfig
-from fairseq.tasks.loading import load_models
+from fairseq.tasks.loading import load_language_models
 from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     device = distributed.device_of(args)
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     settings = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
-    models, task, model_args = load_models(paths, args.data, overrides, settings)
+    models, task, model_args = load_language_models(paths, args.data, overrides, settings)
     scoring = Scoring(
         tokens_per_sample=model_args.tokens_per_sample,
         break_mode=settings.sample_break_mode,

@@ -24,7 +24,7 @@ def build_criterion(args: argparse.Namespace, task: Any) -> FairseqCriterion:
     return CRITERIONS[args.criterion].build_criterion(args, task)
 
 
-from fairseq.criterions import adaptive_loss, cross_entropy  # noqa: E402  (register themselves)
+from fairseq.criterions import adaptive_loss, cross_entropy, electra, masked_lm  # noqa: E402  (register themselves)
 
 __all__ = [
     "CRITERIONS",
@@ -32,5 +32,7 @@ __all__ = [
     "adaptive_loss",
     "build_criterion",
     "cross_entropy",
+    "electra",
+    "masked_lm",
     "register_criterion",
 ]

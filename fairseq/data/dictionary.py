@@ -12,6 +12,7 @@ from fairseq.errors import UserError
 from fairseq.files import atomic_file
 
 ROLES = ("bos", "pad", "eos", "unk")
+MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
 HEADER = "#specials"  # first line of a file that lists all its symbols: "#specials eos=WORD unk=WORD"
 DIGITS = 18  # of a count, at most: it fits into 64 bits
 NONE = -1  # the id of a special symbol that a dictionary does not have
@@ -54,6 +55,7 @@ class Dictionary:
         for word in extra_special_symbols:
             self.add_symbol(word, 0)
         self.nspecial = len(self.symbols)
+        self.mask_index = NONE
         self.path: str | None = None
 
     @classmethod
@@ -75,6 +77,16 @@ class Dictionary:
         self.bos_index, self.pad_index, self.eos_index, self.unk_index = (
             self.indices.get(roles.get(role, ""), NONE) for role in ROLES
         )
+        self.mask_index = self.indices.get(roles.get(MASK, ""), NONE)
+
+    def add_mask(self, word: str = "<mask>") -> None:
+        """Let *word* be the mask symbol; it is added at the end unless the dictionary has a mask symbol already."""
+        if self.mask_index == NONE:
+            self.mask_index = self.add_symbol(word, 0)
+
+    def mask(self) -> int:
+        """The id of the mask symbol, or -1."""
+        return self.mask_index
 
     def bos(self) -> int:
         """The id of the begin-of-sentence symbol."""
@@ -223,7 +235,7 @@ class Dictionary:
             file.writelines(f"{word} {n}\n".encode() for word, n in words)
 
     def _roles(self) -> list[str]:
-        indices = {role: getattr(self, f"{role}_index") for role in ROLES}
+        indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK)}
         return [f"{role}={self.symbols[index]}" for role, index in indices.items() if index != NONE]
 
     def encode_line(self, text: str, append_eos: bool = True) -> np.ndarray:
@@ -261,6 +273,8 @@ def _read_header(line: str, where: str) -> dict[str, str] | None:
     if not line.startswith(f"{HEADER} ") or not fields or "=" not in fields[-1]:
         return None
     roles = {role: word for role, _, word in (field.partition("=") for field in fields)}
-    if not roles.keys() <= set(ROLES) or "eos" not in roles:
-        raise UserError(f"{where}: expected {HEADER} eos=WORD, with bos=, pad=, unk= if there; found {line[:80]!r}")
+    if not roles.keys() <= {*ROLES, MASK} or "eos" not in roles:
+        raise UserError(
+            f"{where}: expected {HEADER} eos=WORD, with bos=, pad=, unk=, mask= if there; found {line[:80]!r}"
+        )
     return roles

@@ -31,7 +31,7 @@ from fairseq.evaluation.scorer import Progress
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.precision import Precision
-from fairseq.tasks.loading import load_models
+from fairseq.tasks.loading import load_language_models
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def load_reader(
 
     Args:
         whole: models with memory read windows at once, too.
-        data, overrides, settings: see :func:`~fairseq.evaluation.ensemble.load_models`.
+        data, overrides, settings: see :func:`~fairseq.evaluation.ensemble.load_language_models`.
 
     Returns:
         The reader, and the task that the checkpoint was loaded with.
@@ -198,7 +198,7 @@ def load_reader(
     Raises:
         UserError: the checkpoint cannot be used, or has no positions for *longest* tokens.
     """
-    (model,), task, args = load_models([path], data, overrides, settings)
+    (model,), task, args = load_language_models([path], data, overrides, settings)
     if model.memory_length and not whole:
         return WindowReader(name, model, args.tokens_per_sample), task
     limit = model.max_positions()
@@ -206,7 +206,7 @@ def load_reader(
         return WindowReader(name, model, None), task
     longer = argparse.Namespace(**{**vars(settings), "tokens_per_sample": longest})
     with contextlib.suppress(UserError):  # positions that were learned, and are no more than they are
-        (model,), task, _ = load_models([path], data, overrides, longer)
+        (model,), task, _ = load_language_models([path], data, overrides, longer)
         if (model.max_positions() or longest) >= longest:
             return WindowReader(name, model, None), task
     raise UserError(f"--max-context {longest}: {path} has positions for {limit} tokens; give {limit} or less")

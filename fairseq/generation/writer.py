@@ -21,7 +21,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.modules.precision import Precision
 from fairseq.settings import CommonConfig, GenerationConfig
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.loading import load_models
+from fairseq.tasks.loading import load_language_models
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Writer:
             raise UserError("--compile: generation reads token by token and is not compiled; leave it out")
         device, precision = distributed.device_of(args), Precision(args)
         overrides = parse_dict("--model-overrides", cfg.model_overrides)
-        models, task, _ = load_models(paths, args.data, overrides, args)
+        models, task, _ = load_language_models(paths, args.data, overrides, args)
         for path, model in zip(paths, models, strict=True):
             if not can_generate(model):
                 raise UserError(f"--path {path}: {type(model).__name__} has no key-value cache and cannot generate")

@@ -47,7 +47,7 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
     return keep
 
 
-from fairseq.models import architectures, transformer_lm, transformer_xl  # noqa: E402  (register themselves)
+from fairseq.models import architectures, bert, electra, transformer_lm, transformer_xl  # noqa: E402  (register themselves)
 
 __all__ = [
     "ARCHITECTURES",
@@ -57,6 +57,8 @@ __all__ = [
     "FairseqDecoder",
     "FairseqLanguageModel",
     "architectures",
+    "bert",
+    "electra",
     "register_model",
     "register_model_architecture",
     "transformer_lm",

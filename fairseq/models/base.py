@@ -24,6 +24,8 @@ class BaseFairseqModel(nn.Module):
     """Settings that change what the model computes, but not the names and shapes of its parameters."""
     memory_length: int = 0
     """Tokens that the model remembers from segment to segment; 0: none."""
+    predicts_next_token: bool = True
+    """Whether the model is a language model that can be scored and sampled from left to right."""
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 
-def layer_norm(dim: int, apex: bool = True) -> nn.Module:
-    """Layer normalisation over the last *dim* channels, eps 1e-5.
+def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5) -> nn.Module:
+    """Layer normalisation over the last *dim* channels, with *eps* added to the variance.
 
     apex's ``FusedLayerNorm`` is taken when *apex* allows it, the package is importable and CUDA is there; parameter
     names are the same.
@@ -18,5 +18,5 @@ def layer_norm(dim: int, apex: bool = True) -> nn.Module:
         except ImportError:
             pass
         else:
-            return FusedLayerNorm(dim)
-    return nn.LayerNorm(dim)
+            return FusedLayerNorm(dim, eps=eps)
+    return nn.LayerNorm(dim, eps=eps)

@@ -51,6 +51,7 @@ class TransformerLayer(nn.Module):
         remember_input: the memory holds the layer's inputs (Transformer-XL), not what attention read of them
             (Shortformer): with pre-norm they are normalised anew, together with the segment.
         variational: one dropout mask for all time steps.
+        layer_norm_eps: added to the variance in layer norms.
     """
 
     def __init__(
@@ -66,13 +67,14 @@ class TransformerLayer(nn.Module):
         apex: bool = True,
         remember_input: bool = False,
         variational: bool = False,
+        layer_norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
         self.self_attn = attention
-        self.self_attn_layer_norm = layer_norm(embed_dim, apex)
+        self.self_attn_layer_norm = layer_norm(embed_dim, apex, layer_norm_eps)
         self.fc1 = nn.Linear(embed_dim, ffn_dim)
         self.fc2 = nn.Linear(ffn_dim, embed_dim)
-        self.final_layer_norm = layer_norm(embed_dim, apex)
+        self.final_layer_norm = layer_norm(embed_dim, apex, layer_norm_eps)
         for projection in (self.fc1, self.fc2):
             nn.init.xavier_uniform_(projection.weight)
             nn.init.zeros_(projection.bias)

@@ -46,6 +46,8 @@ class LossGraph(nn.Module):
         """The criterion's loss on *sample*, and the memory after it."""
         if self.plugin:
             return self.criterion(self.model, sample), None
+        if not sample["nsentences"]:  # a dummy sample, which has not come through the iterator
+            sample = self.criterion.prepare(self.model, sample)
         net_input = sample["net_input"] if memory is None else {**sample["net_input"], "memory": memory}
         net_output = self.model(**net_input)
         extra = net_output[1] if isinstance(net_output, tuple) and len(net_output) > 1 else None

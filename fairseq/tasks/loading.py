@@ -18,7 +18,7 @@ from fairseq.settings import MemoryConfig
 from fairseq.tasks import TASKS
 from fairseq.tasks.fairseq_task import FairseqTask
 
-EMBEDDINGS = "decoder.embed_tokens"
+EMBEDDINGS = ("decoder.embed_tokens", "encoder.sentence_encoder.embed_tokens", "decoder.sentence_encoder.embed_tokens")
 
 
 def load_models(
@@ -64,6 +64,27 @@ def load_models(
     return models, task, first
 
 
+def load_language_models(
+    paths: Sequence[str | Path],
+    data: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    settings: argparse.Namespace | None = None,
+) -> tuple[list[BaseFairseqModel], FairseqTask, argparse.Namespace]:
+    """The same for models that predict the next token.
+
+    Raises:
+        UserError: as :func:`load_models`, or a model is an encoder.
+    """
+    models, task, args = load_models(paths, data, overrides, settings)
+    for path, model in zip(paths, models, strict=True):
+        if not getattr(model, "predicts_next_token", True):
+            raise UserError(
+                f"{path}: {type(model).__name__} is an encoder and predicts no next token; give a language model "
+                "(fairseq-validate computes the loss of encoders)"
+            )
+    return models, task, args
+
+
 def _arguments(
     path: str, stored: Mapping[str, Any], overrides: Mapping[str, Any], given: Mapping[str, Any]
 ) -> argparse.Namespace:
@@ -77,6 +98,8 @@ def _arguments(
         )
     ARCHITECTURES[arch].fill(args)
     _check_memory_settings(arch, given)
+    if not getattr(MODELS[ARCHITECTURES[arch].model], "predicts_next_token", True) and "task" in stored:
+        given = {**given, "task": stored["task"]}  # a command's default is for language models
     vars(args).update({"task": "language_modeling", **vars(args), **given})
     if hasattr(args, "tokens_per_sample"):
         args.max_target_positions = _positions(path, stored, args)
@@ -109,10 +132,10 @@ def _task(args: argparse.Namespace, data: Path) -> FairseqTask:
 
 
 def _check_dictionary(path: str, parameters: Mapping[str, Tensor], dictionary: Dictionary, data: str | Path) -> None:
-    tables = [parameters[name] for name in parameters if name == f"{EMBEDDINGS}.weight"] or [
+    tables = [parameters[f"{table}.weight"] for table in EMBEDDINGS if f"{table}.weight" in parameters] or [
         parameters[name]
         for name in parameters
-        if name.startswith(f"{EMBEDDINGS}.embeddings.") and name.endswith(".0.weight")
+        if name.startswith(f"{EMBEDDINGS[0]}.embeddings.") and name.endswith(".0.weight")
     ]
     trained = sum(table.size(0) for table in tables)
     if trained and trained != len(dictionary):

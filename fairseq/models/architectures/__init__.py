@@ -1,5 +1,5 @@
 """Architectures: named sets of defaults, one file a family of models."""
 
-from fairseq.models.architectures import transformer_lm, transformer_xl
+from fairseq.models.architectures import bert, electra, transformer_lm, transformer_xl
 
-__all__ = ["transformer_lm", "transformer_xl"]
+__all__ = ["bert", "electra", "transformer_lm", "transformer_xl"]

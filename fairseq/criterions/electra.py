@@ -1,0 +1,65 @@
+"""ELECTRA's loss: that of the generator, and of the discriminator on every token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+
+from fairseq.config import flag
+from fairseq.criterions import register_criterion
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.criterions.masked_lm import output_layer
+from fairseq.errors import UserError
+from fairseq.modules.output_layer import move_partition
+
+
+@dataclass(frozen=True)
+class ElectraLossConfig:
+    """Settings of ELECTRA's loss."""
+
+    discriminator_weight: float = flag(50.0, "weight of the discriminator's loss beside the generator's", low=0)
+
+
+@register_criterion("electra", dataclass=ElectraLossConfig)
+class ElectraCriterion(FairseqCriterion):
+    """Mean loss of the generator plus λ times that of the discriminator (Clark et al. 2020, §2).
+
+    The discriminator's is a mean over all tokens that are not padding. The generator's sum is divided by
+    ``--mask-prob`` times their number, the expected number of chosen tokens: with one divisor for both, batches of
+    several processes add up to what one process computes.
+    """
+
+    def __init__(self, task: Any, cfg: ElectraLossConfig) -> None:
+        super().__init__(task)
+        self.discriminator_weight = cfg.discriminator_weight
+        mask_prob = getattr(getattr(task, "cfg", None), "mask_prob", None)
+        if mask_prob is None:
+            raise UserError("--criterion electra: needs a task that masks tokens; use --task masked_lm")
+        self.mask_prob: float = mask_prob
+
+    def prepare(self, model: Any, sample: Sample) -> Sample:
+        """Find the chosen tokens on the host; the model is to fill them by its generator."""
+        target = sample["target"].reshape(-1)
+        rows = (target != self.padding_idx).nonzero().squeeze(1)
+        masked = (rows, target[rows])
+        return {**sample, "net_input": {**sample["net_input"], "masked": masked, "noise": sample.get("noise")}}
+
+    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
+        logits, extra = net_output
+        net_input = sample["net_input"]
+        masked = move_partition(net_input["masked"], logits.device)
+        generator = output_layer(model).loss(extra["generator_hidden"].flatten(0, 1), masked)
+        real = net_input["src_tokens"].ne(self.padding_idx)  # (B, T)
+        replaced = extra["replaced"].float()
+        each = F.binary_cross_entropy_with_logits(logits.float(), replaced, reduction="none")
+        discriminator = (each * real).sum()
+        loss = generator / self.mask_prob + self.discriminator_weight * discriminator
+        sums = {
+            **logging_output(loss, sample, sample["ntokens"]),
+            "generator_loss": generator.detach(),
+            "discriminator_loss": discriminator.detach(),
+            "chosen": len(masked[1]),
+        }
+        return loss, sample["ntokens"], sums

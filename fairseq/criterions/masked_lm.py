@@ -1,0 +1,52 @@
+"""The loss of masked language modelling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq.criterions import register_criterion
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.modules.output_layer import OutputLayer, move_partition
+
+
+@register_criterion("masked_lm")
+class MaskedLMCriterion(FairseqCriterion):
+    """Negative log-likelihood of the chosen tokens (Devlin et al. 2019, §3.1), a mean over them.
+
+    Only their hidden states go through the output layer, and their logits exist a chunk at a time.
+    """
+
+    def __init__(self, task: Any) -> None:
+        super().__init__(task)
+
+    def prepare(self, model: Any, sample: Sample) -> Sample:
+        """Find the chosen tokens on the host, and ask the model for hidden states."""
+        rows, target = output_layer(model).partition(sample["target"].reshape(-1), self.padding_idx)
+        net_input = {**sample["net_input"], "features_only": True}
+        return {**sample, "net_input": net_input, "partition": (rows, target)}
+
+    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
+        output = net_output[0].flatten(0, 1)
+        if "partition" in sample:
+            chosen = len(sample["partition"][1])
+            loss = output_layer(model).loss(output, move_partition(sample["partition"], output.device))
+        else:
+            target = sample["target"].reshape(-1)
+            chosen = int(target.ne(self.padding_idx).sum())
+            loss = nll(output, target, self.padding_idx)
+        return loss, chosen, {**logging_output(loss, sample, chosen), "ntokens": chosen}
+
+
+def output_layer(model: Any) -> OutputLayer:
+    """The output layer of *model*, which predicts words from hidden states."""
+    layer = model.output_layer
+    assert isinstance(layer, OutputLayer)
+    return layer
+
+
+def nll(logits: Tensor, target: Tensor, padding_idx: int) -> Tensor:
+    """Summed negative log-likelihood of targets that are not padding: logits [N, V], target [N]."""
+    return F.cross_entropy(logits.float(), target, ignore_index=padding_idx, reduction="sum")

@@ -1,0 +1,178 @@
+"""Blocks of which some tokens are hidden and are to be predicted (Devlin et al. 2019, §3.1)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fairseq.data.dataset import Sample
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.token_blocks import TokenBlocks
+
+_WORDS, _ROWS, _ACTIONS, _SYMBOLS, _NOISE = range(5)  # independent random numbers of a token
+
+
+@dataclass(frozen=True)
+class Masking:
+    """The tokens that are chosen, and what the model reads in their place.
+
+    Attributes:
+        seed: of all random choices.
+        prob: share of the words of a row that are chosen.
+        leave_prob: share of the chosen tokens that stay as they are.
+        random_prob: share of the chosen tokens that become a random symbol; all others become the mask symbol.
+        mask: id of the mask symbol.
+        special: bool [V], symbols that are never chosen and never drawn.
+        continues: bool [V], symbols that continue the word before them; None: every token is a word.
+        joins: bool [V], symbols that the next token continues; None as *continues*.
+    """
+
+    seed: int
+    prob: float
+    leave_prob: float
+    random_prob: float
+    mask: int
+    special: np.ndarray
+    continues: np.ndarray | None = None
+    joins: np.ndarray | None = None
+
+
+def special_symbols(dictionary: Dictionary) -> np.ndarray:
+    """Which symbols are begin, padding, end or mask: bool [V]."""
+    special = np.zeros(len(dictionary), dtype=bool)
+    ids = [dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.mask()]
+    special[[index for index in ids if index >= 0]] = True
+    return special
+
+
+def word_parts(dictionary: Dictionary) -> tuple[np.ndarray, np.ndarray]:
+    """Which symbols continue the word before them (``##…``), and which are continued by the next (``…@@``)."""
+    continues = np.array([len(word) > 2 and word.startswith("##") for word in dictionary.symbols])
+    joins = np.array([len(word) > 2 and word.endswith("@@") for word in dictionary.symbols])
+    return continues, joins
+
+
+class MaskedBlocks:
+    """Blocks of a corpus with a begin symbol before each, of which some tokens are chosen for prediction.
+
+    The choice for a token follows from the seed, the epoch and the token's place in the corpus alone.
+
+    Args:
+        blocks: the blocks, each at least one token shorter than the model's rows.
+        masking: what is chosen.
+        bos: id of the symbol before each block.
+        fixed: the same choice in every epoch, for validation.
+    """
+
+    def __init__(self, blocks: TokenBlocks, masking: Masking, bos: int, fixed: bool = False) -> None:
+        self.blocks = blocks
+        self.masking = masking
+        self.bos = bos
+        self.fixed = fixed
+        self.epoch = 0
+        self._drawn = np.flatnonzero(~masking.special)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Tokens of each block, the begin symbol counted: int32 [n]."""
+        return self.blocks.sizes + 1
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def at_epoch(self, epoch: int) -> MaskedBlocks:
+        """The blocks with the choice of *epoch* (from 1)."""
+        if self.fixed:
+            return self
+        view = copy.copy(self)
+        view.epoch, view.blocks = epoch, self.blocks.at_epoch(epoch)
+        return view
+
+    def select(self, keep: np.ndarray) -> MaskedBlocks:
+        """Those blocks for which *keep*, bool [n], is true, numbered anew."""
+        view = copy.copy(self)
+        view.blocks = self.blocks.select(keep)
+        return view
+
+    def batch(self, indices: np.ndarray) -> Sample:
+        """Blocks *indices* [B] as rows padded on the right.
+
+        Returns:
+            ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the tokens that are no padding; ``net_input.src_tokens``
+            int64 [B, T]; ``target`` int64 [B, T], the original of each chosen token and padding elsewhere; ``noise``
+            float32 [M], a random number for each of the M chosen tokens, in the order of rows.
+        """
+        plain = self.blocks.batch(indices)
+        tokens = np.concatenate(
+            [np.full((len(indices), 1), self.bos, dtype=np.int64), plain["target"].numpy()], axis=1
+        )  # (B, T)
+        places = self.blocks.starts[indices][:, None] + np.arange(-1, tokens.shape[1] - 1)  # of the begin symbol: −1
+        chosen = self._choose(tokens, places, self.blocks.starts[indices])
+        source = np.where(chosen, self._replace(tokens, places), tokens)
+        return {
+            "id": plain["id"],
+            "nsentences": len(indices),
+            "ntokens": int(np.count_nonzero(tokens != self.blocks.pad)),
+            "net_input": {"src_tokens": torch.from_numpy(source)},
+            "target": torch.from_numpy(np.where(chosen, tokens, self.blocks.pad)),
+            "noise": torch.from_numpy(self._uniform(_NOISE, places[chosen]).astype(np.float32)),
+        }
+
+    def _choose(self, tokens: np.ndarray, places: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """The chosen tokens: bool [B, T].
+
+        Of a row's W words, ⌊prob · W + u⌋ with u uniform on [0, 1) are chosen: prob · W on average.
+        """
+        real = ~self.masking.special[tokens]
+        first = real & ~self._continued(tokens)
+        rows = first.nonzero()[0]  # of each word
+        words = np.bincount(rows, minlength=len(tokens))
+        count = np.floor(self.masking.prob * words + self._uniform(_ROWS, starts)).astype(np.int64)
+        order = np.lexsort((self._uniform(_WORDS, places[first]), rows))
+        rank = np.empty(len(rows), dtype=np.int64)
+        rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(words) - words, words)
+        word = np.cumsum(first.ravel()).reshape(first.shape) - 1  # of each token
+        chosen = np.append(rank < count[rows], False)
+        return real & chosen[word]
+
+    def _continued(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens that belong to the word of the token before them: bool [B, T]."""
+        continues, joins = self.masking.continues, self.masking.joins
+        joined = np.zeros(tokens.shape, dtype=bool)
+        if continues is not None and joins is not None:
+            joined[:, 1:] = (continues[tokens[:, 1:]] | joins[tokens[:, :-1]]) & ~self.masking.special[tokens[:, :-1]]
+        return joined
+
+    def _replace(self, tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """What the model would read in the place of each token: int64 [B, T]."""
+        action = self._uniform(_ACTIONS, places)
+        symbols = self._drawn[(self._uniform(_SYMBOLS, places) * len(self._drawn)).astype(np.int64)]
+        leave, draw = self.masking.leave_prob, self.masking.random_prob
+        return np.where(action < leave, tokens, np.where(action < leave + draw, symbols, self.masking.mask))
+
+    def _uniform(self, kind: int, places: np.ndarray) -> np.ndarray:
+        return uniform(places, self.masking.seed, self.epoch, kind)
+
+
+def uniform(places: np.ndarray, *key: int) -> np.ndarray:
+    """A random number for each of *places*, uniform on [0, 1), float64: a function of *key* and the place alone.
+
+    Counters through the finalizer of SplitMix64 (Steele et al. 2014), so that any token's number can be had without
+    those before it.
+    """
+    state = np.zeros(1, dtype=np.uint64)
+    for part in key:
+        state = _mix(state + _GOLDEN + np.array([part % 2**64], dtype=np.uint64))
+    return (_mix(places.astype(np.uint64) * _GOLDEN + state) >> np.uint64(11)) * 2.0**-53
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,176 @@
+"""BERT and RoBERTa: bidirectional encoders that predict chosen tokens from all others of the row."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq import config
+from fairseq.config import flag
+from fairseq.errors import UserError
+from fairseq.models import register_model
+from fairseq.models.base import BaseFairseqModel
+from fairseq.models.heads import MaskedLMHead
+from fairseq.modules.encoder import INITIAL_DEVIATION, EncoderShape, Infuse, TransformerEncoder
+from fairseq.modules.output_layer import OutputLayer
+from fairseq.modules.transformer_layer import ACTIVATIONS
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """Settings of an encoder."""
+
+    encoder_layers: int = flag(12, "number of layers", low=1)
+    encoder_embed_dim: int = flag(768, "channels of the layers", low=1)
+    encoder_input_dim: int | None = flag(None, "width of the embeddings (default: --encoder-embed-dim)", low=1)
+    encoder_ffn_embed_dim: int = flag(3072, "width of the feed-forward networks", low=1)
+    encoder_attention_heads: int = flag(12, "attention heads of each layer", low=1)
+    activation_fn: str = flag("gelu", "activation of the feed-forward networks", choices=tuple(ACTIVATIONS))
+    dropout: float = flag(0.1, "dropout after embeddings, attention and feed-forward networks", low=0, below=1)
+    attention_dropout: float = flag(0.1, "dropout of attention weights", low=0, below=1)
+    activation_dropout: float = flag(
+        0.0, "dropout inside the feed-forward networks", aliases=("--relu-dropout",), low=0, below=1
+    )
+    max_positions: int = flag(512, "most tokens of a row", low=1)
+    token_types: int = flag(0, "token types with an embedding each; 0: none", low=0)
+    layer_norm_eps: float = flag(1e-5, "constant added to the variance in layer norms", above=0)
+    untie_weights_roberta: bool = flag(False, "output weights separate from the token embeddings")
+
+    def shape(self, vocabulary: int, padding_idx: int, apex: bool = True) -> EncoderShape:
+        """Sizes and rates of the encoder, for a dictionary of *vocabulary* symbols.
+
+        Raises:
+            UserError: the heads do not divide the channels.
+        """
+        if self.encoder_embed_dim % self.encoder_attention_heads:
+            raise UserError(
+                f"--encoder-attention-heads {self.encoder_attention_heads}: "
+                f"must divide --encoder-embed-dim {self.encoder_embed_dim}"
+            )
+        return EncoderShape(
+            vocabulary=vocabulary,
+            padding_idx=padding_idx,
+            embed_dim=self.encoder_input_dim or self.encoder_embed_dim,
+            dim=self.encoder_embed_dim,
+            ffn_dim=self.encoder_ffn_embed_dim,
+            layers=self.encoder_layers,
+            heads=self.encoder_attention_heads,
+            max_positions=self.max_positions,
+            token_types=self.token_types,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            activation_dropout=self.activation_dropout,
+            activation_fn=self.activation_fn,
+            layer_norm_eps=self.layer_norm_eps,
+            apex=apex,
+        )
+
+
+class MaskedLMEncoder(nn.Module):
+    """An encoder and its output layer, under fairseq's names ``sentence_encoder`` and ``lm_head``.
+
+    Args:
+        shape: sizes and rates.
+        embeddings: an encoder to share embeddings with; None: own ones.
+        untied: an output projection apart from the token embeddings.
+    """
+
+    def __init__(self, shape: EncoderShape, embeddings: TransformerEncoder | None = None, untied: bool = False) -> None:
+        super().__init__()
+        self.sentence_encoder = TransformerEncoder(shape, embeddings)
+        weight: Any = self.sentence_encoder.embed_tokens.weight
+        if untied:
+            weight = nn.Parameter(torch.empty_like(weight).normal_(std=INITIAL_DEVIATION))
+        self.lm_head = MaskedLMHead(shape.dim, weight, shape.activation_fn, shape.layer_norm_eps, shape.apex)
+
+
+@register_model("bert", dataclass=BertConfig)
+class BertModel(BaseFairseqModel):
+    """A masked language model (Devlin et al. 2019; Liu et al. 2019), with the parameter names of fairseq's RoBERTa.
+
+    Args:
+        encoder: encoder and output layer.
+        cfg: the settings that it was made of.
+    """
+
+    decisive_settings = ("encoder_attention_heads", "activation_fn", "layer_norm_eps")
+    predicts_next_token = False
+
+    def __init__(self, encoder: MaskedLMEncoder, cfg: BertConfig) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.cfg = cfg
+
+    @classmethod
+    def build_model(cls, args: argparse.Namespace, task: Any) -> BertModel:
+        cfg = config.extract(BertConfig, args)
+        shape = cfg.shape(*vocabulary_of(task), apex=not getattr(args, "no_apex", False))
+        return cls(MaskedLMEncoder(shape, untied=cfg.untie_weights_roberta), cfg)
+
+    @property
+    def output_layer(self) -> OutputLayer:  # type: ignore[override]
+        return self.encoder.lm_head
+
+    def max_positions(self) -> int:
+        return self.cfg.max_positions
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        token_types: Tensor | None = None,
+        features_only: bool = False,
+        infuse: Infuse | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Logits of every token, or the hidden states that they are computed from.
+
+        Args:
+            src_tokens: int64 [B, T]; padding is seen from the tokens.
+            token_types: int64 [B, T], where the model has token types; None: all 0.
+            features_only: return hidden states, for a criterion that needs the logits of a few tokens.
+            infuse: applied to the summed embeddings.
+
+        Returns:
+            Logits [B, T, V], or the last layer's hidden states [B, T, C]; and ``{"hidden": hidden states}``.
+        """
+        hidden = self.encoder.sentence_encoder(src_tokens, token_types, infuse)  # (B, T, C)
+        return hidden if features_only else self.encoder.lm_head(hidden), {"hidden": hidden}
+
+    def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Names of fairseq's several versions of RoBERTa, as this model has them."""
+        return upgrade_names(state, tied=not self.cfg.untie_weights_roberta)
+
+
+def vocabulary_of(task: Any) -> tuple[int, int]:
+    """The number of symbols of *task*'s dictionary, and the id of its padding.
+
+    Raises:
+        UserError: the dictionary has no padding symbol.
+    """
+    dictionary = task.source_dictionary
+    if dictionary.pad() < 0:
+        raise UserError(
+            "dict.txt: an encoder needs a padding symbol, which this dictionary does not have; "
+            "name one as pad=WORD in its #specials line"
+        )
+    return len(dictionary), dictionary.pad()
+
+
+def upgrade_names(state: dict[str, Tensor], tied: bool = True) -> dict[str, Tensor]:
+    """Parameters under today's names: fairseq before 0.9 had ``decoder.`` for ``encoder.``, and later versions have
+    ``layernorm_embedding`` for ``emb_layer_norm``; markers of versions are left out, and so are heads of fine-tuning.
+    """
+    upgraded = {}
+    for name, value in state.items():
+        if name.startswith("decoder."):
+            name = "encoder." + name.removeprefix("decoder.")
+        name = name.replace("sentence_encoder.layernorm_embedding.", "sentence_encoder.emb_layer_norm.")
+        if name.rsplit(".", 1)[-1] not in ("version", "_float_tensor") and not name.startswith("classification_heads."):
+            upgraded[name] = value
+    table = "encoder.sentence_encoder.embed_tokens.weight"
+    if tied and table in upgraded:
+        upgraded.setdefault("encoder.lm_head.weight", upgraded[table])
+    return upgraded

@@ -1,0 +1,174 @@
+"""ELECTRA: a small generator replaces chosen tokens, and a discriminator tells which were replaced."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq import config
+from fairseq.config import flag
+from fairseq.errors import UserError
+from fairseq.models import register_model
+from fairseq.models.base import BaseFairseqModel
+from fairseq.models.bert import BertConfig, MaskedLMEncoder, upgrade_names, vocabulary_of
+from fairseq.models.heads import DiscriminatorHead, Masked
+from fairseq.modules.encoder import EncoderShape, Infuse, TransformerEncoder
+from fairseq.modules.linear_cross_entropy import rows_per_chunk
+from fairseq.modules.output_layer import OutputLayer
+
+
+@dataclass(frozen=True)
+class ElectraConfig(BertConfig):
+    """Settings of ELECTRA; the encoder's are those of the discriminator."""
+
+    generator_size: float = flag(
+        1 / 3, "generator's width as a fraction of the discriminator's; 0: no generator", low=0, high=1
+    )
+
+    def generator_shape(self, discriminator: EncoderShape) -> EncoderShape:
+        """The generator's sizes: width, feed-forward width and heads are the fraction of the discriminator's (§3.2).
+
+        Raises:
+            UserError: the heads do not divide the generator's width.
+        """
+        heads = max(1, round(discriminator.heads * self.generator_size))
+        dim = round(discriminator.dim * self.generator_size)
+        if dim < heads or dim % heads:
+            raise UserError(
+                f"--generator-size {self.generator_size:.4g}: {heads} heads do not divide a generator of width {dim}; "
+                "give a fraction such as 0.25 or 0.5"
+            )
+        return replace(discriminator, dim=dim, heads=heads, ffn_dim=round(discriminator.ffn_dim * self.generator_size))
+
+
+class Discriminator(nn.Module):
+    """An encoder and the head that tells replaced tokens."""
+
+    def __init__(self, shape: EncoderShape) -> None:
+        super().__init__()
+        self.sentence_encoder = TransformerEncoder(shape)
+        self.discriminator_head = DiscriminatorHead(shape.dim, shape.activation_fn)
+
+
+@register_model("electra", dataclass=ElectraConfig)
+class ElectraModel(BaseFairseqModel):
+    """Generator and discriminator, which share their embeddings (Clark et al. 2020, §3.2).
+
+    The discriminator is the finished model: without parameters named ``generator.…`` it is an encoder like BERT.
+
+    Args:
+        encoder: the discriminator.
+        generator: the generator; None: a finished discriminator, which cannot be trained further as ELECTRA.
+        cfg: the settings that they were made of.
+    """
+
+    decisive_settings = ("encoder_attention_heads", "activation_fn", "layer_norm_eps", "generator_size")
+    predicts_next_token = False
+
+    def __init__(self, encoder: Discriminator, generator: MaskedLMEncoder | None, cfg: ElectraConfig) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.generator = generator
+        self.cfg = cfg
+
+    @classmethod
+    def build_model(cls, args: argparse.Namespace, task: Any) -> ElectraModel:
+        cfg = config.extract(ElectraConfig, args)
+        shape = cfg.shape(*vocabulary_of(task), apex=not getattr(args, "no_apex", False))
+        encoder = Discriminator(shape)
+        generator = None
+        if cfg.generator_size:
+            generator = MaskedLMEncoder(
+                cfg.generator_shape(shape), encoder.sentence_encoder, untied=cfg.untie_weights_roberta
+            )
+        return cls(encoder, generator, cfg)
+
+    @property
+    def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
+        """The generator's, which predicts words."""
+        return None if self.generator is None else self.generator.lm_head
+
+    def max_positions(self) -> int:
+        return self.cfg.max_positions
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        token_types: Tensor | None = None,
+        features_only: bool = False,
+        infuse: Infuse | None = None,
+        masked: Masked | None = None,
+        noise: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Logits of "replaced" for every token, or hidden states of the discriminator.
+
+        With *masked* the generator fills the chosen places first, and the discriminator reads the result.
+
+        Args:
+            src_tokens: int64 [B, T]; padding is seen from the tokens.
+            token_types: int64 [B, T]; None: all 0.
+            features_only: return hidden states.
+            infuse: applied to the summed embeddings of both halves.
+            masked: places in B·T and the tokens that stood there, int64 [M] each.
+            noise: [M], uniform on [0, 1): decides which tokens the generator writes.
+
+        Returns:
+            Logits [B, T], or hidden states [B, T, C]; and ``hidden`` [B, T, C]. With *masked* also
+            ``generator_hidden`` [B, T, G] and ``replaced``, bool [B, T], where the discriminator read another token
+            than the text has.
+        """
+        extra: dict[str, Any] = {}
+        if masked is not None:
+            src_tokens, extra = self._corrupt(src_tokens, token_types, infuse, masked, noise)
+        hidden = self.encoder.sentence_encoder(src_tokens, token_types, infuse)  # (B, T, C)
+        extra["hidden"] = hidden
+        return hidden if features_only else self.encoder.discriminator_head(hidden), extra
+
+    def _corrupt(
+        self,
+        src_tokens: Tensor,
+        token_types: Tensor | None,
+        infuse: Infuse | None,
+        masked: Masked,
+        noise: Tensor | None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The text with the generator's tokens at the chosen places [B, T]; no gradient passes through them (§2)."""
+        if self.generator is None:
+            raise UserError(
+                "--generator-size 0: a discriminator without generator cannot be trained on --task masked_lm"
+            )
+        rows, original = masked
+        hidden = self.generator.sentence_encoder(src_tokens, token_types, infuse)  # (B, T, G)
+        with torch.no_grad():
+            chosen = hidden.flatten(0, 1).index_select(0, rows)
+            written = self._sample(chosen, torch.rand_like(original, dtype=torch.float) if noise is None else noise)
+            corrupted = src_tokens.flatten().index_copy(0, rows, written).view_as(src_tokens)
+            replaced = torch.zeros_like(src_tokens, dtype=torch.bool).flatten()
+            replaced = replaced.index_copy(0, rows, written.ne(original)).view_as(src_tokens)
+        return corrupted, {"generator_hidden": hidden, "replaced": replaced}
+
+    def _sample(self, hidden: Tensor, noise: Tensor) -> Tensor:
+        """One token for each row of *hidden* [M, G] by inversion of the distribution function: int64 [M].
+
+        The numbers *noise* [M] come with the batch, so that the tokens do not depend on how batches are divided among
+        processes.
+        """
+        assert self.generator is not None
+        head = self.generator.lm_head
+        step = rows_per_chunk(hidden.size(0), head.weight.size(0), hidden.device)
+        written = []
+        for start in range(0, hidden.size(0), max(step, 1)):
+            rows = slice(start, start + step)
+            cumulative = head(hidden[rows]).float().softmax(-1).cumsum(-1)  # (n, V)
+            at = noise[rows].unsqueeze(1) * cumulative[:, -1:]
+            written.append(torch.searchsorted(cumulative, at, right=True).squeeze(1))
+        last = head.weight.size(0) - 1
+        return torch.cat(written).clamp(max=last) if written else noise.new_empty(0, dtype=torch.long)
+
+    def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """*state* without markers of versions and heads of fine-tuning."""
+        return upgrade_names(state, tied=False)

@@ -1,0 +1,82 @@
+"""Output layers of encoders: from hidden states to words, or to whether a token was replaced."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq.modules.encoder import initialize
+from fairseq.modules.layer_norm import layer_norm
+from fairseq.modules.linear_cross_entropy import linear_cross_entropy, target_log_probs
+from fairseq.modules.output_layer import OutputLayer
+from fairseq.modules.transformer_layer import activation
+
+Masked = tuple[Tensor, Tensor]
+"""Places of the chosen tokens in a batch's B·T, int64 [M], and the tokens to predict there, int64 [M]."""
+
+
+class MaskedLMHead(OutputLayer):
+    """Dense layer, activation, layer norm, and a projection to all words with a bias (Devlin et al. 2019, §3.1).
+
+    Args:
+        dim: channels C of the hidden states.
+        weight: of the projection, [V, E]; usually the token embeddings.
+        activation_fn: name of the activation.
+        layer_norm_eps: of the layer norm.
+        apex: whether apex's fused layer norm is allowed.
+    """
+
+    def __init__(
+        self, dim: int, weight: nn.Parameter, activation_fn: str, layer_norm_eps: float = 1e-5, apex: bool = True
+    ) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = nn.Parameter(torch.zeros(weight.size(0)))
+        self.dense = nn.Linear(dim, weight.size(1))
+        self.layer_norm = layer_norm(weight.size(1), apex, layer_norm_eps)
+        self.activation = activation(activation_fn)
+        initialize(self.dense)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits: [..., C] → [..., V]."""
+        return self._logits(self._transform(hidden))
+
+    def partition(self, target: Tensor, padding_idx: int, legacy_padding: bool = False) -> Masked:
+        """The places in *target* [N] that are not padding, and what is there."""
+        rows = (target != padding_idx).nonzero().squeeze(1)
+        return rows, target[rows]
+
+    def loss(self, hidden: Tensor, partition: Masked) -> Tensor:
+        """Only the rows of *partition* go through the layers; their logits exist a chunk at a time."""
+        rows, target = partition
+        transformed = self._transform(hidden.index_select(0, rows))  # (M, E)
+        return linear_cross_entropy(transformed, self.weight, target, self.bias)
+
+    def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
+        target = target.to(hidden.device, non_blocking=True)
+        return target_log_probs(self._transform(hidden), self._logits, self.weight.size(0), target, chunk)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        return self(hidden).float().log_softmax(-1)
+
+    def _transform(self, hidden: Tensor) -> Tensor:
+        return self.layer_norm(self.activation(self.dense(hidden)))
+
+    def _logits(self, transformed: Tensor) -> Tensor:
+        return F.linear(transformed, self.weight, self.bias)
+
+
+class DiscriminatorHead(nn.Module):
+    """Whether a token was replaced: dense layer, activation, one logit a token (Clark et al. 2020, §2)."""
+
+    def __init__(self, dim: int, activation_fn: str) -> None:
+        super().__init__()
+        self.dense = nn.Linear(dim, dim)
+        self.out_proj = nn.Linear(dim, 1)
+        self.activation = activation(activation_fn)
+        initialize(self)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits of "replaced": [..., C] → [...]."""
+        return self.out_proj(self.activation(self.dense(hidden))).squeeze(-1)

@@ -1,0 +1,112 @@
+"""Masked language modelling: predict chosen tokens of a text from all others."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq import config
+from fairseq.config import flag
+from fairseq.data.dataset import Dataset
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.indexed_dataset import IndexedCorpus
+from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts
+from fairseq.data.samplers import Batching, Sampler
+from fairseq.data.token_blocks import TokenBlocks
+from fairseq.errors import UserError
+from fairseq.models import BaseFairseqModel
+from fairseq.settings import BREAK_MODES, CommonConfig
+from fairseq.tasks import register_task
+from fairseq.tasks.fairseq_task import FairseqTask
+
+
+@dataclass(frozen=True)
+class MaskedLMConfig:
+    """Settings of masked language modelling."""
+
+    sample_break_mode: str = flag("complete", "boundaries of blocks", choices=BREAK_MODES)
+    tokens_per_sample: int = flag(512, "tokens in a row, the begin symbol included", low=2)
+    mask_prob: float = flag(0.15, "share of tokens chosen for prediction", above=0, below=1)
+    leave_unmasked_prob: float = flag(0.1, "share of chosen tokens left unchanged", low=0, high=1)
+    random_token_prob: float = flag(0.1, "share of chosen tokens replaced by random ones", low=0, high=1)
+    mask_whole_words: bool = flag(False, "all tokens of a word chosen together")
+
+    def check(self) -> None:
+        """Raise UserError where shares contradict one another."""
+        if self.leave_unmasked_prob + self.random_token_prob > 1:
+            raise UserError(
+                f"--random-token-prob {self.random_token_prob}: with --leave-unmasked-prob {self.leave_unmasked_prob} "
+                "the sum is above 1; lower one of them"
+            )
+
+
+@register_task("masked_lm", dataclass=MaskedLMConfig)
+class MaskedLMTask(FairseqTask):
+    """Prediction of chosen tokens of binarised text in ``args.data``.
+
+    Rows begin with ``<s>``, and ``<mask>`` is added to the dictionary as its last symbol, both as in fairseq; the data
+    folder stays as it is.
+    """
+
+    def __init__(self, args: argparse.Namespace, dictionary: Dictionary) -> None:
+        super().__init__(args)
+        self.cfg = config.extract(MaskedLMConfig, args)
+        self.cfg.check()
+        self.dictionary = dictionary
+        if dictionary.nspecial:  # the vocabulary of a model from elsewhere has its own mask symbol, or none
+            dictionary.add_mask()
+
+    @classmethod
+    def setup_task(cls, args: argparse.Namespace, **kwargs: Any) -> MaskedLMTask:
+        folder = Path(args.data)
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; make it with fairseq-preprocess --destdir {folder}")
+        return cls(args, Dictionary.load(str(folder / "dict.txt")))
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> MaskedBlocks:
+        corpus = IndexedCorpus(str(Path(folder or self.args.data) / split))
+        corpus.check(self.dictionary)
+        blocks = TokenBlocks(
+            corpus,
+            self.cfg.tokens_per_sample - 1,
+            self.cfg.sample_break_mode,
+            pad=self.dictionary.pad(),
+            eos=self.dictionary.eos(),
+        )
+        return MaskedBlocks(blocks, self.masking(), self.dictionary.bos(), fixed=not training)
+
+    def masking(self) -> Masking:
+        """The choice of tokens that the settings ask for.
+
+        Raises:
+            UserError: the dictionary lacks a symbol that is needed, or has no words.
+        """
+        for role in ("mask", "bos", "pad"):
+            if getattr(self.dictionary, f"{role}_index") < 0:
+                raise UserError(
+                    f"{self.dictionary.path or 'dict.txt'}: --task masked_lm needs a {role} symbol, which this "
+                    f"dictionary does not have; name one as {role}=WORD in its #specials line"
+                )
+        special = special_symbols(self.dictionary)
+        if special.all():
+            raise UserError(f"{self.dictionary.path or 'dict.txt'}: no words; make the dictionary again")
+        continues, joins = word_parts(self.dictionary) if self.cfg.mask_whole_words else (None, None)
+        return Masking(
+            seed=config.extract(CommonConfig, self.args).seed,
+            prob=self.cfg.mask_prob,
+            leave_prob=self.cfg.leave_unmasked_prob,
+            random_prob=self.cfg.random_token_prob,
+            mask=self.dictionary.mask(),
+            special=special,
+            continues=continues,
+            joins=joins,
+        )
+
+    def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
+        return batching.blocks(dataset.sizes, by_size=self.cfg.sample_break_mode != "none")
