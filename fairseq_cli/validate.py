@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 
-import torch
-
 from fairseq import config, distributed, options
 from fairseq.config import parse_dict
 from fairseq.distributed import World
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
 from fairseq.logging import progress_bar
-from fairseq.logging.figures import Sums
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.settings import CommonConfig, DataConfig, ModelPathConfig
-from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
+from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_models
+from fairseq.training.validation import validate
 from fairseq_cli.common import checkpoint_paths, log_to_stderr
 
 BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_valid")
@@ -70,26 +68,22 @@ def _take_batches(run: argparse.Namespace, args: argparse.Namespace) -> None:
             setattr(run, name, value)
 
 
-@torch.inference_mode()
 def _validate(
     split: str, model: BaseFairseqModel, task: FairseqTask, run: argparse.Namespace, world: World
 ) -> dict[str, float]:
     """The figures of one split, printed."""
     criterion = task.build_criterion(run).to(world.device)
-    graph = LossGraph(model, criterion).eval()
+    graph = task.loss_graph(model, criterion)
     batches = task.iterator(split, model, criterion, training=False, device=world.device)
-    common, sums, precision = config.extract(CommonConfig, run), Sums(world), Precision(run)
+    common = config.extract(CommonConfig, run)
     with progress_bar(
         batches,
         log_format=common.log_format or ("simple" if common.no_progress_bar else None),
         log_interval=common.log_interval,
         prefix=f"valid on {split!r} subset",
     ) as bar:
-        for sample in bar:
-            with precision.autocast(world.device):
-                _, sample_size, log = task.step(graph, sample, split, world.device)
-            sums.add(Sums.vector(log, sample_size, world.device))
-        figures = {**sums.report(), "ntokens": sums.tokens}
+        meter = validate(graph, task, bar, Precision(run), world)
+        figures = {**meter.report(criterion.figures()), "ntokens": meter.tokens}
         bar.print(figures, tag=split)
     return figures
 

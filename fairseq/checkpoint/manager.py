@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -24,9 +23,6 @@ UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 class CheckpointManager:
     """The checkpoints of one run; only the process of rank 0 has one.
 
-    Attributes:
-        best: the best validation figure so far, None before the first one. Set it when a run is resumed.
-
     Raises:
         UserError: ``--save-dir`` cannot be made or written to.
     """
@@ -34,7 +30,6 @@ class CheckpointManager:
     def __init__(self, config: CheckpointConfig) -> None:
         self.config = config
         self.folder = Path(config.save_dir)
-        self.best: float | None = None
         if not config.no_save:
             _prepare(self.folder)
 
@@ -53,43 +48,33 @@ class CheckpointManager:
         }
         return [name for name, wanted in chosen.items() if wanted]
 
-    def is_better(self, val_loss: float | None) -> bool:
-        """Whether a validation figure is the best so far (an equal one is; one that is not a number never is)."""
-        if val_loss is None or math.isnan(val_loss):
-            return False
-        if self.best is None:
-            return True
-        return val_loss >= self.best if self.config.maximize_best_checkpoint_metric else val_loss <= self.best
-
     def save(
-        self, state: Mapping[str, Any], *, epoch: int, updates: int, end_of_epoch: bool, val_loss: float | None
+        self, state: Mapping[str, Any], *, epoch: int, updates: int, end_of_epoch: bool, is_best: bool
     ) -> list[Path]:
-        """Write the checkpoints that are due, remove those that need not be kept, and remember the best figure.
+        """Write the checkpoints that are due, and remove those that need not be kept.
 
-        The content is written once, with ``val_loss`` and ``best`` added to its ``extra_state``; further names are
-        links to it, or copies where the filesystem has no links. Nothing is removed before all of it is on disk.
+        The content is written once; further names are links to it, or copies where the filesystem has no links.
+        Nothing is removed before all of it is on disk.
 
         Args:
             state: what a checkpoint holds.
             epoch, updates: how far training is; both count from 1.
-            val_loss: the validation's figure of ``--best-checkpoint-metric``, None without a validation.
+            is_best: its validation figure is the best saved so far.
 
         Raises:
             UserError: a file cannot be written; the checkpoints saved before are untouched.
         """
-        is_best = self.is_better(val_loss)
-        best = val_loss if is_best else self.best
-        paths = (
-            []
-            if self.config.no_save
-            else [self.folder / name for name in self.names(epoch, updates, end_of_epoch, is_best)]
-        )
+        if self.config.no_save:
+            return []
+        paths = [self.folder / name for name in self.names(epoch, updates, end_of_epoch, is_best)]
         if paths:
-            save(paths[0], self._complete(state, val_loss, best))
+            complete = dict(state)
+            if self.config.no_save_optimizer_state:
+                complete.pop("last_optimizer_state", None)
+            save(paths[0], complete)
             for path in paths[1:]:
                 link_or_copy(paths[0], path)
             self._remove_old()
-        self.best = best
         return paths
 
     def restore_path(self) -> Path | None:
@@ -106,13 +91,6 @@ class CheckpointManager:
             if path.exists():
                 return path
         raise UserError(f"--restore-file {name}: no such checkpoint, here or in {self.folder}; check the path")
-
-    def _complete(self, state: Mapping[str, Any], val_loss: float | None, best: float | None) -> dict[str, Any]:
-        complete = dict(state)
-        complete["extra_state"] = {**state.get("extra_state", {}), "val_loss": val_loss, "best_saved": best}
-        if self.config.no_save_optimizer_state:
-            complete.pop("last_optimizer_state", None)
-        return complete
 
     def _remove_old(self) -> None:
         for pattern, keep in ((UPDATE, self.config.keep_interval_updates), (EPOCH, self.config.keep_last_epochs)):

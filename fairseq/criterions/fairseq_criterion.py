@@ -9,10 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq import config
+from fairseq.logging.figures import Figure, language_model_figures
 
 Sample = dict[str, Any]
 Loss = tuple[Tensor, int, dict[str, Any]]
-"""The summed loss, what the gradient is divided by, and figures for the log, summed over the batch."""
+"""The summed loss, what the gradient is divided by, and named sums over the batch: numbers, tensors of one element, or
+:class:`~fairseq.logging.figures.Gathered` predictions."""
 
 
 class FairseqCriterion(nn.Module):
@@ -54,8 +56,16 @@ class FairseqCriterion(nn.Module):
         return sample
 
     def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
-        """The loss of *net_output*, what ``model(**sample["net_input"])`` returned."""
+        """Return the loss of *net_output*, which ``model(**sample["net_input"])`` returned, and sums by name."""
         raise NotImplementedError
+
+    def figures(self) -> dict[str, Figure]:
+        """The figures of log and validation, by name, in the order of the log.
+
+        They are computed from totals of the sums that :meth:`compute_loss` returns. Any of them can be the
+        ``--best-checkpoint-metric``.
+        """
+        return language_model_figures()
 
     def forward(self, model: Any, sample: Sample, reduce: bool = True) -> Loss:
         """Run the model on *sample* and compute its loss."""
@@ -63,7 +73,7 @@ class FairseqCriterion(nn.Module):
 
 
 def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, Any]:
-    """The figures every criterion logs."""
+    """The sums that every criterion has."""
     return {
         "loss": loss.detach(),
         "ntokens": sample["ntokens"],

@@ -15,9 +15,15 @@ from fairseq.errors import UserError
 
 
 class Sampler(Protocol):
-    """The batches of one process (*rank*) of several; each has equally many, of which some may be empty."""
+    """The batches of one process (*rank*) of several; each has equally many, of which some may be empty.
+
+    Attributes:
+        shuffle: whether the order is random.
+        rows: rows of a full batch on one rank, where rows continue from batch to batch; 0 where they are unrelated.
+    """
 
     shuffle: bool
+    rows: int
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -146,6 +152,7 @@ class BlockSampler:
         world_size: int = 1,
     ) -> None:
         self.shuffle = shuffle
+        self.rows = 0
         self.seed = seed
         self.curriculum = curriculum
         self.rank = rank

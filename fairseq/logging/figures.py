@@ -1,9 +1,14 @@
-"""What the log reports, summed on the device, and fetched only when it is printed."""
+"""Figures of the log: named sums, kept on the device, and what is computed from them when a line is due.
+
+A criterion names its own sums (``compute_loss`` returns them) and its own figures (``figures`` declares them). Sums are
+added over batches and reduced over ranks; a figure is computed on the host from the totals, once, when it is shown.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,83 +16,187 @@ from torch import Tensor
 
 from fairseq.distributed import World
 
+SIZE = "sample_size"
+STANDARD = ("loss", "nll_loss", "ntokens", "nsentences", SIZE)
 
-class Sums:
-    """Running sums of a training or validation log.
+Values = Mapping[str, Any]
+"""Totals by name: a float for a sum, a CPU tensor [rows, …] for gathered predictions."""
 
-    Losses are in nats where they are added, in bits where they are reported, as fairseq does.
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of the log, computed from totals.
+
+    Attributes:
+        compute: from the totals by name to the number.
+        needs: names that must be there; while one is missing, the figure is not shown. Gathered predictions, e.g. for
+            F1 or Matthews' correlation, are there in validation only.
     """
 
-    NAMES = ("loss", "nll_loss", "ntokens", "nsentences", "sample_size")
+    compute: Callable[[Values], float]
+    needs: tuple[str, ...] = ()
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+
+def ratio(numerator: str, denominator: str, scale: float = 1.0) -> Figure:
+    """The mean *numerator* / *denominator*, times *scale*; 0 where nothing was counted."""
+    return Figure(lambda sums: scale * sums[numerator] / max(sums[denominator], 1), (numerator, denominator))
+
+
+def perplexity(numerator: str = "nll_loss", denominator: str = "ntokens") -> Figure:
+    """The perplexity of a loss summed in nats."""
+    bits = ratio(numerator, denominator, 1 / math.log(2))
+    return Figure(lambda sums: safe_power(bits.compute(sums)), bits.needs)
+
+
+def language_model_figures() -> dict[str, Figure]:
+    """``loss`` and ``nll_loss`` in bits a token, and ``ppl``, as fairseq logs them."""
+    to_bits = 1 / math.log(2)
+    return {
+        "loss": ratio("loss", SIZE, to_bits),
+        "nll_loss": ratio("nll_loss", "ntokens", to_bits),
+        "ppl": perplexity(),
+    }
+
+
+@dataclass(frozen=True)
+class NamedSums:
+    """The sums of one or several batches as one vector, so that a single reduction serves all of them.
+
+    Attributes:
+        names: what each entry is; the same on every rank, in the same order.
+        values: float64 [names], on the device.
+        rows: gathered predictions by name, [rows, …] each.
+    """
+
+    names: tuple[str, ...]
+    values: Tensor
+    rows: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, log: Mapping[str, Any], sample_size: int, device: torch.device, gather: bool = False) -> NamedSums:
+        """A criterion's sums as a vector, without a wait for the device.
+
+        Args:
+            log: sums by name: numbers, tensors of one element, or :class:`Gathered` predictions.
+            sample_size: what the gradient is divided by.
+            device: where the vector lies.
+            gather: keep gathered predictions; otherwise they are dropped.
+        """
+        host: dict[str, Any] = {"loss": 0.0, "ntokens": 0, "nsentences": 0, **log, SIZE: sample_size}
+        host.setdefault("nll_loss", host["loss"])
+        rows = {name: value.rows for name, value in host.items() if isinstance(value, Gathered)} if gather else {}
+        summed = {name: value for name, value in host.items() if _is_sum(value)}
+        names = (*STANDARD, *(name for name in summed if name not in STANDARD))
+        vector = torch.tensor(
+            [0.0 if isinstance(summed[name], Tensor) else float(summed[name]) for name in names], dtype=torch.float64
+        ).to(device, non_blocking=True)
+        for place, name in enumerate(names):
+            if isinstance(summed[name], Tensor):
+                vector[place] = summed[name].detach()
+        return cls(names, vector, rows)
+
+    def __add__(self, other: NamedSums) -> NamedSums:
+        """Sums of both; names that only one has count as 0 in the other."""
+        rows = {
+            name: torch.cat([part.rows[name] for part in (self, other) if name in part.rows])
+            for name in {**self.rows, **other.rows}
+        }
+        if self.names == other.names:
+            return NamedSums(self.names, self.values + other.values, rows)
+        names = (*self.names, *(name for name in other.names if name not in self.names))
+        values = torch.zeros(len(names), dtype=torch.float64, device=self.values.device)
+        for part in (self, other):
+            values[[names.index(name) for name in part.names]] += part.values
+        return NamedSums(names, values, rows)
+
+    def reduced(self, world: World) -> NamedSums:
+        """The same over all ranks: one reduction of the sums, and predictions of every rank in rank order."""
+        if world.size == 1:
+            return self
+        rows = {
+            name: torch.cat([part.to(value.device) for part in world.gather(value.cpu(), everywhere=True)])
+            for name, value in self.rows.items()
+        }
+        return NamedSums(self.names, world.sum(self.values.clone()), rows)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """One sum, still on the device."""
+        return self.values[self.names.index(name)]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Predictions of a batch, [rows, …], that a figure wants all of: kept in validation, over batches and ranks."""
+
+    rows: Tensor
+
+
+class Meter:
+    """Running sums of a part of a run: an update's interval, an epoch, a validation."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.reset()
 
     def reset(self) -> None:
-        """Start again from nothing."""
-        self.totals = torch.zeros(len(self.NAMES), dtype=torch.float64, device=self.world.device)
-        self.figures: dict[str, Tensor] = {}
+        """Start again from zero."""
+        self.totals = NamedSums(STANDARD, torch.zeros(len(STANDARD), dtype=torch.float64, device=self.device), {})
+        self.means: dict[str, Tensor] = {}
         self.updates = 0
 
-    @classmethod
-    def vector(cls, log: Mapping[str, Any], sample_size: int, device: torch.device) -> Tensor:
-        """A criterion's figures as one tensor, in the order of NAMES, without waiting for the device."""
-        host = {"ntokens": 0, "nsentences": 0, "loss": 0.0, **log, "sample_size": sample_size}
-        host.setdefault("nll_loss", host["loss"])
-        vector = torch.tensor(
-            [0.0 if isinstance(host[name], Tensor) else float(host[name]) for name in cls.NAMES], dtype=torch.float64
-        ).to(device, non_blocking=True)
-        for place, name in enumerate(cls.NAMES):
-            if isinstance(host[name], Tensor):
-                vector[place] = host[name].detach()
-        return vector
-
-    def add(self, totals: Tensor, **figures: Tensor) -> None:
-        """Add one update's *totals* (see :meth:`vector`), and *figures* that are averaged over updates."""
-        self.totals += totals
+    def add(self, sums: NamedSums, **means: Tensor) -> None:
+        """Add one update's *sums*, and *means*: values that are averaged over updates."""
+        self.totals = self.totals + sums
         self.updates += 1
-        for name, value in figures.items():
-            previous = self.figures.get(name)
+        for name, value in means.items():
             value = value.detach().double()
-            self.figures[name] = value if previous is None else previous + value
+            self.means[name] = self.means[name] + value if name in self.means else value
 
-    def report(self) -> dict[str, float]:
-        """loss and nll_loss in bits a token, ppl, wpb, bsz, and the mean of each figure."""
-        total = dict(zip(self.NAMES, self.totals.tolist(), strict=True))
+    def reduce(self, world: World) -> None:
+        """Reduce the totals over ranks, each of which has added its own."""
+        self.totals = self.totals.reduced(world)
+
+    def report(self, figures: Mapping[str, Figure]) -> dict[str, float]:
+        """*figures*, then ``wpb`` (tokens an update), ``bsz`` (rows an update) and the means. Waits for the device."""
+        totals: dict[str, Any] = dict(zip(self.totals.names, self.totals.values.tolist(), strict=True))
+        totals |= {name: rows.cpu() for name, rows in self.totals.rows.items()}
         updates = max(self.updates, 1)
-        loss = total["loss"] / max(total["sample_size"], 1) / math.log(2)
-        nll = total["nll_loss"] / max(total["ntokens"], 1) / math.log(2)
         result = {
-            "loss": loss,
-            "nll_loss": nll,
-            "ppl": safe_power(nll),
-            "wpb": total["ntokens"] / updates,
-            "bsz": total["nsentences"] / updates,
+            name: float(figure.compute(totals))
+            for name, figure in figures.items()
+            if all(need in totals for need in figure.needs)
         }
-        result.update((name, float(value) / updates) for name, value in self.figures.items())
-        return result
+        result |= {"wpb": totals["ntokens"] / updates, "bsz": totals["nsentences"] / updates}
+        return {**result, **{name: float(value) / updates for name, value in self.means.items()}}
 
     @property
     def tokens(self) -> float:
         """Target tokens so far."""
-        return float(self.totals[self.NAMES.index("ntokens")])
+        return float(self.totals["ntokens"])
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, as tensors on the CPU."""
+        """Names and totals, as plain values and tensors on the CPU."""
         return {
-            "totals": self.totals.cpu(),
-            "figures": {name: value.cpu() for name, value in self.figures.items()},
+            "names": list(self.totals.names),
+            "totals": self.totals.values.cpu(),
+            "figures": {name: value.cpu() for name, value in self.means.items()},
             "updates": self.updates,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state."""
-        self.totals = state["totals"].to(self.world.device).clone()
-        self.figures = {name: value.to(self.world.device) for name, value in state["figures"].items()}
+        """Restore a state; one without names has the standard ones."""
+        names = tuple(state.get("names", STANDARD))
+        self.totals = NamedSums(names, state["totals"].to(self.device).clone(), {})
+        self.means = {name: value.to(self.device) for name, value in state["figures"].items()}
         self.updates = state["updates"]
 
 
 def safe_power(bits: float) -> float:
     """2 to the power of *bits*, infinite where it is too large for a float."""
     return 2.0**bits if bits < 1000 else math.inf
+
+
+def _is_sum(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, int | float)

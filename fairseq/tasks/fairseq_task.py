@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from fairseq.data.dataset import Dataset
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.samplers import Batching, Sampler
+from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
-from fairseq.modules.memory import Memory, keep_rows
 from fairseq.settings import CommonConfig, DataConfig
+from fairseq.tasks.carried import Carried, CarriedState, RowMemory, extras
 
 logger = logging.getLogger(__name__)
 
@@ -36,36 +38,36 @@ class LossGraph(nn.Module):
         self.model = model
         self.criterion = criterion
         self.plugin = type(criterion).forward is not FairseqCriterion.forward
-        if self.plugin and model.memory_length:
-            raise UserError(
-                f"--criterion: {type(criterion).__name__} overrides forward, so it cannot carry the model's memory "
-                "(--tokens-from-prev, --mem-len); define compute_loss instead"
-            )
 
-    def forward(self, sample: Sample, memory: Memory | None = None) -> tuple[StepOutput, Memory | None]:
-        """The criterion's loss on *sample*, and the memory after it."""
+    def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> tuple[StepOutput, Mapping[str, Any]]:
+        """Return the criterion's loss on *sample*, and the ``extra`` that the model returned.
+
+        Args:
+            sample: a batch; its ``net_input`` are keyword arguments of the model.
+            inputs: further keyword arguments, from the state that steps carry.
+        """
         if self.plugin:
-            return self.criterion(self.model, sample), None
+            return self.criterion(self.model, sample), {}
         if not sample["nsentences"]:  # a dummy sample, which has not come through the iterator
             sample = self.criterion.prepare(self.model, sample)
-        net_input = sample["net_input"] if memory is None else {**sample["net_input"], "memory": memory}
-        net_output = self.model(**net_input)
-        extra = net_output[1] if isinstance(net_output, tuple) and len(net_output) > 1 else None
-        new_memory = extra.get("memory") if isinstance(extra, dict) else None
-        return self.criterion.compute_loss(self.model, net_output, sample), new_memory
+        net_output = self.model(**sample["net_input"], **inputs)
+        return self.criterion.compute_loss(self.model, net_output, sample), extras(net_output)
 
 
 class FairseqTask:
-    """A registered task.
+    """A registered task: data, batches, model and criterion, and the state that training steps carry along.
 
-    It owns the memory that its model carries from batch to batch, one for each split.
+    Attributes:
+        kinds: the kinds of state that a step hands to the next.
+        carried: their values in training. Only :meth:`commit`, :meth:`restart` and :meth:`load_carried` set it.
     """
 
     config_class: type | None = None
+    kinds: tuple[CarriedState, ...] = (RowMemory(),)
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.memories: dict[str, Memory | None] = {}
+        self.carried: Carried = {}
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
@@ -164,20 +166,54 @@ class FairseqTask:
         target = torch.full_like(tokens, self.target_dictionary.pad())
         return {"nsentences": 0, "ntokens": 0, "net_input": {"src_tokens": tokens}, "target": target}
 
-    def step(self, graph: nn.Module, sample: Sample | None, split: str, device: torch.device | str) -> StepOutput:
-        """Run *graph*, a :class:`LossGraph`, on *sample*, with the memory of *split* before it, and keep the new one.
+    def loss_graph(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> LossGraph:
+        """Join *model* and *criterion*.
 
-        An empty batch (None) leaves the memory as it was.
+        Raises:
+            UserError: they cannot carry the task's state from step to step.
+        """
+        graph = LossGraph(model, criterion)
+        for kind in self.kinds:
+            kind.check(model, criterion, graph.plugin)
+        return graph
+
+    def step(
+        self, graph: nn.Module, sample: Sample | None, carried: Carried, device: torch.device | str
+    ) -> tuple[StepOutput, Carried]:
+        """Run *graph*, a :class:`LossGraph`, on *sample*, with what earlier steps *carried* to it.
+
+        Returns:
+            The loss, and the carried values after it. They are provisional: nothing is kept here. An empty batch
+            (None) leaves them as they are.
         """
         if sample is None:
-            return graph(self.dummy_sample(device), None)[0]
-        memory = keep_rows(self.memories.get(split), sample["nsentences"])
-        output, self.memories[split] = graph(sample, memory)
-        return output
+            return graph(self.dummy_sample(device), {})[0], carried
+        inputs: dict[str, Any] = {}
+        for kind in self.kinds:
+            inputs |= kind.inputs(carried.get(kind.name), sample)
+        output, extra = graph(sample, inputs)
+        return output, {kind.name: kind.advance(carried.get(kind.name), extra, sample) for kind in self.kinds}
 
-    def clear_memory(self, split: str) -> None:
-        """Forget what was read of *split*."""
-        self.memories.pop(split, None)
+    def commit(self, carried: Carried, model: BaseFairseqModel, world: World) -> None:
+        """Take over what the steps of an update *carried*, now that the update counts."""
+        before = self.carried
+        self.carried = {
+            kind.name: kind.commit(before.get(kind.name), carried.get(kind.name), model, world) for kind in self.kinds
+        }
+
+    def restart(self) -> None:
+        """Set the carried state to that of an epoch's beginning."""
+        self.carried = {kind.name: kind.restart(self.carried.get(kind.name)) for kind in self.kinds}
+
+    def save_carried(self, world: World) -> dict[str, Any]:
+        """The carried state for a checkpoint, complete on the first rank; to be called on every rank."""
+        return {kind.name: kind.save(self.carried.get(kind.name), world) for kind in self.kinds}
+
+    def load_carried(self, saved: Mapping[str, Any], rows: int, world: World) -> None:
+        """Restore what :meth:`save_carried` returned; *rows* is the rows of a batch on one rank."""
+        self.carried = {
+            kind.name: kind.load(saved[kind.name], rows, world) for kind in self.kinds if kind.name in saved
+        }
 
 
 def _batching(data: DataConfig, seed: int, training: bool, rank: int, world_size: int) -> Batching:

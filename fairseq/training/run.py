@@ -22,13 +22,13 @@ from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import progress_bar
 from fairseq.settings import CheckpointConfig, CommonConfig, DataConfig, OptimizationConfig
 from fairseq.tasks import FairseqTask, setup_task
-from fairseq.training import stages
+from fairseq.training import log, stages
+from fairseq.training.best import Best
+from fairseq.training.log import Clock
 from fairseq.training.stages import Stage
 from fairseq.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-VALIDATION_FIGURES = ("loss", "nll_loss", "ppl", "wpb", "bsz")
 
 
 def train(args: argparse.Namespace, world: World) -> None:
@@ -94,8 +94,8 @@ class Run:
         self.validation: dict[str, EpochIterator] = {}
         if not self.saving.disable_validation:
             self.validation = {split: self._iterator(split, training=False) for split in _splits(data)}
-        self.best: float | None = None
-        self.without_improvement = 0
+        self.best = Best(self.saving.maximize_best_checkpoint_metric)
+        self._check_metric()
         self.started = time.perf_counter()
         self.trained_before = 0.0
         self.stopped = False
@@ -104,16 +104,13 @@ class Run:
         """Go on from a loaded checkpoint, called *source* in messages."""
         extra = state.get("extra_state") or {}
         same_batches = extra.get("batches") == self._batches_signature()
-        self.trainer.load_state_dict(state, source, same_batches)
+        self.trainer.load_state_dict(state, source, self.batches.sampler.rows if same_batches else None)
         if not self.saving.reset_dataloader and "train_iterator" in extra:
             self.batches.load_state_dict(extra["train_iterator"])
         if not self.saving.reset_meters:
             self.trained_before = float(extra.get("previous_training_time") or 0.0)
-            self.without_improvement = int(extra.get("without_improvement") or 0)
-            self.best = None if self.saving.reset_optimizer else extra.get("best")
-            if self.manager is not None:
-                self.manager.best = None if self.best is None else extra.get("best_saved", self.best)
-            self._stop_without_patience()
+            self.best = self.best.restored(extra, forget=self.saving.reset_optimizer)
+            self._check_patience()
         logger.info("restored %s: epoch %d, update %d", source, self.batches.epoch, self.trainer.num_updates)
 
     def train(self) -> None:
@@ -139,8 +136,7 @@ class Run:
             train_iterator=place,
             batches=self._batches_signature(),
             previous_training_time=self.wall(),
-            without_improvement=self.without_improvement,
-            best=self.best,
+            **self.best.state_dict(),
         )
         if self.stage is not None:
             state["extra_state"]["stage"] = {
@@ -157,19 +153,19 @@ class Run:
     def _train_epoch(self) -> None:
         epoch, trainer = self.batches.epoch, self.trainer
         if self.batches.iterations_in_epoch == 0:
-            self.task.clear_memory("train")
-            trainer.sums["train"].reset()
-            trainer.sums["train_inner"].reset()
+            self.task.restart()
+            for meter in trainer.meters.values():
+                meter.reset()
         trainer.begin_epoch(epoch)
         frequency = self.cfg.update_freq[min(epoch, len(self.cfg.update_freq)) - 1]
-        clock = _Clock({name: (trainer.sums[name].tokens, trainer.sums[name].updates) for name in trainer.sums})
+        clock = Clock(trainer.meters)
         done = math.ceil(self.batches.iterations_in_epoch / frequency)
         groups = _groups(self.batches, frequency)
         with self._bar(groups, epoch, math.ceil(len(self.batches) / frequency), start=done) as bar:
             for samples in bar:
                 updated = trainer.train_step(samples)
                 if updated:
-                    bar.log(lambda: self._inner_stats(clock), tag="train_inner", step=trainer.num_updates)
+                    bar.log(lambda: self._interval(clock), tag="train_inner", step=trainer.num_updates)
                 if updated or self.batches.end_of_epoch:
                     self._validate_and_save(epoch, bar, clock)
                 if self.batches.end_of_epoch or self._at_limit():
@@ -177,11 +173,12 @@ class Run:
         if self.batches.end_of_epoch:
             self.batches.load_state_dict({"epoch": epoch + 1, "iterations_in_epoch": 0})
 
-    def _validate_and_save(self, epoch: int, bar: Any, clock: _Clock) -> None:
+    def _validate_and_save(self, epoch: int, bar: Any, clock: Clock) -> None:
         updates, saving, end_of_epoch = self.trainer.num_updates, self.saving, self.batches.end_of_epoch
         if end_of_epoch:
-            bar.print(self._epoch_stats(clock), tag="train", step=updates)
-            self.task.clear_memory("train")
+            line = log.epoch_line(self.trainer, self.batches, self.stage, clock)
+            bar.print({**line, **self._clocks(clock)}, tag="train", step=updates)
+            self.task.restart()  # before a checkpoint is saved: the next epoch begins elsewhere in the corpus
         last = self._at_limit()
         save = (
             last or _is_due(updates, saving.save_interval_updates) or end_of_epoch and epoch % saving.save_interval == 0
@@ -195,8 +192,8 @@ class Run:
         paused = time.perf_counter()
         figure = self._validate(epoch) if validate and self.validation else None
         if figure is not None:
-            self._note_improvement(figure)
-            self._stop_without_patience()
+            self.best = self.best.validated(figure)
+            self._check_patience()
         if end_of_epoch:
             self.trainer.end_epoch(epoch, figure)
         if (save or self.stopped) and not saving.no_save:
@@ -205,53 +202,51 @@ class Run:
 
     def _save(self, epoch: int, updates: int, end_of_epoch: bool, figure: float | None) -> None:
         self.trainer.check_finite()
+        saved = self.best.after_saving(figure)
         state = self.state_dict()
+        state["extra_state"].update(val_loss=figure, **saved.state_dict())
         if self.manager is not None:
+            is_best = self.best.is_worth_saving(figure)
             for path in self.manager.save(
-                state, epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, val_loss=figure
+                state, epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best
             ):
                 logger.info("saved %s (epoch %d, update %d)", path, epoch, updates)
+        self.best = saved  # only now: a checkpoint that could not be written is not the best one saved
         self.world.barrier()
 
     def _validate(self, epoch: int) -> float:
-        """The first validation split's figure that decides which checkpoint is the best."""
+        """Validate on every split; return the first split's ``--best-checkpoint-metric``."""
+        metric = self.saving.best_checkpoint_metric
         figures: list[float] = []
         for split, batches in self.validation.items():
             batches.load_state_dict({"epoch": 1, "iterations_in_epoch": 0})
-            sums = self.trainer.sums["valid"]
-            sums.reset()
-            self.task.clear_memory(split)
-            clock = _Clock()
-            with (
-                self.trainer.averaged(),
-                self._bar(batches, epoch, len(batches), prefix=f"valid on {split!r} subset") as bar,
-            ):
-                for sample in bar:
-                    self.trainer.valid_step(sample, split)
-            self.task.clear_memory(split)
-            report = sums.report()
-            better = max if self.saving.maximize_best_checkpoint_metric else min
-            metric = self.saving.best_checkpoint_metric
-            figure = report[metric]
-            stats = {"epoch": epoch, **self._stage_stats(), **report, "wps": sums.tokens / clock.elapsed()}
+            clock = Clock()
+            with self._bar(batches, epoch, len(batches), prefix=f"valid on {split!r} subset") as bar:
+                meter = self.trainer.validate(bar)
+            report = meter.report(self.trainer.figures)
+            stats = {"epoch": epoch, **log.stage_line(self.stage), **report, "wps": meter.tokens / clock.elapsed()}
             stats.update(num_updates=self.trainer.num_updates, wall=self.wall())
-            stats[f"best_{metric}"] = figure if self.best is None or figures else better(figure, self.best)
+            stats[f"best_{metric}"] = report[metric] if figures else self._best_of(report[metric])
             bar.print(stats, tag=split, step=self.trainer.num_updates)
-            figures.append(figure)
+            figures.append(report[metric])
         return figures[0]
 
-    def _note_improvement(self, figure: float) -> None:
-        sign = -1.0 if self.saving.maximize_best_checkpoint_metric else 1.0
-        if not math.isnan(figure) and (self.best is None or sign * figure < sign * self.best):
-            self.best = figure
-            self.without_improvement = 0
-        else:
-            self.without_improvement += 1
+    def _best_of(self, figure: float) -> float:
+        """The better one of *figure* and the best figure seen so far."""
+        if self.best.seen is None:
+            return figure
+        return (max if self.best.maximize else min)(figure, self.best.seen)
 
-    def _stop_without_patience(self) -> None:
-        if 0 < self.saving.patience <= self.without_improvement:
-            logger.info("stopping: %d validations without a better one", self.without_improvement)
+    def _check_patience(self) -> None:
+        if 0 < self.saving.patience <= self.best.without_improvement:
+            logger.info("stopping: %d validations without improvement", self.best.without_improvement)
             self.stopped = True
+
+    def _check_metric(self) -> None:
+        """Raise UserError if the criterion has no figure of the name of ``--best-checkpoint-metric``."""
+        metric, known = self.saving.best_checkpoint_metric, [*self.trainer.figures, "wpb", "bsz"]
+        if metric not in known:
+            raise UserError(f"--best-checkpoint-metric {metric}: not a figure of validation; {nearest(metric, known)}")
 
     def _at_limit(self) -> bool:
         """Whether training ends here; the same on every process."""
@@ -268,46 +263,11 @@ class Run:
             or (between and updates > 0 and self.trainer.get_lr() <= self.cfg.min_lr)
         )
 
-    def _inner_stats(self, clock: _Clock) -> dict[str, Any]:
-        sums = self.trainer.sums["train_inner"]
-        stats = self._stats(sums.report(), *self._speeds("train_inner", clock, clock.lap()), clock)
-        sums.reset()
-        clock.before["train_inner"] = (0.0, 0)
-        return stats
+    def _interval(self, clock: Clock) -> dict[str, Any]:
+        return {**log.interval_line(self.trainer, self.batches, self.stage, clock), **self._clocks(clock)}
 
-    def _epoch_stats(self, clock: _Clock) -> dict[str, Any]:
-        report = self.trainer.sums["train"].report()
-        return self._stats(report, *self._speeds("train", clock, clock.elapsed()), clock)
-
-    def _speeds(self, name: str, clock: _Clock, seconds: float) -> tuple[float, float]:
-        """Tokens and updates a second of what was done since *clock* was started, restored sums left out."""
-        tokens, updates = clock.before[name]
-        sums = self.trainer.sums[name]
-        return (sums.tokens - tokens) / seconds, (sums.updates - updates) / seconds
-
-    def _stats(self, report: dict[str, float], wps: float, ups: float, clock: _Clock) -> dict[str, Any]:
-        self.trainer.check_finite()
-        epoch = self.batches.epoch
-        stats: dict[str, Any] = {
-            "epoch": epoch,
-            "update": epoch - 1 + self.batches.iterations_in_epoch / max(len(self.batches), 1),
-            **self._stage_stats(),
-            **{name: report[name] for name in ("loss", "nll_loss", "ppl")},
-            "wps": wps,
-            "ups": ups,
-            **{name: report[name] for name in ("wpb", "bsz")},
-            "num_updates": self.trainer.num_updates,
-            "lr": self.trainer.get_lr(),
-            **{name: report[name] for name in ("gnorm", "clip") if name in report},
-        }
-        if self.trainer.scaler is not None:
-            stats["loss_scale"] = self.trainer.scaler.scale
-        return {**stats, "train_wall": clock.elapsed(), "wall": self.wall()}
-
-    def _stage_stats(self) -> dict[str, int]:
-        if self.stage is None:
-            return {}
-        return {"stage": self.stage.number, "tokens_per_sample": self.stage.tokens_per_sample}
+    def _clocks(self, clock: Clock) -> dict[str, float]:
+        return {"train_wall": clock.elapsed(), "wall": self.wall()}
 
     def _iterator(self, split: str, training: bool) -> EpochIterator:
         return self.task.iterator(
@@ -359,32 +319,6 @@ class Run:
         )
 
 
-class _Clock:
-    """Seconds since it was made, and since the last lap; validations and saves are taken out.
-
-    Args:
-        before: (tokens, updates) that sums held when it was made, by name.
-    """
-
-    def __init__(self, before: dict[str, tuple[float, int]] | None = None) -> None:
-        self.before = before or {}
-        self.start = self.last = time.perf_counter()
-
-    def elapsed(self) -> float:
-        return max(time.perf_counter() - self.start, 1e-9)
-
-    def lap(self) -> float:
-        now = time.perf_counter()
-        seconds, self.last = now - self.last, now
-        return max(seconds, 1e-9)
-
-    def skip(self, since: float) -> None:
-        """Leave out what has passed *since* a moment of ``time.perf_counter()``."""
-        passed = time.perf_counter() - since
-        self.start += passed
-        self.last += passed
-
-
 def _groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
     """What is left of the epoch in runs of *size* samples, one an update; nothing is read ahead of them."""
     samples = iter(batches)
@@ -406,9 +340,6 @@ def _check(saving: CheckpointConfig, data: DataConfig) -> None:
     Raises:
         UserError: a setting of validation or checkpoints cannot be.
     """
-    metric = saving.best_checkpoint_metric
-    if metric not in VALIDATION_FIGURES:
-        raise UserError(f"--best-checkpoint-metric {metric}: no such figure; {nearest(metric, VALIDATION_FIGURES)}")
     if not all(_splits(data)):
         raise UserError(f"--valid-subset {data.valid_subset!r}: a name is empty; --disable-validation does without")
     parse_dict("--optimizer-overrides", saving.optimizer_overrides)

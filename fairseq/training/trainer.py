@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,17 +17,17 @@ from fairseq.config import parse_dict
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.distributed import GradientReducer, World
 from fairseq.errors import UserError
-from fairseq.logging.figures import Sums
+from fairseq.logging.figures import SIZE, Meter, NamedSums
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import check_settings, compile_model, load_parameters
-from fairseq.modules.memory import Memory
 from fairseq.modules.precision import Precision
 from fairseq.optim import build_optimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.settings import CheckpointConfig, CommonConfig, DistributedConfig, OptimizationConfig
-from fairseq.tasks.fairseq_task import FairseqTask, LossGraph, StepOutput
+from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training.averaging import WeightAverage, restore_weights
 from fairseq.training.loss_scaler import LossScaler
+from fairseq.training.validation import validate
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Trainer:
         criterion.to(self.world.device)
         if getattr(args, "compile", False):
             compile_model(model)
-        self.graph = LossGraph(model, criterion)
+        self.graph = task.loss_graph(model, criterion)
         settings = config.extract(DistributedConfig, args)
         self.reducer = GradientReducer(
             self.graph,
@@ -77,7 +77,8 @@ class Trainer:
         start = self.cfg.average_weights_from
         self.average = WeightAverage(self.parameters, start) if start is not None else None
         self.num_updates = 0
-        self.sums = {name: Sums(self.world) for name in ("train", "train_inner", "valid")}
+        self.figures = criterion.figures()
+        self.meters = {name: Meter(self.world.device) for name in ("train", "train_inner")}
         self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
         self.lr_scheduler.step_update(0)
 
@@ -96,45 +97,58 @@ class Trainer:
         Returns:
             False if half-precision gradients overflowed, so that nothing was updated.
         """
+        # Forward and backward. The state that steps carry goes from batch to batch as a value, provisionally.
         self.graph.train()
-        totals = torch.zeros(len(Sums.NAMES), dtype=torch.float64, device=self.world.device)
+        carried = self.task.carried
+        sums: NamedSums | None = None
         host_size = 0
         for number, sample in enumerate(samples):
+            # Only the last backward pass reduces gradients over ranks; those before add to them locally.
             with self.reducer.accumulate(last=number == len(samples) - 1):
                 with self.precision.autocast(self.world.device):
-                    loss, sample_size, log = self._forward(sample, "train")
+                    (loss, sample_size, log), carried = self.task.step(
+                        self.reducer.module, sample, carried, self.world.device
+                    )
                 (loss * self.scaler.scale if self.scaler is not None else loss).backward()
-            totals += Sums.vector(log, sample_size, self.world.device)
+            batch = NamedSums.of(log, sample_size, self.world.device)
+            sums = batch if sums is None else sums + batch
             host_size += int(sample_size)
+        assert sums is not None, "an update has at least one batch"
+
+        # Reduction: the gradients' last pieces, and all sums as one vector.
         self.reducer.reduce()
-        self.world.sum(totals)
-        size = host_size if self.world.size == 1 else totals[Sums.NAMES.index("sample_size")]
+        sums = sums.reduced(self.world)
+
+        # The global number of targets stays on the device: reading it here would wait for the backward pass. One
+        # process knows it on the host.
+        size = host_size if self.world.size == 1 else sums[SIZE]
         gnorm = self._scale_and_clip(size)
         overflow = False
         if self.scaler is not None:
+            # The only wait of an update: whether it counts decides what every line below does.
             overflow = not math.isfinite(float(gnorm))
             self.scaler.update(overflow)
         else:
             self._finite &= torch.isfinite(gnorm)
+
+        # Update. State carried by a step that overflowed is not finite either, so it is dropped with the step.
         if not overflow:
             self.optimizer.step()
             self.num_updates += 1
+            self.task.commit(carried, self.model, self.world)
             if self.average is not None:
                 self.average.update(self.num_updates)
             self.lr_scheduler.step_update(self.num_updates)
             clipped = (gnorm > self.cfg.clip_norm).double() * (100.0 if self.cfg.clip_norm > 0 else 0.0)
-            for name in ("train", "train_inner"):
-                self.sums[name].add(totals, gnorm=gnorm, clip=clipped)
+            for meter in self.meters.values():
+                meter.add(sums, gnorm=gnorm, clip=clipped)
         self.optimizer.zero_grad()
         return not overflow
 
-    def valid_step(self, sample: Sample | None, split: str) -> None:
-        """Add the loss on *sample* to the validation's sums."""
-        self.graph.eval()
-        with torch.no_grad(), self.precision.autocast(self.world.device):
-            _, sample_size, log = self._forward(sample, split)
-        totals = self.world.sum(Sums.vector(log, sample_size, self.world.device))
-        self.sums["valid"].add(totals)
+    def validate(self, batches: Iterable[Sample | None]) -> Meter:
+        """Return the sums over *batches*; see :func:`~fairseq.training.validation.validate`."""
+        with self.averaged():
+            return validate(self.graph, self.task, batches, self.precision, self.world)
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the model has the weights that are validated and saved: with --average-weights-from their mean."""
@@ -175,8 +189,8 @@ class Trainer:
             "last_optimizer_state": self.optimizer.state_dict(),
             "extra_state": {
                 "random": self._gather_random_states(),
-                "memory": self._gather_memory(),
-                "sums": {name: sums.state_dict() for name, sums in self.sums.items()},
+                "carried": self.task.save_carried(self.world),
+                "sums": {name: meter.state_dict() for name, meter in self.meters.items()},
             },
         }
         if self.average is not None:
@@ -187,13 +201,14 @@ class Trainer:
             state["extra_state"]["loss_scaler"] = self.scaler.state_dict()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], source: str, same_batches: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], source: str, rows: int | None = None) -> None:
         """Go on from *state*, ours or fairseq's.
 
         Args:
             state: a loaded checkpoint.
             source: what to call it in messages.
-            same_batches: the batches are cut as they were when *state* was saved, so its memory still fits.
+            rows: rows of a batch on one rank, if the batches are cut as they were when *state* was saved, so that the
+                state carried by its steps still fits; None: that state is dropped.
 
         Raises:
             UserError: its parameters are not the model's, or its optimizer not the one asked for.
@@ -219,17 +234,15 @@ class Trainer:
             self.num_updates = int(history.get("num_updates", 0))
         self.lr_scheduler.step_update(self.num_updates)
         if not options.reset_meters:
-            for name, sums in self.sums.items():
+            for name, meter in self.meters.items():
                 if name in (extra.get("sums") or {}):
-                    sums.load_state_dict(extra["sums"][name])
+                    meter.load_state_dict(extra["sums"][name])
         if not options.reset_dataloader:
             self._restore_random_states(extra.get("random"))
-            if same_batches:
-                self._restore_memory(extra.get("memory"))
-
-    def _forward(self, sample: Sample | None, split: str) -> StepOutput:
-        module = self.reducer.module if self.graph.training else self.graph
-        return self.task.step(module, sample, split, self.world.device)
+            if rows is not None:
+                # Version 0.1 saved the memory of rows beside the other entries.
+                saved = extra.get("carried") or {"memory": extra.get("memory") or []}
+                self.task.load_carried(saved, rows, self.world)
 
     def _scale_and_clip(self, size: int | Tensor) -> Tensor:
         """Divide the summed gradients by *size* and clip them, in one pass; returns their norm before clipping."""
@@ -276,15 +289,6 @@ class Trainer:
             torch.set_rng_state(own["cpu"].cpu())
             if "cuda" in own and self.world.device.type == "cuda":
                 torch.cuda.set_rng_state(own["cuda"].cpu(), self.world.device)
-
-    def _gather_memory(self) -> list[Memory]:
-        """Each process's training memory, on the first one; empty where there is none."""
-        memory = self.task.memories.get("train")
-        return self.world.gather([layer.cpu() for layer in memory or []])
-
-    def _restore_memory(self, memories: list[Memory] | None) -> None:
-        if memories and len(memories) == self.world.size and memories[self.world.rank]:
-            self.task.memories["train"] = [layer.to(self.world.device) for layer in memories[self.world.rank]]
 
 
 def _in_order(optimizer_state: Mapping[str, Any], stored: list[str], own: list[str]) -> Mapping[str, Any]:

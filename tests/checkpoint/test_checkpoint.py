@@ -22,6 +22,7 @@ from fairseq.checkpoint import CheckpointManager, describe_mismatch, load, manag
 from fairseq.errors import UserError
 from fairseq.files import _temporary_name
 from fairseq.settings import CheckpointConfig
+from fairseq.training.best import Best
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -158,7 +159,7 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
                 while True:
                     epoch += 1
                     state = {"args": {}, "model": {"w": torch.full((100_000,), float(epoch))}}
-                    manager.save(state, epoch=epoch, updates=epoch, end_of_epoch=True, val_loss=1 / epoch)
+                    manager.save(state, epoch=epoch, updates=epoch, end_of_epoch=True, is_best=True)
             while not last_file.exists():
                 time.sleep(0.01)
             time.sleep(random.uniform(0.0, 0.08))
@@ -392,10 +393,12 @@ def test_a_mismatch_names_the_parameters_in_one_line():
 
 
 def saved(tmp_path: Path, *points: tuple[int, int, bool, float | None], **settings) -> CheckpointManager:
-    keeper = CheckpointManager(CheckpointConfig(save_dir=str(tmp_path / "s"), **settings))
-    for epoch, updates, end_of_epoch, val_loss in points:
-        state = a_state(float(updates))
-        keeper.save(state, epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, val_loss=val_loss)
+    config = CheckpointConfig(save_dir=str(tmp_path / "s"), **settings)
+    keeper, best = CheckpointManager(config), Best(config.maximize_best_checkpoint_metric)
+    for epoch, updates, end_of_epoch, figure in points:
+        is_best = best.is_worth_saving(figure)
+        keeper.save(a_state(float(updates)), epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best)
+        best = best.after_saving(figure)
     return keeper
 
 
@@ -405,14 +408,11 @@ def files(tmp_path: Path) -> dict[str, int]:
 
 def test_checkpoints_have_fairseqs_names(tmp_path):
     points = [(1, 5, False, None), (1, 10, True, 3.0), (2, 15, False, 4.0), (2, 20, True, 2.0)]
-    keeper = saved(tmp_path, *points, save_interval_updates=5)
+    saved(tmp_path, *points, save_interval_updates=5)
     assert files(tmp_path) == {
         "checkpoint_1_5.pt": 5, "checkpoint1.pt": 10, "checkpoint_2_15.pt": 15, "checkpoint2.pt": 20,
         "checkpoint_best.pt": 20, "checkpoint_last.pt": 20,
     }  # fmt: skip
-    assert keeper.best == 2.0
-    assert load(tmp_path / "s" / "checkpoint_2_15.pt")["extra_state"]["best_saved"] == 3.0
-    assert load(tmp_path / "s" / "checkpoint_2_15.pt")["extra_state"]["val_loss"] == 4.0
 
 
 def test_intervals_and_switches_decide_which_are_written(tmp_path):
@@ -461,7 +461,7 @@ def test_the_content_is_written_once(tmp_path, monkeypatch):
     assert len(calls) == 1 and len(files(tmp_path)) == 3
 
 
-def test_a_failed_save_does_not_count_as_the_best(tmp_path, monkeypatch):
+def test_a_failed_save_leaves_the_checkpoints_before_it(tmp_path, monkeypatch):
     keeper = saved(tmp_path, (1, 1, True, 3.0))
 
     def full(*args):
@@ -469,14 +469,13 @@ def test_a_failed_save_does_not_count_as_the_best(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match="No space left"):
-        keeper.save(a_state(2.0), epoch=2, updates=2, end_of_epoch=True, val_loss=1.0)
-    assert keeper.best == 3.0
+        keeper.save(a_state(2.0), epoch=2, updates=2, end_of_epoch=True, is_best=True)
     assert files(tmp_path) == {"checkpoint1.pt": 1, "checkpoint_best.pt": 1, "checkpoint_last.pt": 1}
 
 
 def test_what_not_to_save_is_not_saved(tmp_path):
-    keeper = saved(tmp_path, (1, 1, True, 3.0), no_save=True)
-    assert not (tmp_path / "s").exists() and keeper.best == 3.0
+    saved(tmp_path, (1, 1, True, 3.0), no_save=True)
+    assert not (tmp_path / "s").exists()
     saved(tmp_path, (1, 1, True, 3.0), no_save_optimizer_state=True)
     assert load(tmp_path / "s" / "checkpoint_last.pt")["last_optimizer_state"] is None
 

@@ -42,11 +42,11 @@ def test_ten_updates_are_the_authors(tmp_path: Path, name: str) -> None:
         target = tokens[:, start + 1 : start + length + 1]
         source = tokens[:, start : start + length]
         sample = {"net_input": {"src_tokens": source}, "target": target, "ntokens": target.numel(), "nsentences": 3}
-        trainer.sums["train_inner"].reset()
+        trainer.meters["train_inner"].reset()
         assert trainer.train_step([sample])
-        report = trainer.sums["train_inner"].report()
+        report = trainer.meters["train_inner"].report(trainer.figures)
         losses.append(report["loss"] * np.log(2))
         norms.append(report["gnorm"])
     assert np.abs(np.array(losses) - settings["train_loss"]).max() < 1e-4
     assert np.abs(np.array(norms) - settings["train_gnorm"]).max() < 1e-3
-    assert (trainer.task.memories.get("train") is not None) == (settings["mem_len"] > 0)
+    assert (trainer.task.carried["memory"] is not None) == (settings["mem_len"] > 0)

@@ -73,7 +73,7 @@ def test_checkpoint_holds_everything_that_a_run_goes_on_from(tmp_path):
     assert state["optimizer_history"][-1]["num_updates"] == 5
     assert state["last_optimizer_state"]["state"][0]["exp_avg"].any()
     assert extra["train_iterator"] == {"version": 2, "epoch": 1, "iterations_in_epoch": 5, "shuffle": False}
-    assert [layer.shape for layer in extra["memory"][0]] == [(4, 16, 32)] * 2
+    assert [layer.shape for layer in extra["carried"]["memory"]] == [(4, 16, 32)] * 2
     assert set(extra) >= {"random", "loss_scaler", "val_loss", "best", "previous_training_time"}
     assert isinstance(state["args"], dict) and state["args"]["arch"] == "shortformer_tiny"
 

@@ -1,0 +1,114 @@
+"""State that a training step hands to the next: a value that the task owns and the checkpoint holds.
+
+``forward`` takes it as keyword arguments and returns what comes of it in its ``extra``. The values of an update are
+provisional until the update counts: an update that overflowed leaves the state as it was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
+from fairseq.distributed import World
+from fairseq.errors import UserError
+from fairseq.models import BaseFairseqModel
+from fairseq.modules.memory import Memory, keep_rows
+
+Carried = Mapping[str, Any]
+"""Values by the name of their kind."""
+
+
+class CarriedState(Protocol):
+    """One kind of state. It holds no value; it knows how values of its kind are made, used, applied and saved.
+
+    To add a kind, write a class with these methods and list it in a task's ``kinds``: trainer, loss graph and
+    checkpoints need no change.
+    """
+
+    name: str
+    """Key of the value, among a task's kinds and in checkpoints."""
+
+    def check(self, model: BaseFairseqModel, criterion: FairseqCriterion, plugin_criterion: bool) -> None:
+        """Raise UserError where model and criterion cannot carry this state."""
+
+    def inputs(self, value: Any, sample: Sample) -> dict[str, Any]:
+        """Keyword arguments of the model's ``forward`` on *sample*."""
+        ...
+
+    def advance(self, value: Any, extra: Mapping[str, Any], sample: Sample) -> Any:
+        """The value after a forward pass on *sample* that returned *extra*."""
+        ...
+
+    def commit(self, before: Any, after: Any, model: BaseFairseqModel, world: World) -> Any:
+        """The value that the next update starts from, once this one counted; reduces over ranks what it must."""
+        ...
+
+    def restart(self, value: Any) -> Any:
+        """The value at the beginning of an epoch."""
+        ...
+
+    def save(self, value: Any, world: World) -> Any:
+        """Plain values and CPU tensors for a checkpoint, complete on the first rank; called on every rank."""
+        ...
+
+    def load(self, saved: Any, rows: int, world: World) -> Any:
+        """The value in *saved*; *rows* is the rows of a batch on one rank."""
+        ...
+
+
+class RowMemory:
+    """The memory of rows that continue each other from batch to batch (Shortformer's cache, Transformer-XL's memory).
+
+    The value is a :data:`~fairseq.modules.memory.Memory` of this rank's rows, or None at a start. In checkpoints it is
+    the rows of all ranks, in rank order, [rows, M, C] a layer.
+    """
+
+    name = "memory"
+
+    def check(self, model: BaseFairseqModel, criterion: FairseqCriterion, plugin_criterion: bool) -> None:
+        """Raise UserError for a model with memory under a criterion that runs the model its own way."""
+        if plugin_criterion and model.memory_length:
+            raise UserError(
+                f"--criterion: {type(criterion).__name__} overrides forward, so it cannot carry the model's memory "
+                "(--tokens-from-prev, --mem-len); define compute_loss instead"
+            )
+
+    def inputs(self, value: Memory | None, sample: Sample) -> dict[str, Any]:
+        """The memory of the rows that *sample* has; exhausted rows are dropped from the end of the batch."""
+        memory = keep_rows(value, sample["nsentences"])
+        return {} if memory is None else {"memory": memory}
+
+    def advance(self, value: Memory | None, extra: Mapping[str, Any], sample: Sample) -> Memory | None:
+        """The memory that the model returned."""
+        return extra.get("memory")
+
+    def commit(self, before: Any, after: Memory | None, model: BaseFairseqModel, world: World) -> Memory | None:
+        """The new memory; ranks have rows of their own, so nothing is reduced."""
+        return after
+
+    def restart(self, value: Memory | None) -> None:
+        """An empty memory: rows begin at other places of the corpus."""
+        return
+
+    def save(self, value: Memory | None, world: World) -> list[Tensor]:
+        """The rows of all ranks, a tensor a layer; [] where there is no memory."""
+        gathered = [memory for memory in world.gather([layer.cpu() for layer in value or []]) if memory]
+        return [torch.cat(layers) for layers in zip(*gathered, strict=True)]
+
+    def load(self, saved: Sequence[Any], rows: int, world: World) -> Memory | None:
+        """This rank's part of the saved rows."""
+        if saved and not isinstance(saved[0], Tensor):  # checkpoints of version 0.1: a list of layers a rank
+            saved = [torch.cat(layers) for layers in zip(*(memory for memory in saved if memory), strict=True)]
+        first = world.rank * rows
+        own = [layer[first : first + rows].to(world.device) for layer in saved]
+        return own if own and own[0].size(0) else None
+
+
+def extras(net_output: Any) -> Mapping[str, Any]:
+    """What a model returned beside its output, {} for plug-ins that return nothing of the kind."""
+    extra = net_output[1] if isinstance(net_output, tuple) and len(net_output) > 1 else None
+    return extra if isinstance(extra, Mapping) else {}

@@ -1,0 +1,91 @@
+"""The lines of a run's log: which figures, at what speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq.data.iterator import EpochIterator
+from fairseq.logging.figures import Meter
+from fairseq.training.stages import Stage
+from fairseq.training.trainer import Trainer
+
+
+class Clock:
+    """Seconds since it was made, and since the last lap; validations and saves are taken out.
+
+    Args:
+        meters: those of the run; what they hold already does not count as done since.
+    """
+
+    def __init__(self, meters: Mapping[str, Meter] | None = None) -> None:
+        self.before = {name: (meter.tokens, meter.updates) for name, meter in (meters or {}).items()}
+        self.start = self.last = time.perf_counter()
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return max(time.perf_counter() - self.start, 1e-9)
+
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        now = time.perf_counter()
+        seconds, self.last = now - self.last, now
+        return max(seconds, 1e-9)
+
+    def skip(self, since: float) -> None:
+        """Leave out what has passed *since* a moment of ``time.perf_counter()``."""
+        passed = time.perf_counter() - since
+        self.start += passed
+        self.last += passed
+
+    def speeds(self, name: str, meter: Meter, seconds: float) -> dict[str, float]:
+        """Tokens and updates a second that *meter*, called *name*, counted in *seconds*; restored ones left out."""
+        tokens, updates = self.before[name]
+        return {"wps": (meter.tokens - tokens) / seconds, "ups": (meter.updates - updates) / seconds}
+
+
+def interval_line(trainer: Trainer, batches: EpochIterator, stage: Stage | None, clock: Clock) -> dict[str, Any]:
+    """Figures of the updates since the last line, which are then forgotten."""
+    meter = trainer.meters["train_inner"]
+    report = meter.report(trainer.figures)
+    speeds = clock.speeds("train_inner", meter, clock.lap())
+    meter.reset()
+    clock.before["train_inner"] = (0.0, 0)
+    return _line(trainer, batches, stage, report, speeds)
+
+
+def epoch_line(trainer: Trainer, batches: EpochIterator, stage: Stage | None, clock: Clock) -> dict[str, Any]:
+    """Figures of an epoch."""
+    meter = trainer.meters["train"]
+    speeds = clock.speeds("train", meter, clock.elapsed())
+    return _line(trainer, batches, stage, meter.report(trainer.figures), speeds)
+
+
+def stage_line(stage: Stage | None) -> dict[str, int]:
+    """Number and length of the stage; nothing where a run has no stages."""
+    return {} if stage is None else {"stage": stage.number, "tokens_per_sample": stage.tokens_per_sample}
+
+
+def _line(
+    trainer: Trainer,
+    batches: EpochIterator,
+    stage: Stage | None,
+    report: dict[str, float],
+    speeds: dict[str, float],
+) -> dict[str, Any]:
+    trainer.check_finite()
+    line: dict[str, Any] = {
+        "epoch": batches.epoch,
+        "update": batches.epoch - 1 + batches.iterations_in_epoch / max(len(batches), 1),
+        **stage_line(stage),
+        **{name: report[name] for name in trainer.figures if name in report},
+        **speeds,
+        **{name: report[name] for name in ("wpb", "bsz")},
+        "num_updates": trainer.num_updates,
+        "lr": trainer.get_lr(),
+        **{name: report[name] for name in ("gnorm", "clip") if name in report},
+    }
+    if trainer.scaler is not None:
+        line["loss_scale"] = trainer.scaler.scale
+    return line

@@ -1,0 +1,100 @@
+"""State that a step hands to the next is taken over only when its update counts, whatever kind of state it is."""
+
+from __future__ import annotations
+
+import runs
+import torch
+
+from fairseq.tasks import setup_task
+from fairseq.tasks.carried import RowMemory
+from fairseq.training.trainer import Trainer
+
+
+def a_trainer(*flags):
+    args = runs.arguments(runs.SHORTFORMER, runs.NO_DROPOUT, *flags)
+    torch.manual_seed(1)
+    task = setup_task(args)
+    return Trainer(args, task, task.build_model(args), task.build_criterion(args))
+
+
+def batches(trainer, split="train", training=True):
+    return iter(trainer.task.iterator("valid", trainer.model, trainer.criterion, training=training))
+
+
+def test_memory_of_an_update_that_overflowed_is_dropped_with_it():
+    trainer = a_trainer("--fp16")
+    samples = batches(trainer)
+    assert trainer.train_step([next(samples)])
+    before = [layer.clone() for layer in trainer.task.carried["memory"]]
+
+    def overflow(module, args, output):
+        hidden, extra = output
+        return hidden * torch.inf, {**extra, "memory": [layer * torch.inf for layer in extra["memory"]]}
+
+    hook = trainer.model.register_forward_hook(overflow)
+    assert not trainer.train_step([next(samples)])
+    hook.remove()
+    after = trainer.task.carried["memory"]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert all(trainer.train_step([next(samples)]) for _ in range(3)), "one overflow costs one update"
+
+
+def test_batches_of_one_update_read_the_memory_of_those_before_them():
+    together, apart = a_trainer(), a_trainer("--lr 1e-30")
+    samples = list(batches(together))[:4]
+    together.train_step(samples)
+    for sample in samples:
+        apart.train_step([sample])
+    pairs = zip(together.task.carried["memory"], apart.task.carried["memory"], strict=True)
+    assert all(torch.allclose(one, other, atol=1e-6) for one, other in pairs)
+
+
+def test_validation_leaves_the_state_of_training_as_it_is():
+    trainer = a_trainer()
+    samples = batches(trainer)
+    trainer.train_step([next(samples)])
+    before = [layer.clone() for layer in trainer.task.carried["memory"]]
+    trainer.validate(batches(trainer, training=False))
+    assert all(torch.equal(one, other) for one, other in zip(before, trainer.task.carried["memory"], strict=True))
+
+
+class CountedRows:
+    """A kind of state that has nothing to do with rows: how many rows were read, over all epochs."""
+
+    name = "counted"
+
+    def check(self, model, criterion, plugin_criterion):
+        pass
+
+    def inputs(self, value, sample):
+        return {}
+
+    def advance(self, value, extra, sample):
+        return (value or 0) + sample["nsentences"]
+
+    def commit(self, before, after, model, world):
+        return int(world.sum(torch.tensor(after or 0)))
+
+    def restart(self, value):
+        return value
+
+    def save(self, value, world):
+        return value
+
+    def load(self, saved, rows, world):
+        return saved
+
+
+def test_a_new_kind_of_state_needs_a_class_and_nothing_else(monkeypatch):
+    trainer = a_trainer()
+    monkeypatch.setattr(type(trainer.task), "kinds", (RowMemory(), CountedRows()))
+    samples = list(batches(trainer))
+    trainer.train_step(samples[:2])
+    trainer.task.restart()
+    trainer.train_step(samples[2:3])
+    rows = sum(sample["nsentences"] for sample in samples[:3])
+    assert trainer.task.carried["counted"] == rows
+    restored = a_trainer()
+    restored.load_state_dict(trainer.state_dict(), "a run", rows=4)
+    assert restored.task.carried["counted"] == rows
+    assert restored.task.carried["memory"] is not None
