@@ -18,7 +18,7 @@ class CommonConfig:
     cpu: bool = flag(False, "run on the CPU even where a GPU is there")
     fp16: bool = flag(False, "half precision: float16 arithmetic, float32 parameters, dynamic loss scaling")
     bf16: bool = flag(False, "half precision: bfloat16 arithmetic, float32 parameters, no loss scaling needed")
-    memory_efficient_fp16: bool = flag(False, "float16 parameters too: half the memory, a little less exact")
+    memory_efficient_fp16: bool = flag(False, "float16 parameters too: with Adam 12 bytes a parameter, not 16")
     compile: bool = flag(False, "compile the model with torch.compile: slow to start, fast afterwards")
     no_apex: bool = flag(False, "leave NVIDIA apex's fused kernels aside even where they are importable")
     fp16_init_scale: float = flag(128.0, "first loss scale of --fp16", above=0)

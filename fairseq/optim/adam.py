@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,15 +84,18 @@ class Adam(ElementwiseOptimizer):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "torch_eps": torch_eps}
         super().__init__(params, settings)
 
-    def new_state(self, group: dict[str, Any], like: Tensor) -> dict[str, Any]:
-        return {"step": 0, "exp_avg": torch.zeros_like(like), "exp_avg_sq": torch.zeros_like(like)}
+    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+        return {"step": 0, "exp_avg": zeros(), "exp_avg_sq": zeros()}
+
+    def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
+        for state in states:
+            state["step"] = int(state["step"]) + 1
 
     def update(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
     ) -> None:
         members = defaultdict(list)  # parameters by the number of their update: not all begin together
         for index, state in enumerate(states):
-            state["step"] = int(state["step"]) + 1
             members[state["step"]].append(index)
         for step, indices in members.items():
             _fused_update(

@@ -1,36 +1,56 @@
-"""The frame of our optimizers: float32 arithmetic for every parameter, few kernels, no waiting for the device."""
+"""Base class of our optimizers: float32 arithmetic for every parameter, few kernels, no device synchronisation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+CHUNK = 1 << 22
+"""Elements of half precision that are widened to float32 at a time: 16 MiB for each temporary tensor."""
 
 
 class ElementwiseOptimizer(torch.optim.Optimizer):
     """A torch optimizer whose update of all parameters is a handful of multi-tensor operations.
 
     Parameters of half precision (``--memory-efficient-fp16``) are updated in float32: their state is float32, and
-    only the result is rounded. The update is elementwise, so that equal inputs give equal bits.
+    only the result is rounded. They are widened :data:`CHUNK` elements at a time, so that a step allocates no more
+    than a few chunks. The update is elementwise, so that equal inputs give equal bits.
 
-    Subclasses define :meth:`new_state` and :meth:`update`.
+    Subclasses define :meth:`new_state` and :meth:`update`, and :meth:`begin_step` and :meth:`end_step` where
+    something changes once a step.
     """
 
-    def new_state(self, group: dict[str, Any], like: Tensor) -> dict[str, Any]:
-        """The state of a parameter before its first update; *like* has its shape and device, and the state's dtype."""
+    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+        """Return the initial state of a parameter; *zeros* makes a tensor of its shape in the state's dtype."""
         raise NotImplementedError
+
+    def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
+        """Advance what changes once a step, before the update."""
 
     def update(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
     ) -> None:
-        """Update *params* and *states* in place; all of one group, at least as precise as float32."""
+        """Update *params* and the tensors of *states* in place, of one group or of a chunk of it, in float32 or more.
+
+        In a chunk the tensors are one-dimensional slices of the parameters and of their states.
+        """
         raise NotImplementedError
 
+    def end_step(self, group: dict[str, Any]) -> None:
+        """Advance what changes once a step, after the update."""
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient."""
+    def step(self, closure: Callable[[], Any] | None = None, *, factor: Tensor | float | None = None) -> Any:
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: recomputes the loss, as torch's optimizers take it.
+            factor: a number that gradients are multiplied by before, in float32. Those of half precision are left
+                as they are, others are scaled in place.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -38,22 +58,29 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
-                self._step_group(group, params)
+                self._step_group(group, params, factor)
         return loss
 
-    def _step_group(self, group: dict[str, Any], params: list[nn.Parameter]) -> None:
+    def _step_group(self, group: dict[str, Any], params: list[nn.Parameter], factor: Tensor | float | None) -> None:
         for p in params:
             if not self.state[p]:
-                self.state[p].update(self.new_state(group, _wide(p.detach())))
-        wide = [_wide(p.detach()) for p in params]
-        grads = [_wide(p.grad) for p in params if p.grad is not None]
-        self.update(group, wide, grads, [self.state[p] for p in params])
-        rounded = [(p.detach(), w) for p, w in zip(params, wide, strict=True) if p.dtype != w.dtype]
-        if rounded:
-            torch._foreach_copy_([p for p, _ in rounded], [w for _, w in rounded])
+                self.state[p].update(self.new_state(group, lambda p=p: _zeros(p)))  # type: ignore[misc]
+        self.begin_step(group, [self.state[p] for p in params])
+        full = [p for p in params if not is_half(p)]
+        if full:
+            grads = [p.grad for p in full if p.grad is not None]
+            scale_(grads, factor)
+            self.update(group, [p.detach() for p in full], grads, [self.state[p] for p in full])
+        for pieces in _chunks([p for p in params if is_half(p)], self.state):
+            narrow = [piece[0] for piece in pieces]
+            wide, grads = [p.float() for p in narrow], [piece[1].float() for piece in pieces]
+            scale_(grads, factor)
+            self.update(group, wide, grads, [piece[2] for piece in pieces])
+            torch._foreach_copy_(narrow, wide)
+        self.end_step(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state. Its tensors are copied, on the parameter's device, never below float32."""
+        """Restore a state. Its tensors are copied, to the parameter's device, never below float32."""
         defaults = dict(self.defaults)  # torch adds names of its own
         super().load_state_dict(state_dict)
         for group in self.param_groups:
@@ -62,11 +89,67 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         stored = [index for group in state_dict["param_groups"] for index in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
         for index, p in zip(stored, params, strict=True):
+            self.state[p] = {name: value for name, value in self.state[p].items() if value is not None}
             for name, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, Tensor) and value.dim() > 0:
-                    self.state[p][name] = _wide(p.detach()).new_empty(p.shape).copy_(value)
+                    self.state[p][name] = torch.empty(value.shape, dtype=_wide(p), device=p.device).copy_(value)
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """*tensor* itself in float32 and float64, a float32 copy in half precision."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+def scale_(gradients: list[Tensor], factor: Tensor | float | None) -> None:
+    """Multiply *gradients* by *factor* in place; None: by nothing."""
+    if isinstance(factor, Tensor):
+        torch._foreach_mul_(gradients, factor)
+    elif factor is not None:
+        torch._foreach_mul_(gradients, float(factor))
+
+
+def slices(tensor: Tensor) -> Iterator[Tensor]:
+    """One-dimensional views of *tensor* of at most :data:`CHUNK` elements; *tensor* itself if it is not contiguous."""
+    yield from tensor.view(-1).split(CHUNK) if tensor.is_contiguous() else (tensor,)
+
+
+Piece = tuple[Tensor, Tensor, dict[str, Any]]
+"""Slices of a parameter, of its gradient, and of its state."""
+
+
+def _chunks(params: list[nn.Parameter], states: Any) -> Iterator[list[Piece]]:
+    """Pieces of *params*, of :data:`CHUNK` elements together where they are smaller."""
+    chunk: list[Piece] = []
+    size = 0
+    for p in params:
+        for piece in _pieces(p, states[p]):
+            if chunk and size + piece[0].numel() > CHUNK:
+                yield chunk
+                chunk, size = [], 0
+            chunk.append(piece)
+            size += piece[0].numel()
+    if chunk:
+        yield chunk
+
+
+def _pieces(p: nn.Parameter, state: dict[str, Any]) -> Iterator[Piece]:
+    assert p.grad is not None
+    if not (p.is_contiguous() and p.grad.is_contiguous()):
+        yield p.detach(), p.grad, state
+        return
+    sliced = {name: value.view(-1).split(CHUNK) for name, value in state.items() if _has_shape(value, p)}
+    for number, (piece, grad) in enumerate(zip(slices(p.detach()), slices(p.grad), strict=True)):
+        yield piece, grad, {**state, **{name: values[number] for name, values in sliced.items()}}
+
+
+def _has_shape(value: Any, p: nn.Parameter) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == p.shape
+
+
+def _zeros(p: Tensor) -> Tensor:
+    """Zeros in the dtype of the parameter's state, laid out as the parameter."""
+    return torch.zeros_like(p.detach(), dtype=_wide(p))
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if is_half(tensor) else tensor.dtype
+
+
+def is_half(tensor: Tensor) -> bool:
+    """Whether *tensor* is float16 or bfloat16."""
+    return tensor.dtype in (torch.float16, torch.bfloat16)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fairseq.config import add_flags
 from fairseq.errors import UserError, nearest
+from fairseq.optim.elementwise import ElementwiseOptimizer, scale_
 from fairseq.registry import Registry
 
 T = TypeVar("T", bound=type)
@@ -65,6 +66,17 @@ class FairseqOptimizer:
     def step(self) -> None:
         """Update the parameters from their gradients."""
         self.optimizer.step()
+
+    def scaled_step(self, factor: Tensor | float) -> None:
+        """Update the parameters from their gradients times *factor*, which may be done in place.
+
+        Our optimizers multiply gradients of half precision in float32, where small ones do not underflow.
+        """
+        if isinstance(self.optimizer, ElementwiseOptimizer) and type(self).step is FairseqOptimizer.step:
+            self.optimizer.step(factor=factor)
+        else:
+            scale_([p.grad for p in self.params if p.grad is not None], factor)
+            self.step()
 
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

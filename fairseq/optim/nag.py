@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -52,8 +52,8 @@ class NAG(ElementwiseOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "lr_old": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    def new_state(self, group: dict[str, Any], like: Tensor) -> dict[str, Any]:
-        return {"momentum_buffer": torch.zeros_like(like)}
+    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+        return {"momentum_buffer": zeros()}
 
     def update(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
@@ -67,4 +67,6 @@ class NAG(ElementwiseOptimizer):
         torch._foreach_add_(params, grads, alpha=-(1 + momentum) * lr)
         torch._foreach_mul_(buffers, momentum * change)
         torch._foreach_add_(buffers, grads, alpha=-lr)
-        group["lr_old"] = lr
+
+    def end_step(self, group: dict[str, Any]) -> None:
+        group["lr_old"] = group["lr"]

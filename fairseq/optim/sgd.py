@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,8 +45,8 @@ class MomentumSGD(ElementwiseOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    def new_state(self, group: dict[str, Any], like: Tensor) -> dict[str, Any]:
-        return {"momentum_buffer": torch.zeros_like(like)} if group["momentum"] > 0 else {}
+    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+        return {"momentum_buffer": zeros()} if group["momentum"] > 0 else {}
 
     def update(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
@@ -54,9 +54,6 @@ class MomentumSGD(ElementwiseOptimizer):
         if group["weight_decay"] != 0:
             grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
         if group["momentum"] > 0:
-            for state, grad in zip(states, grads, strict=True):
-                if state.get("momentum_buffer") is None:  # momentum was 0 when the state was saved
-                    state["momentum_buffer"] = torch.zeros_like(grad)
             buffers = [state["momentum_buffer"] for state in states]
             torch._foreach_mul_(buffers, group["momentum"])
             torch._foreach_add_(buffers, grads)

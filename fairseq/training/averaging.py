@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq.optim.elementwise import slices
+
 
 class WeightAverage:
     """The mean of *parameters* after each update from number *start* on, in float32 whatever they are.
@@ -33,7 +35,9 @@ class WeightAverage:
         if self.count == 1:
             self.mean = [_float32(p) for p in self.parameters]
         else:
-            torch._foreach_lerp_(self.mean, [p.detach().float() for p in self.parameters], 1 / self.count)
+            for mean, p in zip(self.mean, self.parameters, strict=True):
+                for piece, weights in zip(slices(mean), slices(p.detach()), strict=True):  # widened a slice at a time
+                    piece.lerp_(weights.float(), 1 / self.count)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

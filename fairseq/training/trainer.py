@@ -25,6 +25,7 @@ from fairseq.optim import build_optimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.settings import CheckpointConfig, CommonConfig, DistributedConfig, OptimizationConfig
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.training import gradients
 from fairseq.training.averaging import WeightAverage, restore_weights
 from fairseq.training.loss_scaler import LossScaler
 from fairseq.training.validation import validate
@@ -120,9 +121,11 @@ class Trainer:
         sums = sums.reduced(self.world)
 
         # The global number of targets stays on the device: reading it here would wait for the backward pass. One
-        # process knows it on the host.
+        # process knows it on the host. The optimizer applies the factor, so that it need not be rounded to float16.
         size = host_size if self.world.size == 1 else sums[SIZE]
-        gnorm = self._scale_and_clip(size)
+        gnorm, factor = gradients.norm_and_factor(
+            self.parameters, self._gradient_factor(size), self.cfg.clip_norm, self.world.device
+        )
         overflow = False
         if self.scaler is not None:
             # The only wait of an update: whether it counts decides what every line below does.
@@ -133,7 +136,7 @@ class Trainer:
 
         # Update. State carried by a step that overflowed is not finite either, so it is dropped with the step.
         if not overflow:
-            self.optimizer.step()
+            self.optimizer.scaled_step(factor)
             self.num_updates += 1
             self.task.commit(carried, self.model, self.world)
             if self.average is not None:
@@ -244,25 +247,12 @@ class Trainer:
                 saved = extra.get("carried") or {"memory": extra.get("memory") or []}
                 self.task.load_carried(saved, rows, self.world)
 
-    def _scale_and_clip(self, size: int | Tensor) -> Tensor:
-        """Divide the summed gradients by *size* and clip them, in one pass; returns their norm before clipping."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        if not gradients:
-            return torch.zeros((), device=self.world.device)
+    def _gradient_factor(self, size: int | Tensor) -> Tensor | float:
+        """The reciprocal of what summed gradients are divided by: the update's target tokens times the loss scale."""
         scale = self.scaler.scale if self.scaler is not None else 1.0
-        if isinstance(size, Tensor):
-            factor: Tensor | float = self.world.size / (size.clamp(min=1).float() * scale)
-        else:
-            factor = 1.0 / (max(size, 1) * scale)
-        norms = torch._foreach_norm(gradients, 2, torch.float32)
-        gnorm = torch.linalg.vector_norm(torch.stack(norms)) * factor
-        if self.cfg.clip_norm > 0:
-            factor = factor * (self.cfg.clip_norm / (gnorm + 1e-6)).clamp(max=1.0)
-        if isinstance(factor, Tensor):
-            torch._foreach_mul_(gradients, factor)
-        else:
-            torch._foreach_mul_(gradients, float(factor))
-        return gnorm
+        if isinstance(size, Tensor):  # on the device, where reading it would synchronise
+            return self.world.size / (size.clamp(min=1).float() * scale)
+        return 1.0 / (max(size, 1) * scale)
 
     def _load_optimizer(
         self, state: Mapping[str, Any], history: Mapping[str, Any], source: str, options: CheckpointConfig
