@@ -47,7 +47,7 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
     return keep
 
 
-from fairseq.models import architectures, bert, electra, transformer_lm, transformer_xl  # noqa: E402  (register themselves)
+from fairseq.models import architectures, bert, electra, tnf, transformer_lm, transformer_xl  # noqa: E402  (register themselves)
 
 __all__ = [
     "ARCHITECTURES",
@@ -61,6 +61,7 @@ __all__ = [
     "electra",
     "register_model",
     "register_model_architecture",
+    "tnf",
     "transformer_lm",
     "transformer_xl",
 ]

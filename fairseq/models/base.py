@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -51,6 +52,14 @@ class BaseFairseqModel(nn.Module):
         else:
             lprobs = net_output[0].float().log_softmax(-1)
         return lprobs if log_probs else lprobs.exp()
+
+    @classmethod
+    def finished(
+        cls, args: argparse.Namespace, parameters: Mapping[str, Tensor]
+    ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
+        """Settings and parameters of the model that a checkpoint is used as after training: what serves training alone
+        is dropped."""
+        return args, parameters
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """*state*, which may come from an older program, with the names this model uses."""

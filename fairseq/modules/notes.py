@@ -6,7 +6,9 @@ depends on values of a tensor, and no result depends on the order in which a dev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 INIT_STD = 0.02
-_SEED = 0x6E6F7465
 
 
 class NoteDictionary(nn.Module):
@@ -35,6 +36,7 @@ class NoteDictionary(nn.Module):
 
     Attributes:
         table: [N, C].
+        digest: 32 bytes that stand for the words, uint8 [32]; zeros where they have no names.
         taken: occurrences that each note was made from [N], int64.
         written: number of the update that last wrote each note [N], int32; 0 for an initial one.
         updates: updates so far, int64.
@@ -44,6 +46,7 @@ class NoteDictionary(nn.Module):
     """
 
     table: Tensor
+    digest: Tensor
     taken: Tensor
     written: Tensor
     updates: Tensor
@@ -71,34 +74,56 @@ class NoteDictionary(nn.Module):
         self.note_half_window = note_half_window
         self.read_window = read_window
         self.register_buffer("table", _initial(words, dim, init_std))
+        self.register_buffer("digest", torch.zeros(32, dtype=torch.uint8))
         self.register_buffer("taken", torch.zeros(words, dtype=torch.int64))
         self.register_buffer("written", torch.zeros(words, dtype=torch.int32))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+
+    def name_words(self, words: Sequence[str]) -> NoteDictionary:
+        """Set ``digest`` for *words* [N], in order, so that a checkpoint with other words is noticed.
+
+        Raises:
+            ValueError: they are not N words.
+        """
+        if len(words) != self.table.size(0):
+            raise ValueError(f"{len(words)} words for {self.table.size(0)} notes")
+        digest = hashlib.sha256("\n".join(words).encode()).digest()
+        self.digest.copy_(torch.frombuffer(bytearray(digest), dtype=torch.uint8))
+        return self
 
     def extra_repr(self) -> str:
         words, dim = self.table.shape
         return f"{words}, {dim}, λ={self.note_lambda}, γ={self.note_gamma}, k={self.note_half_window}"
 
-    def read(self, x: Tensor, spans: Tensor, longest: int | None = None) -> Tensor:
+    def read(
+        self,
+        x: Tensor,
+        spans: Tensor,
+        longest: int | None = None,
+        project: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
         """Mix notes into the input: (1 − λ) x + λ table[w] at the tokens of a rare word w, x elsewhere.
 
         Args:
             x: sums of token and position embeddings [B, T, C].
             spans: occurrences [S, 4].
             longest: most tokens of a span; without it the spans are looked at, and on an accelerator waited for.
+            project: what brings notes [S, C] to the width of *x*, where that is another.
 
         Returns:
             [B, T, C], of x's type.
         """
-        if spans.size(0) == 0:
+        if spans.size(0) == 0 and project is None:
             return x
         batch, tokens, _ = x.shape
-        word = spans[:, 3]
+        found = F.embedding(spans[:, 3], self.table)  # (S, C)
+        if project is not None:
+            found = project(found)
         place, weight = self._reading(spans, batch, tokens, _longest(spans, longest))  # (S, W), (S, W)
         share = torch.zeros(batch * tokens, device=x.device).index_add_(0, place.flatten(), weight.flatten())
         noted = share > 0
         weight = weight * (self.note_lambda / share.where(noted, 1.0))[place]
-        notes = (weight[..., None] * F.embedding(word, self.table)[:, None]).to(x.dtype)  # (S, W, C)
+        notes = (weight[..., None] * found[:, None]).to(x.dtype)  # (S, W, C)
         keep = torch.ones_like(share).masked_fill_(noted, 1 - self.note_lambda).to(x.dtype)
         mixed = x * keep.view(batch, tokens, 1)
         # Tokens outside a span are at most added a zero, so the order of additions cannot matter without overlaps.
@@ -212,10 +237,16 @@ class CausalNoteDictionary(NoteDictionary):
         return place, (inside & (self.taken[word] > 0)[:, None]).float()
 
 
+def generator_apart(purpose: str) -> torch.Generator:
+    """A generator for *purpose* that follows from the seed and leaves the global one as it is.
+
+    So a backbone draws with notes what it draws without.
+    """
+    return torch.Generator().manual_seed((torch.initial_seed() * 31 + zlib.crc32(purpose.encode())) % 2**63)
+
+
 def _initial(words: int, dim: int, std: float) -> Tensor:
-    """Random notes [words, dim], drawn beside the global generator: the backbone draws what it would without notes."""
-    generator = torch.Generator().manual_seed((torch.initial_seed() ^ _SEED) % 2**63)
-    return torch.empty(words, dim, dtype=torch.float32, device="cpu").normal_(0, std, generator=generator)
+    return torch.empty(words, dim, device="cpu").float().normal_(0, std, generator=generator_apart("notes"))
 
 
 def _longest(spans: Tensor, longest: int | None) -> int:

@@ -24,6 +24,6 @@ def setup_task(args: argparse.Namespace) -> FairseqTask:
     return TASKS[args.task].setup_task(args)
 
 
-from fairseq.tasks import language_modeling, masked_lm  # noqa: E402  (register themselves)
+from fairseq.tasks import language_modeling, masked_lm, tnf_masked_lm  # noqa: E402  (register themselves)
 
-__all__ = ["TASKS", "FairseqTask", "language_modeling", "masked_lm", "register_task", "setup_task"]
+__all__ = ["TASKS", "FairseqTask", "language_modeling", "masked_lm", "register_task", "setup_task", "tnf_masked_lm"]

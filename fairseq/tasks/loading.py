@@ -29,7 +29,8 @@ def load_models(
 ) -> tuple[list[BaseFairseqModel], FairseqTask, argparse.Namespace]:
     """The models of several checkpoints over one dictionary, in evaluation mode, on the CPU.
 
-    A model has the settings its checkpoint holds, changed by *overrides*, then by *settings*.
+    A model has the settings its checkpoint holds, changed by *overrides*, then by *settings*. Notes of rare words are
+    dropped, unless the setting ``keep_notes`` is true.
 
     Args:
         paths: checkpoints, ours or fairseq's.
@@ -51,13 +52,17 @@ def load_models(
         state = checkpoint.load(path)
         args = _arguments(path, state["args"], overrides or {}, given)
         args.data = str(data)
+        parameters = state["model"]
+        if not getattr(args, "keep_notes", False):
+            args, parameters = MODELS[ARCHITECTURES[args.arch].model].finished(args, parameters)
+            args.task = (overrides or {}).get("task", args.task)
         if task is None:
             task, first = _task(args, Path(data)), args
             if hasattr(args, "tokens_per_sample"):
                 given["tokens_per_sample"] = args.tokens_per_sample
-        _check_dictionary(path, state["model"], task.source_dictionary, data)
+        _check_dictionary(path, parameters, task.source_dictionary, data)
         model = task.build_model(args)
-        load_parameters(model, state["model"], path)
+        load_parameters(model, parameters, path)
         models.append(model.eval())
     if task is None or first is None:
         raise UserError("--path: name at least one checkpoint")

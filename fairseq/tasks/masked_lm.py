@@ -69,7 +69,7 @@ class MaskedLMTask(FairseqTask):
     def source_dictionary(self) -> Dictionary:
         return self.dictionary
 
-    def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> MaskedBlocks:
+    def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
         corpus = IndexedCorpus(str(Path(folder or self.args.data) / split))
         corpus.check(self.dictionary)
         blocks = TokenBlocks(

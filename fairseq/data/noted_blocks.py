@@ -1,0 +1,76 @@
+"""Masked blocks of a corpus with the occurrences of rare words that may read their notes."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+
+from fairseq.data.dataset import Sample
+from fairseq.data.masking import MaskedBlocks
+from fairseq.data.note_spans import NoteSpans
+
+
+class NotedBlocks:
+    """Masked blocks, and where rare words stand in them.
+
+    Args:
+        blocks: rows of a begin symbol and a block each.
+        spans: the rare words of the blocks' corpus.
+    """
+
+    def __init__(self, blocks: MaskedBlocks, spans: NoteSpans) -> None:
+        self.blocks = blocks
+        self.spans = spans
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Tokens of each row: int32 [n]."""
+        return self.blocks.sizes
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def at_epoch(self, epoch: int) -> NotedBlocks:
+        """The rows as they are masked in *epoch* (from 1)."""
+        return self._with(self.blocks.at_epoch(epoch))
+
+    def select(self, keep: np.ndarray) -> NotedBlocks:
+        """The rows for which *keep*, bool [n], is true, numbered anew."""
+        return self._with(self.blocks.select(keep))
+
+    def batch(self, indices: np.ndarray) -> Sample:
+        """Rows *indices* [B] padded on the right.
+
+        A word of which any token is chosen for prediction has no span: its note would tell the model what to predict,
+        and be taken from a text that hides the word.
+
+        Returns:
+            What :class:`MaskedBlocks` returns; ``rare_words`` int64 [R, 4], all whole rare words of the rows; and for
+            the model ``spans`` int64 [S, 4], those without a chosen token, and ``longest_span``, most tokens of one.
+        """
+        sample = self.blocks.batch(indices)
+        plain = self.blocks.blocks
+        words = self.spans.spans(plain.starts[indices], plain.sizes[indices])
+        words[:, 1:3] += 1  # behind the begin symbol
+        spans = words[~covered(words, sample["target"].numpy() != plain.pad)]
+        longest = int((spans[:, 2] - spans[:, 1]).max(initial=1))
+        return {
+            **sample,
+            "rare_words": torch.from_numpy(words),
+            "net_input": {**sample["net_input"], "spans": torch.from_numpy(spans), "longest_span": longest},
+        }
+
+    def _with(self, blocks: MaskedBlocks) -> NotedBlocks:
+        view = copy.copy(self)
+        view.blocks = blocks
+        return view
+
+
+def covered(spans: np.ndarray, marked: np.ndarray) -> np.ndarray:
+    """Which of *spans* [S, 4] have a *marked* token: marked bool [B, T] → bool [S]."""
+    before = np.zeros((marked.shape[0], marked.shape[1] + 1), dtype=np.int64)
+    np.cumsum(marked, axis=1, out=before[:, 1:])
+    row, first, end, _ = spans.T
+    return before[row, end] > before[row, first]

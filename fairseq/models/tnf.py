@@ -1,0 +1,186 @@
+"""Taking Notes on the Fly: an encoder that reads notes of rare words and takes new ones (Wu et al. 2021)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fairseq import config
+from fairseq.models import register_model
+from fairseq.models.base import BaseFairseqModel
+from fairseq.models.bert import BertConfig, BertModel
+from fairseq.models.electra import ElectraConfig, ElectraModel
+from fairseq.models.notes import NoteConfig, check_words, notes_of, without_notes, words_of
+from fairseq.modules.notes import NoteDictionary, generator_apart
+from fairseq.modules.output_layer import OutputLayer
+
+PREFIX = "tnf_"
+"""First part of the names of architectures and tasks with notes; the rest is the name of those without."""
+
+
+class NotedModel(BaseFairseqModel):
+    """An encoder with notes.
+
+    It holds the parts of the encoder under the encoder's own names, so that parameters, optimizer state and checkpoints
+    differ from those without notes by the names ``notes.…`` and ``note_projection.…`` alone.
+
+    Args:
+        encoder: called as ``encoder(src_tokens, infuse=…, …)``, where *infuse* is a function of the summed embeddings
+            [B, T, E]; it returns a pair of which the second holds ``hidden``, its last hidden states [B, T, C].
+        notes: of width C.
+        padding_idx: id of the padding symbol.
+        embed_dim: width E; where it is not C, notes pass a learned projection, which is dropped with them.
+
+    Raises:
+        ValueError: the encoder has parameters or buffers outside its parts.
+    """
+
+    predicts_next_token = False
+
+    def __init__(
+        self, encoder: BaseFairseqModel, notes: NoteDictionary, padding_idx: int, embed_dim: int | None = None
+    ) -> None:
+        super().__init__()
+        if encoder._parameters or encoder._buffers:
+            raise ValueError(f"{type(encoder).__name__}: its parameters and buffers must be those of its parts")
+        for name, part in encoder.named_children():
+            self.add_module(name, part)
+        self._encoder = (encoder,)  # in a tuple, because its parts are registered as this model's
+        self.notes = notes
+        self.padding_idx = padding_idx
+        dim = notes.table.size(1)
+        self.note_projection = _projection(dim, embed_dim) if embed_dim not in (None, dim) else None
+
+    @property
+    def encoder_model(self) -> BaseFairseqModel:
+        """The encoder without notes; it shares all of its parts with this model."""
+        return self._encoder[0]
+
+    @property
+    def cfg(self) -> Any:
+        """The settings of the encoder."""
+        return self.encoder_model.cfg
+
+    @property
+    def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
+        return self.encoder_model.output_layer
+
+    @property
+    def decisive_settings(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*self.encoder_model.decisive_settings, "note_lambda", "note_read_window")
+
+    def max_positions(self) -> int | None:
+        return self.encoder_model.max_positions()
+
+    def train(self, mode: bool = True) -> NotedModel:
+        self.encoder_model.train(mode)
+        return super().train(mode)
+
+    def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """*state*, whose notes are for this model's words, with the names this model uses.
+
+        Raises:
+            UserError: they are for others.
+        """
+        check_words(self.notes, state)
+        return {**notes_of(state), **self.encoder_model.upgrade_state_dict(without_notes(state))}
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        spans: Tensor | None = None,
+        longest_span: int | None = None,
+        **inputs: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Run the encoder with notes at rare words.
+
+        Args:
+            src_tokens: int64 [B, T], padded on the right.
+            spans: occurrences of rare words that may read their notes, int64 [S, 4] (row, first token, end, word);
+                None: no notes are read or taken.
+            longest_span: most tokens of a span; None: the spans are looked at, which waits for an accelerator.
+            inputs: further arguments of the encoder.
+
+        Returns:
+            What the encoder returns, and among its extra ``notes``: sums and counts of
+            :meth:`~fairseq.modules.notes.NoteDictionary.take`.
+        """
+        encoder = self.encoder_model
+        if spans is None:
+            return encoder(src_tokens, **inputs)
+
+        def infuse(x: Tensor) -> Tensor:
+            return self.notes.read(x, spans, longest_span, self.note_projection)
+
+        output, extra = encoder(src_tokens, infuse=infuse, **inputs)
+        lengths = src_tokens.ne(self.padding_idx).sum(1)
+        return output, {**extra, "notes": self.notes.take(extra["hidden"], spans, lengths, longest_span)}
+
+    @classmethod
+    def finished(
+        cls, args: argparse.Namespace, parameters: Mapping[str, Tensor]
+    ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
+        """Settings and parameters of the encoder alone."""
+        changed = {name: getattr(args, name).removeprefix(PREFIX) for name in ("arch", "task") if hasattr(args, name)}
+        return argparse.Namespace(**{**vars(args), **changed}), without_notes(parameters)
+
+
+@dataclass(frozen=True)
+class TNFBertConfig(NoteConfig, BertConfig):
+    """Settings of BERT with notes."""
+
+
+@dataclass(frozen=True)
+class TNFElectraConfig(NoteConfig, ElectraConfig):
+    """Settings of ELECTRA with notes."""
+
+
+@register_model("tnf_bert", dataclass=TNFBertConfig)
+class TNFBert(NotedModel):
+    """BERT with notes."""
+
+    encoder_class: ClassVar[Any] = BertModel
+
+    @classmethod
+    def build_model(cls, args: argparse.Namespace, task: Any) -> NotedModel:
+        return with_notes(cls, cls.encoder_class.build_model(args, task), args, task)
+
+
+@register_model("tnf_electra", dataclass=TNFElectraConfig)
+class TNFElectra(TNFBert):
+    """ELECTRA with notes.
+
+    Generator and discriminator share their embeddings, so both read the notes; they are taken from the discriminator,
+    whose hidden states are those of the finished model.
+    """
+
+    encoder_class = ElectraModel
+
+
+def with_notes(cls: type[NotedModel], encoder: Any, args: argparse.Namespace, task: Any) -> NotedModel:
+    """*encoder* with a note for each of the rare words of *task*.
+
+    Raises:
+        UserError: the task has no rare words.
+    """
+    words = words_of(task, f"--arch {args.arch}")
+    cfg = config.extract(NoteConfig, args)
+    dim = encoder.cfg.encoder_embed_dim
+    notes = NoteDictionary(
+        len(words), dim, cfg.note_lambda, cfg.note_gamma, cfg.note_half_window, read_window=cfg.note_read_window
+    ).name_words(words.words)
+    return cls(encoder, notes, task.source_dictionary.pad(), encoder.cfg.encoder_input_dim or dim)
+
+
+def _projection(dim: int, embed_dim: int | None) -> nn.Linear:
+    """The map from notes to embeddings, drawn beside the global generator."""
+    assert embed_dim is not None
+    projection = nn.utils.skip_init(nn.Linear, dim, embed_dim, bias=False)
+    with torch.no_grad():
+        projection.weight.normal_(0, dim**-0.5, generator=generator_apart("projection"))
+    return projection

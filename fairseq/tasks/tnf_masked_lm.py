@@ -1,0 +1,82 @@
+"""Masked language modelling with notes of rare words (Wu et al. 2021)."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
+from fairseq.data.dataset import Dataset
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.iterator import EpochIterator
+from fairseq.data.masking import MaskedBlocks
+from fairseq.data.note_spans import NoteSpans
+from fairseq.data.note_words import NoteWords
+from fairseq.data.noted_blocks import NotedBlocks
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import register_task
+from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
+from fairseq.tasks.note_state import NoteState, dictionary_of
+
+
+@dataclass(frozen=True)
+class TNFMaskedLMConfig(MaskedLMConfig):
+    """Settings of masked language modelling with notes."""
+
+
+@register_task("tnf_masked_lm", dataclass=TNFMaskedLMConfig)
+class TNFMaskedLMTask(MaskedLMTask):
+    """Prediction of chosen tokens by an encoder that reads notes of rare words, and takes new ones.
+
+    The data folder was made with ``fairseq-preprocess --notes``. Batches and chosen tokens are those of ``masked_lm``,
+    which a model without notes can be trained and validated on here, too.
+
+    Attributes:
+        note_words: the rare words; None where only a dictionary is known.
+    """
+
+    kinds = (*MaskedLMTask.kinds, NoteState())
+
+    def __init__(self, args: argparse.Namespace, dictionary: Dictionary, note_words: NoteWords | None = None) -> None:
+        super().__init__(args, dictionary)
+        self.note_words = note_words
+
+    @classmethod
+    def setup_task(cls, args: argparse.Namespace, **kwargs: Any) -> TNFMaskedLMTask:
+        task = super().setup_task(args, **kwargs)
+        assert isinstance(task, TNFMaskedLMTask)
+        task.note_words = NoteWords.load(args.data)
+        return task
+
+    def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
+        blocks = super().dataset(split, training=training, folder=folder)
+        assert isinstance(blocks, MaskedBlocks)
+        return NotedBlocks(blocks, NoteSpans(Path(folder or self.args.data) / split))
+
+    def iterator(
+        self,
+        split: str,
+        model: BaseFairseqModel,
+        criterion: FairseqCriterion,
+        *,
+        training: bool,
+        rank: int = 0,
+        world_size: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> EpochIterator:
+        batches = super().iterator(
+            split, model, criterion, training=training, rank=rank, world_size=world_size, device=device
+        )
+        prepare = batches.prepare
+        if prepare is not None and dictionary_of(model) is None:
+            batches.prepare = lambda sample, epoch: prepare(_without_spans(sample), epoch)
+        return batches
+
+
+def _without_spans(sample: Sample) -> Sample:
+    net_input = {name: value for name, value in sample["net_input"].items() if name not in ("spans", "longest_span")}
+    return {**sample, "net_input": net_input}

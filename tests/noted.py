@@ -1,0 +1,42 @@
+"""A small corpus with rare words, and runs on it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import runs
+
+from fairseq import options
+from fairseq_cli import preprocess
+
+COMMON = [a + b for a in "abcdefgh" for b in "xyz"]
+RARE = [f"{a}@@ {b}@@ {c}" for a in "kl" for b in "mn" for c in "opq"]  # of three subwords each
+
+SIZES = """--cpu --tokens-per-sample 24 --max-tokens 96 --required-batch-size-multiple 1 --encoder-layers 1
+    --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --dropout 0.1 --lr 0.01
+    --optimizer adam --clip-norm 1 --seed 3 --log-format json --log-interval 1 --max-positions 32"""
+BERT = f"--arch bert_tiny --task masked_lm --criterion masked_lm {SIZES}"
+TNF_BERT = f"--arch tnf_bert_tiny --task tnf_masked_lm --criterion masked_lm {SIZES}"
+ELECTRA = f"--arch electra_tiny --task masked_lm --criterion electra {SIZES}"
+TNF_ELECTRA = f"--arch tnf_electra_tiny --task tnf_masked_lm --criterion electra {SIZES}"
+
+
+def text(lines: int, seed: int) -> str:
+    """Lines of words, every seventh of them rare."""
+    chance = random.Random(seed)
+    words = [
+        [chance.choice(RARE if chance.random() < 1 / 7 else COMMON) for _ in range(chance.randint(3, 12))]
+        for _ in range(lines)
+    ]
+    return "".join(" ".join(line) + "\n" for line in words)
+
+
+def corpus(folder: Path, high: int = 25) -> Path:
+    """A data folder with notes for :data:`RARE`."""
+    (folder / "train").write_text(text(120, 1))
+    (folder / "valid").write_text(text(20, 2))
+    flags = ["--only-source", "--notes", "--note-min-count", 3, "--note-max-count", high, "--destdir", folder / "bin"]
+    words = runs.words(*map(str, flags), "--trainpref", str(folder / "train"), "--validpref", str(folder / "valid"))
+    preprocess.main(options.get_preprocessing_parser().parse_args(words))
+    return folder / "bin"
