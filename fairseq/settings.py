@@ -117,6 +117,7 @@ class OptimizationConfig:
     max_update: int = flag(0, "stop after this many updates (0: no such limit)", low=0)
     stop_time_hours: float = flag(0.0, "stop after this many hours of training (0: no such limit)", low=0)
     clip_norm: float = flag(0.0, "largest gradient norm (0: no clipping)", low=0)
+    no_decay_on_norms_and_biases: bool = flag(False, "apply --weight-decay to matrices only, not to norms and biases")
     average_weights_from: int | None = flag(
         None,
         "from this update on, validate and save the average of the weights after each update",
@@ -141,6 +142,9 @@ class CheckpointConfig:
     save_dir: str = flag("checkpoints", "folder of the checkpoints", metavar="DIR")
     restore_file: str = flag(
         "checkpoint_last.pt", "checkpoint to go on from, in --save-dir or elsewhere", metavar="FILE"
+    )
+    finetune_from_model: str | None = flag(
+        None, "checkpoint of initial weights where they fit; all else starts afresh", metavar="FILE"
     )
     reset_optimizer: bool = flag(False, "leave the restored optimizer's state aside")
     reset_lr_scheduler: bool = flag(False, "leave the restored schedule's state aside")

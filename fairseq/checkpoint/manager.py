@@ -81,9 +81,11 @@ class CheckpointManager:
         """The checkpoint that training starts from, None to start afresh.
 
         Raises:
-            UserError: ``--restore-file`` names a file that is not there.
+            UserError: ``--restore-file`` names a missing file, or is given beside ``--finetune-from-model``.
         """
         name = self.config.restore_file
+        if name != LAST and self.config.finetune_from_model is not None:
+            raise UserError(f"--finetune-from-model: cannot be combined with --restore-file {name}; give one of them")
         if name == LAST:
             path = self.folder / LAST
             return path if path.exists() else None

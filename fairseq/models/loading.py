@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from fairseq import config
 from fairseq.checkpoint import describe_mismatch
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
+
+logger = logging.getLogger(__name__)
 
 
 def compile_model(model: BaseFairseqModel) -> None:
@@ -30,6 +33,26 @@ def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], s
     if problem:
         raise UserError(problem)
     model.load_state_dict(upgraded)
+
+
+def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], source: str) -> None:
+    """Load those of a checkpoint's *parameters* that *model* has with the same shape; log which were left out.
+
+    Raises:
+        UserError: none of them fits.
+    """
+    upgraded, wanted = model.upgrade_state_dict(dict(parameters)), model.state_dict()
+    fitting = {name: value for name, value in upgraded.items() if name in wanted and value.shape == wanted[name].shape}
+    if not fitting:
+        raise UserError(f"{source}: none of its parameters fits this model; check --arch and its sizes")
+    model.load_state_dict(fitting, strict=False)
+    left_out = {
+        "with another shape": [name for name in upgraded if name in wanted and name not in fitting],
+        "unused": [name for name in upgraded if name not in wanted],
+        "initialized": [name for name in wanted if name not in upgraded],
+    }
+    parts = [f"{len(names)} {kind} ({', '.join(names)})" for kind, names in left_out.items() if names]
+    logger.info("%s: %d of %d parameters loaded%s", source, len(fitting), len(wanted), "".join(f"; {p}" for p in parts))
 
 
 def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], args: argparse.Namespace, source: str) -> None:

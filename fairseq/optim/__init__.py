@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-
-from torch import nn
+from typing import Any
 
 from fairseq.optim import adam, nag, sgd
 from fairseq.optim.fairseq_optimizer import OPTIMIZERS, FairseqOptimizer, register_optimizer
+from fairseq.optim.groups import parameter_groups
 
-__all__ = ["OPTIMIZERS", "FairseqOptimizer", "adam", "build_optimizer", "nag", "register_optimizer", "sgd"]
+__all__ = [
+    "OPTIMIZERS",
+    "FairseqOptimizer",
+    "adam",
+    "build_optimizer",
+    "nag",
+    "parameter_groups",
+    "register_optimizer",
+    "sgd",
+]
 
 
-def build_optimizer(args: argparse.Namespace, params: Iterable[nn.Parameter]) -> FairseqOptimizer:
-    """The optimizer that ``args.optimizer`` names, over those of *params* that are trained.
+def build_optimizer(args: argparse.Namespace, params: Iterable[Any]) -> FairseqOptimizer:
+    """Return the optimizer that ``args.optimizer`` names.
+
+    Args:
+        args: the run's settings.
+        params: parameters, of which those that require a gradient are trained, or groups of them as dicts.
 
     Raises:
-        UserError: no optimizer has that name, or one of its settings is wrong.
+        UserError: no optimizer has that name, or one of its settings is invalid.
     """
-    return OPTIMIZERS[args.optimizer](args, [p for p in params if p.requires_grad])
+    return OPTIMIZERS[args.optimizer](args, [p for p in params if isinstance(p, dict) or p.requires_grad])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq.config import extract, flag
 from fairseq.errors import UserError
@@ -39,7 +39,7 @@ class FairseqAdam(FairseqOptimizer):
     before; with the usual values the difference shows in the first updates only. Each takes over the other's state.
     """
 
-    def __init__(self, args: argparse.Namespace, params: Iterable[nn.Parameter]) -> None:
+    def __init__(self, args: argparse.Namespace, params: Iterable[Any]) -> None:
         super().__init__(args)
         params = list(params)
         fused = None if extract(CommonConfig, args).no_apex else _apex_adam(params)
@@ -74,7 +74,7 @@ class Adam(ElementwiseOptimizer):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter],
+        params: Iterable[Any],
         lr: float,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -133,9 +133,10 @@ def _pair(betas: list[float]) -> tuple[float, float]:
     return betas[0], betas[1]
 
 
-def _apex_adam(params: list[nn.Parameter]) -> Any:
-    """apex's FusedAdam, if it can be imported and the parameters are on a GPU."""
-    if not params or not params[0].is_cuda:
+def _apex_adam(params: list[Any]) -> Any:
+    """Return apex's FusedAdam if it can be imported and the parameters are on a GPU."""
+    first = params[0]["params"][0] if params and isinstance(params[0], dict) else next(iter(params), None)
+    if first is None or not first.is_cuda:
         return None
     try:
         from apex.optimizers import FusedAdam

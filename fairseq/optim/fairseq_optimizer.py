@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fairseq.config import add_flags
 from fairseq.errors import UserError, nearest
 from fairseq.optim.elementwise import ElementwiseOptimizer, scale_
+from fairseq.optim.groups import NO_DECAY
 from fairseq.registry import Registry
 
 T = TypeVar("T", bound=type)
@@ -22,12 +23,12 @@ class FairseqOptimizer:
 
     Args:
         args: the run's settings.
-        params: the parameters to train.
+        params: the parameters to train, or groups of them as dicts.
     """
 
     config_class: type | None = None
 
-    def __init__(self, args: argparse.Namespace, params: Iterable[nn.Parameter] | None = None) -> None:
+    def __init__(self, args: argparse.Namespace, params: Iterable[Any] | None = None) -> None:
         self.args = args
         self._optimizer: torch.optim.Optimizer
 
@@ -86,24 +87,25 @@ class FairseqOptimizer:
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> None:
-        """Take over a state, ours or fairseq's, also one over fairseq's single flat ``--fp16`` parameter.
+        """Restore a state, ours or fairseq's.
 
         Args:
-            state: what :meth:`state_dict` gave. Its tensors are copied.
-            overrides: settings that win over the state's, e.g. ``{"weight_decay": 0.1}``.
+            state: what :meth:`state_dict` returned. Its tensors are copied.
+            overrides: settings that replace the state's, e.g. ``{"weight_decay": 0.1}``; a group of norms and biases
+                without weight decay stays one.
 
         Raises:
             UserError: the state belongs to other parameters, or an override names no setting.
         """
-        prepared = _unflatten(state, self.params)
-        _check_shapes(prepared, self.params)
-        self.optimizer.load_state_dict(prepared)
+        _check_shapes(state, self.params)
+        self.optimizer.load_state_dict(dict(state))
         settings = [name for name in self.param_groups[0] if name != "params"]
         for name, value in (overrides or {}).items():
             if name not in settings:
                 raise UserError(f"--optimizer-overrides: no setting {name!r}; {nearest(name, settings)}")
             for group in self.param_groups:
-                group[name] = value
+                if name != "weight_decay" or group.get("group") != NO_DECAY:
+                    group[name] = value
 
 
 OPTIMIZERS: Registry[type[FairseqOptimizer]] = Registry("optimizer", "--optimizer")
@@ -126,27 +128,6 @@ def register_optimizer(name: str, dataclass: type | None = None) -> Callable[[T]
         return OPTIMIZERS.register(name, dataclass)(cls)
 
     return keep
-
-
-def _unflatten(state: Mapping[str, Any], params: list[nn.Parameter]) -> dict[str, Any]:
-    """A state over one flat parameter, cut along *params*: fairseq's ``--fp16`` trains all of them end to end."""
-    groups = state["param_groups"]
-    if len(groups) != 1 or len(groups[0]["params"]) != 1 or len(params) == 1:
-        return dict(state)
-    flat = state["state"].get(groups[0]["params"][0], {})
-    sizes = [p.numel() for p in params]
-    cut: dict[int, dict[str, Any]] = {index: {} for index in range(len(params))}
-    for name, value in flat.items():
-        if not isinstance(value, Tensor) or value.dim() == 0:
-            pieces = [value] * len(params)
-        elif value.numel() == sum(sizes):
-            pieces = [piece.view(p.shape) for piece, p in zip(value.split(sizes), params, strict=True)]
-        else:
-            return dict(state)
-        for index, piece in enumerate(pieces):
-            cut[index][name] = piece
-    group = {**groups[0], "params": list(range(len(params)))}
-    return {**state, "state": cut, "param_groups": [group]}
 
 
 def _check_shapes(state: Mapping[str, Any], params: list[nn.Parameter]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq.config import extract, flag
 from fairseq.optim.elementwise import ElementwiseOptimizer
@@ -28,7 +28,7 @@ class NAGConfig:
 class FairseqNAG(FairseqOptimizer):
     """``--optimizer nag``: see :class:`NAG`."""
 
-    def __init__(self, args: argparse.Namespace, params: Iterable[nn.Parameter]) -> None:
+    def __init__(self, args: argparse.Namespace, params: Iterable[Any]) -> None:
         super().__init__(args)
         self._optimizer = NAG(params, **self.optimizer_config)
 
@@ -47,9 +47,7 @@ class NAG(ElementwiseOptimizer):
     Bengio et al. 2012, "Advances in optimizing recurrent networks", eq. 7, for the form without a look-ahead.
     """
 
-    def __init__(
-        self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.99, weight_decay: float = 0.0
-    ) -> None:
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.99, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "lr_old": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq.config import extract, flag
 from fairseq.optim.elementwise import ElementwiseOptimizer
@@ -28,7 +28,7 @@ class SGDConfig:
 class SGD(FairseqOptimizer):
     """``--optimizer sgd``: see :class:`MomentumSGD`."""
 
-    def __init__(self, args: argparse.Namespace, params: Iterable[nn.Parameter]) -> None:
+    def __init__(self, args: argparse.Namespace, params: Iterable[Any]) -> None:
         super().__init__(args)
         self._optimizer = MomentumSGD(params, **self.optimizer_config)
 
@@ -40,9 +40,7 @@ class SGD(FairseqOptimizer):
 class MomentumSGD(ElementwiseOptimizer):
     """g ← g + λ·p; buf ← μ·buf + g; p ← p − η·buf, as in :class:`torch.optim.SGD`, whose states it shares."""
 
-    def __init__(
-        self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
-    ) -> None:
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:

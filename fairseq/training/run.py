@@ -20,6 +20,7 @@ from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import World
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import progress_bar
+from fairseq.models.loading import load_fitting
 from fairseq.settings import CheckpointConfig, CommonConfig, DataConfig, OptimizationConfig
 from fairseq.tasks import FairseqTask, setup_task
 from fairseq.training import log, stages
@@ -51,6 +52,9 @@ def train(args: argparse.Namespace, world: World) -> None:
         if state is not None:
             run.restore(state, source)
             state = None
+        elif options.finetune_from_model is not None:
+            initial = checkpoint.load(options.finetune_from_model)["model"]
+            load_fitting(run.trainer.model, initial, options.finetune_from_model)
         run.train()
         if stage is None or stage is planned[-1] or not run.stage_is_done():
             return

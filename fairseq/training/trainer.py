@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fairseq import config
+from fairseq.checkpoint.optimizer_state import ParameterNames
 from fairseq.config import parse_dict
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.distributed import GradientReducer, World
@@ -21,7 +22,7 @@ from fairseq.logging.figures import SIZE, Meter, NamedSums
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import check_settings, compile_model, load_parameters
 from fairseq.modules.precision import Precision
-from fairseq.optim import build_optimizer
+from fairseq.optim import build_optimizer, parameter_groups
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.settings import CheckpointConfig, CommonConfig, DistributedConfig, OptimizationConfig
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -71,12 +72,14 @@ class Trainer:
             settings.bucket_cap_mb,
             settings.find_unused_parameters or getattr(args, "decoder_layerdrop", 0) > 0,
         )
-        self.optimizer = build_optimizer(args, self.graph.parameters())
+        groups = parameter_groups(self.graph.named_parameters(), self.cfg.no_decay_on_norms_and_biases)
+        self.optimizer = build_optimizer(args, groups)
+        self.names = ParameterNames(model, criterion, self.optimizer.param_groups)
         self.parameters = self.optimizer.params
         self.lr_scheduler = build_lr_scheduler(args, self.optimizer)
         self.scaler = _loss_scaler(args, self.world) if self.precision.needs_scaling else None
         start = self.cfg.average_weights_from
-        self.average = WeightAverage(self.parameters, start) if start is not None else None
+        self.average = WeightAverage(self._trained(), start) if start is not None else None
         self.num_updates = 0
         self.figures = criterion.figures()
         self.meters = {name: Meter(self.world.device) for name in ("train", "train_inner")}
@@ -189,7 +192,7 @@ class Trainer:
                     "num_updates": self.num_updates,
                 }
             ],
-            "last_optimizer_state": self.optimizer.state_dict(),
+            "last_optimizer_state": self.names.by_name(self.optimizer.state_dict()),
             "extra_state": {
                 "random": self._gather_random_states(),
                 "carried": self.task.save_carried(self.world),
@@ -225,7 +228,7 @@ class Trainer:
             if self.average is not None:
                 self.average.load_state_dict(extra["average"])
             else:
-                restore_weights(self.parameters, extra["average"])
+                restore_weights(self._trained(), extra["average"])
         if "criterion" in extra and not options.reset_optimizer:
             self.criterion.load_state_dict(extra["criterion"])
         if not options.reset_optimizer and state.get("last_optimizer_state") is not None:
@@ -247,6 +250,10 @@ class Trainer:
                 saved = extra.get("carried") or {"memory": extra.get("memory") or []}
                 self.task.load_carried(saved, rows, self.world)
 
+    def _trained(self) -> list[torch.nn.Parameter]:
+        """The trained parameters in the order of the model, whatever groups the optimizer has."""
+        return [p for p in self.graph.parameters() if p.requires_grad]
+
     def _gradient_factor(self, size: int | Tensor) -> Tensor | float:
         """The reciprocal of what summed gradients are divided by: the update's target tokens times the loss scale."""
         scale = self.scaler.scale if self.scaler is not None else 1.0
@@ -261,9 +268,8 @@ class Trainer:
             stored = history.get(f"{kind}_name", own.__name__)
             if stored != own.__name__:
                 raise UserError(f"{source}: made with {kind} {stored}, not {own.__name__}; give --reset-optimizer")
-        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         self.optimizer.load_state_dict(
-            _in_order(state["last_optimizer_state"], list(state["model"]), names),
+            self.names.by_number(state["last_optimizer_state"], self.optimizer.param_groups, state["model"]),
             parse_dict("--optimizer-overrides", options.optimizer_overrides),
         )
 
@@ -279,18 +285,6 @@ class Trainer:
             torch.set_rng_state(own["cpu"].cpu())
             if "cuda" in own and self.world.device.type == "cuda":
                 torch.cuda.set_rng_state(own["cuda"].cpu(), self.world.device)
-
-
-def _in_order(optimizer_state: Mapping[str, Any], stored: list[str], own: list[str]) -> Mapping[str, Any]:
-    """*optimizer_state*, numbered in the order of the checkpoint's parameters, numbered in the model's."""
-    theirs = [name for name in stored if name in set(own)]
-    groups = optimizer_state["param_groups"]
-    if theirs == own or set(theirs) != set(own) or len(groups) != 1 or len(groups[0]["params"]) != len(own):
-        return optimizer_state
-    place = {name: groups[0]["params"][number] for number, name in enumerate(theirs)}
-    states = optimizer_state["state"]
-    reordered = {number: states[place[name]] for number, name in enumerate(own) if place[name] in states}
-    return {**optimizer_state, "state": reordered, "param_groups": [{**groups[0], "params": list(range(len(own)))}]}
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -213,21 +213,6 @@ def test_the_originals_states_load_and_come_out_again(path, name):
     optimizer.step()
 
 
-def test_the_flat_state_of_fairseqs_fp16_is_cut_along_the_parameters():
-    params = parameters()
-    optimizer = build("nag", params)
-    train(optimizer, RATES[:2])
-    state = optimizer.state_dict()
-    flat = torch.cat([state["state"][i]["momentum_buffer"].flatten() for i in range(len(params))])
-    group = {**state["param_groups"][0], "params": [0]}
-    other = build("nag", [torch.nn.Parameter(p.detach().clone()) for p in params])
-    flat_state = {"state": {0: {"momentum_buffer": flat}}, "param_groups": [group], "loss_scale": 4.0}
-    other.load_state_dict(flat_state)
-    train(optimizer, RATES[2:])
-    train(other, RATES[2:])
-    assert all(torch.equal(p, q) for p, q in zip(params, other.params, strict=True))
-
-
 def test_a_state_of_another_model_is_a_user_error():
     optimizer = build("nag", parameters())
     train(optimizer, RATES[:1])

@@ -71,7 +71,7 @@ def test_checkpoint_holds_everything_that_a_run_goes_on_from(tmp_path):
     state = checkpoint.read(tmp_path / "checkpoint_last.pt")
     extra = state["extra_state"]
     assert state["optimizer_history"][-1]["num_updates"] == 5
-    assert state["last_optimizer_state"]["state"][0]["exp_avg"].any()
+    assert state["last_optimizer_state"]["state"]["decoder.layers.0.fc1.weight"]["exp_avg"].any()
     assert extra["train_iterator"] == {"version": 2, "epoch": 1, "iterations_in_epoch": 5, "shuffle": False}
     assert [layer.shape for layer in extra["carried"]["memory"]] == [(4, 16, 32)] * 2
     assert set(extra) >= {"random", "loss_scaler", "val_loss", "best", "previous_training_time"}
@@ -381,7 +381,7 @@ def test_memory_efficient_fp16_keeps_half_parameters_and_full_optimizer_state(tm
     runs.train(tmp_path, runs.BASELINE, ADAM, "--max-update 2 --memory-efficient-fp16")
     state = checkpoint.read(tmp_path / "checkpoint_last.pt")
     assert state["model"]["decoder.layers.0.fc1.weight"].dtype == torch.float16
-    assert state["last_optimizer_state"]["state"][0]["exp_avg"].dtype == torch.float32
+    assert state["last_optimizer_state"]["state"]["decoder.layers.0.fc1.weight"]["exp_avg"].dtype == torch.float32
 
 
 def test_gradients_that_are_no_numbers_end_the_run_before_anything_is_saved(tmp_path):

@@ -1,0 +1,124 @@
+"""Optimizer states by parameter name, as checkpoints hold them, and by number, as torch's optimizers do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.errors import UserError
+
+ADVICE = "it belongs to another model; use --reset-optimizer to start without it"
+State = Mapping[str, Any]
+"""``state`` by parameter, and ``param_groups``, each with its ``params`` and settings."""
+
+
+class ParameterNames:
+    """Names of an optimizer's parameters: each the first one that a checkpoint has it under.
+
+    Args:
+        model: whose state dict names its parameters.
+        criterion: whose parameters, if any, are named ``criterion.…``.
+        groups: the optimizer's groups of parameters.
+    """
+
+    def __init__(self, model: nn.Module, criterion: nn.Module, groups: Sequence[Mapping[str, Any]]) -> None:
+        keys = dict(model.state_dict(keep_vars=True))
+        keys |= {f"criterion.{key}": value for key, value in criterion.state_dict(keep_vars=True).items()}
+        first: dict[int, str] = {}
+        self.aliases = {key: first.setdefault(id(value), key) for key, value in keys.items()}
+        params = [p for group in groups for p in group["params"]]
+        self.names = [first.get(id(p), f"parameters.{number}") for number, p in enumerate(params)]
+        self.shapes = dict(zip(self.names, [p.shape for p in params], strict=True))
+        ends = torch.tensor([len(group["params"]) for group in groups]).cumsum(0).tolist()
+        self.groups = [self.names[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+    def by_name(self, state: State) -> dict[str, Any]:
+        """Return *state*, in torch's layout, with its parameters named; one of another layout as it is."""
+        groups = state.get("param_groups")
+        if not isinstance(groups, list) or sum(len(group["params"]) for group in groups) != len(self.names):
+            return dict(state)
+        return _renamed(state, dict(enumerate(self.names)))
+
+    def by_number(
+        self, state: State, groups: Sequence[Mapping[str, Any]], stored: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """Return a checkpoint's optimizer state in the optimizer's own numbering.
+
+        A group takes its settings from the stored group of its first parameter. If parameters are grouped otherwise
+        than they were, it keeps its own weight decay.
+
+        Args:
+            state: by name; or by number in the order of *stored*, as fairseq and version 0.1 saved it; or fairseq's
+                ``--fp16`` state over a single flat parameter.
+            groups: the optimizer's groups.
+            stored: the names of the checkpoint's model parameters, in its order.
+
+        Raises:
+            UserError: the state belongs to other parameters.
+        """
+        if not isinstance(state.get("param_groups"), list):
+            return dict(state)
+        if not _is_named(state):
+            state = self._named(state, stored)
+        saved = {name: group for group in state["param_groups"] for name in group["params"]}
+        if saved.keys() != set(self.names):
+            raise UserError(
+                f"checkpoint: its optimizer state is for {len(saved)} parameters, the model has {len(self.names)}"
+                f"{_examples(saved.keys() ^ set(self.names))}: {ADVICE}"
+            )
+        regrouped = {frozenset(group["params"]) for group in state["param_groups"]} != set(map(frozenset, self.groups))
+        restored = []
+        for group, members in zip(groups, self.groups, strict=True):
+            own = {"weight_decay": group["weight_decay"]} if regrouped and "weight_decay" in group else {}
+            restored.append({**saved[members[0]], **own, "params": members})
+        number = {name: index for index, name in enumerate(self.names)}
+        return _renamed({**state, "param_groups": restored}, number)
+
+    def _named(self, state: State, stored: Iterable[str]) -> State:
+        """Name a numbered state's parameters by their order in the checkpoint."""
+        order = list(dict.fromkeys(name for key in stored if (name := self.aliases.get(key)) in self.shapes))
+        order += [name for name in self.names if name.startswith("criterion.")]
+        if len(order) != len(self.names):
+            order = self.names
+        numbers = [number for group in state["param_groups"] for number in group["params"]]
+        if len(numbers) == 1 != len(order):
+            state, numbers = _unflatten(state, [self.shapes[name] for name in order])
+        if len(numbers) != len(order):
+            counts = f"{len(numbers)} parameters, the model has {len(order)}"
+            raise UserError(f"checkpoint: its optimizer state is for {counts}: {ADVICE}")
+        return _renamed(state, dict(zip(numbers, order, strict=True)))
+
+
+def _is_named(state: State) -> bool:
+    return all(isinstance(name, str) for group in state["param_groups"] for name in group["params"])
+
+
+def _renamed(state: State, names: Mapping[Any, Any]) -> dict[str, Any]:
+    entries = {names[key]: state["state"][key] for key in names if key in state["state"]}
+    groups = [{**group, "params": [names[key] for key in group["params"]]} for group in state["param_groups"]]
+    return {**state, "state": entries, "param_groups": groups}
+
+
+def _unflatten(state: State, shapes: Sequence[torch.Size]) -> tuple[State, list[int]]:
+    """Cut a state over one flat parameter into *shapes*: fairseq's ``--fp16`` trains all of them end to end."""
+    (group,) = state["param_groups"]
+    sizes = [shape.numel() for shape in shapes]
+    cut: dict[int, dict[str, Any]] = {index: {} for index in range(len(shapes))}
+    for name, value in state["state"].get(group["params"][0], {}).items():
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            pieces = [value] * len(shapes)
+        elif value.numel() == sum(sizes):
+            pieces = [piece.view(shape) for piece, shape in zip(value.split(sizes), shapes, strict=True)]
+        else:
+            return state, group["params"]
+        for index, piece in enumerate(pieces):
+            cut[index][name] = piece
+    return {**state, "state": cut, "param_groups": [{**group, "params": list(cut)}]}, list(cut)
+
+
+def _examples(names: Iterable[str], count: int = 3) -> str:
+    found = sorted(map(str, names))
+    return f" ({', '.join(found[:count])}{', …' if len(found) > count else ''} differ)" if found else ""
