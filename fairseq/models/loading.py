@@ -43,7 +43,7 @@ def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], sour
     """
     upgraded, wanted = model.upgrade_state_dict(dict(parameters)), model.state_dict()
     fitting = {name: value for name, value in upgraded.items() if name in wanted and value.shape == wanted[name].shape}
-    if not fitting:
+    if not any(name in fitting for name, _ in model.named_parameters()):
         raise UserError(f"{source}: none of its parameters fits this model; check --arch and its sizes")
     model.load_state_dict(fitting, strict=False)
     left_out = {
