@@ -96,6 +96,7 @@ class NoteSpans:
     Args:
         prefix: path of the corpus without ``.bin`` and ``.idx``, or several that are read one after the other.
         dictionary: of the corpus (default: the ``dict.txt`` beside it).
+        notes: the words (default: the ``notes.txt`` beside the corpus).
 
     Raises:
         UserError: a file is missing, truncated or corrupt, or was made for another corpus, dictionary or ``notes.txt``.
@@ -104,10 +105,15 @@ class NoteSpans:
         notes: the words; a span's word is a number of theirs.
     """
 
-    def __init__(self, prefix: str | Path | Sequence[str | Path], dictionary: Dictionary | None = None) -> None:
+    def __init__(
+        self,
+        prefix: str | Path | Sequence[str | Path],
+        dictionary: Dictionary | None = None,
+        notes: NoteWords | None = None,
+    ) -> None:
         prefixes = [os.fspath(p) for p in ([prefix] if isinstance(prefix, str | Path) else prefix)]
         folder = os.path.dirname(prefixes[0])
-        self.notes = NoteWords.load(folder)
+        self.notes = notes or NoteWords.load(folder)
         dictionary = dictionary or Dictionary.load(os.path.join(folder, "dict.txt"))
         parts = [_open(path, self.notes, dictionary) for path in prefixes]
         self.prefix = prefixes[0]

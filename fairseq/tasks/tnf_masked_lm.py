@@ -55,7 +55,7 @@ class TNFMaskedLMTask(MaskedLMTask):
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
         blocks = super().dataset(split, training=training, folder=folder)
         assert isinstance(blocks, MaskedBlocks)
-        return NotedBlocks(blocks, NoteSpans(Path(folder or self.args.data) / split))
+        return NotedBlocks(blocks, NoteSpans(Path(folder or self.args.data) / split, notes=self.note_words))
 
     def iterator(
         self,
