@@ -216,7 +216,7 @@ def load_model(
 
 def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path], str | Path]:
     """The checkpoint's file, and the data or the dictionary beside it."""
-    path = _find(Path(checkpoint))
+    path = find_checkpoint(Path(checkpoint))
     if data is None:
         data = path.parent / DICTIONARY
         if not data.exists():
@@ -266,7 +266,7 @@ def _remembering(model: BaseFairseqModel, length: int) -> BaseFairseqModel:
     return other
 
 
-def _find(path: Path) -> Path:
+def find_checkpoint(path: Path) -> Path:
     """The checkpoint at *path*, or in the folder *path*."""
     if not path.is_dir():
         return path

@@ -63,7 +63,7 @@ CHOICES = {
 }
 
 
-SOURCE_FORMATS = ("transformer-xl", "hf-transfo-xl")  # of fairseq-import
+SOURCE_FORMATS = ("transformer-xl", "hf-transfo-xl", "hf")  # of fairseq-import
 
 
 class Parser(argparse.ArgumentParser):
@@ -174,7 +174,7 @@ def get_generation_parser(interactive: bool = False, default_task: str = "langua
 
 def get_import_parser() -> Parser:
     """The flags of ``fairseq-import``."""
-    parser = Parser("Bring a model from elsewhere into a folder that all commands read.", settings_file=False)
+    parser = Parser("Import a model from elsewhere into a folder that all commands read.", settings_file=False)
     parser.add_argument("source", metavar="IN", help="file of the authors' (a state dict or a model.pt), or a folder")
     parser.add_argument(
         "--from",
@@ -182,7 +182,7 @@ def get_import_parser() -> Parser:
         required=True,
         type=_source_format,
         choices=SOURCE_FORMATS,
-        help="whose it is: Transformer-XL's authors', or Hugging Face's folder",
+        help="origin: Transformer-XL's authors, or a Hugging Face folder (hf: any known kind)",
     )
     parser.add_argument("--out", metavar="DIR", required=True, help="new folder for checkpoint.pt and dict.txt")
     parser.add_argument(
@@ -190,6 +190,19 @@ def get_import_parser() -> Parser:
         dest="config_file",
         metavar="FILE.json",
         help="settings of the model under the authors' names: needed for a state dict; win over those of a model.pt",
+    )
+    return parser
+
+
+def get_export_parser() -> Parser:
+    """The flags of ``fairseq-export``."""
+    parser = Parser("Write an encoder as a folder that Hugging Face's transformers loads.", settings_file=False)
+    parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of a bert, roberta or electra model")
+    parser.add_argument("--to", dest="target_format", required=True, choices=("hf",), help="format of the folder")
+    parser.add_argument("--out", metavar="DIR", required=True, help="new folder")
+    parser.add_argument("--data", metavar="DATA", help="data folder or dict.txt (default: beside the checkpoint)")
+    parser.add_argument(
+        "--half", choices=("discriminator", "generator"), default="discriminator", help="part of ELECTRA to write"
     )
     return parser
 

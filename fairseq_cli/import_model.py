@@ -1,17 +1,18 @@
-"""Bring a Transformer-XL from elsewhere: a folder with ``checkpoint.pt`` and ``dict.txt`` that all commands read."""
+"""Import a model from elsewhere: a folder with ``checkpoint.pt`` and ``dict.txt`` that all commands read."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fairseq import checkpoint, options
-from fairseq.checkpoint.foreign import hf_transfo_xl, pickled_module, transformer_xl
+from fairseq.checkpoint.foreign import hf_encoders, hf_folder, hf_transfo_xl, pickled_module, transformer_xl
 from fairseq.checkpoint.foreign.named_tensors import cut
 from fairseq.data.dictionary import Dictionary, placeholder
 from fairseq.errors import UserError
@@ -19,7 +20,35 @@ from fairseq.files import atomic_folder
 from fairseq.tasks.loading import load_models
 
 CHECKPOINT, DICTIONARY = "checkpoint.pt", "dict.txt"
-ROLES = {"eos": ("<eos>", "</s>", "<S>"), "unk": ("<unk>", "<UNK>"), "pad": ("<pad>",)}  # what vocabularies call them
+NAMES = {  # of special symbols in vocabularies
+    "bos": ("<s>", "[CLS]"),
+    "pad": ("<pad>", "[PAD]"),
+    "eos": ("<eos>", "</s>", "<S>", "[SEP]"),
+    "unk": ("<unk>", "<UNK>", "[UNK]"),
+    "mask": ("<mask>", "[MASK]"),
+}
+NAMES_XL = {"eos": NAMES["eos"][:3], "unk": NAMES["unk"][:2], "pad": NAMES["pad"][:1]}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model from elsewhere.
+
+    Attributes:
+        model: parameters by name.
+        settings: ``args`` of the checkpoint.
+        size: number of words of the model.
+        words: the words in the order of their ids; None: the source has none.
+        ids: special symbols by role that the source names by their ids.
+        names: the names of special symbols, by role.
+    """
+
+    model: dict[str, Tensor]
+    settings: dict[str, Any]
+    size: int
+    words: Sequence[str] | None
+    ids: Mapping[str, int]
+    names: Mapping[str, Sequence[str]]
 
 
 def main(args: argparse.Namespace) -> None:
@@ -30,25 +59,43 @@ def main(args: argparse.Namespace) -> None:
     """
     source, out = Path(args.source), Path(args.out)
     _check(source, out)
-    words: list[str] | None = None
-    eos: int | None = None
-    if args.source_format == "hf-transfo-xl":
-        if args.config_file is not None:
-            raise UserError("--config: a Hugging Face folder has its own config.json; leave it out")
-        model, settings = hf_transfo_xl.read(source)
-        words, eos = hf_transfo_xl.vocabulary(source), hf_transfo_xl.eos(source)
-    else:
-        model, settings = _authors_model(source, args.config_file)
-    dictionary = _dictionary(_vocabulary_size(model), words, eos, source)
-    state = {"args": settings, "model": model, "optimizer_history": [], "extra_state": {}}
+    imported = _read(source, args.source_format, args.config_file)
+    dictionary = _dictionary(imported, source)
+    state = {"args": imported.settings, "model": imported.model, "optimizer_history": [], "extra_state": {}}
     with atomic_folder(out, (DICTIONARY, CHECKPOINT), "--out") as folder:
         checkpoint.save(folder / CHECKPOINT, state)
         dictionary.save(folder / DICTIONARY)
         load_models([folder / CHECKPOINT], folder / DICTIONARY)
-    kind = "its own words" if words is not None else "placeholder words"
-    parameters = sum({value.data_ptr(): value.numel() for value in model.values()}.values())
-    print(f"{source}: {settings['n_layer']} layers, {parameters:,} parameters, {len(dictionary):,} words")
+    kind = "its own words" if imported.words is not None else "placeholder words"
+    parameters = sum({value.data_ptr(): value.numel() for value in imported.model.values()}.values())
+    layers = imported.settings.get("n_layer") or imported.settings["encoder_layers"]
+    print(f"{source}: {layers} layers, {parameters:,} parameters, {len(dictionary):,} words")
     print(f"Wrote {out / CHECKPOINT} and {out / DICTIONARY} ({kind})")
+
+
+def _read(source: Path, source_format: str, config_file: str | None) -> Imported:
+    """The model at *source*."""
+    if source_format == "transformer-xl":
+        model, settings = _authors_model(source, config_file)
+        return Imported(model, settings, _vocabulary_size(model), None, {}, NAMES_XL)
+    if config_file is not None:
+        raise UserError("--config: a Hugging Face folder has its own config.json; leave it out")
+    if source_format == "hf" and not source.is_dir():
+        raise UserError(f"{source}: no such folder; give one with config.json and model.safetensors")
+    kind = hf_folder.read_json(source / hf_folder.CONFIG).get("model_type") if source_format == "hf" else "transfo-xl"
+    if kind == "transfo-xl":
+        model, settings = hf_transfo_xl.read(source)
+        eos = hf_transfo_xl.eos(source)
+        ids = {} if eos is None else {"eos": eos}
+        return Imported(model, settings, _vocabulary_size(model), hf_folder.vocabulary(source), ids, NAMES_XL)
+    model, settings, ids = hf_encoders.read(source)
+    size = model["encoder.sentence_encoder.embed_tokens.weight"].size(0)
+    return Imported(model, settings, size, _filled(hf_folder.vocabulary(source), size), ids, NAMES)
+
+
+def _filled(words: list[str] | None, size: int) -> list[str] | None:
+    """*words* with unused ids at the end: tables of embeddings are often longer than vocabularies."""
+    return words if words is None else words + [""] * (size - len(words))
 
 
 def _check(source: Path, out: Path) -> None:
@@ -70,7 +117,7 @@ def _authors_model(source: Path, config_file: str | None) -> tuple[dict[str, Ten
     state, own = pickled_module.read(source)
     if own is None and config_file is None:
         raise UserError(f"{source}: is a state dict, which does not tell the model's settings; give --config FILE.json")
-    given = hf_transfo_xl.read_json(Path(config_file)) if config_file is not None else {}
+    given = hf_folder.read_json(Path(config_file)) if config_file is not None else {}
     return transformer_xl.convert(state, {**(own or {}), **given}, str(source))
 
 
@@ -79,17 +126,22 @@ def _vocabulary_size(model: dict[str, Tensor]) -> int:
     return sum(table.size(0) for table in tables)
 
 
-def _dictionary(size: int, words: Sequence[str] | None, eos: int | None, source: Path) -> Dictionary:
+def _dictionary(imported: Imported, source: Path) -> Dictionary:
     """Words with the ids of the source; ``token0``, ``token1``, … where it has none that text could hold.
 
-    The end of a line is the word that is usually called so, else id *eos*, else id 0, as in the authors' vocabularies.
+    The padding of an encoder is the id that its configuration names. Other special symbols are the words that are
+    usually called so, else the ids of the configuration; the end of a line is id 0 where nothing tells it.
     """
+    words, size = imported.words, imported.size
     if words is None:
         words = [""] * size
     if len(words) != size:
         raise UserError(f"{source}: its vocabulary has {len(words)} words, its model {size}; use the model's own")
-    if eos is not None and not 0 <= eos < size:
-        raise UserError(f"{source}: eos_token_id is {cut(eos)}, but there are {size} words; correct config.json")
+    for role, index in imported.ids.items():
+        if not 0 <= index < size:
+            raise UserError(
+                f"{source}: {role}_token_id is {cut(index)}, but there are {size} words; correct config.json"
+            )
     taken = set(words)
     symbols: list[str] = []
     seen: set[str] = set()
@@ -100,8 +152,10 @@ def _dictionary(size: int, words: Sequence[str] | None, eos: int | None, source:
                 word += "_"
         seen.add(word)
         symbols.append(word)
-    roles = {role: name for role, names in ROLES.items() for name in reversed(names) if name in seen}
-    roles.setdefault("eos", symbols[eos or 0])
+    roles = {role: symbols[index] for role, index in imported.ids.items()}
+    found = {role: name for role, names in imported.names.items() for name in reversed(names) if name in seen}
+    roles |= {role: name for role, name in found.items() if not (role == "pad" and "pad" in roles)}
+    roles.setdefault("eos", symbols[0])
     return Dictionary.of_listed(symbols, roles)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from fairseq.criterions import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.criterions.masked_lm import output_layer
 from fairseq.errors import UserError
+from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
 from fairseq.modules.output_layer import move_partition
 
 
@@ -61,5 +63,19 @@ class ElectraCriterion(FairseqCriterion):
             "generator_loss": generator.detach(),
             "discriminator_loss": discriminator.detach(),
             "chosen": len(masked[1]),
+            "replaced": replaced.sum(),
+            "correct": (logits.detach().gt(0).eq(extra["replaced"]) & real).sum(),
         }
         return loss, sample["ntokens"], sums
+
+    def figures(self) -> dict[str, Figure]:
+        """The whole loss; those of both halves in bits, a chosen token and a token; the discriminator's accuracy."""
+        to_bits = 1 / math.log(2)
+        return {
+            "loss": ratio("loss", SIZE, to_bits),
+            "generator_loss": ratio("generator_loss", "chosen", to_bits),
+            "generator_ppl": perplexity("generator_loss", "chosen"),
+            "discriminator_loss": ratio("discriminator_loss", "ntokens", to_bits),
+            "discriminator_accuracy": ratio("correct", "ntokens"),
+            "replaced": ratio("replaced", "ntokens"),
+        }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from fairseq.criterions import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 
@@ -37,7 +39,11 @@ class MaskedLMCriterion(FairseqCriterion):
             target = sample["target"].reshape(-1)
             chosen = int(target.ne(self.padding_idx).sum())
             loss = nll(output, target, self.padding_idx)
-        return loss, chosen, {**logging_output(loss, sample, chosen), "ntokens": chosen}
+        return loss, chosen, logging_output(loss, sample, chosen)
+
+    def figures(self) -> dict[str, Figure]:
+        """``loss`` in bits a chosen token, and ``ppl``."""
+        return {"loss": ratio("loss", SIZE, 1 / math.log(2)), "ppl": perplexity("loss", SIZE)}
 
 
 def output_layer(model: Any) -> OutputLayer:

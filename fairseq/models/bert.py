@@ -30,6 +30,9 @@ class BertConfig:
     encoder_ffn_embed_dim: int = flag(3072, "width of the feed-forward networks", low=1)
     encoder_attention_heads: int = flag(12, "attention heads of each layer", low=1)
     activation_fn: str = flag("gelu", "activation of the feed-forward networks", choices=tuple(ACTIVATIONS))
+    head_activation_fn: str | None = flag(
+        None, "activation of the output layer (default: --activation-fn)", choices=tuple(ACTIVATIONS)
+    )
     dropout: float = flag(0.1, "dropout after embeddings, attention and feed-forward networks", low=0, below=1)
     attention_dropout: float = flag(0.1, "dropout of attention weights", low=0, below=1)
     activation_dropout: float = flag(
@@ -65,6 +68,7 @@ class BertConfig:
             attention_dropout=self.attention_dropout,
             activation_dropout=self.activation_dropout,
             activation_fn=self.activation_fn,
+            head_activation_fn=self.head_activation_fn or self.activation_fn,
             layer_norm_eps=self.layer_norm_eps,
             apex=apex,
         )
@@ -85,7 +89,7 @@ class MaskedLMEncoder(nn.Module):
         weight: Any = self.sentence_encoder.embed_tokens.weight
         if untied:
             weight = nn.Parameter(torch.empty_like(weight).normal_(std=INITIAL_DEVIATION))
-        self.lm_head = MaskedLMHead(shape.dim, weight, shape.activation_fn, shape.layer_norm_eps, shape.apex)
+        self.lm_head = MaskedLMHead(shape.dim, weight, shape.head_activation_fn, shape.layer_norm_eps, shape.apex)
 
 
 @register_model("bert", dataclass=BertConfig)
@@ -97,7 +101,7 @@ class BertModel(BaseFairseqModel):
         cfg: the settings that it was made of.
     """
 
-    decisive_settings = ("encoder_attention_heads", "activation_fn", "layer_norm_eps")
+    decisive_settings = ("encoder_attention_heads", "activation_fn", "head_activation_fn", "layer_norm_eps")
     predicts_next_token = False
 
     def __init__(self, encoder: MaskedLMEncoder, cfg: BertConfig) -> None:

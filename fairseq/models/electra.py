@@ -14,7 +14,7 @@ from fairseq.config import flag
 from fairseq.errors import UserError
 from fairseq.models import register_model
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.bert import BertConfig, MaskedLMEncoder, upgrade_names, vocabulary_of
+from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, upgrade_names, vocabulary_of
 from fairseq.models.heads import DiscriminatorHead, Masked
 from fairseq.modules.encoder import EncoderShape, Infuse, TransformerEncoder
 from fairseq.modules.linear_cross_entropy import rows_per_chunk
@@ -51,7 +51,7 @@ class Discriminator(nn.Module):
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
         self.sentence_encoder = TransformerEncoder(shape)
-        self.discriminator_head = DiscriminatorHead(shape.dim, shape.activation_fn)
+        self.discriminator_head = DiscriminatorHead(shape.dim, shape.head_activation_fn)
 
 
 @register_model("electra", dataclass=ElectraConfig)
@@ -66,7 +66,7 @@ class ElectraModel(BaseFairseqModel):
         cfg: the settings that they were made of.
     """
 
-    decisive_settings = ("encoder_attention_heads", "activation_fn", "layer_norm_eps", "generator_size")
+    decisive_settings = (*BertModel.decisive_settings, "generator_size")
     predicts_next_token = False
 
     def __init__(self, encoder: Discriminator, generator: MaskedLMEncoder | None, cfg: ElectraConfig) -> None:

@@ -48,6 +48,7 @@ class EncoderShape:
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     activation_fn: str = "gelu"
+    head_activation_fn: str = "gelu"
     layer_norm_eps: float = 1e-5
     apex: bool = True
 

@@ -17,6 +17,20 @@ def electra_base(args: argparse.Namespace) -> None:
     encoder_sizes(args, layers=12, dim=768, heads=12)
 
 
+@register_model_architecture("electra", "electra_discriminator")
+def electra_discriminator(args: argparse.Namespace) -> None:
+    """A finished discriminator: ELECTRA without generator."""
+    set_defaults(args, generator_size=0.0)
+    electra_base(args)
+
+
+@register_model_architecture("bert", "electra_generator")
+def electra_generator(args: argparse.Namespace) -> None:
+    """A generator alone: an encoder with a masked language model's output layer."""
+    set_defaults(args, token_types=2, layer_norm_eps=1e-12, encoder_input_dim=768)
+    encoder_sizes(args, layers=12, dim=256, heads=4)
+
+
 @register_model_architecture("electra", "electra_small")
 def electra_small(args: argparse.Namespace) -> None:
     """Clark et al. 2020, table 6: 14 M parameters, embeddings of width 128, a generator of a quarter of its width."""

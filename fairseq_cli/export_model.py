@@ -1,0 +1,112 @@
+"""Write an encoder as a folder that Hugging Face's transformers loads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import Tensor
+
+from fairseq import checkpoint, hub, options
+from fairseq.checkpoint.foreign import hf_encoders
+from fairseq.checkpoint.foreign.hf_encoder_names import EncoderSizes
+from fairseq.checkpoint.foreign.hf_folder import CONFIG, SAFE
+from fairseq.data.dictionary import Dictionary
+from fairseq.errors import UserError
+from fairseq.files import atomic_folder
+from fairseq.models import BaseFairseqModel
+from fairseq.models.bert import BertModel
+from fairseq.models.electra import ElectraModel
+from fairseq.modules.encoder import EncoderShape
+
+WORDS = "vocab.txt"
+
+
+def main(args: argparse.Namespace) -> None:
+    """Write the model of ``args.source`` to the folder ``args.out``.
+
+    ``vocab.txt`` has the dictionary's symbols in the order of their ids; it is no tokenizer.
+
+    Raises:
+        UserError: the checkpoint is no encoder or cannot be read, or the folder cannot be written.
+    """
+    out = Path(args.out)
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        raise UserError("--to hf: needs the safetensors package; install the [hub] extra") from None
+    if out.exists() and (not out.is_dir() or set(os.listdir(out)) - {CONFIG, SAFE, WORDS}):
+        raise UserError(f"--out {out}: is a file, or has other files in it; give a new folder")
+    model, task = hub.load_model(args.source, args.data)
+    arch = str(checkpoint.load(hub.find_checkpoint(Path(args.source)))["args"].get("arch"))
+    kind, shape, state = _half(model, args.half, arch, args.source)
+    sizes, dictionary = _sizes(kind, shape, state), task.source_dictionary
+    config = hf_encoders.configuration(sizes, asdict(shape), _special_ids(dictionary))
+    with atomic_folder(out, (WORDS, SAFE, CONFIG), "--out") as folder:
+        save_file(hf_encoders.write(state, sizes), folder / SAFE, {"format": "pt"})
+        (folder / WORDS).write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    print(f"Wrote {out / CONFIG}, {out / SAFE} and {out / WORDS}: {config['architectures'][0]}")
+
+
+def _half(model: BaseFairseqModel, half: str, arch: str, source: str) -> tuple[str, EncoderShape, Mapping[str, Tensor]]:
+    """The kind of the model to write, its shape, and its parameters as those of an encoder alone.
+
+    Raises:
+        UserError: there is no such model in the checkpoint.
+    """
+    state = model.state_dict()
+    if isinstance(model, ElectraModel):
+        if half == "discriminator":
+            return "discriminator", model.encoder.sentence_encoder.shape, state
+        if model.generator is None:
+            raise UserError(f"--half generator: {source} has no generator; leave the flag out")
+        prefix = "generator."
+        generator = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        return (
+            "generator",
+            model.generator.sentence_encoder.shape,
+            {f"encoder.{name}": value for name, value in generator.items()},
+        )
+    if not isinstance(model, BertModel):
+        raise UserError(
+            f"{source}: {type(model).__name__} is no encoder; give a checkpoint of bert, roberta or electra"
+        )
+    shape = model.encoder.sentence_encoder.shape
+    if arch == "electra_generator" or shape.embed_dim != shape.dim:
+        return "generator", shape, state
+    return ("roberta" if arch.startswith("roberta") or shape.token_types < 2 else "bert"), shape, state
+
+
+def _sizes(kind: str, shape: EncoderShape, state: Mapping[str, Tensor]) -> EncoderSizes:
+    tokens, output = state["encoder.sentence_encoder.embed_tokens.weight"], state.get("encoder.lm_head.weight")
+    return EncoderSizes(
+        kind=kind,
+        vocabulary=shape.vocabulary,
+        padding_idx=shape.padding_idx,
+        embed_dim=shape.embed_dim,
+        dim=shape.dim,
+        ffn_dim=shape.ffn_dim,
+        layers=shape.layers,
+        positions=shape.max_positions + (shape.padding_idx + 1 if kind == "roberta" else 0),
+        token_types=max(1, shape.token_types),
+        untied=output is not None and output.data_ptr() != tokens.data_ptr(),
+    )
+
+
+def _special_ids(dictionary: Dictionary) -> dict[str, int]:
+    ids = {"bos": dictionary.bos(), "pad": dictionary.pad(), "eos": dictionary.eos()}
+    return {role: index for role, index in ids.items() if index >= 0}
+
+
+def cli_main() -> None:
+    """``fairseq-export``."""
+    options.run_command(main, options.get_export_parser)
+
+
+if __name__ == "__main__":
+    cli_main()
