@@ -11,6 +11,7 @@ import errno
 import importlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -253,6 +254,8 @@ def parse_args_and_arch(
 def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable[[], Parser]) -> None:
     """Parse the process's command line and run *main*; a user's mistake is one line on stderr and exit code 2."""
     keep_freed_memory()
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # until here it ended the process: imports are done
     try:
         main(parse_args_and_arch(make_parser()))
         sys.stdout.flush()

@@ -1,7 +1,27 @@
-"""What holds for every test."""
+"""Conditions that hold for every test, however and wherever the suite was started."""
 
 from __future__ import annotations
 
+import os
+import signal
+
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)  # the models are tiny: more threads would only wait for one another
+
+# An example takes as long as it takes: a loaded machine is no failure.
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
+
+# A job in the background of a script ignores SIGINT, and so would every process that a test starts and interrupts.
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+
+# The suite may itself be a task of a cluster or run under torchrun: its tests are not.
+CLUSTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GLOO_SOCKET_IFNAME")
+for name in list(os.environ):
+    if name in CLUSTER or name.startswith(("SLURM_", "TORCHELASTIC_")):
+        del os.environ[name]

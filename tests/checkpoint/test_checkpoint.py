@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import runs
 import torch
 
 from fairseq.checkpoint import CheckpointManager, describe_mismatch, load, manager, read, save
@@ -117,7 +118,7 @@ def run_python(code: str, *args: object) -> subprocess.CompletedProcess[str]:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=runs.TIMEOUT)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

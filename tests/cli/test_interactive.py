@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import naive
@@ -159,10 +158,9 @@ def test_interruption_and_a_closed_pipe_end_without_a_traceback():
         assert process.stdout.read(20).startswith(b"gres ")
     broken.stdout.close()
     stopped.send_signal(signal.SIGINT)
-    begin = time.monotonic()
     for process, code in ((broken, 1), (stopped, 130)):
-        assert process.wait(timeout=30) == code
-        assert b"Traceback" not in process.stderr.read() and time.monotonic() - begin < 30
+        assert process.wait(runs.TIMEOUT) == code
+        assert b"Traceback" not in process.stderr.read()
         process.stdin.close()
         process.stderr.close()
     stopped.stdout.close()
@@ -171,7 +169,7 @@ def test_interruption_and_a_closed_pipe_end_without_a_traceback():
 def test_output_that_has_not_every_character_shows_the_rest():
     flags = "--cpu --max-new-tokens 3 --path", SHORTFORMER
     process = start(flags, stdin=subprocess.PIPE, stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
-    out, error = process.communicate("é – gres\n".encode(), timeout=60)
+    out, error = process.communicate("é – gres\n".encode(), timeout=runs.TIMEOUT)
     assert process.returncode == 0 and out.startswith(rb"\xe9 \u2013 gres"), error
 
 

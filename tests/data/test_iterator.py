@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import runs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,7 +117,7 @@ def test_the_place_counts_what_was_yielded_not_what_was_prepared() -> None:
     iterator = EpochIterator(BLOCKS, sampler("shuffled"), prepare=prepare, prefetch=4)
     batches = iter(iterator)
     next(batches)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + runs.TIMEOUT
     while len(prepared) < 4 and time.monotonic() < deadline:
         time.sleep(0.001)
     assert len(prepared) >= 4

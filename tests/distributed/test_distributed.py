@@ -85,7 +85,7 @@ def test_torchrun_starts_the_processes_and_one_without_a_batch_takes_part(tmp_pa
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=runs.TIMEOUT,
         env=runs.environment(),
     )
     assert result.returncode == 0, result.stderr

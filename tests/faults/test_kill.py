@@ -26,7 +26,7 @@ def start(folder, log):
     return subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=runs.environment())
 
 
-def wait_for(path, process, seconds=60):
+def wait_for(path, process, seconds=runs.TIMEOUT):
     """Wait until the checkpoint at *path* changes, or the process ends; returns how long it took."""
     before = path.stat().st_mtime_ns if path.exists() else 0
     begin = time.monotonic()
@@ -58,7 +58,7 @@ def test_run_killed_at_random_instants_ends_bit_identical_to_the_uninterrupted_o
             assert process.poll() is None, "it was to be killed before its end: give it more updates"
             process.send_signal(signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL
-        assert start(folder, log).wait() == 0
+        assert start(folder, log).wait(runs.TIMEOUT) == 0
     assert runs.difference(whole, runs.content(folder / "checkpoint_last.pt")) is None
     assert {p.name for p in folder.iterdir()} == {p.name for p in (tmp_path / "whole").iterdir()}, (
         "nothing is left over"
@@ -71,6 +71,6 @@ def test_terminated_run_keeps_its_last_checkpoint_and_says_nothing(tmp_path):
         process = start(tmp_path / "run", log)
         wait_for(tmp_path / "run" / "checkpoint_last.pt", process)
         process.terminate()
-        assert process.wait(20) == -signal.SIGTERM
+        assert process.wait(runs.TIMEOUT) == -signal.SIGTERM
     assert "Traceback" not in (tmp_path / "log").read_text()
     assert runs.content(tmp_path / "run" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] % 8 == 0

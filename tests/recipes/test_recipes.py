@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import runs
 
 from fairseq import options
 
@@ -66,7 +67,7 @@ def run(script: str, *arguments: str, **variables: object) -> subprocess.Complet
     environment = {name: value for name, value in os.environ.items() if name not in names}
     environment |= {"PYTHON": sys.executable, **{name: str(value) for name, value in variables.items()}}
     command = ["bash", str(RECIPES / script), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT)
 
 
 def flags(command: str) -> tuple[str, set[tuple[str, str | None]]]:
@@ -234,7 +235,7 @@ def test_wikitext_103_is_not_downloaded_twice(tmp_path: Path) -> None:
 def test_the_demo_runs_end_to_end_when_small(tmp_path: Path) -> None:
     demo = [sys.executable, "-m", "scripts.demo", "--output", str(tmp_path / "demo")]
     small = ["--max-words", "15000", "--updates", "4", "8", "--cutoffs", "100,300"]
-    result = subprocess.run([*demo, *small], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    result = subprocess.run([*demo, *small], cwd=ROOT, capture_output=True, text=True, timeout=runs.TIMEOUT)
     assert result.returncode == 0, result.stdout + result.stderr
     report = (tmp_path / "demo" / "report.txt").read_text(encoding="utf-8")
     whole, by_token = (re.search(rf"{name} +[\d,]+ +([\d.,]+) +[\d,]+ MB", report) for name in ("segment", "token"))

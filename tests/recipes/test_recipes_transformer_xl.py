@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs
 
 from fairseq import options
 
@@ -63,7 +64,7 @@ def run(script: str, *arguments: str | Path, **variables: object) -> subprocess.
     environment |= {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     environment |= {name: str(value) for name, value in variables.items()}
     command = ["bash", str(RECIPES / f"{script}.sh"), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT)
 
 
 def printed(result: subprocess.CompletedProcess[str]) -> list[str]:
@@ -254,7 +255,7 @@ def test_an_interrupted_download_goes_on_and_becomes_symbols(corpus: str, text: 
     (out / f"{corpus}.zip.part").write_bytes(archive.read_bytes()[:50])
     command = ["bash", f"{scripts}/prepare-{corpus}.sh", str(out)]
     environment = {**os.environ, "PYTHON": sys.executable, f"{corpus.upper()}_URL": archive.as_uri()}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT)
     assert result.returncode == 0, result.stdout + result.stderr
     assert sorted(path.name for path in out.iterdir()) == ["dict.txt", "test.txt", "train.txt", "valid.txt"]
     first, end = text[: len(text) * 9 // 10], b"\n" if corpus == "enwik8" else b" "
@@ -276,7 +277,7 @@ def test_one_billion_words_pieces_become_three_texts(tmp_path: Path) -> None:
     scripts = with_checksums(tmp_path / "copy", lm1b=archive)
     command = ["bash", f"{scripts}/prepare-lm1b.sh", str(tmp_path / "out")]
     environment = {**os.environ, "PYTHON": sys.executable, "LM1B_URL": archive.as_uri()}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT)
     assert result.returncode == 0, result.stdout + result.stderr
     texts = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
     assert texts == {
