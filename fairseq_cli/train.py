@@ -7,7 +7,7 @@ import logging
 import sys
 
 from fairseq import distributed, options
-from fairseq.distributed import World
+from fairseq.distributed import Interruption, World
 from fairseq.training.run import train
 
 
@@ -24,7 +24,10 @@ def train_process(args: argparse.Namespace, world: World) -> None:
         level=logging.INFO if world.is_first else logging.ERROR,
         stream=sys.stderr,
     )
-    train(args, world)
+    with Interruption() as interruption:
+        number = train(args, world, interruption)
+    if number:
+        sys.exit(128 + number)
 
 
 def cli_main() -> None:

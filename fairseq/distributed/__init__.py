@@ -1,7 +1,8 @@
 """Data-parallel processes: launch, communication and gradient reduction. Nothing else knows how many there are."""
 
 from fairseq.distributed.ddp import GradientReducer
+from fairseq.distributed.interruption import Interruption
 from fairseq.distributed.launch import device_of, run
 from fairseq.distributed.world import World
 
-__all__ = ["GradientReducer", "World", "device_of", "run"]
+__all__ = ["GradientReducer", "Interruption", "World", "device_of", "run"]

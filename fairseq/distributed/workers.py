@@ -102,8 +102,7 @@ class Workers:
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if self.signal:
-            self._kill()
-            os._exit(128 + number)
+            sys.exit(128 + number)  # the end of the with statement kills the workers
         self.signal = number
         for process in self.processes:
             if process.is_alive():

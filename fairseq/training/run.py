@@ -17,7 +17,7 @@ from fairseq.checkpoint import CheckpointManager
 from fairseq.config import parse_dict
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.iterator import EpochIterator
-from fairseq.distributed import World
+from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import progress_bar
 from fairseq.models.loading import load_fitting
@@ -27,17 +27,27 @@ from fairseq.training import log, stages
 from fairseq.training.best import Best
 from fairseq.training.log import Clock
 from fairseq.training.stages import Stage
+from fairseq.training.stop import StopVote, describe_interruption
 from fairseq.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
 
-def train(args: argparse.Namespace, world: World) -> None:
+def train(args: argparse.Namespace, world: World, interruption: Interruption | None = None) -> int:
     """Train what *args* describe, on one process of *world*: restore, run every stage that is left, save.
+
+    Args:
+        args: the settings.
+        world: the processes.
+        interruption: the signal that asks this process to stop; polled after each update.
+
+    Returns:
+        The number of the signal that stopped the run, the same on every rank; 0 if it ended by its settings.
 
     Raises:
         UserError: the settings, the data or the checkpoint are not what they should be.
     """
+    interruption = interruption or Interruption()
     planned = stages.plan(args)
     options = config.extract(CheckpointConfig, args)
     manager = CheckpointManager(options) if world.is_first else None
@@ -48,7 +58,7 @@ def train(args: argparse.Namespace, world: World) -> None:
     while True:
         if planned:
             stage = stages.stage_at(planned, _updates(state, options))
-        run = Run(stages.arguments(args, planned, stage) if stage else args, world, manager, stage)
+        run = Run(stages.arguments(args, planned, stage) if stage else args, world, manager, stage, interruption)
         if state is not None:
             run.restore(state, source)
             state = None
@@ -56,8 +66,12 @@ def train(args: argparse.Namespace, world: World) -> None:
             initial = checkpoint.load(options.finetune_from_model)["model"]
             load_fitting(run.trainer.model, initial, options.finetune_from_model)
         run.train()
+        if run.stop.interrupted:
+            number = max(world.gather(interruption.signal, everywhere=True))
+            logger.info(describe_interruption(number, run.trainer.num_updates, options))
+            return number
         if stage is None or stage is planned[-1] or not run.stage_is_done():
-            return
+            return 0
         logger.info("stage %d is done after %d updates", stage.number, run.trainer.num_updates)
         state, source = run.state_dict(), f"stage {stage.number}"
         args = _without_resets(args)
@@ -72,10 +86,16 @@ class Run:
         world: the processes.
         manager: the checkpoints; None except on the first process.
         stage: the stage, in staged training.
+        interruption: the signal that asks this process to stop.
     """
 
     def __init__(
-        self, args: argparse.Namespace, world: World, manager: CheckpointManager | None, stage: Stage | None
+        self,
+        args: argparse.Namespace,
+        world: World,
+        manager: CheckpointManager | None,
+        stage: Stage | None,
+        interruption: Interruption,
     ) -> None:
         self.args = args
         self.world = world
@@ -103,6 +123,7 @@ class Run:
         self.started = time.perf_counter()
         self.trained_before = 0.0
         self.stopped = False
+        self.stop = StopVote(world, lambda: (self._is_late(), interruption.signal > 0))
 
     def restore(self, state: dict[str, Any], source: str) -> None:
         """Go on from a loaded checkpoint, called *source* in messages."""
@@ -120,6 +141,9 @@ class Run:
     def train(self) -> None:
         """Epochs until a limit is reached."""
         self._describe()
+        if self.cfg.stop_time_hours > 0:  # a restored run may be late already; clocks differ between ranks
+            late = torch.tensor(float(self._is_late()), device=self.world.device)
+            self.stopped = self.stopped or bool(self.world.sum(late))
         if self._at_limit():
             logger.info("nothing left to do after %d updates: a limit is reached", self.trainer.num_updates)
         while not self._at_limit():
@@ -128,7 +152,11 @@ class Run:
 
     def stage_is_done(self) -> bool:
         """Whether the run ended because the stage's updates are done, not for good."""
-        return self.stage is not None and not self.stopped and self.trainer.num_updates >= self.stage.max_update
+        return (
+            self.stage is not None
+            and not (self.stopped or self.stop.decided)
+            and self.trainer.num_updates >= self.stage.max_update
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything to go on from; on every process."""
@@ -167,12 +195,12 @@ class Run:
         groups = _groups(self.batches, frequency)
         with self._bar(groups, epoch, math.ceil(len(self.batches) / frequency), start=done) as bar:
             for samples in bar:
-                updated = trainer.train_step(samples)
+                updated = trainer.train_step(samples, self.stop)
                 if updated:
                     bar.log(lambda: self._interval(clock), tag="train_inner", step=trainer.num_updates)
                 if updated or self.batches.end_of_epoch:
                     self._validate_and_save(epoch, bar, clock)
-                if self.batches.end_of_epoch or self._at_limit():
+                if self.batches.end_of_epoch or (updated and self._at_limit()):
                     break
         if self.batches.end_of_epoch:
             self.batches.load_state_dict({"epoch": epoch + 1, "iterations_in_epoch": 0})
@@ -183,12 +211,11 @@ class Run:
             line = log.epoch_line(self.trainer, self.batches, self.stage, clock)
             bar.print({**line, **self._clocks(clock)}, tag="train", step=updates)
             self.task.restart()  # before a checkpoint is saved: the next epoch begins elsewhere in the corpus
-        last = self._at_limit()
-        save = (
-            last or _is_due(updates, saving.save_interval_updates) or end_of_epoch and epoch % saving.save_interval == 0
-        )
+        due = _is_due(updates, saving.save_interval_updates) or end_of_epoch and epoch % saving.save_interval == 0
+        # An interrupted run does not validate out of turn: it goes on as if nothing had happened, and it is in a hurry.
+        last = self._at_limit() and not self.stop.interrupted
         validate = (
-            (save and not end_of_epoch)
+            ((due or last) and not end_of_epoch)
             or last
             or _is_due(updates, saving.validate_interval_updates)
             or (end_of_epoch and epoch % saving.validate_interval == 0)
@@ -200,7 +227,7 @@ class Run:
             self._check_patience()
         if end_of_epoch:
             self.trainer.end_epoch(epoch, figure)
-        if (save or self.stopped) and not saving.no_save:
+        if (due or last or self.stopped or self.stop.decided) and not saving.no_save:
             self._save(epoch, updates, end_of_epoch, figure)
         clock.skip(paused)
 
@@ -257,15 +284,16 @@ class Run:
         between = self.batches.end_of_epoch or self.batches.iterations_in_epoch == 0
         epochs = self.batches.epoch if self.batches.end_of_epoch else self.batches.epoch - 1
         updates = self.trainer.num_updates
-        if self.cfg.stop_time_hours > 0 and not self.stopped:
-            late = torch.tensor(float(self.wall() > self.cfg.stop_time_hours * 3600), device=self.world.device)
-            self.stopped = bool(self.world.sum(late))
         return (
             self.stopped
+            or self.stop.decided
             or 0 < self.cfg.max_epoch <= epochs
             or 0 < self.max_update <= updates
             or (between and updates > 0 and self.trainer.get_lr() <= self.cfg.min_lr)
         )
+
+    def _is_late(self) -> bool:
+        return 0 < self.cfg.stop_time_hours * 3600 < self.wall()
 
     def _interval(self, clock: Clock) -> dict[str, Any]:
         return {**log.interval_line(self.trainer, self.batches, self.stage, clock), **self._clocks(clock)}

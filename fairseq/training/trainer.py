@@ -29,6 +29,7 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training import gradients
 from fairseq.training.averaging import WeightAverage, restore_weights
 from fairseq.training.loss_scaler import LossScaler
+from fairseq.training.stop import StopVote
 from fairseq.training.validation import validate
 
 logger = logging.getLogger(__name__)
@@ -95,8 +96,12 @@ class Trainer:
         self.lr_scheduler.step(epoch, val_loss)
         self.lr_scheduler.step_update(self.num_updates)
 
-    def train_step(self, samples: list[Sample | None]) -> bool:
+    def train_step(self, samples: list[Sample | None], vote: StopVote | None = None) -> bool:
         """One update from *samples*, this process's batches of it (None: an empty one).
+
+        Args:
+            samples: the batches, equally many on every rank.
+            vote: the ranks' decision to stop, which travels with the reduction of the sums.
 
         Returns:
             False if half-precision gradients overflowed, so that nothing was updated.
@@ -121,7 +126,7 @@ class Trainer:
 
         # Reduction: the gradients' last pieces, and all sums as one vector.
         self.reducer.reduce()
-        sums = sums.reduced(self.world)
+        sums = vote.reduced(sums) if vote is not None else sums.reduced(self.world)
 
         # The global number of targets stays on the device: reading it here would wait for the backward pass. One
         # process knows it on the host. The optimizer applies the factor, so that it need not be rounded to float16.

@@ -64,13 +64,3 @@ def test_run_killed_at_random_instants_ends_bit_identical_to_the_uninterrupted_o
         "nothing is left over"
     )
     assert (tmp_path / "log").read_text().count("restored") >= KILLS - KILLS // 4
-
-
-def test_terminated_run_keeps_its_last_checkpoint_and_says_nothing(tmp_path):
-    with open(tmp_path / "log", "wb") as log:
-        process = start(tmp_path / "run", log)
-        wait_for(tmp_path / "run" / "checkpoint_last.pt", process)
-        process.terminate()
-        assert process.wait(runs.TIMEOUT) == -signal.SIGTERM
-    assert "Traceback" not in (tmp_path / "log").read_text()
-    assert runs.content(tmp_path / "run" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] % 8 == 0

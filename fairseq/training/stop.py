@@ -1,0 +1,100 @@
+"""Stopping early, by a signal or by the clock: all ranks agree on the update, and on the command that goes on."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fairseq.checkpoint.manager import LAST
+from fairseq.distributed import World
+from fairseq.logging.figures import NamedSums
+from fairseq.settings import CheckpointConfig
+
+_VOTES = ("votes_late", "votes_interrupted")
+_ELSEWHERE = ("--restore-file", "--finetune-from-model")  # a run that goes on starts from its own checkpoint
+
+
+class StopVote:
+    """The ranks' decision to stop, taken with every update's sums, in the same reduction.
+
+    One process decides on the host, without any tensor. Several read the votes where reading costs nothing: on CPUs at
+    once, on GPUs those of the update before, which the device has finished by then. Every rank reads the same votes.
+
+    Args:
+        world: the processes.
+        wishes: returns whether this process is (out of time, interrupted); called once an update.
+    """
+
+    def __init__(self, world: World, wishes: Callable[[], tuple[bool, bool]]) -> None:
+        self.world = world
+        self.wishes = wishes
+        self.late = False
+        self.interrupted = False
+        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
+
+    @property
+    def decided(self) -> bool:
+        """Whether the run stops after this update."""
+        return self.late or self.interrupted
+
+    def reduced(self, sums: NamedSums) -> NamedSums:
+        """Return *sums* reduced over ranks; the votes are cast and counted on the way."""
+        wishes = self.wishes()
+        if self.world.size == 1:
+            self.late, self.interrupted = wishes
+            return sums
+        votes = torch.tensor(wishes, dtype=sums.values.dtype).to(sums.values.device, non_blocking=True)
+        with_votes = NamedSums((*sums.names, *_VOTES), torch.cat([sums.values, votes]), sums.rows)
+        total = with_votes.reduced(self.world)
+        self._count(total.values[len(sums.names) :])
+        return NamedSums(sums.names, total.values[: len(sums.names)], total.rows)
+
+    def _count(self, votes: Tensor) -> None:
+        if votes.device.type != "cuda":
+            self.late, self.interrupted = (bool(vote) for vote in votes.tolist())
+            return
+        copy = torch.empty(votes.shape, dtype=votes.dtype, pin_memory=True).copy_(votes, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        if self._pending is not None:
+            before, event = self._pending
+            event.synchronize()  # of the update before: the device is busy with this one meanwhile
+            self.late, self.interrupted = (bool(vote) for vote in before.tolist())
+        self._pending = copy, copied
+
+
+def describe_interruption(number: int, updates: int, saving: CheckpointConfig) -> str:
+    """Return what the log says of a run that the signal *number* stopped after *updates*: how to go on."""
+    for flag in ("no_save", "no_last_checkpoints"):
+        if getattr(saving, flag):
+            then = f"nothing to go on from was saved (--{flag.replace('_', '-')})"
+            break
+    else:
+        then = f"saved {Path(saving.save_dir) / LAST}; to go on: {continuation(sys.argv)}"
+    return f"stopped by {signal.Signals(number).name} after update {updates}; {then}"
+
+
+def continuation(argv: Sequence[str]) -> str:
+    """Return the command that goes on with a run which ``sys.argv`` *argv* started, without flags that restart it."""
+    program, *words = argv
+    path = Path(program)
+    if path.parent.name == "fairseq_cli":
+        start = ["python", "-m", f"fairseq_cli.{path.stem}"]
+    else:
+        start = ["python", program] if path.suffix == ".py" else [path.name]
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in _ELSEWHERE:
+            skip = True
+        elif not word.startswith(("--reset-", *(f"{flag}=" for flag in _ELSEWHERE))):
+            kept.append(word)
+    return shlex.join([*start, *kept])

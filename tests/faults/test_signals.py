@@ -1,0 +1,130 @@
+"""A signal ends a run after its update: saved, with a documented exit code, and with the command that goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import runs
+import torch
+
+from fairseq.distributed import World
+from fairseq.logging.figures import NamedSums
+from fairseq.training.stop import StopVote, continuation
+from fairseq.training.trainer import Trainer
+
+FLAGS = [
+    runs.BASELINE,
+    "--dropout 0.2 --attention-dropout 0.1 --optimizer adam --lr 0.002 --max-update 9 --save-interval-updates 3",
+    "--no-epoch-checkpoints",
+]
+TWO = "--max-tokens 32 --distributed-world-size 2"
+
+# The criterion sends the signals: at a definite update, whatever the machine's speed.
+PLUGIN = """
+import os, signal
+import torch.distributed as dist
+from fairseq.criterions import register_criterion
+from fairseq.criterions import adaptive_loss
+
+@register_criterion("signalling", dataclass=adaptive_loss.AdaptiveLossConfig)
+class AdaptiveLoss(adaptive_loss.AdaptiveLoss):  # its checkpoints fit the original
+    calls = 0
+
+    def compute_loss(self, model, net_output, sample):
+        AdaptiveLoss.calls += model.training  # validations do not count
+        if AdaptiveLoss.calls == 5 and (not dist.is_initialized() or dist.get_rank() == 1):
+            for number in {numbers}:
+                os.kill({target}, number)
+        return super().compute_loss(model, net_output, sample)
+"""
+
+
+def signalled(folder, save_dir, *flags, numbers, target="os.getpid()"):
+    """A run in a process of its own whose criterion sends signals to *target* during update 5."""
+    plugin = folder / "signalling_plugin"
+    plugin.mkdir(exist_ok=True)
+    (plugin / "__init__.py").write_text(PLUGIN.format(numbers=[int(n) for n in numbers], target=target))
+    user_dir = ["--user-dir", plugin, "--criterion signalling"]
+    return runs.command("train.py", runs.DATA, "--save-dir", save_dir, FLAGS, flags, user_dir)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_signalled_run_saves_exits_with_its_code_and_goes_on_exactly(tmp_path, monkeypatch, caplog, number):
+    runs.train(tmp_path / "whole", FLAGS)
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end, caplog.at_level("INFO"):
+        step = Trainer.train_step
+
+        def signalled_step(self, *args):
+            if self.num_updates == 4:
+                os.kill(os.getpid(), number)
+            return step(self, *args)
+
+        patch.setattr(Trainer, "train_step", signalled_step)
+        runs.train(tmp_path / "run", FLAGS)
+    last = tmp_path / "run" / "checkpoint_last.pt"
+    assert end.value.code == 128 + number
+    assert signal.getsignal(number) is before
+    assert runs.content(last)["optimizer_history"][-1]["num_updates"] == 5
+    assert f"stopped by {number.name} after update 5; saved {last}; to go on: " in caplog.text
+    runs.train(tmp_path / "run", FLAGS)
+    assert runs.difference(runs.content(tmp_path / "whole" / "checkpoint_last.pt"), runs.content(last)) is None
+
+
+def test_signal_to_one_of_two_processes_stops_both_after_the_same_update(tmp_path):
+    whole = runs.command("train.py", runs.DATA, "--save-dir", tmp_path / "whole", FLAGS, TWO)
+    assert whole.returncode == 0, whole.stderr
+    stopped = signalled(tmp_path, tmp_path / "run", TWO, numbers=[signal.SIGTERM])
+    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
+    assert "stopped by SIGTERM after update 5; " in stopped.stderr and "Traceback" not in stopped.stderr
+    resumed = runs.command("train.py", runs.DATA, "--save-dir", tmp_path / "run", FLAGS, TWO)
+    assert resumed.returncode == 0, resumed.stderr
+    contents = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "run"))
+    assert runs.difference(*contents) is None
+
+
+@pytest.mark.parametrize(
+    "flags, target, numbers, code, updates",
+    [
+        (TWO, "os.getppid()", [signal.SIGINT], 130, 5),
+        ("", "os.getpid()", [signal.SIGINT, signal.SIGTERM], 143, None),
+        (TWO, "os.getppid()", [signal.SIGINT, signal.SIGTERM], 143, None),
+    ],
+    ids=["launcher", "second", "launcher-second"],
+)
+def test_launcher_passes_a_signal_on_and_a_second_one_ends_at_once(tmp_path, flags, target, numbers, code, updates):
+    stopped = signalled(tmp_path, tmp_path / "run", flags, numbers=numbers, target=target)
+    assert stopped.returncode == code, stopped.stderr
+    last = tmp_path / "run" / "checkpoint_last.pt"
+    assert "Traceback" not in stopped.stderr
+    assert ("stopped by" in stopped.stderr, last.exists()) == (updates is not None, True)
+    assert runs.content(last)["optimizer_history"][-1]["num_updates"] == (updates or 3)
+
+
+def test_time_limit_ends_two_processes_after_the_same_update(tmp_path):
+    done = runs.command("train.py", runs.DATA, "--save-dir", tmp_path, FLAGS, TWO, "--stop-time-hours 1e-9")
+    assert done.returncode == 0, done.stderr
+    assert runs.updates(runs.records(done.stdout)) == [], "the limit was reached before the first update"
+
+
+def test_one_process_decides_without_a_tensor():
+    sums = NamedSums(("loss",), torch.ones(1, dtype=torch.float64), {})
+    vote = StopVote(World(), lambda: (False, True))
+    assert vote.reduced(sums) is sums
+    assert (vote.late, vote.interrupted, vote.decided) == (False, True, True)
+
+
+@pytest.mark.parametrize(
+    "argv, command",
+    [
+        (["train.py", "data", "--lr", "1"], "python train.py data --lr 1"),
+        (["/env/bin/fairseq-train", "my data"], "fairseq-train 'my data'"),
+        (["/code/fairseq_cli/train.py", "data"], "python -m fairseq_cli.train data"),
+        (["train.py", "--restore-file", "a.pt", "data", "--reset-optimizer"], "python train.py data"),
+        (["train.py", "--restore-file=a.pt", "data"], "python train.py data"),
+    ],
+)
+def test_command_that_goes_on_starts_from_the_runs_own_checkpoint(argv, command):
+    assert continuation(argv) == command
