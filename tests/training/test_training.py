@@ -357,7 +357,7 @@ def test_fp16_lowers_the_loss_scale_on_overflow_and_recovers(tmp_path):
 
 
 def test_epoch_whose_last_batch_overflows_is_finished_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "train_step", lambda self, samples: False)
+    monkeypatch.setattr(Trainer, "train_step", lambda self, *args: False)
     log = runs.train(tmp_path, runs.BASELINE, "--max-epoch 1")
     assert len(runs.summaries(log, "train")) == len(runs.summaries(log, "test")) == 1
     assert names(tmp_path) == ["checkpoint1.pt", "checkpoint_best.pt", "checkpoint_last.pt"]
