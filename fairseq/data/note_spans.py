@@ -163,6 +163,10 @@ class NoteSpans:
         words = self._at(places[rows, columns]).astype(np.int64) - 1
         return np.stack([rows, columns, ends, words], axis=1)[whole].astype(np.int64)
 
+    def rare_at(self, places: np.ndarray) -> np.ndarray:
+        """Return whether the tokens at *places*, int64 of any shape, belong to rare words, whole or not: bool."""
+        return self._at(places) > 0
+
     def word_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return bool [B, T]: whether a word, rare or not, begins at each token of the windows of :meth:`spans`.
 

@@ -10,6 +10,7 @@ import torch
 from fairseq.data.dataset import Sample
 from fairseq.data.masking import MaskedBlocks
 from fairseq.data.note_spans import NoteSpans
+from fairseq.data.token_blocks import TokenBlocks
 
 
 class NotedBlocks:
@@ -74,3 +75,59 @@ def covered(spans: np.ndarray, marked: np.ndarray) -> np.ndarray:
     np.cumsum(marked, axis=1, out=before[:, 1:])
     row, first, end, _ = spans.T
     return before[row, end] > before[row, first]
+
+
+class NotedStream:
+    """Blocks of a corpus for a causal model, and where rare words stand in what it reads of them.
+
+    Args:
+        blocks: the blocks.
+        spans: the rare words of the blocks' corpus.
+        joins: bool [V], symbols that are continued by the next token (``…@@``). A word that ends in one, at the end of
+            a line, has no span: only the next token would show that it ends.
+    """
+
+    def __init__(self, blocks: TokenBlocks, spans: NoteSpans, joins: np.ndarray) -> None:
+        self.blocks = blocks
+        self.spans = spans
+        self.joins = joins
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Tokens of each block: int32 [n]."""
+        return self.blocks.sizes
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def at_epoch(self, epoch: int) -> NotedStream:
+        """The blocks as they are in *epoch* (from 1)."""
+        return self._with(self.blocks.at_epoch(epoch))
+
+    def select(self, keep: np.ndarray) -> NotedStream:
+        """The blocks for which *keep*, bool [n], is true, numbered anew."""
+        return self._with(self.blocks.select(keep))
+
+    def batch(self, indices: np.ndarray) -> Sample:
+        """Blocks *indices* [B] as rows padded on the right.
+
+        Returns:
+            What :class:`TokenBlocks` returns; ``rare``, bool [B, T], the targets that belong to a rare word; and for
+            the model ``spans`` int64 [S, 4], the rare words that are whole in what it reads, and ``longest_span``.
+        """
+        sample = self.blocks.batch(indices)
+        tokens = sample["net_input"]["src_tokens"].numpy()
+        places = self.blocks.places(indices)  # (B, T + 1), those of the targets one column behind the source's
+        spans = self.spans.spans_at(places, self.blocks.sizes[indices])
+        spans = spans[~self.joins[tokens[spans[:, 0], spans[:, 2] - 1]]]
+        longest = int((spans[:, 2] - spans[:, 1]).max(initial=1))
+        return {
+            **sample,
+            "rare": torch.from_numpy(self.spans.rare_at(places[:, 1:])),
+            "net_input": {**sample["net_input"], "spans": torch.from_numpy(spans), "longest_span": longest},
+        }
+
+    def _with(self, blocks: TokenBlocks) -> NotedStream:
+        view = copy.copy(self)
+        view.blocks = blocks
+        return view

@@ -117,6 +117,19 @@ class TokenBlocks:
             "target": torch.from_numpy(target),
         }
 
+    def places(self, indices: np.ndarray) -> np.ndarray:
+        """The places in the corpus that blocks *indices* [B] read: int64 [B, T + 1].
+
+        Column t is the source's token t, column t + 1 its target; −1 stands for the ``</s>`` before the corpus. Columns
+        behind a row's last target hold places of other blocks, or behind the corpus.
+        """
+        starts = self.starts[indices]
+        places = (starts - 1)[:, None] + np.arange(int(self.sizes[indices].max()) + 1)
+        if self._lines is None:
+            return places
+        inside = (places >= 0) & (places < len(self.corpus.tokens))
+        return np.where(inside, self._lines.places(np.where(inside, places, 0)), places)
+
     def _read(self, places: np.ndarray) -> np.ndarray:
         """The tokens at *places*, int64."""
         if self._lines is not None:

@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fairseq.data.dictionary import Dictionary
 from fairseq.modules.memory import Memory
+from fairseq.modules.notes import CausalNoteDictionary
 from fairseq.modules.output_layer import OutputLayer
 
 
@@ -84,12 +86,29 @@ class FairseqLanguageModel(BaseFairseqModel):
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
         self.decoder = decoder
+        self.notes: CausalNoteDictionary | None = None
 
-    def forward(self, src_tokens: Tensor, memory: Memory | None = None, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
-        """Pass everything to the decoder; a decoder without memory is not given any."""
+    def forward(
+        self,
+        src_tokens: Tensor,
+        memory: Memory | None = None,
+        spans: Tensor | None = None,
+        longest_span: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Pass everything to the decoder; a decoder without memory is not given any.
+
+        With ``notes``, it reads those of the rare words at *spans*, int64 [S, 4], of which none has more than
+        *longest_span* tokens; sums and counts of new ones are ``notes`` in what is returned beside the output.
+        """
         if memory is not None:
             kwargs["memory"] = memory
-        return self.decoder(src_tokens, **kwargs)
+        notes = self.notes
+        if notes is None or spans is None:
+            return self.decoder(src_tokens, **kwargs)
+        output, extra = self.decoder(src_tokens, infuse=lambda x: notes.read(x, spans, longest_span), **kwargs)
+        lengths = torch.full((src_tokens.size(0),), src_tokens.size(1), device=src_tokens.device)
+        return output, {**extra, "notes": notes.take(output, spans, lengths, longest_span)}
 
     def max_positions(self) -> int | None:
         return self.decoder.max_positions()  # type: ignore[operator]

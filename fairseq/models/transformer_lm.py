@@ -23,6 +23,7 @@ from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.dropout import dropout
+from fairseq.modules.encoder import Infuse
 from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.memory import KeyValueCache, Memory, extend_memory
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
@@ -194,6 +195,7 @@ class TransformerDecoder(nn.Module):
         memory: Memory | None = None,
         cache: KeyValueCache | None = None,
         embedded: Tensor | None = None,
+        infuse: Infuse | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Hidden states of *src_tokens*, each from the tokens up to it.
 
@@ -202,12 +204,13 @@ class TransformerDecoder(nn.Module):
             memory: what the previous segment returned; None at a start.
             cache: incremental inference: *src_tokens* continue what it holds, and are added to it.
             embedded: what :meth:`embed` gives for *src_tokens*, where that is known already.
+            infuse: see :meth:`embed`.
 
         Returns:
             Hidden states [B, T, C] for the output layer, and ``{"memory": the new memory or None}``.
         """
         held = cache.held if cache is not None else 0
-        x = self.embed(src_tokens, held) if embedded is None else embedded
+        x = self.embed(src_tokens, held, infuse) if embedded is None else embedded
         positions = self._position_table(src_tokens.size(1), memory) if cache is None else None
         new_memory: Memory | None = [] if self.memory_length and cache is None else None
         for i, layer in enumerate(self.layers):
@@ -246,13 +249,18 @@ class TransformerDecoder(nn.Module):
         layers = [layer.self_attn.new_cache(batch, length, positions) for layer in self.layers]  # type: ignore
         return KeyValueCache(layers, segment, remembered)
 
-    def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
-        """What the first layer reads for *tokens* [B, T], the first of them number *offset* of its row: [B, T, C]."""
+    def embed(self, tokens: Tensor, offset: int = 0, infuse: Infuse | None = None) -> Tensor:
+        """The first layer's input for *tokens* [B, T], the first of them number *offset* of its row: [B, T, C].
+
+        *infuse* is applied to the summed embeddings, before layer norm and dropout.
+        """
         x = self.embed_scale * self.embed_tokens(tokens)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
         if self.embed_positions is not None and not self.infused:
             x = x + self.embed_positions(tokens.size(1), offset).to(x.dtype)
+        if infuse is not None:
+            x = infuse(x)
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         return dropout(x, self.cfg.dropout, self.training)

@@ -24,6 +24,7 @@ from fairseq.modules.attention import SelfAttention
 from fairseq.modules.attention_biases import AttentionBiases, name_as_layers_own
 from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.dropout import dropout, variational_dropout
+from fairseq.modules.encoder import Infuse
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.positions import distance_sinusoids
@@ -188,6 +189,7 @@ class TransformerXLDecoder(nn.Module):
         memory: Memory | None = None,
         cache: KeyValueCache | None = None,
         embedded: Tensor | None = None,
+        infuse: Infuse | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Hidden states of *src_tokens*, each from the tokens up to it.
 
@@ -196,6 +198,7 @@ class TransformerXLDecoder(nn.Module):
             memory: what the previous segment returned; None at a start.
             cache: incremental inference: *src_tokens* continue what it holds, and are added to it.
             embedded: what :meth:`embed` gives for *src_tokens*, where that is known already.
+            infuse: see :meth:`embed`.
 
         Returns:
             Hidden states [B, T, C] for the output layer, and ``{"memory": the new memory or None}``.
@@ -203,7 +206,7 @@ class TransformerXLDecoder(nn.Module):
         if isinstance(cache, TokenCache):
             return self._read_again(src_tokens, cache)
         tokens = src_tokens.size(1)
-        x = self.embed(src_tokens) if embedded is None else embedded
+        x = self.embed(src_tokens, 0, infuse) if embedded is None else embedded
         if self.cfg.position_encoding == "absolute":
             x = x + self._sinusoids(tokens).to(x.dtype)
         x = self._drop(x, self.cfg.dropout, self.training)
@@ -250,9 +253,10 @@ class TransformerXLDecoder(nn.Module):
             cache.held = remembered
         return cache
 
-    def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
-        """The embeddings of *tokens* [B, T], which do not depend on their place: [B, T, C]."""
-        return self.embed_scale * self.embed_tokens(tokens)
+    def embed(self, tokens: Tensor, offset: int = 0, infuse: Infuse | None = None) -> Tensor:
+        """The embeddings of *tokens* [B, T], which do not depend on their place, after *infuse*: [B, T, C]."""
+        x = self.embed_scale * self.embed_tokens(tokens)
+        return x if infuse is None else infuse(x)
 
     def _positions(self, tokens: int, memory: Memory | None) -> RelativePositions | None:
         if self.cfg.position_encoding not in BY_DISTANCE:
