@@ -24,11 +24,27 @@ _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
     """Write *state* to *path*, atomically: at every instant the file is the old one or the new one, complete.
 
+    Tensors on a device are copied to the host, the optimizer's one at a time while they are written.
+
     Raises:
         UserError: the folder is missing, the disk is full, or the like; the old file is unchanged.
     """
     with atomic_file(path) as file:
-        torch.save(dict(state), file)
+        torch.save(_on_host(state), file)
+
+
+def _on_host(state: Mapping[str, Any]) -> dict[str, Any]:
+    copies: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            # One tensor under several names stays one.
+            return copies.setdefault((value.data_ptr(), value.shape, value.dtype), value.detach().cpu())
+        if isinstance(value, dict):
+            return {key: moved(item) for key, item in value.items()}
+        return [moved(item) for item in value] if isinstance(value, list) else value
+
+    return {key: value if key == "last_optimizer_state" else moved(value) for key, value in state.items()}
 
 
 def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,29 @@ class World:
             return values
         dist.gather_object(value, values if self.is_first else None)
         return values if self.is_first else []
+
+    def gather_tensors(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Every process's *tensors*, in rank order, on the host of the first process; else [].
+
+        They are sent one after another and moved to the host at once, so that the first process's device holds one
+        of them at a time. Shapes and types may differ.
+        """
+        if self.size == 1:
+            return [[tensor.detach().cpu() for tensor in tensors]]
+        headers = self.gather([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+        device = self.device if dist.get_backend() == "nccl" else torch.device("cpu")
+        if not self.is_first:
+            for tensor in tensors:
+                dist.send(tensor.detach().to(device).contiguous(), 0)
+            return []
+        gathered = [[tensor.detach().cpu() for tensor in tensors]]
+        for rank, header in enumerate(headers[1:], start=1):
+            gathered.append([])
+            for shape, dtype in header:
+                buffer = torch.empty(shape, dtype=dtype, device=device)
+                dist.recv(buffer, rank)
+                gathered[-1].append(buffer.cpu())
+        return gathered
 
     def gather_rows(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Every process's rows of each of *tensors*, one after the other in rank order, on every process.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,8 @@ from fairseq.errors import UserError
 from fairseq.optim.elementwise import ElementwiseOptimizer
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, register_optimizer
 from fairseq.settings import CommonConfig, OptimizationConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -43,6 +46,8 @@ class FairseqAdam(FairseqOptimizer):
         super().__init__(args)
         params = list(params)
         fused = None if extract(CommonConfig, args).no_apex else _apex_adam(params)
+        if fused is not None:
+            logger.info("--optimizer adam: using NVIDIA apex's FusedAdam; --no-apex turns it off")
         self._keeps_step_in_group = fused is not None
         own: dict[str, Any] = {} if fused is not None else {"torch_eps": extract(AdamConfig, args).adam_torch_eps}
         self._optimizer = (fused or Adam)(params, **self.optimizer_config, **own)

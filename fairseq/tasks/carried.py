@@ -96,7 +96,7 @@ class RowMemory:
 
     def save(self, value: Memory | None, world: World) -> list[Tensor]:
         """The rows of all ranks, a tensor a layer; [] where there is no memory."""
-        gathered = [memory for memory in world.gather([layer.cpu() for layer in value or []]) if memory]
+        gathered = [memory for memory in world.gather_tensors(value or []) if memory]
         return [torch.cat(layers) for layers in zip(*gathered, strict=True)]
 
     def load(self, saved: Sequence[Any], rows: int, world: World) -> Memory | None:

@@ -52,9 +52,9 @@ class WeightAverage:
                 parameter.data = weight
 
     def state_dict(self) -> dict[str, Any]:
-        """The mean, the number of updates in it, and the weights that training goes on from."""
-        weights = [p.detach().cpu() for p in self.parameters] if self.count else []
-        return {"count": self.count, "mean": [mean.cpu() for mean in self.mean], "weights": weights}
+        """The mean, the number of updates in it, and the weights that training goes on from; all of them live."""
+        weights = [p.detach() for p in self.parameters] if self.count else []
+        return {"count": self.count, "mean": list(self.mean), "weights": weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from *state*."""

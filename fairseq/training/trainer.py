@@ -182,10 +182,13 @@ class Trainer:
         return self.optimizer.get_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the model and its training, in fairseq's layout; to be called on every process."""
+        """Return what a checkpoint holds of the model and its training, in fairseq's layout; on every process.
+
+        Tensors are the live ones: only the process that writes the checkpoint copies them to the host.
+        """
         args = {name: value for name, value in vars(self.args).items() if _is_plain(value)}
         with self.averaged():
-            parameters = _on_host(self.model.state_dict())
+            parameters = {name: value.detach() for name, value in self.model.state_dict().items()}
         state: dict[str, Any] = {
             "args": args,
             "model": parameters,
@@ -207,7 +210,7 @@ class Trainer:
         if self.average is not None:
             state["extra_state"]["average"] = self.average.state_dict()
         if own := self.criterion.state_dict():
-            state["extra_state"]["criterion"] = _on_host(own)
+            state["extra_state"]["criterion"] = own
         if self.scaler is not None:
             state["extra_state"]["loss_scaler"] = self.scaler.state_dict()
         return state
@@ -290,15 +293,6 @@ class Trainer:
             torch.set_rng_state(own["cpu"].cpu())
             if "cuda" in own and self.world.device.type == "cuda":
                 torch.cuda.set_rng_state(own["cuda"].cpu(), self.world.device)
-
-
-def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """*tensors* on the CPU; those that are one tensor under several names stay one."""
-    copies: dict[tuple[int, torch.Size], Tensor] = {}
-    return {
-        name: copies.setdefault((tensor.data_ptr(), tensor.shape), tensor.detach().cpu())
-        for name, tensor in tensors.items()
-    }
 
 
 def _is_plain(value: Any) -> bool:

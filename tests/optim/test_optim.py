@@ -295,9 +295,14 @@ class FakeFusedAdam(torch.optim.Optimizer):
 
     def __init__(self, params, lr, betas, eps, weight_decay):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.seen = []
+
+    def step(self, closure=None):
+        self.seen.append([p.grad.clone() for group in self.param_groups for p in group["params"]])
 
 
-def test_apexs_adam_is_used_where_it_is_and_takes_over_our_state(monkeypatch):
+def test_apexs_adam_is_used_where_it_is_and_takes_over_our_state(monkeypatch, caplog):
+    caplog.set_level("INFO")
     state = build("adam", parameters())
     train(state, RATES[:3])
     state = state.state_dict()
@@ -311,6 +316,14 @@ def test_apexs_adam_is_used_where_it_is_and_takes_over_our_state(monkeypatch):
     assert not isinstance(build("adam", parameters(), no_apex=True).optimizer, FakeFusedAdam)
     fused = build("adam", parameters())
     assert isinstance(fused.optimizer, FakeFusedAdam)
+    assert [record.message for record in caplog.records] == [
+        "--optimizer adam: using NVIDIA apex's FusedAdam; --no-apex turns it off"
+    ]
+    assert fused.param_groups[0]["betas"] == (0.9, 0.98) and fused.param_groups[0]["weight_decay"] == 0.1
+    for p in fused.params:
+        p.grad = torch.ones_like(p)
+    fused.scaled_step(0.25)
+    assert len(fused.optimizer.seen) == 1 and all((grad == 0.25).all() for grad in fused.optimizer.seen[0])
     fused.load_state_dict(state)
     assert fused.param_groups[0]["step"] == 3
 
