@@ -43,6 +43,7 @@ class CommonConfig:
     log_interval: int = flag(100, "updates between two lines of the log", low=1)
     no_progress_bar: bool = flag(False, "plain lines instead of a bar")
     tensorboard_logdir: str = flag("", "folder for TensorBoard's logs (needs the [tensorboard] extra)", metavar="DIR")
+    metrics_file: str = flag("", "file for the log's figures as JSON lines", metavar="FILE")
     user_dir: str | None = flag(None, "folder with a Python package of your own parts", metavar="DIR")
 
 

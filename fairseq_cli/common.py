@@ -60,12 +60,12 @@ def escape_what_stdout_lacks() -> None:
 
 
 def progress(args: argparse.Namespace, name: str) -> Callable[[Iterable[Any], int], Iterable[Any]]:
-    """A bar called *name* on stderr for work of known length: on a terminal, or as ``--log-format`` asks for it.
+    """Return a function that shows *name* on stderr as work of known length: a bar on a terminal, lines elsewhere.
 
-    Formats of lines show one every ``--log-interval`` items, with items a second and the seconds that are left.
+    Lines come every ``--log-interval`` items, with items a second and the remaining seconds.
     """
     common = config.extract(CommonConfig, args)
-    otherwise = "simple" if common.no_progress_bar else "tqdm" if sys.stderr.isatty() else "none"
+    otherwise = "tqdm" if sys.stderr.isatty() and not common.no_progress_bar else "simple"
     shown, interval = common.log_format or otherwise, common.log_interval
 
     def show(items: Iterable[Any], length: int) -> Iterable[Any]:

@@ -26,7 +26,7 @@ def main(args: argparse.Namespace) -> None:
     splits = _splits(config)
     _check(config, splits)
     dictionary = _dictionary(config, splits)
-    print(f"[{config.source_lang}] Dictionary: {len(dictionary)} types")
+    print(f"{_language(config)}Dictionary: {len(dictionary)} types")
     with atomic_folder(config.destdir, flag="--destdir") as folder:
         dictionary.save(folder / "dict.txt")
         if not config.dict_only:
@@ -94,15 +94,20 @@ def _binarize(config: PreprocessConfig, dictionary: Dictionary, splits: dict[str
         counter = count_whole_words(_training_texts(splits), workers=config.workers)
         notes = NoteWords.choose(counter, config.note_min_count, config.note_max_count, dictionary)
         notes.save(folder)
-        print(f"[{config.source_lang}] Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")
+        print(f"{_language(config)}Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")
     with Binarizer(dictionary, config.workers, notes) as binarizer:
         for name, path in splits.items():
             summary = binarizer.binarize(path, str(folder / name))
             share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
             print(
-                f"[{config.source_lang}] {path}: {summary.sentences} sents, {summary.tokens} tokens, "
+                f"{_language(config)}{path}: {summary.sentences} sents, {summary.tokens} tokens, "
                 f"{share}% replaced by {dictionary.unk_word}"
             )
+
+
+def _language(config: PreprocessConfig) -> str:
+    """The beginning of a line of the log: the language, where one is named."""
+    return f"[{config.source_lang}] " if config.source_lang else ""
 
 
 def cli_main() -> None:

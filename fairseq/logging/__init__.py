@@ -1,4 +1,4 @@
-"""What a run reports: progress bars, lines, TensorBoard."""
+"""Reports of a run: progress, figures, recorders."""
 
 from fairseq.logging.progress import ProgressBar, progress_bar
 

@@ -1,18 +1,18 @@
-"""Progress bars: a bar, plain lines, JSON lines or nothing, and TensorBoard beside any of them."""
+"""Progress of a loop: a bar, plain lines, JSON lines or nothing."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from datetime import timedelta
 from typing import IO, Any
 
 from fairseq.errors import UserError
 
 Stats = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+Eta = Callable[[Mapping[str, Any]], float | None]
 
 
 def progress_bar(
@@ -25,25 +25,23 @@ def progress_bar(
     total: int | None = None,
     start: int | None = None,
     default: str = "tqdm",
-    tensorboard_logdir: str | None = None,
     stream: IO[str] | None = None,
 ) -> ProgressBar:
-    """*iterable*, shown in one of the formats of ``--log-format``.
+    """Return *iterable* as a progress bar in one of the formats of ``--log-format``.
 
     Args:
-        iterable: what is iterated over.
+        iterable: the items.
         log_format: tqdm, simple, json or none; None chooses *default*.
         log_interval: updates between two lines.
         epoch: number of the epoch, None outside training.
-        prefix: what lines begin with, after the epoch.
+        prefix: the beginning of each line, after the epoch.
         total: length of the whole epoch (default: ``len(iterable)``).
         start: iterations of it already done (default: the iterable's ``iterations_in_epoch``, or 0).
-        default: format where none is given; in the place of tqdm comes simple where stderr is no terminal.
-        tensorboard_logdir: folder for TensorBoard's logs.
-        stream: where to write (default: stdout, for tqdm stderr).
+        default: format where none is given; simple replaces tqdm where stderr is not a terminal.
+        stream: file to write to (default: stdout, for tqdm stderr).
 
     Raises:
-        UserError: the format does not exist, or TensorBoard is asked for and not installed.
+        UserError: the format does not exist.
     """
     if log_format is None:
         log_format = "simple" if default == "tqdm" and not sys.stderr.isatty() else default
@@ -53,7 +51,6 @@ def progress_bar(
         start = getattr(iterable, "iterations_in_epoch", 0)
     if total is None and hasattr(iterable, "__len__"):
         total = len(iterable)  # type: ignore[arg-type]
-    board = TensorBoard(tensorboard_logdir) if tensorboard_logdir else None
     return FORMATS[log_format](
         iterable,
         log_interval=log_interval,
@@ -61,13 +58,12 @@ def progress_bar(
         prefix=prefix,
         total=total,
         start=start,
-        board=board,
         stream=stream,
     )
 
 
 class ProgressBar:
-    """An iterable that shows how far it is; this one shows nothing, and subclasses define ``_show…``."""
+    """An iterable that reports its progress. This one shows nothing; subclasses override ``_show_…``."""
 
     def __init__(
         self,
@@ -78,7 +74,6 @@ class ProgressBar:
         prefix: str | None,
         total: int | None,
         start: int,
-        board: TensorBoard | None,
         stream: IO[str] | None,
     ) -> None:
         self.iterable = iterable
@@ -86,7 +81,6 @@ class ProgressBar:
         self.epoch = epoch
         self.total = total
         self.done = start
-        self.board = board
         self.stream = stream
         parts = ([] if epoch is None else [f"epoch {epoch:03d}"]) + ([prefix] if prefix else [])
         self.prefix = " | ".join(parts)
@@ -108,60 +102,68 @@ class ProgressBar:
         self.close()
 
     def close(self) -> None:
-        """Take the bar off the screen."""
+        """Remove the bar from the screen."""
 
-    def log(self, stats: Stats, tag: str | None = None, step: int | None = None) -> None:
-        """Show *stats* if it is time to: every ``log_interval`` steps.
+    def log(self, stats: Stats, step: int | None = None, eta: Eta | None = None) -> dict[str, Any] | None:
+        """Show *stats* every ``log_interval`` steps; return them then, otherwise None.
 
         Args:
             stats: figures by name, or a function that gives them, called only if they are shown.
-            tag: which of TensorBoard's logs they go to.
             step: number of the update (default: of the iteration).
+            eta: from the figures to the seconds that the run still takes, None if that is unknown; not in JSON.
         """
         count = self.done if step is None else step
-        if count > 0 and count % self.log_interval == 0:
-            values = _plain(stats)
-            self._show_step(values)
-            if self.board is not None:
-                self.board.write(values, tag, count)
+        if count == 0 or count % self.log_interval:
+            return None
+        values = _plain(stats)
+        seconds = eta(values) if eta is not None else None
+        self._show_step(values, "" if seconds is None else f"eta={timedelta(seconds=round(seconds))}")
+        return values
 
-    def print(self, stats: Stats, tag: str | None = None, step: int | None = None) -> None:
-        """Show *stats* at the end of an epoch or of a validation, which *tag* names."""
+    def print(self, stats: Stats, tag: str | None = None) -> dict[str, Any]:
+        """Show *stats* at the end of an epoch or of a validation, which *tag* names; return them."""
         values = _plain(stats)
         self._show_end(values, tag)
-        if self.board is not None:
-            self.board.write(values, tag, self.done if step is None else step)
-            self.board.flush()
+        return values
 
     def _items(self) -> Iterable[Any]:
         return self.iterable
 
-    def _show_step(self, values: dict[str, Any]) -> None:
+    def _show_step(self, values: dict[str, Any], eta: str) -> None:
         pass
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
         pass
+
+    def _figures(self, values: Mapping[str, Any], eta: str) -> str:
+        """Figures of a line; the epoch stands before them already."""
+        shown = [f"{k}={_short(v)}" for k, v in values.items() if k != "epoch" or self.epoch is None]
+        return ", ".join(shown + ([eta] if eta else []))
+
+    def _summary(self, values: Mapping[str, Any]) -> str:
+        shown = [f"{k} {_short(v)}" for k, v in values.items() if k != "epoch" or self.epoch is None]
+        return " | ".join(([self.prefix] if self.prefix else []) + shown)
 
     def _write(self, line: str) -> None:
         print(line, file=self.stream or sys.stdout, flush=True)
 
 
 class SimpleBar(ProgressBar):
-    """Lines to read."""
+    """Plain lines."""
 
-    def _show_step(self, values: dict[str, Any]) -> None:
+    def _show_step(self, values: dict[str, Any], eta: str) -> None:
         total = "?" if self.total is None else self.total
         place = f"{self.prefix}: " if self.prefix else ""
-        self._write(f"{place}{self.done:6d} / {total} " + ", ".join(f"{k}={_short(v)}" for k, v in values.items()))
+        self._write(f"{place}{self.done:6d} / {total} " + self._figures(values, eta))
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
-        self._write(_summary(self.prefix, values))
+        self._write(self._summary(values))
 
 
 class JsonBar(ProgressBar):
-    """One JSON object a line, with every digit; what is not a finite number is null."""
+    """One JSON object a line, with every digit; null for a number that is not finite."""
 
-    def _show_step(self, values: dict[str, Any]) -> None:
+    def _show_step(self, values: dict[str, Any], eta: str) -> None:
         place: dict[str, Any] = {}
         if self.epoch is not None:
             place["epoch"] = self.epoch
@@ -180,7 +182,7 @@ class JsonBar(ProgressBar):
 
 
 class TqdmBar(ProgressBar):
-    """A bar with the time that is left, on stderr."""
+    """A bar with the remaining time, on stderr."""
 
     def _items(self) -> Iterable[Any]:
         from tqdm import tqdm
@@ -200,68 +202,23 @@ class TqdmBar(ProgressBar):
         if hasattr(self, "bar"):
             self.bar.close()
 
-    def _show_step(self, values: dict[str, Any]) -> None:
+    def _show_step(self, values: dict[str, Any], eta: str) -> None:
         if hasattr(self, "bar"):
-            self.bar.set_postfix_str(", ".join(f"{k}={_short(v)}" for k, v in values.items()), refresh=False)
+            self.bar.set_postfix_str(self._figures(values, eta), refresh=False)
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
         from tqdm import tqdm
 
-        tqdm.write(_summary(self.prefix, values), file=self.stream or sys.stderr)
+        tqdm.write(self._summary(values), file=self.stream or sys.stderr)
 
 
 FORMATS: dict[str, type[ProgressBar]] = {"tqdm": TqdmBar, "simple": SimpleBar, "json": JsonBar, "none": ProgressBar}
-
-
-class TensorBoard:
-    """Figures over steps in *folder*, one log a tag.
-
-    Raises:
-        UserError: tensorboard is not installed, or the folder cannot be made.
-    """
-
-    def __init__(self, folder: str) -> None:
-        try:
-            import torch.utils.tensorboard  # noqa: F401
-        except ImportError:
-            raise UserError(
-                "--tensorboard-logdir: tensorboard is not installed; install the [tensorboard] extra or drop the flag"
-            ) from None
-        self.folder = Path(folder)
-        self._tags: set[str] = set()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--tensorboard-logdir {folder}: cannot be made ({error.strerror})") from None
-
-    def write(self, values: Mapping[str, Any], tag: str | None, step: int) -> None:
-        """Add the numbers among *values* at *step*."""
-        self._tags.add(tag or "")
-        for name, value in values.items():
-            if isinstance(value, int | float) and name != "num_updates":
-                _writer(self.folder / (tag or "")).add_scalar(name, value, step)
-
-    def flush(self) -> None:
-        for tag in self._tags:
-            _writer(self.folder / tag).flush()
-
-
-@functools.cache
-def _writer(folder: Path) -> Any:
-    """The one writer of a folder, whatever the number of bars: each writer is a file."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder))
 
 
 def _plain(stats: Stats) -> dict[str, Any]:
     """*stats* with tensors' and numpy's numbers as Python's."""
     values = stats() if callable(stats) else stats
     return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
-
-
-def _summary(prefix: str, values: Mapping[str, Any]) -> str:
-    return " | ".join(([prefix] if prefix else []) + [f"{k} {_short(v)}" for k, v in values.items()])
 
 
 def _short(value: Any) -> str:

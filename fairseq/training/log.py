@@ -8,6 +8,7 @@ from typing import Any
 
 from fairseq.data.iterator import EpochIterator
 from fairseq.logging.figures import Meter
+from fairseq.settings import OptimizationConfig
 from fairseq.training.stages import Stage
 from fairseq.training.trainer import Trainer
 
@@ -60,6 +61,25 @@ def epoch_line(trainer: Trainer, batches: EpochIterator, stage: Stage | None, cl
     meter = trainer.meters["train"]
     speeds = clock.speeds("train", meter, clock.elapsed())
     return _line(trainer, batches, stage, meter.report(trainer.figures), speeds)
+
+
+def seconds_left(line: Mapping[str, Any], cfg: OptimizationConfig, batches: int, wall: float) -> float | None:
+    """Return the seconds to the end of the run at the speed of *line*, by the limit that comes first; None without one.
+
+    Args:
+        line: figures of the log.
+        cfg: the limits.
+        batches: batches in an epoch.
+        wall: seconds of training so far.
+    """
+    limits = []
+    if cfg.max_update:  # of the last stage, in a run with stages
+        limits.append((cfg.max_update - line["num_updates"]) / line["ups"])
+    if cfg.max_epoch:
+        limits.append((cfg.max_epoch - line["update"]) * batches / cfg.update_freq[-1] / line["ups"])
+    if cfg.stop_time_hours:
+        limits.append(cfg.stop_time_hours * 3600 - wall)
+    return max(min(limits), 0.0) if limits and line["ups"] > 0 else None
 
 
 def stage_line(stage: Stage | None) -> dict[str, int]:

@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import progress_bar
+from fairseq.logging.recorders import Recorder, recording
 from fairseq.models.loading import load_fitting
 from fairseq.settings import CheckpointConfig, CommonConfig, DataConfig, OptimizationConfig
 from fairseq.tasks import FairseqTask, setup_task
@@ -105,6 +106,7 @@ class Run:
         self.saving = config.extract(CheckpointConfig, args)
         self.common = config.extract(CommonConfig, args)
         self.max_update = stage.max_update if stage else self.cfg.max_update
+        self.recorders: Sequence[Recorder] = ()
         data = config.extract(DataConfig, args)
         _check(self.saving, data)
         torch.manual_seed(self.common.seed)
@@ -146,8 +148,10 @@ class Run:
             self.stopped = self.stopped or bool(self.world.sum(late))
         if self._at_limit():
             logger.info("nothing left to do after %d updates: a limit is reached", self.trainer.num_updates)
-        while not self._at_limit():
-            self._train_epoch()
+        places = (self.common.tensorboard_logdir, self.common.metrics_file) if self.world.is_first else ("", "")
+        with recording(*places, after=self.trainer.num_updates) as self.recorders:
+            while not self._at_limit():
+                self._train_epoch()
         self.trainer.check_finite()
 
     def stage_is_done(self) -> bool:
@@ -197,7 +201,7 @@ class Run:
             for samples in bar:
                 updated = trainer.train_step(samples, self.stop)
                 if updated:
-                    bar.log(lambda: self._interval(clock), tag="train_inner", step=trainer.num_updates)
+                    self._record(bar.log(lambda: self._interval(clock), trainer.num_updates, self._eta), "train_inner")
                 if updated or self.batches.end_of_epoch:
                     self._validate_and_save(epoch, bar, clock)
                 if self.batches.end_of_epoch or (updated and self._at_limit()):
@@ -209,7 +213,7 @@ class Run:
         updates, saving, end_of_epoch = self.trainer.num_updates, self.saving, self.batches.end_of_epoch
         if end_of_epoch:
             line = log.epoch_line(self.trainer, self.batches, self.stage, clock)
-            bar.print({**line, **self._clocks(clock)}, tag="train", step=updates)
+            self._record(bar.print({**line, **self._clocks(clock)}, tag="train"), "train")
             self.task.restart()  # before a checkpoint is saved: the next epoch begins elsewhere in the corpus
         due = _is_due(updates, saving.save_interval_updates) or end_of_epoch and epoch % saving.save_interval == 0
         # An interrupted run does not validate out of turn: it goes on as if nothing had happened, and it is in a hurry.
@@ -258,7 +262,7 @@ class Run:
             stats = {"epoch": epoch, **log.stage_line(self.stage), **report, "wps": meter.tokens / clock.elapsed()}
             stats.update(num_updates=self.trainer.num_updates, wall=self.wall())
             stats[f"best_{metric}"] = report[metric] if figures else self._best_of(report[metric])
-            bar.print(stats, tag=split, step=self.trainer.num_updates)
+            self._record(bar.print(stats, tag=split), split)
             figures.append(report[metric])
         return figures[0]
 
@@ -298,6 +302,14 @@ class Run:
     def _interval(self, clock: Clock) -> dict[str, Any]:
         return {**log.interval_line(self.trainer, self.batches, self.stage, clock), **self._clocks(clock)}
 
+    def _record(self, values: dict[str, Any] | None, tag: str) -> None:
+        if values is not None:
+            for recorder in self.recorders:
+                recorder.write(values, tag, self.trainer.num_updates)
+
+    def _eta(self, line: Mapping[str, Any]) -> float | None:
+        return log.seconds_left(line, self.cfg, len(self.batches), self.wall())
+
     def _clocks(self, clock: Clock) -> dict[str, float]:
         return {"train_wall": clock.elapsed(), "wall": self.wall()}
 
@@ -322,7 +334,6 @@ class Run:
             prefix=prefix,
             total=total,
             start=start,
-            tensorboard_logdir=self.common.tensorboard_logdir if self.world.is_first else None,
         )
 
     def _batches_signature(self) -> dict[str, Any]:

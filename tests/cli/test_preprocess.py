@@ -61,8 +61,8 @@ def test_golden_files_come_out_byte_for_byte(tmp_path: Path, workers: int, capsy
     run(tmp_path / "data-bin", nwordssrc=1200, workers=workers, **TEXT)
     assert files(tmp_path / "data-bin") == files(GOLDEN / "data-bin")
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "[None] Dictionary: 1200 types"
-    assert printed[1] == f"[None] {TEXT['trainpref']}: 636 sents, 16664 tokens, 6.92% replaced by <unk>"
+    assert printed[0] == "Dictionary: 1200 types"
+    assert printed[1] == f"{TEXT['trainpref']}: 636 sents, 16664 tokens, 6.92% replaced by <unk>"
 
 
 text_pieces = st.lists(

@@ -29,7 +29,7 @@ def lines(stream):
 def test_json_has_fairseqs_fields_in_order_with_every_digit():
     bar, stream = json_bar(log_interval=2, epoch=3)
     for step, _ in enumerate(bar, start=1):
-        bar.log({**STATS, "num_updates": step}, tag="train_inner", step=step)
+        bar.log({**STATS, "num_updates": step}, step=step)
     found = lines(stream)
     assert [entry["num_updates"] for entry in found] == [2, 4, 6, 8, 10]
     assert list(found[0]) == ["epoch", "update", *STATS]
@@ -38,7 +38,7 @@ def test_json_has_fairseqs_fields_in_order_with_every_digit():
 
 def test_json_summaries_carry_the_tag_in_every_name_but_the_epochs():
     bar, stream = json_bar(epoch=3)
-    bar.print(STATS, tag="valid", step=10)
+    bar.print(STATS, tag="valid")
     bar.print(STATS)
     assert lines(stream) == [{"epoch": 3, **{f"valid_{k}": v for k, v in STATS.items()}}, {"epoch": 3, **STATS}]
 
@@ -127,34 +127,19 @@ def test_an_unknown_format_is_a_user_error():
         progress_bar([], log_format="xml")
 
 
-def test_tensorboard_gets_the_figures_of_each_tag(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for epoch in (1, 2):  # a bar an epoch, one file a tag
-        bar = progress_bar(range(4), log_format="none", log_interval=2, epoch=epoch, tensorboard_logdir=str(tmp_path))
-        for step, _ in enumerate(bar, start=4 * epoch - 3):
-            bar.log({"loss": float(step), "num_updates": step}, tag="train_inner", step=step)
-        bar.print({"loss": torch.tensor(0.5), "name": "text"}, tag="valid", step=4 * epoch)
-    assert len(list((tmp_path / "train_inner").iterdir())) == 1
-    for tag, wanted in {"train_inner": {2: 2, 4: 4, 6: 6, 8: 8}, "valid": {4: 0.5, 8: 0.5}}.items():
-        events = EventAccumulator(str(tmp_path / tag))
-        events.Reload()
-        assert events.Tags()["scalars"] == ["loss"]
-        assert {event.step: event.value for event in events.Scalars("loss")} == wanted
+def test_steps_say_the_epoch_once_and_when_the_run_ends():
+    stream = io.StringIO()
+    bar = progress_bar(range(2), log_format="simple", log_interval=2, epoch=1, stream=stream)
+    for _ in bar:
+        shown = bar.log({"epoch": 1, "loss": 7.0}, eta=lambda values: 1000 * values["loss"] + 200.4)
+    bar.print({"epoch": 1, "loss": 7.0}, tag="train")
+    assert stream.getvalue().splitlines() == ["epoch 001:      2 / 2 loss=7, eta=2:00:00", "epoch 001 | loss 7"]
+    assert shown == {"epoch": 1, "loss": 7.0}
 
 
-def test_tensorboard_missing_is_a_user_error(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match=r"--tensorboard-logdir: .*\[tensorboard\] extra"):
-        progress_bar([], tensorboard_logdir=str(tmp_path))
-
-
-def test_tensorboards_folder_that_cannot_be_made_is_a_user_error(tmp_path):
-    pytest.importorskip("tensorboard")
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="--tensorboard-logdir .*cannot be made"):
-        progress_bar([], tensorboard_logdir=str(tmp_path / "file" / "logs"))
+def test_step_that_is_not_due_returns_nothing():
+    bar = progress_bar(range(2), log_format="none", log_interval=2)
+    assert [bar.log({"loss": 7.0}) for _ in bar] == [None, {"loss": 7.0}]
 
 
 def test_importing_the_logging_package_imports_no_bar_and_no_board():

@@ -1,0 +1,83 @@
+"""Recorders: each update is there once, however often a run was interrupted."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import runs
+
+from fairseq.errors import UserError
+from fairseq.logging.recorders import JsonLines, TensorBoard, recording
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["loss"]
+    return {event.step: event.value for event in events.Scalars("loss")}
+
+
+def test_tensorboard_gets_the_figures_of_each_tag_and_each_step_once(tmp_path):
+    pytest.importorskip("tensorboard")
+    for after, last in ((0, 6), (4, 8)):  # interrupted after update 6, resumed from 4
+        board = TensorBoard(str(tmp_path), after)
+        for step in range(after + 2, last + 1, 2):
+            board.write({"loss": float(step + after), "num_updates": step, "name": "text"}, "train_inner", step)
+        board.write({"loss": 0.5}, "valid", last)
+        board.close()
+    assert scalars(tmp_path / "train_inner") == {2: 2, 4: 4, 6: 10, 8: 12}
+    assert scalars(tmp_path / "valid")[8] == 0.5
+
+
+def test_json_lines_are_those_of_the_run_as_it_went_on(tmp_path):
+    path = tmp_path / "logs" / "metrics.jsonl"
+    for after, steps in ((0, (2, 4, 6)), (4, (6, 8))):
+        with recording(metrics_file=str(path), after=after) as (recorder,):
+            for step in steps:
+                recorder.write({"loss": step + 0.5 * after, "ppl": float("inf")}, "train_inner", step)
+        with open(path, "a") as file:
+            file.write('{"tag": "train_in')  # killed while writing
+    JsonLines(str(path), after=8).close()
+    assert read(path)[-1] == {"tag": "train_inner", "step": 8, "loss": 10.0, "ppl": None}
+    assert [(line["step"], line["loss"]) for line in read(path)] == [(2, 2.0), (4, 4.0), (6, 8.0), (8, 10.0)]
+
+
+def test_run_and_its_resumption_are_recorded(tmp_path):
+    flags = [runs.BASELINE, f"--metrics-file {tmp_path}/metrics.jsonl --no-epoch-checkpoints --log-format none"]
+    runs.train(tmp_path / "run", flags, "--max-update 2")
+    runs.train(tmp_path / "run", flags, "--max-update 4")
+    found = read(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in found if line["tag"] == "train_inner"] == [1, 2, 3, 4]
+    assert [line["step"] for line in found if line["tag"] == "test"] == [2, 4]
+    assert all(line["loss"] > 0 for line in found)
+
+
+def test_nothing_is_recorded_unless_asked_for():
+    with recording() as recorders:
+        assert list(recorders) == []
+
+
+def test_missing_tensorboard_is_a_user_error(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UserError, match=r"--tensorboard-logdir: .*\[tensorboard\] extra"), recording(str(tmp_path)):
+        pass
+
+
+def test_places_that_cannot_be_written_are_user_errors(tmp_path):
+    (tmp_path / "file").write_text("a text\n")
+    with pytest.raises(UserError, match="--metrics-file .*: not a file of figures"):
+        JsonLines(str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "a text\n"
+    with pytest.raises(UserError, match="--metrics-file .*cannot be written"):
+        JsonLines(str(tmp_path / "file" / "metrics"))
+    pytest.importorskip("tensorboard")
+    with pytest.raises(UserError, match="--tensorboard-logdir .*cannot be made"):
+        TensorBoard(str(tmp_path / "file" / "logs"))
