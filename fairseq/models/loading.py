@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -13,13 +13,36 @@ from fairseq import config
 from fairseq.checkpoint import describe_mismatch
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
+from fairseq.modules.transformer_layer import TransformerLayer
 
 logger = logging.getLogger(__name__)
 
+BACKEND: str | Callable[..., Any] = "inductor"
+GRAPHS = 16  # limit of torch.compile's graphs of a layer, above which it would go on uncompiled
+
 
 def compile_model(model: BaseFairseqModel) -> None:
-    """Let torch.compile make the model's forward pass; loss and optimizer are fused already."""
-    getattr(model, "decoder", model).compile()
+    """Compile the layers of *model*, one graph for all of them; loss and optimizer are fused already.
+
+    Batch rows, tokens and the length of the memory are dynamic. torch.compile makes a graph of its own for a size of 0
+    or 1, so training and evaluation have up to four each: with an empty memory or a filled one, with several rows or
+    one. A model of a plug-in without a :class:`TransformerLayer` is compiled as a whole. *model* is on the device it
+    runs on.
+    """
+    layers = [module for module in model.modules() if isinstance(module, TransformerLayer)]
+    if not layers:
+        getattr(model, "decoder", model).compile(backend=BACKEND)
+        return
+    if next(model.parameters()).device.type == "cpu":
+        logger.warning("--compile: on a CPU this model is faster without it")
+    import torch._dynamo.config
+    import torch.fx.experimental._config
+
+    # Sizes that are equal by chance, such as a segment and its memory, would become one size of the graph.
+    torch.fx.experimental._config.use_duck_shape = False
+    torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
+    for layer in layers:
+        layer.compile(dynamic=True, backend=BACKEND)
 
 
 def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], source: str) -> None:

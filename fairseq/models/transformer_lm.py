@@ -216,7 +216,9 @@ class TransformerDecoder(nn.Module):
         for i, layer in enumerate(self.layers):
             old = memory[i] if memory is not None else None
             layer_cache = cache.layers[i] if cache is not None else None
-            x, remembered = layer(
+            # A step of one token is faster uncompiled, and its changing offsets would make graph after graph.
+            apply = layer.forward if cache is not None and x.size(1) == 1 else layer
+            x, remembered = apply(
                 x,
                 memory=old,
                 positions=positions,

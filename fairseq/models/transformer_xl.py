@@ -221,7 +221,9 @@ class TransformerXLDecoder(nn.Module):
                 x = x + self._learned(i, tokens).to(x.dtype)
             old = memory[i] if memory is not None else None
             layer_cache = cache.layers[i] if cache is not None else None
-            x, remembered = layer(x, memory=old, positions=positions, visible=visible, cache=layer_cache, held=held)
+            # A step of one token is faster uncompiled, and its changing offsets would make graph after graph.
+            apply = layer.forward if cache is not None and tokens == 1 else layer
+            x, remembered = apply(x, memory=old, positions=positions, visible=visible, cache=layer_cache, held=held)
             if new_memory is not None:
                 new_memory.append(extend_memory(old, remembered, self.memory_length))
         if cache is not None:

@@ -18,7 +18,7 @@ def extend_memory(old: Tensor | None, new: Tensor, length: int) -> Tensor:
     """
     new = new.detach()
     if new.size(1) >= length:
-        return new[:, new.size(1) - length :]
+        return new[:, new.size(1) - length :].contiguous()
     if old is None:
         return new
     return torch.cat([old[:, max(0, old.size(1) + new.size(1) - length) :], new], dim=1)

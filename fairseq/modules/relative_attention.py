@@ -345,8 +345,8 @@ def shift(raw: Tensor, bias: Tensor | None) -> Tensor:
     heads, batch, queries, keys = raw.shape
     if on_cpu(raw):
         return _Shift.apply(raw, bias).view(batch, heads, queries, keys)
-    padded = F.pad(raw, (1, 0)).view(heads, batch, keys + 1, queries)
-    moved = padded[:, :, 1:].reshape(heads, batch, queries, keys)
+    padded = F.pad(raw, (1, 0)).flatten(2)  # (H, B, T · (K + 1)); without its first T, row i begins T − 1 − i later
+    moved = padded[:, :, queries:].view(heads, batch, queries, keys)
     moved = moved.transpose(0, 1)
     return moved if bias is None else moved + bias.to(raw.dtype)
 

@@ -161,8 +161,11 @@ class FairseqTask:
         return dataset
 
     def dummy_sample(self, device: torch.device | str) -> Sample:
-        """A sample without targets, for a process that has no batch when others have: its gradient is zero."""
-        tokens = torch.full((1, 2), self.source_dictionary.eos(), dtype=torch.long, device=device)
+        """A sample without targets, for a process that has no batch when others have: its gradient is zero.
+
+        Two rows and tokens, as a compiled model has a graph of its own for sizes of 1.
+        """
+        tokens = torch.full((2, 2), self.source_dictionary.eos(), dtype=torch.long, device=device)
         target = torch.full_like(tokens, self.target_dictionary.pad())
         return {"nsentences": 0, "ntokens": 0, "net_input": {"src_tokens": tokens}, "target": target}
 

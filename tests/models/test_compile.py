@@ -1,0 +1,134 @@
+"""Compiled models: as few graphs as there are kinds of batches, and the numbers of the uncompiled model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import runs
+import torch
+import torch.fx.experimental._config
+from torch import Tensor, nn
+
+from fairseq.evaluation.scorer import Scorer, Scoring
+from fairseq.models import FairseqLanguageModel, loading
+from fairseq.tasks import setup_task
+
+XL = """--arch transformer_xl --n-layer 2 --d-model 16 --n-head 2 --d-inner 24 --mem-len 16 --cpu --tokens-per-sample 16
+    --max-tokens 64 --required-batch-size-multiple 1 --train-subset valid --valid-subset test --lr 0.001
+    --criterion adaptive_loss --cutoffs 200,600 --dropout 0 --clip-norm 0.1 --log-format json --log-interval 1"""
+FAMILIES = {"shortformer": f"{runs.SHORTFORMER} {runs.NO_DROPOUT}", "transformer-xl": XL}
+BOTH = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The graphs that torch.compile makes, which are run as they are; a limit that is reached is an error."""
+    found: list[Any] = []
+
+    def keep(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
+        found.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(loading, "BACKEND", keep)
+    with (
+        torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=8),
+        torch.fx.experimental._config.patch(use_duck_shape=True),
+    ):
+        yield found
+    torch._dynamo.reset()
+
+
+def compiled(model: Any) -> Any:
+    """A compiled copy of *model*."""
+    made = copy.deepcopy(model)
+    loading.compile_model(made)
+    return made
+
+
+class Reader:
+    """Reads batches with a compiled model and its original, which must agree."""
+
+    def __init__(self, model: Any) -> None:
+        self.models = [compiled(model), model]
+        self.memory: Any = None
+
+    def read(self, rows: int, tokens: int, remember: bool = True) -> None:
+        source = torch.randint(4, 600, (rows, tokens), generator=torch.Generator().manual_seed(rows))
+        memory = [layer[:rows] for layer in self.memory] if remember and self.memory else None
+        hidden, gradients = [], []
+        for model in self.models:
+            states, extra = model(source, memory)
+            hidden.append(states)
+            if model.training:
+                gradients.append(torch.autograd.grad(states.square().mean(), list(model.decoder.layers.parameters())))
+        torch.testing.assert_close(*hidden, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(*(gradients or [0, 0]), atol=1e-5, rtol=1e-5)
+        self.memory = extra["memory"]
+
+
+@BOTH
+def test_an_epoch_with_validation_makes_a_graph_for_each_kind_of_batch(family: str, graphs: list[Any]) -> None:
+    reader = Reader(runs.model_of(FAMILIES[family]))
+    for model in reader.models:
+        model.train()
+    for rows, tokens in ((4, 16), (4, 16), (4, 16), (3, 16), (2, 16), (2, 7)):  # first segment, memory, fewer rows
+        reader.read(rows, tokens)
+    assert len(graphs) == 2
+    reader.read(1, 16)  # the last row
+    assert len(graphs) == 3
+    empty = setup_task(runs.arguments(FAMILIES[family])).dummy_sample("cpu")["net_input"]["src_tokens"]
+    reader.read(*empty.shape, remember=False)
+    reader.read(4, 12, remember=False)  # another epoch, another length
+    assert len(graphs) == 3
+    for model in reader.models:
+        model.eval()
+    with torch.no_grad():
+        for number, rows in enumerate((4, 4, 3, 2)):  # validation
+            reader.read(rows, 16, remember=number > 0)
+        assert len(graphs) == 5
+        reader.read(1, 16)
+    assert len(graphs) == 6
+
+
+def test_layers_share_a_graph_and_rows_and_tokens_are_free_without_memory(graphs: list[Any]) -> None:
+    reader = Reader(runs.model_of(runs.BASELINE, runs.NO_DROPOUT, "--decoder-layers 4"))
+    for rows, tokens in ((4, 16), (3, 16), (2, 9), (16, 4), (32, 2)):
+        reader.read(rows, tokens)
+    assert len(graphs) == 1
+
+
+def test_a_training_run_with_validation_stays_below_the_limit(graphs: list[Any], tmp_path: Any) -> None:
+    log = runs.train(tmp_path, FAMILIES["shortformer"], "--max-epoch 1", "--compile")
+    assert len(runs.losses(log)) == 42
+    assert 3 <= len(graphs) <= 6
+
+
+@BOTH
+def test_evaluation_makes_two_graphs_and_none_for_single_tokens(family: str, graphs: list[Any]) -> None:
+    model = runs.model_of(FAMILIES[family]).eval()
+    task = setup_task(runs.arguments(FAMILIES[family]))
+    corpus, made = task.corpus("test"), compiled(model)
+    for scoring, count in ((Scoring(16, batch_size=3), 2), (Scoring(16, token_by_token=True, batch_size=8), 2)):
+        found, wanted = (Scorer([m], task.source_dictionary, scoring).score(corpus).lprobs for m in (made, model))
+        torch.testing.assert_close(*map(torch.from_numpy, (found, wanted)), atol=1e-5, rtol=1e-5)
+        assert len(graphs) <= count
+
+
+def test_compiling_for_a_cpu_says_that_it_is_slower(graphs: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    compiled(runs.model_of(runs.BASELINE))
+    assert [record.getMessage() for record in caplog.records] == ["--compile: on a CPU this model is faster without it"]
+
+
+def test_a_model_without_our_layers_is_compiled_as_a_whole(graphs: list[Any]) -> None:
+    class Decoder(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    model = FairseqLanguageModel(Decoder())
+    loading.compile_model(model)
+    model(torch.zeros(2, 3))
+    assert len(graphs) == 1
