@@ -43,9 +43,13 @@ class LanguageModel:
         model: in evaluation mode.
         dictionary: its words.
         tokens_per_sample: tokens of the segments that it reads.
+        add_bos_token: whether segments that are scored begin with ``<s>``.
     """
 
-    def __init__(self, model: BaseFairseqModel, dictionary: Dictionary, tokens_per_sample: int) -> None:
+    def __init__(
+        self, model: BaseFairseqModel, dictionary: Dictionary, tokens_per_sample: int, add_bos_token: bool = False
+    ) -> None:
+        self.add_bos_token = add_bos_token
         self.model = model
         self.dictionary = dictionary
         self.tokens_per_sample = tokens_per_sample
@@ -72,7 +76,8 @@ class LanguageModel:
             UserError: a file is missing or cannot be used, or checkpoint and dictionary do not belong together.
         """
         models, task, args = load_language_models(*_paths(checkpoint, data), overrides)
-        return cls(models[0].to(device), task.source_dictionary, args.tokens_per_sample)
+        add_bos_token = bool(getattr(args, "add_bos_token", False))
+        return cls(models[0].to(device), task.source_dictionary, args.tokens_per_sample, add_bos_token)
 
     @overload
     def score(self, text: str) -> Scored: ...
@@ -188,7 +193,8 @@ class LanguageModel:
 
     def _scores(self, text: str) -> Scores:
         device = next(self.model.parameters()).device
-        scorer = Scorer([self.model], self.dictionary, Scoring(self.tokens_per_sample, batch_size=1), device=device)
+        scoring = Scoring(self.tokens_per_sample, batch_size=1, add_bos_token=self.add_bos_token)
+        scorer = Scorer([self.model], self.dictionary, scoring, device=device)
         return scorer.score(_encode(text, self.dictionary))
 
 

@@ -291,7 +291,7 @@ def _evaluation_parser(description: str, configs: list[type], reading: Sequence[
         return LanguageModelingConfig
 
     optional = [
-        (task_config, ("tokens_per_sample", "sample_break_mode")),
+        (task_config, ("tokens_per_sample", "sample_break_mode", "add_bos_token")),
         (lambda: MemoryConfig, tuple(config.defaults(MemoryConfig))),
     ]
     parser = Parser(description, [CommonConfig, *reading, *configs], ["task"], optional)

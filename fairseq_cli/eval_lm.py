@@ -53,6 +53,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         multiple=data.required_batch_size_multiple,
         softmax_batch=cfg.softmax_batch,
         skip_too_long=data.skip_invalid_size_inputs_valid_test,
+        add_bos_token=bool(getattr(model_args, "add_bos_token", False)),
     )
     scorer = Scorer(models, task.source_dictionary, scoring, Precision(args), device)
     if getattr(args, "compile", False):

@@ -92,6 +92,16 @@ class Dictionary:
         """The id of the begin-of-sentence symbol."""
         return self.bos_index
 
+    def begin(self) -> int:
+        """The id of the begin-of-sentence symbol, for ``--add-bos-token``.
+
+        Raises:
+            UserError: the dictionary has none.
+        """
+        if self.bos_index == NONE:
+            raise UserError(f"--add-bos-token: {self.path or 'the dictionary'} has no bos symbol; leave it out")
+        return self.bos_index
+
     def pad(self) -> int:
         """The id of the padding symbol."""
         return self.pad_index

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -10,9 +12,12 @@ from typing import Any
 
 import torch
 
+from fairseq.data import place
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.samplers import Sampler
 from fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 VERSION = 2  # of the state, as fairseq numbers it
 
@@ -20,9 +25,9 @@ VERSION = 2  # of the state, as fairseq numbers it
 class EpochIterator:
     """The batches that a sampler makes of a dataset.
 
-    It stands at a place: ``epoch`` (from 1) and ``iterations_in_epoch``, the batches *yielded* so far, whatever has
-    been prepared ahead. Iterating goes from there to the end of the epoch; asking for more then moves it to the start
-    of the next one. One iteration at a time.
+    It stands at a place: ``epoch`` (from 1) and ``read``, the units (see :mod:`fairseq.data.place`) of the batches
+    *yielded* so far on all processes, whatever has been prepared ahead. Iterating goes from there to the end of the
+    epoch; asking for more then moves it to the start of the next one. One iteration at a time.
 
     Args:
         dataset: the examples; each epoch reads :meth:`Dataset.at_epoch`.
@@ -48,7 +53,12 @@ class EpochIterator:
         self.prefetch = prefetch
         self.device = torch.device(device)
         self.epoch = 1
-        self.iterations_in_epoch = 0
+        self.read = 0
+
+    @property
+    def iterations_in_epoch(self) -> int:
+        """Batches of the epoch that are over."""
+        return self.sampler.layout.batches_read(self.read)
 
     def __len__(self) -> int:
         """Batches an epoch, the same on every rank."""
@@ -65,17 +75,18 @@ class EpochIterator:
         if self.prefetch > 0:
             samples = _in_background(samples, self.prefetch)
         with contextlib.closing(samples):
+            layout = self.sampler.layout
             for sample in samples:
-                self.iterations_in_epoch += 1
+                self.read = min(self.read + layout.step, layout.units)
                 yield _to_device(sample, self.device)
         self.epoch += 1
-        self.iterations_in_epoch = 0
+        self.read = 0
 
     def _samples(self) -> Generator[Sample | None, None, None]:
         """The same on the host; for a GPU in pinned memory, from where copies run beside the arithmetic."""
         epoch = self.epoch
         dataset = self.dataset.at_epoch(epoch)
-        for indices in self.sampler.epoch(epoch, self.iterations_in_epoch):
+        for indices in self.sampler.epoch(epoch, self.read):
             if len(indices) == 0:
                 yield None
                 continue
@@ -85,29 +96,51 @@ class EpochIterator:
             yield _map_tensors(torch.Tensor.pin_memory, sample) if self.device.type == "cuda" else sample
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, in fairseq's layout."""
+        """The place, in fairseq's layout, and ``read``, by which any number of processes finds it.
+
+        The end of an epoch is the start of the next one.
+        """
+        ended = self.end_of_epoch
         return {
             "version": VERSION,
-            "epoch": self.epoch,
-            "iterations_in_epoch": self.iterations_in_epoch,
+            "epoch": self.epoch + ended,
+            "iterations_in_epoch": 0 if ended else self.iterations_in_epoch,
             "shuffle": self.sampler.shuffle,
+            "read": {"count": 0 if ended else self.read, **dataclasses.asdict(self.sampler.layout)},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], saved: place.SavedBy | None = None) -> bool:
         """Go to the place of *state*; a place at or behind the epoch's end is the start of the next epoch.
 
+        A run that fairseq began is continued in fairseq's order.
+
+        Args:
+            state: of :meth:`state_dict`, or fairseq's ``train_iterator``.
+            saved: the run that saved a state without ``read``; None: one with the same batches.
+
+        Returns:
+            Whether rows go on where they stopped, so that their memory fits.
+
         Raises:
-            UserError: *state* does not say a place.
+            UserError: *state* is not a place, or this run's batches have no such place.
         """
         epoch, iterations = state.get("epoch"), state.get("iterations_in_epoch", 0)
         if not isinstance(epoch, int) or not isinstance(iterations, int) or epoch < 0 or iterations < 0:
             raise UserError(
-                f"--restore-file: epoch {epoch!r}, batch {iterations!r} is no place in the data; "
+                f"--restore-file: epoch {epoch!r}, batch {iterations!r} is not a place in the data; "
                 "give --reset-dataloader to start at the first batch"
             )
-        self.epoch, self.iterations_in_epoch = max(1, epoch), iterations
-        if iterations > 0 and self.end_of_epoch:
-            self.epoch, self.iterations_in_epoch = self.epoch + 1, 0
+        order = (state.get("read") or {}).get("order")
+        if order == place.FAIRSEQ or (order is None and saved is not None and saved.fairseq):
+            self.sampler = self.sampler.in_fairseq_order()
+        layout = self.sampler.layout
+        found = place.find(layout, state, saved)
+        self.epoch, self.read = max(1, epoch), found.read
+        if iterations > 0 and found.read >= layout.units:
+            self.epoch, self.read = self.epoch + 1, 0
+        if found.note:
+            logger.info("epoch %d, batch %d of %d: %s", self.epoch, self.iterations_in_epoch, len(self), found.note)
+        return found.same_rows
 
 
 def _to_device(sample: Sample | None, device: torch.device) -> Sample | None:

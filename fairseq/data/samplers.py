@@ -1,16 +1,21 @@
 """The examples of each batch, on each process.
 
 Samplers hold numbers only. An epoch's batches follow from the epoch's number, so that any of them can be had again.
+Places in an epoch are counted over all processes, see :mod:`fairseq.data.place`.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from fairseq.data.place import BATCHES, BLOCKS, FAIRSEQ, STREAMS, Layout
 from fairseq.errors import UserError
 
 
@@ -25,12 +30,21 @@ class Sampler(Protocol):
     shuffle: bool
     rows: int
 
+    @property
+    def layout(self) -> Layout:
+        """What an epoch consists of, to find places in it."""
+        ...
+
     def __len__(self) -> int:
         """Batches an epoch."""
         ...
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[np.ndarray]:
-        """The blocks of each batch of an epoch (numbered from 1), from batch *start* on."""
+    def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
+        """The blocks of each batch of an epoch (numbered from 1), once *read* units of it were read."""
+        ...
+
+    def in_fairseq_order(self) -> Sampler:
+        """Return the sampler of a run that fairseq began."""
         ...
 
 
@@ -55,8 +69,8 @@ class Batching:
     world_size: int = 1
     limit: str = "--max-tokens"
 
-    def blocks(self, sizes: np.ndarray, *, by_size: bool) -> BlockSampler:
-        """Return the sampler of independent examples of *sizes* [n].
+    def blocks(self, sizes: np.ndarray, *, by_size: bool, kept: np.ndarray | None = None) -> BlockSampler:
+        """Return the sampler of independent examples of *sizes* [n], see :class:`BlockSampler`.
 
         Raises:
             UserError: an example has more tokens than a batch, or batches have no limit.
@@ -71,6 +85,7 @@ class Batching:
             curriculum=self.curriculum,
             shuffle=self.shuffle,
             by_size=by_size,
+            kept=kept,
             rank=self.rank,
             world_size=self.world_size,
         )
@@ -83,7 +98,7 @@ class Batching:
         """
         self._check(block_size)
         rows = rows_per_batch(self.max_tokens, self.batch_size, block_size, self.multiple)
-        return StreamSampler(num_blocks, rows, rank=self.rank, world_size=self.world_size)
+        return StreamSampler(num_blocks, rows, block_size=block_size, rank=self.rank, world_size=self.world_size)
 
     def _check(self, longest: int) -> None:
         if self.max_tokens is not None and longest > self.max_tokens:
@@ -119,19 +134,25 @@ def _too_long(size: int, max_tokens: int, limit: str = "--max-tokens") -> UserEr
 class BlockSampler:
     """Batches of blocks that have nothing to do with one another.
 
-    Blocks of one size (*by_size* false): they are put in an order, and the global batch of step t is the t-th run of
-    ``rows × world_size`` of them, of which each rank takes its part. So N processes with B rows read what one reads
-    with N·B rows, or with B rows and N batches an update.
+    Blocks of one size (*by_size* false): they are put in an order, a new one each epoch, and a step's global batch is
+    a run of ``rows × world_size`` of them, of which each rank takes its part. So N processes with B rows read what one
+    reads with N·B rows, or with B rows and N batches an update.
 
-    Blocks of many sizes (*by_size* true): they are sorted by size, ties in the order, and cut into batches that hold
-    at most *max_tokens* with padding; rank k takes batch ``t × world_size + k``.
+    Blocks of many sizes (*by_size* true): they are sorted by size, ties in the order, and cut once into batches that
+    hold at most *max_tokens* with padding. Each epoch takes the batches in a new order, and rank k every
+    *world_size*-th of them, from the k-th on.
+
+    A run that fairseq began goes on in *fairseq's order* (:meth:`in_fairseq_order`): one permutation of all blocks,
+    drawn from the seed; too long ones leave it; sorting by size, ties by the permutation's values; batches are cut
+    once, whether blocks have one size or not, and shuffled with seed + epoch.
 
     Args:
         sizes: tokens of each block.
         max_tokens, batch_size, multiple: see :func:`rows_per_batch`.
         seed: of the order.
-        curriculum: up to this epoch the order is the same in every epoch; with *by_size*, batches go by size.
+        curriculum: up to this epoch the order is the same in every epoch; batches that are cut once go by size.
         shuffle: whether the order is random; otherwise it is the corpus's.
+        kept: bool [blocks before too long ones were left out]: which of them *sizes* are; None: all.
 
     Raises:
         UserError: a block is longer than *max_tokens*, or there is no limit to a batch.
@@ -148,6 +169,7 @@ class BlockSampler:
         curriculum: int,
         shuffle: bool,
         by_size: bool,
+        kept: np.ndarray | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -157,34 +179,64 @@ class BlockSampler:
         self.curriculum = curriculum
         self.rank = rank
         self.world_size = world_size
-        self._blocks = len(sizes)
+        self._sizes = sizes
+        self._kept = kept
+        self._limits = (max_tokens, batch_size, multiple)
         self._rows = rows_per_batch(max_tokens, batch_size, int(sizes.max(initial=0)), multiple)
         self._sorted: np.ndarray | None = None
         self._cuts = np.zeros(1, np.int64)
+        self.layout = Layout(
+            BLOCKS,
+            units=len(sizes),
+            step=self._rows * world_size,
+            processes=world_size,
+            block_size=int(sizes.max(initial=0)),
+            seed=seed if shuffle else 0,
+        )
         if by_size:
-            order = self._permutation(self._blocks, epoch=0)
-            self._sorted = order[np.argsort(sizes[order], kind="stable")]
-            self._cuts = _cut_by_size(sizes[self._sorted], max_tokens, batch_size, multiple)
+            order = self._permutation(len(sizes), epoch=0)
+            self._cut(BATCHES, order[np.argsort(sizes[order], kind="stable")])
 
     def __len__(self) -> int:
-        if self._sorted is not None:
-            return -(-(len(self._cuts) - 1) // self.world_size)
-        return -(-self._blocks // (self._rows * self.world_size))
+        return self.layout.batches
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[np.ndarray]:
-        """The blocks of each of this rank's batches of an epoch, from batch *start* on."""
+    def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
+        """The blocks of each of this rank's batches of an epoch, once *read* blocks or batches were read."""
         if self._sorted is not None:
-            yield from self._batches_by_size(self._sorted, epoch, start)
+            yield from self._batches_by_size(self._sorted, epoch, read)
             return
-        order = self._permutation(self._blocks, epoch)
-        for step in range(start, len(self)):
-            first = (step * self.world_size + self.rank) * self._rows
+        order = self._permutation(len(self._sizes), epoch)
+        for first in range(read, len(order), self._rows * self.world_size):
+            first += self.rank * self._rows
             yield order[first : first + self._rows]
 
-    def _batches_by_size(self, blocks: np.ndarray, epoch: int, start: int) -> Iterator[np.ndarray]:
+    def in_fairseq_order(self) -> BlockSampler:
+        """Return the same batches' limits with fairseq's order."""
+        kept = np.ones(len(self._sizes), bool) if self._kept is None else self._kept
+        values = np.arange(len(kept))
+        if self.shuffle:
+            values = np.random.RandomState(self.seed % 2**32).permutation(len(kept))
+        sampler = copy.copy(self)
+        sampler._cut(FAIRSEQ, np.lexsort((values[kept], self._sizes)))
+        return sampler
+
+    def _cut(self, order: str, blocks: np.ndarray) -> None:
+        """Cut *blocks*, in an order of rising sizes, into batches."""
+        self._sorted = blocks
+        self._cuts = _cut_by_size(self._sizes[blocks], *self._limits)
+        self.layout = dataclasses.replace(
+            self.layout,
+            order=order,
+            units=len(self._cuts) - 1,
+            step=self.world_size,
+            cut=zlib.crc32(self._cuts.tobytes()),
+        )
+
+    def _batches_by_size(self, blocks: np.ndarray, epoch: int, read: int) -> Iterator[np.ndarray]:
         count = len(self._cuts) - 1
         order = self._permutation(count, epoch) if epoch > self.curriculum else np.arange(count)
-        for number in range(start * self.world_size + self.rank, len(self) * self.world_size, self.world_size):
+        for start in range(read, count, self.world_size):
+            number = start + self.rank
             first, last = self._cuts[order[number] :][:2] if number < count else (0, 0)
             yield blocks[first:last]
 
@@ -226,23 +278,30 @@ class StreamSampler:
     Args:
         num_blocks: blocks of the corpus.
         rows: rows on one rank.
+        block_size: tokens a block.
     """
 
     shuffle = False
 
-    def __init__(self, num_blocks: int, rows: int, *, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, num_blocks: int, rows: int, *, block_size: int = 0, rank: int = 0, world_size: int = 1) -> None:
         self.num_blocks = num_blocks
         self.rows = rows
         self.rank = rank
         self.world_size = world_size
+        # Processes may share the rows in another way, but there must be as many in all.
+        self.layout = Layout(STREAMS, len(self), 1, world_size, block_size, cut=rows * world_size)
 
     def __len__(self) -> int:
         return -(-self.num_blocks // (self.rows * self.world_size))
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[np.ndarray]:
-        """The blocks of this rank's rows at each step of an epoch, from step *start* on."""
+    def in_fairseq_order(self) -> StreamSampler:
+        """Return this sampler: fairseq's forks with memory read the same rows."""
+        return self
+
+    def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
+        """The blocks of this rank's rows at each step of an epoch, once *read* steps were made."""
         length = len(self)
         first = self.rank * self.rows
-        for step in range(start, length):
+        for step in range(read, length):
             present = -(-(self.num_blocks - step) // length)  # rows of all ranks that have a block left
             yield np.arange(first, min(first + self.rows, present)) * length + step

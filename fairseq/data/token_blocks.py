@@ -30,6 +30,8 @@ class TokenBlocks:
         pad: id that rows are filled up with.
         eos: id that stands before the first token of the corpus.
         shuffle_lines: seed from which :meth:`at_epoch` shuffles the corpus's lines anew for each epoch; None: never.
+        bos: id that stands before each row's source and before its targets (``--add-bos-token``); None: nothing does.
+            Sizes do not count it, as in fairseq.
 
     Raises:
         UserError: *break_mode* or *block_size* is not possible, or *shuffle_lines* is not with *break_mode*.
@@ -37,6 +39,7 @@ class TokenBlocks:
     Attributes:
         starts: int64 [n].
         sizes: int32 [n].
+        kept: bool [blocks that were cut]: those that :meth:`select` left; None: all.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class TokenBlocks:
         pad: int,
         eos: int,
         shuffle_lines: int | None = None,
+        bos: int | None = None,
     ) -> None:
         if block_size < 1:
             raise UserError(f"--tokens-per-sample {block_size}: must be at least 1")
@@ -59,9 +63,11 @@ class TokenBlocks:
         self.corpus = corpus
         self.pad = pad
         self.eos = eos
+        self.bos = bos
         self._seed = shuffle_lines
         self._lines: ShuffledLines | None = None
         self.starts, self.sizes = _cut(corpus, block_size, break_mode or "none")
+        self.kept: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -81,6 +87,8 @@ class TokenBlocks:
         """Those blocks for which *keep*, bool [n], is true, numbered anew."""
         selected = copy.copy(self)
         selected.starts, selected.sizes = self.starts[keep], self.sizes[keep]
+        selected.kept = np.ones(len(keep), bool) if self.kept is None else self.kept.copy()
+        selected.kept[selected.kept] = keep
         return selected
 
     def batch(self, indices: np.ndarray, context: int = 0) -> Sample:
@@ -109,6 +117,8 @@ class TokenBlocks:
             target[column >= lengths[:, None]] = self.pad
         if context:
             target[column < before[:, None]] = self.pad
+        if self.bos is not None:
+            source, target = (np.pad(rows, ((0, 0), (1, 0)), constant_values=self.bos) for rows in (source, target))
         return {
             "id": torch.from_numpy(np.asarray(indices, dtype=np.int64)),
             "nsentences": len(indices),

@@ -60,6 +60,7 @@ class Scoring:
         multiple: without memory, batches of this many rows or more are cut to a multiple of it.
         softmax_batch: most tokens whose output distribution exists at once.
         skip_too_long: leave out blocks that are longer than the model's positions.
+        add_bos_token: each block begins with ``<s>``, whose own probability is not reported.
     """
 
     tokens_per_sample: int
@@ -71,6 +72,7 @@ class Scoring:
     multiple: int = 1
     softmax_batch: int | None = None
     skip_too_long: bool = False
+    add_bos_token: bool = False
 
 
 class Scorer:
@@ -147,6 +149,7 @@ class Scorer:
             scoring.break_mode,
             pad=dictionary.pad(),
             eos=dictionary.eos(),
+            bos=dictionary.begin() if scoring.add_bos_token else None,
         )
         limits = [limit for model in self.models if (limit := model.max_positions()) is not None]
         longest = min(limits, default=np.iinfo(np.int32).max) - window
@@ -303,6 +306,9 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
         raise UserError(
             f"--context-window {window}: a model with memory has that as context; leave it out, or add --sliding-inf 1"
         )
+    if scoring.add_bos_token and (window or model.memory_length):
+        what = "--context-window" if window else "a model with memory"
+        raise UserError(f"--add-bos-token: begins every block anew, which {what} does not; leave one of them out")
     if model.memory_length and scoring.break_mode != "none":
         raise UserError(f"--sample-break-mode {scoring.break_mode}: a model with memory reads streams; use none")
 
@@ -310,7 +316,7 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
 def _places(blocks: TokenBlocks, indices: np.ndarray, context: int = 0) -> tuple[Tensor | None, np.ndarray]:
     """Which targets of ``blocks.batch(indices, context)`` count (None: all), and where they are in the corpus."""
     starts, sizes = blocks.starts[indices], blocks.sizes[indices]
-    before = np.minimum(starts, context)
+    before = np.minimum(starts, context) + (blocks.bos is not None)
     column = np.arange(int((before + sizes).max()))
     inside = (column >= before[:, None]) & (column < (before + sizes)[:, None])
     places = (starts - before)[:, None] + column

@@ -42,6 +42,7 @@ class LanguageModelingConfig:
     streams: bool = flag(
         False, "rows continue each other from batch to batch even if the model has no memory: for fair comparisons"
     )
+    add_bos_token: bool = flag(False, "begin-of-sentence symbol before each block and as its first target")
     shuffle_lines: bool = flag(False, "put the training text's lines in another order each epoch, then cut it")
 
 
@@ -79,27 +80,27 @@ class LanguageModelingTask(FairseqTask):
         corpus.check(self.dictionary)
         return corpus
 
-    def blocks(self, split: str, block_size: int | None = None, training: bool = False) -> TokenBlocks:
-        """*split* in blocks of ``tokens_per_sample``, or of *block_size* tokens; lines are shuffled for *training*."""
+    def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> TokenBlocks:
         shuffled = training and self.cfg.shuffle_lines
         return TokenBlocks(
             self.corpus(split),
-            block_size or self.cfg.tokens_per_sample,
+            self.cfg.tokens_per_sample,
             self.cfg.sample_break_mode,
             pad=self.dictionary.pad(),
             eos=self.dictionary.eos(),
             shuffle_lines=config.extract(CommonConfig, self.args).seed if shuffled else None,
+            bos=self.dictionary.begin() if self.cfg.add_bos_token else None,
         )
-
-    def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> TokenBlocks:
-        return self.blocks(split, training=training)
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         mode = self.cfg.sample_break_mode
         if not (self.cfg.streams or model.memory_length > 0):
-            return batching.blocks(dataset.sizes, by_size=mode != "none")
+            kept = dataset.kept if isinstance(dataset, TokenBlocks) else None
+            return batching.blocks(dataset.sizes, by_size=mode != "none", kept=kept)
         if mode != "none":
             raise UserError(f"--sample-break-mode {mode}: streams, which a model with memory reads, need none")
+        if self.cfg.add_bos_token:
+            raise UserError("--add-bos-token: rows of streams, which a model with memory reads, continue; leave it out")
         return batching.streams(len(dataset), self.cfg.tokens_per_sample)
 
     def prepare(self, sample: Sample, epoch: int, *, training: bool) -> Sample:

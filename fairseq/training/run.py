@@ -17,6 +17,7 @@ from fairseq.checkpoint import CheckpointManager
 from fairseq.config import parse_dict
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.iterator import EpochIterator
+from fairseq.data.place import SavedBy
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import progress_bar
@@ -130,10 +131,14 @@ class Run:
     def restore(self, state: dict[str, Any], source: str) -> None:
         """Go on from a loaded checkpoint, called *source* in messages."""
         extra = state.get("extra_state") or {}
-        same_batches = extra.get("batches") == self._batches_signature()
-        self.trainer.load_state_dict(state, source, self.batches.sampler.rows if same_batches else None)
+        rows = 0
         if not self.saving.reset_dataloader and "train_iterator" in extra:
-            self.batches.load_state_dict(extra["train_iterator"])
+            saved = SavedBy.of(state, getattr(self.args, "tokens_per_sample", None))
+            same_rows = self.batches.load_state_dict(extra["train_iterator"], saved)
+            rows = self.batches.sampler.rows if same_rows and self._memory_fits(extra.get("batches") or {}) else 0
+            if not rows and self.trainer.model.memory_length and self.batches.iterations_in_epoch:
+                logger.info("rows begin without the memory of %s: its rows, segments or memory were others", source)
+        self.trainer.load_state_dict(state, source, rows)
         if not self.saving.reset_meters:
             self.trained_before = float(extra.get("previous_training_time") or 0.0)
             self.best = self.best.restored(extra, forget=self.saving.reset_optimizer)
@@ -165,11 +170,8 @@ class Run:
     def state_dict(self) -> dict[str, Any]:
         """Everything to go on from; on every process."""
         state = self.trainer.state_dict()
-        place = self.batches.state_dict()
-        if self.batches.end_of_epoch:
-            place = {**place, "epoch": place["epoch"] + 1, "iterations_in_epoch": 0}
         state["extra_state"].update(
-            train_iterator=place,
+            train_iterator=self.batches.state_dict(),
             batches=self._batches_signature(),
             previous_training_time=self.wall(),
             **self.best.state_dict(),
@@ -337,7 +339,7 @@ class Run:
         )
 
     def _batches_signature(self) -> dict[str, Any]:
-        """What must be equal for a memory to fit the rows of the batches after it."""
+        """Facts about the batches that earlier versions find a place by, and that memory depends on."""
         shuffled = getattr(self.args, "shuffle_lines", False)
         return {
             "batches": len(self.batches),
@@ -346,6 +348,13 @@ class Run:
             "processes": self.world.size,
             **({"shuffled_with": self.common.seed} if shuffled else {}),
         }
+
+    def _memory_fits(self, signature: Mapping[str, Any]) -> bool:
+        """Whether the memory of rows that a run of *signature* saved fits the same rows here."""
+        own = self._batches_signature()
+        return all(
+            signature.get(key) == own.get(key) for key in ("tokens_per_sample", "memory_length", "shuffled_with")
+        )
 
     def _describe(self) -> None:
         model = self.trainer.model

@@ -215,14 +215,14 @@ class Trainer:
             state["extra_state"]["loss_scaler"] = self.scaler.state_dict()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], source: str, rows: int | None = None) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], source: str, rows: int = 0) -> None:
         """Go on from *state*, ours or fairseq's.
 
         Args:
             state: a loaded checkpoint.
             source: what to call it in messages.
-            rows: rows of a batch on one rank, if the batches are cut as they were when *state* was saved, so that the
-                state carried by its steps still fits; None: that state is dropped.
+            rows: rows of a batch on one rank that go on where they stopped when *state* was saved, so that their
+                memory still fits; 0: none do.
 
         Raises:
             UserError: its parameters are not the model's, or its optimizer not the one asked for.
@@ -252,11 +252,10 @@ class Trainer:
                 if name in (extra.get("sums") or {}):
                     meter.load_state_dict(extra["sums"][name])
         if not options.reset_dataloader:
-            self._restore_random_states(extra.get("random"))
-            if rows is not None:
-                # Version 0.1 saved the memory of rows beside the other entries.
-                saved = extra.get("carried") or {"memory": extra.get("memory") or []}
-                self.task.load_carried(saved, rows, self.world)
+            self._restore_random_states(extra.get("random"), source)
+        # Version 0.1 saved the memory of rows beside the other entries.
+        saved = extra.get("carried") or {"memory": extra.get("memory") or []}
+        self.task.load_carried(saved, rows, self.world)
 
     def _trained(self) -> list[torch.nn.Parameter]:
         """The trained parameters in the order of the model, whatever groups the optimizer has."""
@@ -287,8 +286,13 @@ class Trainer:
             states["cuda"] = torch.cuda.get_rng_state(self.world.device)
         return self.world.gather(states, everywhere=True)
 
-    def _restore_random_states(self, states: list[dict[str, Tensor]] | None) -> None:
-        if states and len(states) == self.world.size:
+    def _restore_random_states(self, states: list[dict[str, Tensor]] | None, source: str) -> None:
+        if states and len(states) != self.world.size:
+            logger.info(
+                "random states of %s are dropped: they are those of %d processes, not %d; dropout starts from --seed",
+                source, len(states), self.world.size,
+            )  # fmt: skip
+        elif states:
             own = states[self.world.rank]
             torch.set_rng_state(own["cpu"].cpu())
             if "cuda" in own and self.world.device.type == "cuda":

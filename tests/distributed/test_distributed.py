@@ -76,6 +76,26 @@ def test_resumed_job_of_two_processes_is_bit_identical_and_one_process_writes(tm
     assert runs.updates(resumed_log) == runs.updates(log)[20:]
 
 
+def test_one_process_goes_on_where_two_stopped_with_their_rows_and_memory(tmp_path, shortformer, caplog):
+    folder, log, _ = shortformer
+    shutil.copy(folder / "checkpoint_1_20.pt", tmp_path / "checkpoint_last.pt")
+    with caplog.at_level("INFO"):
+        alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save --disable-validation")
+    assert runs.losses(alone) == pytest.approx(runs.losses(log)[20:], abs=1e-5)
+    assert "20 of 42 blocks of each row read by 2 processes, 1 at once; goes on with 1 processes" in caplog.text
+    assert "random states of" in caplog.text and "dropped: they are those of 2 processes, not 1" in caplog.text
+
+
+def test_two_processes_go_on_where_one_stopped_and_refuse_rows_that_do_not_exist(tmp_path):
+    runs.train(tmp_path / "one", SHORTFORMER, "--max-tokens 64 --disable-validation --max-update 20")
+    whole = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save --disable-validation")
+    flags = ["--restore-file", tmp_path / "one" / "checkpoint_last.pt", "--disable-validation"]
+    resumed, _ = two(tmp_path / "two", SHORTFORMER, HALF, *flags)
+    assert runs.losses(resumed) == pytest.approx(runs.losses(whole)[20:], abs=1e-5)
+    refused = runs.command("train.py", runs.DATA, "--save-dir", tmp_path / "no", SHORTFORMER, *flags, TWO)
+    assert refused.returncode == 2 and "by 4 rows on all processes together, and 8 rows read" in refused.stderr
+
+
 def test_torchrun_starts_the_processes_and_one_without_a_batch_takes_part(tmp_path):
     flags = runs.words(SHORTFORMER, UNEVEN, "--update-freq 1,2 --ddp-backend pytorch_ddp --no-save")
     result = subprocess.run(

@@ -1,0 +1,189 @@
+"""Places in an epoch: how much of it was read, on any number of processes.
+
+A place counts *units* of the epoch, over all processes: blocks in the epoch's order, batches where those are cut by
+size, steps of rows where rows continue each other. A checkpoint stores it with the :class:`Layout` of its run, from
+which another run, on more or fewer processes, finds the place in its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq.errors import UserError
+
+BLOCKS, BATCHES, FAIRSEQ, STREAMS = "blocks", "batches", "fairseq", "streams"
+RESET = "or give --reset-dataloader to start at the first batch"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an epoch consists of.
+
+    Attributes:
+        order: ``blocks``: of one size, in a random order; ``batches``: cut by size; ``fairseq``: cut by size, in
+            fairseq's order; ``streams``: rows that continue each other.
+        units: units an epoch.
+        step: units that all processes read in one iteration.
+        processes: that read.
+        block_size: tokens of the longest block.
+        cut: what must be equal for units to be the same: rows in all of streams, a checksum of batches by size.
+        seed: of a random order; 0 where there is none.
+    """
+
+    order: str
+    units: int
+    step: int
+    processes: int
+    block_size: int
+    cut: int = 0
+    seed: int = 0
+
+    @property
+    def batches(self) -> int:
+        """Batches an epoch on each process."""
+        return -(-self.units // self.step)
+
+    def batches_read(self, read: int) -> int:
+        """Return the batches of an epoch that are over once *read* units were read."""
+        return self.batches - -(-(self.units - read) // self.step)
+
+
+@dataclass(frozen=True)
+class SavedBy:
+    """Facts about the run that saved a checkpoint without a layout.
+
+    Attributes:
+        fairseq: whether that was fairseq.
+        processes: of the run.
+        batches: an epoch on each process; None if unknown.
+        same_length: whether ``--tokens-per-sample`` was what it is now.
+    """
+
+    fairseq: bool
+    processes: int = 1
+    batches: int | None = None
+    same_length: bool = True
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], tokens_per_sample: int | None) -> SavedBy:
+        """Return the facts of a checkpoint's content, ours or fairseq's, for a run with *tokens_per_sample*."""
+        args = state.get("args") or {}
+        signature = (state.get("extra_state") or {}).get("batches")
+        if not isinstance(signature, Mapping):
+            return cls(True, int(args.get("distributed_world_size") or 1))
+        same = signature.get("tokens_per_sample") == tokens_per_sample
+        return cls(False, int(signature.get("processes") or 1), signature.get("batches"), same)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A place found in a layout.
+
+    Attributes:
+        read: units.
+        same_rows: whether each row goes on where it stopped, so that its memory fits.
+        note: for the log; empty if the place is as it was saved.
+    """
+
+    read: int
+    same_rows: bool
+    note: str = ""
+
+
+def find(ours: Layout, state: Mapping[str, Any], saved: SavedBy | None) -> Found:
+    """Return the place of a checkpoint's ``train_iterator`` within its epoch, in the layout *ours*.
+
+    Args:
+        ours: of the run that goes on.
+        state: with ``iterations_in_epoch``, and with ``read`` where a run of ours saved it.
+        saved: who saved a state without ``read``; None: this run, so that batches are what they were.
+
+    Raises:
+        UserError: the place is in the middle of an epoch that *ours* cannot continue.
+    """
+    iterations = state.get("iterations_in_epoch", 0)
+    stored = state.get("read")
+    if iterations == 0:
+        return Found(0, same_rows=True)
+    if stored is not None:
+        return _convert(ours, Layout(**{key: stored[key] for key in stored if key != "count"}), stored["count"])
+    if saved is None:
+        return Found(min(iterations * ours.step, ours.units), same_rows=True)
+    return _without_layout(ours, iterations, saved)
+
+
+def _convert(ours: Layout, theirs: Layout, read: int) -> Found:
+    here = dataclasses.replace(theirs, step=ours.step, processes=ours.processes)
+    if theirs.block_size != ours.block_size:
+        return _share(ours, read / theirs.units)
+    if here == ours:
+        return Found(read, ours.order == STREAMS, _note(ours, theirs, read))
+    if dataclasses.replace(here, seed=ours.seed, cut=ours.cut) == ours and theirs.seed != ours.seed:
+        return Found(read, False, f"--seed {ours.seed} changes the order, some text may be read twice")
+    raise _elsewhere(ours, theirs.order, theirs.cut, f"{read} of {theirs.units} {_NAMES[theirs.order]}")
+
+
+def _without_layout(ours: Layout, iterations: int, saved: SavedBy) -> Found:
+    """The place after so many batches, from what is known of the run that counted them."""
+    if saved.fairseq or saved.batches is None:
+        step = saved.processes if ours.order == FAIRSEQ else ours.step
+        return Found(min(iterations * step, ours.units), same_rows=False)
+    if not saved.same_length:
+        return _share(ours, min(1.0, iterations / max(1, saved.batches)))
+    steps = {  # units that the run may have read at once
+        BLOCKS: (ours.step, ours.step // ours.processes * saved.processes),
+        STREAMS: (1,),
+    }.get(ours.order, (saved.processes,))
+    for step in steps:
+        theirs = dataclasses.replace(ours, step=step, processes=saved.processes)
+        if theirs.batches == saved.batches:
+            read = min(iterations * step, ours.units)
+            return Found(read, ours.order == STREAMS, _note(ours, theirs, read))
+    raise _elsewhere(ours, ours.order, 0, f"{iterations} of {saved.batches} batches")
+
+
+def _share(ours: Layout, share: float) -> Found:
+    """The place after the same share of an epoch of blocks of another size, as between stages."""
+    read = int(share * ours.units)
+    note = f"blocks have another size: goes on after {100 * share:.3g}% of the epoch, some text may be read twice"
+    return Found(read - read % ours.step, False, note)
+
+
+_NAMES = {BLOCKS: "blocks", BATCHES: "batches", FAIRSEQ: "batches", STREAMS: "blocks of each row"}
+
+
+def _note(ours: Layout, theirs: Layout, read: int) -> str:
+    if (theirs.step, theirs.processes) == (ours.step, ours.processes):
+        return ""
+    return (
+        f"{read} of {ours.units} {_NAMES[ours.order]} read by {theirs.processes} processes, {theirs.step} at once; "
+        f"goes on with {ours.processes} processes, {ours.step} at once"
+    )
+
+
+def _elsewhere(ours: Layout, order: str, cut: int, read: str) -> UserError:
+    """The error for a place that *ours* does not have."""
+    place = f"the checkpoint is in the middle of an epoch ({read} read)"
+    if order != ours.order:
+        return UserError(
+            f"--restore-file: {place}, of data in the order of {order}; these settings read {ours.order}; "
+            f"keep those it was trained with, {RESET}"
+        )
+    if ours.order == STREAMS and cut != ours.cut:
+        rows = f"{cut} rows" if cut else "another number of rows"
+        return UserError(
+            f"--batch-size, --max-tokens: {place} by {rows} on all processes together, and {ours.cut} rows read other "
+            f"parts of the text; keep rows × processes, {RESET}"
+        )
+    if cut != ours.cut:
+        return UserError(
+            f"--max-tokens, --batch-size, --required-batch-size-multiple: {place}, and its batches were cut otherwise; "
+            f"keep its settings, {RESET}"
+        )
+    return UserError(
+        f"--restore-file: {place}, and this run's has {ours.units} {_NAMES[ours.order]}; "
+        f"keep the data and settings it was trained with, {RESET}"
+    )

@@ -1,0 +1,245 @@
+"""A place in an epoch is what was read: more or fewer processes go on there, or are refused."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairseq.data.iterator import EpochIterator
+from fairseq.data.place import SavedBy
+from fairseq.data.samplers import BlockSampler, Sampler, StreamSampler
+from fairseq.data.token_blocks import TokenBlocks
+from fairseq.errors import UserError
+
+
+class Stream:
+    """A corpus of one line: 0, 1, 2, …"""
+
+    def __init__(self, length: int) -> None:
+        self.tokens = np.arange(length).astype(np.uint16)
+        self.sizes = np.array([length], np.int32)
+        self.offsets = np.array([0, length])
+
+
+def dataset(blocks: int, size: int = 5) -> TokenBlocks:
+    return TokenBlocks(Stream(blocks * size), size, "none", pad=1, eos=2)
+
+
+def shuffled(data: TokenBlocks, rows: int, rank: int, world: int, **how: Any) -> Sampler:
+    settings: dict[str, Any] = {"multiple": 1, "seed": 3, "curriculum": 0, "shuffle": True, "by_size": False} | how
+    return BlockSampler(data.sizes, max_tokens=None, batch_size=rows, rank=rank, world_size=world, **settings)
+
+
+def streams(data: TokenBlocks, rows: int, rank: int, world: int) -> Sampler:
+    return StreamSampler(len(data), rows, block_size=int(data.sizes.max()), rank=rank, world_size=world)
+
+
+def iterators(data: TokenBlocks, kind: Any, rows: int, world: int, **how: Any) -> list[EpochIterator]:
+    return [EpochIterator(data, kind(data, rows, rank, world, **how), prefetch=0) for rank in range(world)]
+
+
+def read(processes: list[EpochIterator], batches: int | None = None) -> list[int]:
+    """The blocks that all *processes* read in so many batches, or until the epoch's end."""
+    found: list[int] = []
+    left = len(processes[0]) - processes[0].iterations_in_epoch
+    running = [iter(process) for process in processes]
+    for _ in range(left if batches is None else batches):
+        for batch in running:
+            sample = next(batch)
+            found += [] if sample is None else sample["id"].tolist()
+    return found
+
+
+def resumed(before: list[EpochIterator], after: list[EpochIterator], state: dict[str, Any] | None = None) -> list[bool]:
+    state = state or before[0].state_dict()
+    return [process.load_state_dict(state) for process in after]
+
+
+@pytest.mark.parametrize("worlds", [(4, 8), (4, 2), (4, 1), (1, 2), (2, 4), (1, 8)])
+@pytest.mark.parametrize("by_size", [False, True])
+def test_at_75_of_100_batches_the_remaining_blocks_are_read(worlds: tuple[int, int], by_size: bool) -> None:
+    data = dataset(1200 if worlds[0] == 4 else 300 * worlds[0])
+    before, after = (iterators(data, shuffled, 3, world, by_size=by_size) for world in worlds)
+    assert len(before[0]) == 100
+    first = read(before, 75)
+    resumed(before, after)
+    rest = read(after)
+    assert sorted(first + rest) == list(range(len(data)))
+    assert after[0].epoch == 1 and after[0].end_of_epoch
+
+
+@given(
+    blocks=st.integers(1, 80), rows=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    worlds=st.tuples(st.integers(1, 5), st.integers(1, 5)), stop=st.integers(0, 80), by_size=st.booleans(),
+)  # fmt: skip
+def test_every_block_is_read_once_whatever_the_number_of_processes(
+    blocks: int, rows: tuple[int, int], worlds: tuple[int, int], stop: int, by_size: bool
+) -> None:
+    data = dataset(blocks)
+    rows = (rows[0], rows[0]) if by_size else rows  # batches by size must be the same
+    before, after = (iterators(data, shuffled, r, w, by_size=by_size) for r, w in zip(rows, worlds, strict=True))
+    first = read(before, min(stop, len(before[0])))
+    resumed(before, after)
+    assert sorted((first if after[0].epoch == 1 else []) + read(after)) == list(range(blocks))
+
+
+@given(
+    blocks=st.integers(1, 80), rows=st.sampled_from([(1, 8), (2, 4), (4, 2), (8, 1)]),
+    other=st.sampled_from([(1, 8), (2, 4), (4, 2), (8, 1)]), stop=st.integers(0, 20),
+)  # fmt: skip
+def test_rows_go_on_where_they_stopped_on_another_number_of_processes(
+    blocks: int, rows: tuple[int, int], other: tuple[int, int], stop: int
+) -> None:
+    data = dataset(blocks)
+    before, after, whole = (iterators(data, streams, r, w) for r, w in (rows, other, rows))
+    first = read(before, min(stop, len(before[0])))
+    assert all(resumed(before, after))
+    assert (first if after[0].epoch == 1 else []) + read(after) == read(whole)
+
+
+def test_rows_that_do_not_exist_in_the_new_run_are_refused_in_the_middle_of_an_epoch_only() -> None:
+    data = dataset(800)
+    before = iterators(data, streams, 2, 4)
+    read(before, 75)
+    with pytest.raises(UserError) as caught:
+        resumed(before, iterators(data, streams, 2, 8))
+    assert str(caught.value) == (
+        "--batch-size, --max-tokens: the checkpoint is in the middle of an epoch (75 of 100 blocks of each row read) "
+        "by 8 rows on all processes together, and 16 rows read other parts of the text; keep rows × processes, or give "
+        "--reset-dataloader to start at the first batch"
+    )
+    read(before)
+    after = iterators(data, streams, 2, 8)
+    resumed(before, after)
+    assert (after[0].epoch, after[0].iterations_in_epoch) == (2, 0)
+
+
+def test_the_same_batches_need_no_line_and_others_one(caplog: pytest.LogCaptureFixture) -> None:
+    data = dataset(1200)
+    before = iterators(data, shuffled, 3, 4)
+    read(before, 75)
+    with caplog.at_level(logging.INFO):
+        resumed(before, iterators(data, shuffled, 3, 4))
+        assert caplog.messages == []
+        resumed(before, iterators(data, shuffled, 3, 8)[:1])
+    assert caplog.messages == [
+        "epoch 1, batch 37 of 50: 900 of 1200 blocks read by 4 processes, 12 at once; goes on with 8 processes, "
+        "24 at once"
+    ]
+
+
+def test_blocks_of_another_size_go_on_after_the_same_share(caplog: pytest.LogCaptureFixture) -> None:
+    before, after = iterators(dataset(1200, 5), shuffled, 3, 4), iterators(dataset(600, 10), shuffled, 3, 4)
+    read(before, 75)
+    with caplog.at_level(logging.INFO):
+        assert not any(resumed(before, after[:1]))
+    assert "batch 37 of 50: blocks have another size: goes on after 75% of the epoch" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "after, message",
+    [
+        (
+            lambda data: streams(data, 3, 0, 1),
+            "--restore-file: .* in the order of batches; these settings read streams",
+        ),
+        (lambda data: shuffled(data, 4, 0, 1, by_size=True), "--max-tokens, --batch-size, .* cut otherwise"),
+        (lambda data: shuffled(dataset(50), 3, 0, 1, by_size=True), "cut otherwise"),
+    ],
+)
+def test_batches_that_are_not_there_are_refused(after: Any, message: str) -> None:
+    data = dataset(60)
+    before = iterators(data, shuffled, 3, 1, by_size=True)
+    read(before, 5)
+    with pytest.raises(UserError, match=message):
+        EpochIterator(data, after(data)).load_state_dict(before[0].state_dict())
+
+
+def test_data_of_another_length_is_refused() -> None:
+    before = iterators(dataset(60), shuffled, 3, 1)
+    read(before, 5)
+    with pytest.raises(UserError, match=r"15 of 60 blocks read\), and this run's has 50 blocks; keep the data"):
+        resumed(before, iterators(dataset(50), shuffled, 3, 1))
+
+
+def place(sampler: Sampler, batches: int, saved: SavedBy) -> tuple[int, int]:
+    iterator = EpochIterator(dataset(1200), sampler)
+    iterator.load_state_dict({"epoch": 1, "iterations_in_epoch": batches}, saved)
+    return iterator.epoch, iterator.read
+
+
+def test_checkpoints_that_only_count_batches_are_read_by_what_they_say_of_their_run() -> None:
+    data = dataset(1200)
+    four = SavedBy(fairseq=False, processes=4, batches=100)
+    assert place(shuffled(data, 3, 0, 4), 75, four) == (1, 900)
+    assert place(shuffled(data, 3, 0, 8), 75, four) == (1, 900)
+    assert place(shuffled(data, 6, 0, 2), 75, four) == (1, 900)  # the same blocks at once
+    assert place(shuffled(data, 3, 0, 2, by_size=True), 75, four) == (1, 300)
+    assert place(streams(data, 6, 0, 2), 75, four) == (1, 75)
+    assert place(shuffled(data, 3, 0, 8), 75, SavedBy(fairseq=False, batches=75, same_length=False)) == (2, 0)
+    for sampler in (shuffled(data, 5, 0, 3), streams(data, 3, 0, 8), shuffled(data, 5, 0, 4, by_size=True)):
+        with pytest.raises(UserError, match="75 of 100 batches read"):
+            place(sampler, 75, four)
+    assert place(shuffled(data, 3, 0, 4), 20, SavedBy(fairseq=True, processes=4)) == (1, 80)
+
+
+def test_who_saved_a_checkpoint_is_seen_from_its_content() -> None:
+    signature = {"batches": 9, "tokens_per_sample": 16, "memory_length": 0, "processes": 2}
+    state: dict[str, Any] = {"args": {"distributed_world_size": 1}, "extra_state": {"batches": signature}}
+    assert SavedBy.of(state, 16) == SavedBy(False, 2, 9, True)
+    assert SavedBy.of(state, 32) == SavedBy(False, 2, 9, False)
+    assert SavedBy.of({"args": {"distributed_world_size": 4}, "extra_state": {}}, 16) == SavedBy(True, 4)
+
+
+def fairseq_order(sizes: list[int], kept: list[int], seed: int, most: int) -> list[list[int]]:
+    """Batches of fairseq's order, one rule at a time: numbers among *kept*."""
+    values = np.random.RandomState(seed).permutation(len(sizes)).tolist()
+    order = sorted(kept, key=lambda block: (sizes[block], values[block]))
+    batches: list[list[int]] = [[]]
+    for block in order:
+        if batches[-1] and (len(batches[-1]) + 1) * sizes[block] > most:
+            batches.append([])
+        batches[-1].append(kept.index(block))
+    return batches
+
+
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=40), seed=st.integers(0, 2**32 - 1),
+    epoch=st.integers(1, 4), world=st.integers(1, 3), curriculum=st.integers(0, 2), data=st.data(),
+)  # fmt: skip
+def test_fairseqs_order_is_that_of_its_rules(
+    sizes: list[int], seed: int, epoch: int, world: int, curriculum: int, data: st.DataObject
+) -> None:
+    longest = data.draw(st.integers(min(sizes), 12))
+    kept = [block for block, size in enumerate(sizes) if size <= longest]
+    batches = fairseq_order(sizes, kept, seed, 24)
+    if epoch > curriculum:
+        np.random.RandomState((seed + epoch) % 2**32).shuffle(batches)
+    ours = [
+        BlockSampler(
+            np.array(sizes)[kept], max_tokens=24, batch_size=None, multiple=1, seed=seed, curriculum=curriculum,
+            shuffle=True, by_size=data.draw(st.booleans()), kept=np.array(sizes) <= longest, rank=rank,
+            world_size=world,
+        ).in_fairseq_order()
+        for rank in range(world)
+    ]  # fmt: skip
+    for rank, sampler in enumerate(ours):
+        assert [batch.tolist() for batch in sampler.epoch(epoch) if len(batch)] == batches[rank::world]
+
+
+def test_a_run_that_fairseq_began_keeps_its_order_in_its_own_checkpoints() -> None:
+    data = dataset(60)
+    began = EpochIterator(data, shuffled(data, 3, 0, 1))
+    began.load_state_dict({"epoch": 1, "iterations_in_epoch": 4}, SavedBy(fairseq=True))
+    state = began.state_dict()
+    assert state["read"]["order"] == "fairseq"
+    again = EpochIterator(data, shuffled(data, 3, 0, 1))
+    again.load_state_dict(state, SavedBy(fairseq=False))
+    expected = fairseq_order([5] * 60, list(range(60)), 3, 15)
+    np.random.RandomState(4).shuffle(expected)
+    assert read([again]) == read([began]) == sum(expected[4:], [])
