@@ -19,6 +19,7 @@ from fairseq.config import flag
 from fairseq.errors import UserError
 from fairseq.models import register_model
 from fairseq.models.base import FairseqLanguageModel
+from fairseq.models.pruning import keep_layers
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
@@ -47,6 +48,9 @@ class TransformerLMConfig:
     decoder_input_dim: int | None = flag(None, "width of the input embeddings (default: --decoder-embed-dim)", low=1)
     decoder_ffn_embed_dim: int = flag(2048, "width of the feed-forward networks", low=1)
     decoder_layers: int = flag(6, "number of layers", low=1)
+    decoder_layers_to_keep: list[int] | None = flag(
+        None, "numbers of a checkpoint's layers to keep, from 0, such as 0,2,5 (default: all)", metavar="LAYERS"
+    )
     decoder_attention_heads: int = flag(8, "attention heads of each layer", low=1)
     decoder_normalize_before: bool = flag(True, "layer norm before each part of a layer, not after it", negative=True)
     no_decoder_final_norm: bool = flag(False, "no layer norm after the last layer")
@@ -79,6 +83,11 @@ class TransformerLMConfig:
         """Tokens of the cache; 0 without one."""
         return max(0, self.tokens_from_prev)
 
+    @property
+    def layer_count(self) -> int:
+        """Layers of the model, after pruning."""
+        return self.decoder_layers if self.decoder_layers_to_keep is None else len(self.decoder_layers_to_keep)
+
     def check(self, vocabulary: int) -> None:
         """Refuse settings that contradict one another.
 
@@ -89,6 +98,11 @@ class TransformerLMConfig:
             raise UserError(
                 f"--decoder-attention-heads {self.decoder_attention_heads}: "
                 f"must divide --decoder-embed-dim {self.decoder_embed_dim}"
+            )
+        keep = self.decoder_layers_to_keep
+        if keep is not None and (not keep or len(set(keep)) < len(keep) or min(keep) < 0):
+            raise UserError(
+                f"--decoder-layers-to-keep {','.join(map(str, keep))}: give different numbers of layers, from 0"
             )
         if self.character_embeddings:
             raise UserError("--character-embeddings: not supported; leave it out")
@@ -160,7 +174,7 @@ class TransformerDecoder(nn.Module):
         if not cfg.no_token_positional_embeddings:
             self.embed_positions = position_embedding(self.max_positions(), dim, padding_idx, cfg.decoder_learned_pos)
         self.layernorm_embedding = layer_norm(dim, apex) if cfg.layernorm_embedding else None
-        self.layers = nn.ModuleList(_layer(cfg, self.infused, apex) for _ in range(cfg.decoder_layers))
+        self.layers = nn.ModuleList(_layer(cfg, self.infused, apex) for _ in range(cfg.layer_count))
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
         self.layer_norm = layer_norm(dim, apex) if final_norm else None
         needs_projection = output_dim != dim and not cfg.tie_adaptive_weights
@@ -335,6 +349,8 @@ class TransformerLanguageModel(FairseqLanguageModel):
                     state.setdefault(name, own[name])
                 else:
                     state.pop(name, None)
+        if self.cfg.decoder_layers_to_keep is not None:
+            return keep_layers(state, "decoder.layers.", self.cfg.decoder_layers_to_keep, "--decoder-layers-to-keep")
         return state
 
 

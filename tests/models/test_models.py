@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from fairseq import checkpoint, config
 from fairseq.checkpoint import describe_mismatch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES
 from fairseq.models.loading import load_parameters
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
+from fairseq.tasks.loading import load_models
 
 PAD = 1
 WORDS = 1200
@@ -48,12 +50,13 @@ def naive_positions(count, dim):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def naive_hidden(model, source, remembered):
+def naive_hidden(model, source, remembered, numbers=None):
     """The hidden states of one row, in float64, and what the attention of each layer read.
 
     Args:
         source: word ids [T].
         remembered: for each layer, what its attention read before [M, C]; None: nothing, positions at the bottom.
+        numbers: the layers to apply; None: all.
     """
     state = {name.removeprefix("decoder."): value.double() for name, value in model.state_dict().items()}
     dim, heads = model.cfg.decoder_embed_dim, model.cfg.decoder_attention_heads
@@ -68,7 +71,7 @@ def naive_hidden(model, source, remembered):
     if not infused:
         x = x + naive_positions(len(x), dim)
     read = []
-    for number in range(model.cfg.decoder_layers):
+    for number in numbers or range(model.cfg.decoder_layers):
         layer = {k.removeprefix(f"layers.{number}."): v for k, v in state.items() if k.startswith(f"layers.{number}.")}
 
         def linear(name, inputs, layer=layer):
@@ -180,6 +183,39 @@ def test_probabilities_of_all_words_sum_to_one():
         lprobs = model.get_normalized_probs(output, log_probs=True)
         assert lprobs.shape == (2, 5, WORDS)
         torch.testing.assert_close(model.get_normalized_probs(output, log_probs=False).sum(-1), torch.ones(2, 5))
+
+
+# --- layers to keep
+
+
+@pytest.mark.parametrize("keep", ["0,2,3", "3,1", "2"])
+def test_kept_layers_are_those_of_the_whole_model_in_their_order(keep):
+    whole, source = build(runs.BASELINE, "--decoder-layers 4"), tokens(1, 6)
+    pruned = runs.model_of(runs.BASELINE, "--decoder-layers 4 --decoder-layers-to-keep", keep).eval()
+    load_parameters(pruned, whole.state_dict(), "whole.pt")
+    expected, _ = naive_hidden(whole, source[0], None, sorted(map(int, keep.split(","))))
+    torch.testing.assert_close(pruned(source)[0][0].double(), expected, atol=1e-4, rtol=1e-4)
+    again = runs.model_of(runs.BASELINE, "--decoder-layers 4 --decoder-layers-to-keep", keep)
+    load_parameters(again, pruned.state_dict(), "pruned.pt")  # as when its training goes on
+    assert all(torch.equal(a, b) for a, b in zip(pruned.parameters(), again.parameters(), strict=True))
+
+
+def test_layers_to_keep_are_an_override_of_a_checkpoints_settings():
+    path = runs.GOLDEN / "baseline.pt"
+    state = checkpoint.load(path)["model"]
+    for keep in ("1", [1]):
+        (model,), *_ = load_models([path], runs.DATA, {"decoder_layers_to_keep": keep})
+        assert len(model.decoder.layers) == 1
+        for name, value in model.decoder.layers[0].state_dict().items():
+            assert torch.equal(value, state[f"decoder.layers.1.{name}"])
+
+
+@pytest.mark.parametrize("keep, message", [("0,9", "layers 0 to 3, no 9"), ("1,1", "different"), ("-1", "from 0")])
+def test_layers_that_cannot_be_kept_are_refused(keep, message):
+    whole = runs.model_of(runs.BASELINE, "--decoder-layers 4")
+    with pytest.raises(UserError, match=f"--decoder-layers-to-keep {keep}.*{message}"):
+        pruned = runs.model_of(runs.BASELINE, "--decoder-layers 4", f"--decoder-layers-to-keep={keep}")
+        load_parameters(pruned, whole.state_dict(), "whole.pt")
 
 
 # --- variants
