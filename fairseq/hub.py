@@ -22,6 +22,7 @@ from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.generation import generator_of, sample
 from fairseq.generation.text import never_written
 from fairseq.models import BaseFairseqModel
+from fairseq.models.inference import Reader
 from fairseq.models.transformer_xl import BY_DISTANCE
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_language_models, load_models
@@ -51,6 +52,7 @@ class LanguageModel:
     ) -> None:
         self.add_bos_token = add_bos_token
         self.model = model
+        self._reader: tuple[Any, Reader] | None = None
         self.dictionary = dictionary
         self.tokens_per_sample = tokens_per_sample
         self._never_sampled = never_written(dictionary)
@@ -171,7 +173,7 @@ class LanguageModel:
         eos = self.dictionary.eos()
         words = _encode(prompt, self.dictionary).tokens.tolist()[:-1]
         words += sample(
-            self.model,
+            self._packed(),
             [eos, *words],
             max_tokens,
             temperature=temperature,
@@ -181,6 +183,14 @@ class LanguageModel:
             forbidden=self._never_sampled,
         )
         return self._text(words)
+
+    def _packed(self) -> Reader:
+        """The model's reader, kept between texts; made anew after a change of the model's weights."""
+        weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.model.parameters()]
+        key = id(self.model), weights
+        if self._reader is None or self._reader[0] != key:
+            self._reader = key, Reader(self.model)
+        return self._reader[1]
 
     def _text(self, tokens: Sequence[int]) -> str:
         lines: list[list[str]] = [[]]

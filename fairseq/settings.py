@@ -214,6 +214,7 @@ class EvalLMConfig(ModelPathConfig):
     softmax_batch: int | None = flag(
         None, "most tokens whose output distribution is computed at once: bounds memory", low=1
     )
+    int8: bool = flag(False, "int8 weights, one scale an output; also prints their cost in perplexity")
 
 
 @dataclass
@@ -288,6 +289,7 @@ class GenerationConfig(ModelPathConfig):
     remove_bpe: str | None = flag(
         None, "join subwords that end in this mark (without a value: @@)", metavar="MARK", const="@@ "
     )
+    int8: bool = flag(False, "int8 weights, one scale an output")
 
 
 @dataclass

@@ -55,9 +55,9 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         skip_too_long=data.skip_invalid_size_inputs_valid_test,
         add_bos_token=bool(getattr(model_args, "add_bos_token", False)),
     )
-    scorer = Scorer(models, task.source_dictionary, scoring, Precision(args), device)
+    scorer = Scorer(models, task.source_dictionary, scoring, Precision(args), device, int8=cfg.int8)
     if getattr(args, "compile", False):
-        for model in models:
+        for model in scorer.models:
             compile_model(model)
     corpus = task.corpus(data.gen_subset)  # type: ignore[attr-defined]
     start = time.perf_counter()
@@ -66,6 +66,10 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 
     words = report.join_words(scores, task.source_dictionary, cfg.remove_bpe)
     figures = {**report.figures(words, seconds), **report.peak_memory(device)}
+    if cfg.int8:
+        exact = Scorer(models, task.source_dictionary, scoring, Precision(args), device).score(corpus)
+        exact_words = report.join_words(exact, task.source_dictionary, cfg.remove_bpe)
+        figures["perplexity_without_int8"] = report.figures(exact_words, seconds)["perplexity"]
     _print_words(cfg, words)
     print(*report.summary(figures), sep="\n", flush=True)
     if cfg.save_token_scores is not None:
@@ -78,6 +82,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
                 **vars(scoring),
                 **{name: vars(model_args)[name] for name in config.defaults(MemoryConfig) if name in vars(model_args)},
                 **_precision(args),
+                "int8": cfg.int8,
                 "model_overrides": overrides,
             },
         }

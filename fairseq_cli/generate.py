@@ -59,7 +59,7 @@ def _continue(
     for count, ((number, sample), text) in enumerate(texts, 1):  # as long as one another, they end in their order
         start = starts[number]
         reference = tokens[start + length : start + length + new].tolist()
-        parts = passages.parts_of(writer.writing, prompts[number], text, reference)
+        parts = passages.parts_of(writer.detokenizer, prompts[number], text, reference)
         yield Passage(count, start, sample + 1, *parts)
 
 
@@ -77,7 +77,7 @@ def _contexts(cfg: GenerateConfig) -> int:
 
 def _about(args: argparse.Namespace, cfg: GenerateConfig, writer: Writer) -> dict[str, Any]:
     names = ["context_tokens", "max_new_tokens", "num_samples", "num_contexts", "sampling", "sampling_topk"]
-    names += ["sampling_topp", "temperature", "beam", "batch_size", "model_overrides"]
+    names += ["sampling_topp", "temperature", "beam", "batch_size", "int8", "model_overrides"]
     settings = {name: getattr(cfg, name) for name in names}
     flags = {name: bool(getattr(args, name, False)) for name in ("fp16", "bf16", "memory_efficient_fp16")}
     return {

@@ -73,7 +73,7 @@ def _encode(lines: list[str], writer: Writer, first: int = 0) -> list[list[int]]
     eos = writer.task.source_dictionary.eos()
     prompts, unknown = [], dict[str, None]()
     for line in lines:
-        tokens, strange = writer.writing.encode(line)
+        tokens, strange = writer.detokenizer.encode(line)
         prompts.append([eos, *tokens])
         unknown |= dict.fromkeys(strange)
     if unknown:
@@ -88,7 +88,7 @@ def _print_text(writer: Writer, prompt: list[int], tokens: Iterable[int], first:
     """The prompt and what follows it, each piece as soon as it is there."""
     if not first:
         print("-" * 8)
-    text = writer.writing.stream()
+    text = writer.detokenizer.stream()
     print(text.add(prompt[1:]) + text.pause(), end="", flush=True)
     for token in tokens:
         print(text.add([token]), end="", flush=True)
@@ -96,7 +96,7 @@ def _print_text(writer: Writer, prompt: list[int], tokens: Iterable[int], first:
 
 
 def _print_object(writer: Writer, number: int, sample: int, prompt: list[int], tokens: list[int]) -> None:
-    text = writer.writing.stream()
+    text = writer.detokenizer.stream()
     before = text.add(prompt[1:]) + text.pause()
     values = {"prompt": number, "sample": sample, "text": before, "continuation": text.add(tokens) + text.end()}
     print(json.dumps({**values, "tokens": tokens}, ensure_ascii=False), flush=True)

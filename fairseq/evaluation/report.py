@@ -131,6 +131,10 @@ def summary(report: Mapping[str, Any]) -> list[str]:
         lines.append(token)
     if "bits_per_character" in report:
         lines.append(f"Bits per character: {report['bits_per_character']:.4f}")
+    if "perplexity_without_int8" in report:
+        exact = report["perplexity_without_int8"]
+        cost = 100 * (report["perplexity"] / exact - 1)
+        lines.append(f"Perplexity of a token without int8: {exact:.2f}; cost of int8: {cost:+.2f} %")
     gpu = f", {report['peak_gpu_mb']:.0f} MB on the GPU" if "peak_gpu_mb" in report else ""
     lines.append(f"Peak memory: {report['peak_rss_mb']:.0f} MB{gpu}")
     return lines

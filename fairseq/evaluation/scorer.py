@@ -17,6 +17,7 @@ from fairseq.data.samplers import BlockSampler, StreamSampler, rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
+from fairseq.models.inference import Reader
 from fairseq.modules.memory import KeyValueCache, Memory, keep_rows
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.precision import Precision
@@ -93,8 +94,13 @@ class Scorer:
         models: over one dictionary; they are moved to *device*.
         dictionary: of the models and the corpora.
         scoring: how.
-        precision: of the forward pass (default: float32); softmax and logarithms are float32 in any.
-        device: where.
+        precision: of the forward pass (default: float32), to which weights are cast once; softmax and logarithms are
+            float32 in any.
+        device: of the models.
+        int8: round the weights of matrices to int8, one scale an output.
+
+    Attributes:
+        models: the models that are evaluated, of that precision.
 
     Raises:
         UserError: *scoring* contradicts itself or a model.
@@ -107,15 +113,18 @@ class Scorer:
         scoring: Scoring,
         precision: Precision | None = None,
         device: torch.device | str = "cpu",
+        *,
+        int8: bool = False,
     ) -> None:
-        self.models = list(models)
         self.dictionary = dictionary
         self.scoring = scoring
         self.precision = precision or Precision(argparse.Namespace())
         self.device = torch.device(device)
-        for model in self.models:
+        for model in models:
             _check(scoring, model)
             self.precision.place(model.eval(), self.device)
+        self.readers = [Reader(model, self.precision.dtype, int8=int8) for model in models]
+        self.models: list[BaseFairseqModel] = [reader.model for reader in self.readers]
 
     @torch.inference_mode()
     def score(self, corpus: Corpus, progress: Progress | None = None) -> Scores:
@@ -127,11 +136,14 @@ class Scorer:
         blocks = self._blocks(corpus)
         progress = progress or (lambda items, length: items)
         total: np.ndarray | None = None
-        for model in self.models:
+        for reader in self.readers:
+            model = reader.model
             collector = _Collector(model, len(corpus.tokens), self.scoring.softmax_batch, self.device)
-            read = self._read_streams if model.memory_length else self._read_blocks
             with self.precision.autocast(self.device):
-                read(model, blocks, collector, progress)
+                if model.memory_length:
+                    self._read_streams(reader, blocks, collector, progress)
+                else:
+                    self._read_blocks(model, blocks, collector, progress)
                 lprobs = collector.result()
             total = lprobs if total is None else np.logaddexp(total, lprobs)
         assert total is not None
@@ -189,9 +201,7 @@ class Scorer:
             net_output = model(self._to_device(sample["net_input"]["src_tokens"]))
             collector.add(net_output, sample["target"], *_places(blocks, indices, scoring.context_window))
 
-    def _read_streams(
-        self, model: BaseFairseqModel, blocks: TokenBlocks, collector: _Collector, progress: Progress
-    ) -> None:
+    def _read_streams(self, reader: Reader, blocks: TokenBlocks, collector: _Collector, progress: Progress) -> None:
         """Segments in rows, each row with the memory of what it has read."""
         scoring = self.scoring
         rows = 1
@@ -202,29 +212,24 @@ class Scorer:
         for indices in progress(sampler.epoch(1), len(sampler)):
             sample = blocks.batch(indices)
             tokens = self._to_device(sample["net_input"]["src_tokens"])
-            if hasattr(model, "new_cache"):
-                net_output, memory = self._read_with_cache(model, tokens, memory, len(sampler))
+            if hasattr(reader.model, "new_cache"):
+                net_output, memory = self._read_with_cache(reader, tokens, memory, len(sampler))
             else:
-                net_output = model(tokens, memory=keep_rows(memory, len(indices)))  # type: ignore[arg-type]
+                net_output = reader.model(tokens, memory=keep_rows(memory, len(indices)))  # type: ignore[arg-type]
                 memory = net_output[1]["memory"]
             collector.add(net_output, sample["target"], *_places(blocks, indices))
 
     def _read_with_cache(
-        self, model: Any, tokens: Tensor, cache: Any, segments: int
+        self, reader: Reader, tokens: Tensor, cache: Any, segments: int
     ) -> tuple[tuple[Tensor, Any], KeyValueCache]:
         """One of *segments* segments, its tokens at once or one at a time."""
         if cache is None:
-            cache = model.new_cache(tokens.size(0), segments * self.scoring.tokens_per_sample)
+            cache = reader.new_cache(tokens.size(0), segments * self.scoring.tokens_per_sample)
         else:
             cache.keep_rows(tokens.size(0))
             cache.next_segment()
-        if not self.scoring.token_by_token:
-            return model(tokens, cache=cache), cache
-        embedded = model.embed(tokens, cache.held)
-        hidden = [
-            model(tokens[:, i : i + 1], cache=cache, embedded=embedded[:, i : i + 1])[0] for i in range(tokens.size(1))
-        ]
-        return (torch.cat(hidden, dim=1), {}), cache
+        read = reader.read_each if self.scoring.token_by_token else reader.read
+        return (read(tokens, cache), {}), cache
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cuda":

@@ -1,4 +1,4 @@
-"""How the next token is chosen, and for many prompts together: sampling, the most probable token, beam search."""
+"""Choice of the next token, for a batch of prompts: sampling, the most probable token, beam search."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fairseq.generation.predictor import Predictor
 
 Prompt = Sequence[int]
 Advance = tuple[int, list[int]]
-"""A row of which one more token is decided, and the tokens that are certain now: in beam search all, at the end."""
+"""A row, and the tokens of it that are now final: one a step; in beam search all of them, in the last step."""
 
-COLDEST, HOTTEST = 1e-30, 1e30  # temperatures beyond choose as these do, but float32 has no quotients by them
+COLDEST, HOTTEST = 1e-30, 1e30  # float32 quotients by temperatures beyond these overflow
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How a text goes on.
+    """Length of a continuation and choice of its tokens.
 
     Attributes:
-        max_tokens: how many tokens it goes on for; an end of line counts as one and ends nothing.
-        temperature: logits are divided by it; 0 chooses the most probable token.
-        top_k: choose among the k most probable tokens (0: all).
-        top_p: choose among the most probable tokens that together have this probability (Holtzman et al. 2020, §3.1).
-        beam: above 1, the most probable text that a beam search of this width finds, whatever the rest says.
+        max_tokens: number of tokens; an end of line counts as one and does not stop the text.
+        temperature: divisor of the logits; 0 chooses the most probable token.
+        top_k: sample from the k most probable tokens (0: all).
+        top_p: sample from the most probable tokens with this total probability (Holtzman et al. 2020, §3.1).
+        beam: width of a beam search; above 1 the other choices are ignored.
     """
 
     max_tokens: int = 100
@@ -40,7 +40,7 @@ class Decoding:
         if self.max_tokens < 0:
             raise ValueError(f"max_tokens {self.max_tokens}: must be at least 0")
         if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature {self.temperature}: must be a number from 0 on")
+            raise ValueError(f"temperature {self.temperature}: must be a finite number of at least 0")
         if self.top_k < 0:
             raise ValueError(f"top_k {self.top_k}: must be at least 0")
         if not 0 < self.top_p <= 1:
@@ -49,59 +49,67 @@ class Decoding:
             raise ValueError(f"beam {self.beam}: must be at least 1")
 
     @property
+    def candidates(self) -> int:
+        """Number of most probable tokens that are enough to choose from; 0: all are needed."""
+        return 1 if self.temperature == 0 else self.top_k
+
+    @property
     def random(self) -> bool:
-        """Whether chance decides anything."""
+        """Whether tokens are sampled."""
         return self.beam == 1 and self.temperature > 0
 
 
-def choose(lprobs: Tensor, how: Decoding, chance: Tensor | None = None) -> Tensor:
-    """One token of each distribution.
+def choose(lprobs: Tensor, how: Decoding, draws: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
+    """Choose one token from each distribution.
 
     Args:
-        lprobs: log-probabilities [B, V].
+        lprobs: log-probabilities [B, V], up to a constant for each row.
         how: temperature, top_k and top_p.
-        chance: a number from 0 up to 1 for each row, float64 [B]: how far up its cumulative distribution its token
-            lies. Not needed at temperature 0.
+        draws: uniform random numbers in [0, 1), float64 [B]: the token's place in the cumulative distribution. Unused
+            at temperature 0.
+        tokens: the token of each column [B, V], if the columns are the ``how.candidates`` most probable tokens in
+            falling order; None: column v is token v, and all tokens are there.
 
     Returns:
         [B].
     """
     if how.temperature == 0:
-        return lprobs.argmax(-1)
-    assert chance is not None
+        return lprobs.argmax(-1) if tokens is None else tokens[:, 0]
+    assert draws is not None
     temperature = min(max(how.temperature, COLDEST), HOTTEST)
-    scores, tokens = (lprobs - lprobs.amax(-1, keepdim=True)) / temperature, None  # the best stays 0 at any temperature
-    if how.top_k or how.top_p < 1:
-        scores, tokens = scores.topk(min(how.top_k or lprobs.size(-1), lprobs.size(-1)))  # from the most probable on
+    best = lprobs.amax(-1, keepdim=True) if tokens is None else lprobs[:, :1]
+    scores = (lprobs - best) / temperature  # the best one is 0 at any temperature
+    if tokens is None and (how.top_k or how.top_p < 1):
+        scores, tokens = scores.topk(min(how.top_k or lprobs.size(-1), lprobs.size(-1)))  # in falling order
     probabilities = scores.softmax(-1).double()
     if how.top_p < 1:
-        probabilities[probabilities.cumsum(-1) - probabilities >= how.top_p] = 0  # those before it suffice
+        probabilities[probabilities.cumsum(-1) - probabilities >= how.top_p] = 0  # the tokens before it have it already
     cumulative = probabilities.cumsum(-1)
-    place = torch.searchsorted(cumulative, chance[:, None] * cumulative[:, -1:], right=True)
+    place = torch.searchsorted(cumulative, draws[:, None] * cumulative[:, -1:], right=True)
     place = place.clamp(max=cumulative.size(-1) - 1)  # (B, 1)
     return (place if tokens is None else tokens.gather(1, place)).squeeze(1)
 
 
-def sampled(
+def sample_batch(
     predictor: Predictor, prompts: Sequence[Prompt], how: Decoding, generators: Sequence[torch.Generator | None]
 ) -> Iterator[list[Advance]]:
-    """Continue *prompts*, the longest first, token by token; each step gives the tokens that it chose.
+    """Continue *prompts*, ordered by falling length, token by token; yield the tokens chosen in each step.
 
-    Rows read together what their prompts have in common in length. Then those with a longer prompt are fed its next
-    token where the others choose theirs, so that all stand at one place; rows that are finished, the last first,
-    leave. Each row draws from its own generator: what is sampled does not depend on the other rows.
+    All rows read as many tokens as the shortest prompt has at once. After that, rows with a longer prompt read its next
+    token while the others choose theirs, so that all rows have the same length; finished rows are dropped from the end.
+    Each row draws from its own generator, so a sample does not depend on the other rows of its batch.
     """
     rows, position, following = len(prompts), 0, list[int]()
     while rows:
         chunk = _prompt_chunk(prompts[:rows], position) or [[token] for token in following]
         position += len(chunk[0])
         waiting = sum(len(prompt) > position for prompt in prompts[:rows])
-        lprobs = predictor.read(chunk, waiting)
-        chance = None
+        lprobs, tokens = _distribution(predictor, chunk, waiting, how)
+        draws = None
         if how.temperature > 0:
-            draws = [_draw(generator) for generator in generators[waiting:rows]]
-            chance = torch.tensor(draws, dtype=torch.float64, device=lprobs.device)
-        chosen: list[int] = choose(lprobs, how, chance).tolist()
+            numbers = [_draw(generator) for generator in generators[waiting:rows]]
+            draws = torch.tensor(numbers, dtype=torch.float64, device=lprobs.device)
+        chosen: list[int] = choose(lprobs, how, draws, tokens).tolist()
         yield [(row, [token]) for row, token in zip(range(waiting, rows), chosen, strict=True)]
         rows = _unfinished(prompts[:rows], position, how.max_tokens)
         following = ([prompt[position] for prompt in prompts[:waiting]] + chosen)[:rows]
@@ -109,14 +117,23 @@ def sampled(
             predictor.keep_rows(rows)
 
 
-def searched(predictor: Predictor, prompts: Sequence[Prompt], how: Decoding) -> Iterator[list[Advance]]:
-    """Continue *prompts*, the longest first, with what beam search finds: the highest sum of log-probabilities.
+def _distribution(
+    predictor: Predictor, chunk: Sequence[Sequence[int]], waiting: int, how: Decoding
+) -> tuple[Tensor, Tensor | None]:
+    """Arguments of :func:`choose` for the rows from *waiting* on; the whole distribution only where it is needed."""
+    if how.candidates:
+        return predictor.best(chunk, how.candidates, waiting)
+    return predictor.read(chunk, waiting), None
 
-    All texts have ``max_tokens`` tokens, so that sums compare as they are. Rows stay together as in :func:`sampled`.
+
+def beam_search(predictor: Predictor, prompts: Sequence[Prompt], how: Decoding) -> Iterator[list[Advance]]:
+    """Continue *prompts*, ordered by falling length, by beam search for the highest sum of log-probabilities.
+
+    All texts have ``max_tokens`` tokens, so sums need no length penalty. Rows advance as in :func:`sample_batch`.
     """
     rows, position, beam = len(prompts), 0, how.beam
     beams = _Beams(rows, beam, how.max_tokens, predictor.device)
-    width = 1  # rows of the predictor for each prompt: their beams are the same until the first has read its prompt
+    width = 1  # predictor rows for each prompt: beams are identical until the shortest prompt is read
     while rows:
         chunk = _prompt_chunk(prompts[:rows], position, width) or beams.following
         position += len(chunk[0])
@@ -140,18 +157,18 @@ def searched(predictor: Predictor, prompts: Sequence[Prompt], how: Decoding) -> 
 
 
 class _Beams:
-    """The texts that a search holds on to for each prompt, the best first.
+    """Beams of each prompt, in falling order of their scores.
 
     Attributes:
         scores: summed log-probabilities [rows, beam].
         texts: [rows, beam, tokens].
-        following: the token that each is to read next, [rows · beam, 1].
+        following: the token that each beam reads next, [rows · beam, 1].
     """
 
     def __init__(self, rows: int, beam: int, tokens: int, device: torch.device) -> None:
         self.beam = beam
         self.scores = torch.full((rows, beam), -torch.inf, device=device)
-        self.scores[:, 0] = 0.0  # at first all are the same text: one of them is enough
+        self.scores[:, 0] = 0.0  # the beams start as one text
         self.texts = torch.zeros(rows, beam, tokens, dtype=torch.long, device=device)
         self.following: list[list[int]] = [[0]] * (rows * beam)
 
@@ -159,11 +176,11 @@ class _Beams:
         """Add a token to the texts of the rows from *first* on.
 
         Args:
-            lprobs: of each of their texts, [rows − first, beam, V].
-            columns: how many tokens the texts of each have so far, [rows − first].
+            lprobs: log-probabilities of the next token of each text, [rows − first, beam, V].
+            columns: number of tokens chosen so far in each row, [rows − first].
 
         Returns:
-            The text that each continues, numbered through all rows: [rows · beam].
+            The index, over all rows, of the text that each text continues: [rows · beam].
         """
         count, beam, vocabulary = lprobs.shape
         rows = slice(first, first + count)
@@ -184,7 +201,7 @@ class _Beams:
 
 
 def _prompt_chunk(prompts: Sequence[Prompt], position: int, copies: int = 1) -> list[list[int]]:
-    """What all prompts, the longest first, have from *position* up to the end of the shortest; empty beyond."""
+    """Tokens of all prompts from *position* up to the end of the shortest, which is the last; empty beyond."""
     end = len(prompts[-1])
     if position >= end:
         return []
@@ -192,7 +209,7 @@ def _prompt_chunk(prompts: Sequence[Prompt], position: int, copies: int = 1) -> 
 
 
 def _unfinished(prompts: Sequence[Prompt], position: int, tokens: int) -> int:
-    """How many rows still lack tokens, when at *position* all that have read their prompt have chosen one."""
+    """Number of rows that need more tokens after the choice at *position*."""
     return sum(position - len(prompt) + 1 < tokens for prompt in prompts)
 
 

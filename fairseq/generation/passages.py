@@ -18,7 +18,7 @@ import torch
 import fairseq
 from fairseq.errors import UserError
 from fairseq.files import atomic_folder
-from fairseq.generation.text import Writing
+from fairseq.generation.text import Detokenizer
 
 PARTS = ("context", "continuation", "reference")
 
@@ -70,10 +70,10 @@ def draw_starts(tokens: int, context: int, reference: int, count: int, seed: int
     return [int(np.random.default_rng([seed, number]).integers(places)) for number in range(count)]
 
 
-def parts_of(writing: Writing, context: Sequence[int], *following: Sequence[int]) -> list[Part]:
+def parts_of(detokenizer: Detokenizer, context: Sequence[int], *following: Sequence[int]) -> list[Part]:
     """*context*, and each of *following* as text that goes on from it."""
-    parts = [_part(writing, context, _texts(writing, context, ())[0])]
-    return parts + [_part(writing, tokens, _texts(writing, context, tokens)[1]) for tokens in following]
+    parts = [_part(detokenizer, context, _texts(detokenizer, context, ())[0])]
+    return parts + [_part(detokenizer, tokens, _texts(detokenizer, context, tokens)[1]) for tokens in following]
 
 
 def as_text(passage: Passage, count: int, split: str) -> str:
@@ -134,15 +134,15 @@ def _section(passage: Passage, count: int, split: str) -> str:
     return f"<section><h2>{heading}</h2>\n<div>\n{columns}\n</div></section>"
 
 
-def _texts(writing: Writing, context: Sequence[int], following: Sequence[int]) -> tuple[str, str]:
-    stream = writing.stream()
+def _texts(detokenizer: Detokenizer, context: Sequence[int], following: Sequence[int]) -> tuple[str, str]:
+    stream = detokenizer.stream()
     before = stream.add(context) + stream.pause()
     return before, stream.add(following) + stream.end()
 
 
-def _part(writing: Writing, tokens: Sequence[int], text: str) -> Part:
+def _part(detokenizer: Detokenizer, tokens: Sequence[int], text: str) -> Part:
     ids = [int(token) for token in tokens]
-    return Part(ids, " ".join(writing.dictionary[token] for token in ids), text)
+    return Part(ids, " ".join(detokenizer.dictionary[token] for token in ids), text)
 
 
 _PAGE = """<!DOCTYPE html>

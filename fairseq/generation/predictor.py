@@ -1,11 +1,9 @@
-"""What a model, or several, expect after the tokens read so far: rows of texts, through the key-value cache."""
+"""Next-token probabilities of one model or several, for a batch of texts read through the key-value cache."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,101 +11,125 @@ from torch import Tensor
 
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
+from fairseq.models.inference import Reader
 
-Autocast = Callable[[], AbstractContextManager[Any]]
-"""Makes the context of a forward pass, which decides its precision."""
+Model = BaseFairseqModel | Reader
+"""A model, or a reader of it that several predictors share."""
 
 
 def can_generate(model: BaseFairseqModel) -> bool:
-    """Whether *model* has a key-value cache, and an output layer to read probabilities from."""
+    """Whether *model* has a key-value cache and an output layer."""
     return hasattr(model, "new_cache") and model.output_layer is not None
 
 
 def reach(model: Any) -> int:
-    """How many tokens back the model can look at most, the one it reads counted."""
-    return int(model.new_cache(1, 1).segment_length + model.memory_length)
+    """The longest distance, in tokens, that the model attends over, the current token included."""
+    memory_length = model.model.memory_length if isinstance(model, Reader) else model.memory_length
+    return int(model.new_cache(1, 1).segment_length + memory_length)
+
+
+def reader_of(model: Model) -> Reader:
+    """*model* as a reader; a reader is returned as it is."""
+    return model if isinstance(model, Reader) else Reader(model)
 
 
 class Predictor:
     """Log-probabilities of the next token of each of several texts.
 
-    All texts stand at the same place, counted from their start, so that they share one cache without padding. Of
-    several models, probabilities are averaged.
+    All texts have the same number of tokens read, so that they share one cache without padding. Probabilities of
+    several models are averaged.
 
     Args:
         models: in evaluation mode, on one device, over one dictionary.
-        rows: how many texts.
-        forbidden: tokens that have no probability.
-        autocast: makes the context of a forward pass (default: the parameters' own precision).
-        longest: most tokens that will be read of a text (default: no limit); there is no room for more memory.
+        rows: number of texts.
+        forbidden: tokens that get probability zero.
+        longest: most tokens that will be read of a text (default: no limit); limits the memory's allocation.
     """
 
     def __init__(
-        self,
-        models: Sequence[BaseFairseqModel],
-        rows: int,
-        forbidden: Sequence[int] = (),
-        autocast: Autocast = contextlib.nullcontext,
-        longest: int | None = None,
+        self, models: Sequence[Model], rows: int, forbidden: Sequence[int] = (), longest: int | None = None
     ) -> None:
-        self.autocast = autocast
-        self.device = next(models[0].parameters()).device
-        self.forbidden = torch.tensor(list(forbidden), dtype=torch.long, device=self.device)
-        with autocast():
-            self.readers = [_Reader(model, rows, self.device, longest) for model in models]
+        self.rows = [_Rows(reader_of(model), rows, longest) for model in models]
+        self.device = self.rows[0].reader.device
+        self.forbidden = list(forbidden)
         self._checked = False
 
     def read(self, tokens: Sequence[Sequence[int]], first: int = 0) -> Tensor:
-        """Read *tokens* [rows, T]; the log-probabilities of what follows in the rows from *first* on.
+        """Read *tokens* [rows, T]; log-probabilities of the token that follows, for the rows from *first* on.
 
         Returns:
             [rows − first, V], float32.
 
         Raises:
-            UserError: a model's probabilities are not numbers.
+            UserError: a model's probabilities are NaN.
         """
-        source = torch.tensor(tokens, dtype=torch.long, device=self.device)
-        with self.autocast():
-            found = [reader.lprobs(source, first) for reader in self.readers]
+        found = [rows.reader.log_probs(hidden) for rows, hidden in self._hidden(tokens, first)]
         lprobs = found[0]
         if len(found) > 1:
             lprobs = torch.stack(found).logsumexp(0) - math.log(len(found))
-        if not self._checked and bool(lprobs.isnan().any()):
-            raise UserError(
-                "the model's probabilities are not numbers: its training diverged, or float16 is too narrow for it "
-                "and it needs bfloat16"
-            )
-        self._checked = True
+        self._check(lprobs)
         lprobs[:, self.forbidden] = -torch.inf
         return lprobs
 
+    def best(self, tokens: Sequence[Sequence[int]], count: int, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Read *tokens* as :meth:`read` does; the *count* most probable next tokens, from the most probable on.
+
+        Returns:
+            Scores, float32: log-probabilities up to a constant for each row; and tokens. Both [rows − first, count],
+            with fewer columns if the dictionary is smaller.
+
+        Raises:
+            UserError: a model's probabilities are NaN.
+        """
+        if len(self.rows) > 1:
+            lprobs = self.read(tokens, first)
+            return lprobs.topk(min(count, lprobs.size(-1)))
+        ((rows, hidden),) = self._hidden(tokens, first)
+        scores, words = rows.reader.best(hidden, count, self.forbidden)
+        self._check(scores)
+        return scores, words
+
     def keep_rows(self, rows: int) -> None:
-        """Leave out all but the first *rows* texts."""
-        for reader in self.readers:
-            reader.keep_rows(rows)
+        """Drop all but the first *rows* texts."""
+        for each in self.rows:
+            each.keep_rows(rows)
 
     def select_rows(self, index: Tensor) -> None:
         """Make text *index[i]* the new text i: [new rows], on any device."""
-        for reader in self.readers:
-            reader.select_rows(index.to(self.device))
+        for each in self.rows:
+            each.select_rows(index.to(self.device))
+
+    def _hidden(self, tokens: Sequence[Sequence[int]], first: int) -> list[tuple[_Rows, Tensor]]:
+        """Last hidden states [rows − first, C] of each model."""
+        source = torch.tensor(tokens, dtype=torch.long, device=self.device)
+        return [(rows, rows.hidden(source)[first:]) for rows in self.rows]
+
+    def _check(self, scores: Tensor) -> None:
+        # Only once: reading a value from a GPU waits for it, and NaN weights show in the first token.
+        if not self._checked and bool(scores.isnan().any()):
+            raise UserError(
+                "the model's probabilities are NaN: its training diverged, or it exceeds the range of float16; "
+                "use bfloat16 or float32"
+            )
+        self._checked = True
 
 
-class _Reader:
-    """Feeds rows of tokens to a model through its cache: segment after segment, or window after window.
+class _Rows:
+    """Rows of tokens that a model reads through its cache: segment after segment, or window after window.
 
-    A model with memory reads each token once, at a constant cost. One without has room for a window of positions;
-    when it is full, the window's last half is read again as the start of the next.
+    A model with memory reads each token once, at a constant cost. A model without memory has a window of positions;
+    when it is full, its second half is read again as the start of the next window.
     """
 
-    def __init__(self, model: Any, rows: int, device: torch.device, longest: int | None) -> None:
-        self.model = model
-        self.cache = model.new_cache(rows, longest)
+    def __init__(self, reader: Reader, rows: int, longest: int | None) -> None:
+        self.reader = reader
+        self.cache = reader.new_cache(rows, longest)
         self.window: Tensor | None = None
-        if not model.memory_length:
-            self.window = torch.zeros(rows, self.cache.segment_length, dtype=torch.long, device=device)
+        if not reader.model.memory_length:
+            self.window = torch.zeros(rows, self.cache.segment_length, dtype=torch.long, device=reader.device)
 
-    def lprobs(self, tokens: Tensor, first: int) -> Tensor:
-        """Read *tokens* [B, T]; log-probabilities of the next token of the rows from *first* on, [B − first, V]."""
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Read *tokens* [B, T]; the last hidden states [B, C]."""
         hidden: Tensor | None = None
         while tokens.size(1):
             if self.cache.room == 0:
@@ -116,9 +138,9 @@ class _Reader:
             if self.window is not None:
                 start = self.cache.in_segment
                 self.window[:, start : start + piece.size(1)] = piece
-            hidden = self.model(piece, cache=self.cache)[0][first:, -1]  # (B - first, C)
+            hidden = self.reader.read(piece, self.cache)[:, -1]  # (B, C)
         assert hidden is not None
-        return self.model.output_layer.log_probs(hidden)
+        return hidden
 
     def keep_rows(self, rows: int) -> None:
         self.cache.keep_rows(rows)
@@ -131,7 +153,7 @@ class _Reader:
             self.window = self.window[index]
 
     def _make_room(self, tokens: Tensor) -> Tensor:
-        """Begin a new segment or window; returns *tokens* [B, T] after those that must be read again."""
+        """Begin a new segment or window; returns *tokens* [B, T] preceded by the tokens to read again."""
         if self.window is None:
             self.cache.next_segment()
             return tokens

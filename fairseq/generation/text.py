@@ -28,7 +28,7 @@ def never_written(dictionary: Dictionary) -> list[int]:
     return sorted(index for index in special | fillers if index >= 0 and index != dictionary.eos())
 
 
-def writing_of(dictionary: Dictionary, remove_bpe: str | None = None) -> Writing:
+def detokenizer_of(dictionary: Dictionary, remove_bpe: str | None = None) -> Detokenizer:
     """How texts of *dictionary* are written: in bytes, in characters, or else in words.
 
     Args:
@@ -37,13 +37,13 @@ def writing_of(dictionary: Dictionary, remove_bpe: str | None = None) -> Writing
     silent = set(never_written(dictionary)) | {dictionary.eos()}
     symbols = [word for index, word in enumerate(dictionary.symbols) if index not in silent]
     if symbols and BYTES.issuperset(symbols):
-        return ByteWriting(dictionary)
+        return ByteDetokenizer(dictionary)
     if symbols and all(len(word) == 1 or word in SPACES for word in symbols):
-        return CharacterWriting(dictionary)
-    return Writing(dictionary, remove_bpe.strip() if remove_bpe else None)
+        return CharacterDetokenizer(dictionary)
+    return Detokenizer(dictionary, remove_bpe.strip() if remove_bpe else None)
 
 
-class Writing:
+class Detokenizer:
     """Words between white space; sacremoses puts them together, and headings and WikiText's marks are undone.
 
     Args:
@@ -75,7 +75,7 @@ class Writing:
         return stream.add(tokens) + stream.end()
 
 
-class CharacterWriting(Writing):
+class CharacterDetokenizer(Detokenizer):
     """Every symbol is a character; one of :data:`SPACES` stands for a space, or else the end of a line, as in text8."""
 
     def __init__(self, dictionary: Dictionary) -> None:
@@ -90,7 +90,7 @@ class CharacterWriting(Writing):
         return CharacterStream(self.dictionary, self.space)
 
 
-class ByteWriting(Writing):
+class ByteDetokenizer(Detokenizer):
     """Every symbol is the number of a byte of UTF-8, as in enwik8; the end of a line is byte 10."""
 
     def split(self, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Models that write for a command: made from its flags, they continue prompts."""
+"""Text generation for commands: models, decoding and text conversion, made from the command's flags."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fairseq import config, distributed
 from fairseq.config import parse_dict
 from fairseq.errors import UserError
 from fairseq.generation.decoding import Decoding
-from fairseq.generation.predictor import Autocast, can_generate, reach
+from fairseq.generation.predictor import can_generate, reach
 from fairseq.generation.sampling import Progress, continuations, generator_of, stream
-from fairseq.generation.text import Writing, never_written, writing_of
-from fairseq.models import BaseFairseqModel
+from fairseq.generation.text import Detokenizer, detokenizer_of, never_written
+from fairseq.models.inference import Reader
 from fairseq.modules.precision import Precision
 from fairseq.settings import CommonConfig, GenerationConfig
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -28,26 +28,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Writer:
-    """Models that write, and all that writing needs.
+    """Models and settings of a generating command.
 
     Attributes:
-        how: what comes next; ``seed`` and a text's number decide what chance does.
-        writing: text ⇄ tokens.
-        autocast: the forward pass's precision.
+        models: their weights in the precision of the command, cast and packed once.
+        how: choice of tokens; samples depend on ``seed`` and the number of the text only.
+        detokenizer: conversion between text and tokens.
     """
 
-    models: list[BaseFairseqModel]
+    models: list[Reader]
     task: FairseqTask
     how: Decoding
     seed: int
     batch_size: int
-    writing: Writing
-    autocast: Autocast
+    detokenizer: Detokenizer
     device: torch.device
 
     @classmethod
     def load(cls, args: argparse.Namespace, cfg: GenerationConfig, paths: Sequence[str]) -> Writer:
-        """The models of the checkpoints *paths*.
+        """Load the checkpoints *paths*.
 
         Raises:
             UserError: flags contradict each other, or a checkpoint or the dictionary cannot be used.
@@ -62,32 +61,30 @@ class Writer:
             if not can_generate(model):
                 raise UserError(f"--path {path}: {type(model).__name__} has no key-value cache and cannot generate")
             precision.place(model, device)
-        writing = writing_of(task.source_dictionary, cfg.remove_bpe)
-        autocast = functools.partial(precision.autocast, device)
-        return cls(models, task, how, common.seed, cfg.batch_size, writing, autocast, device)
+        readers = [Reader(model, precision.dtype, int8=cfg.int8) for model in models]
+        detokenizer = detokenizer_of(task.source_dictionary, cfg.remove_bpe)
+        return cls(readers, task, how, common.seed, cfg.batch_size, detokenizer, device)
 
     @functools.cached_property
     def forbidden(self) -> list[int]:
-        """Symbols that are never written."""
+        """Tokens that are never generated."""
         return never_written(self.task.source_dictionary)
 
     @functools.cached_property
     def window(self) -> int:
-        """How many tokens every model can look back."""
+        """The shortest attention distance of the models, in tokens."""
         with torch.inference_mode():
-            return min(reach(model) for model in self.models)
+            return min(reach(reader) for reader in self.models)
 
     def continue_one(self, prompt: Sequence[int], number: int, sample: int) -> Iterator[int]:
-        """The tokens of one text as they are chosen."""
+        """Tokens of one text, each as soon as it is chosen."""
         generator = generator_of(self.seed, number, sample)
-        return stream(
-            self.models, prompt, self.how, generator=generator, forbidden=self.forbidden, autocast=self.autocast
-        )
+        return stream(self.models, prompt, self.how, generator=generator, forbidden=self.forbidden)
 
     def continue_all(
         self, prompts: Sequence[Sequence[int]], samples: int, progress: Progress
     ) -> Iterator[tuple[tuple[int, int], list[int]]]:
-        """*samples* texts for each prompt, each as soon as it is complete: ((prompt, sample), tokens)."""
+        """*samples* continuations of each prompt, each as soon as it is complete: ((prompt, sample), tokens)."""
         keys = [(number, sample) for number in range(len(prompts)) for sample in range(samples)]
         texts = continuations(
             self.models,
@@ -96,18 +93,17 @@ class Writer:
             generators=lambda index: generator_of(self.seed, *keys[index]),
             batch_size=self.batch_size,
             forbidden=self.forbidden,
-            autocast=self.autocast,
             progress=progress,
         )
         return ((keys[index], tokens) for index, tokens in texts)
 
     def warn_of_length(self, prompts: dict[str, int]) -> None:
-        """Say once which prompts, given as name → tokens, are longer than all that a model can look back to."""
+        """Log once the prompts, given as name → tokens, that exceed the attention distance of a model."""
         long = [f"{name} ({length} tokens)" for name, length in prompts.items() if length > self.window]
         if long:
             more = f" and {len(long) - 3} more" if len(long) > 3 else ""
             logger.warning(
-                "%s%s: longer than the %d tokens of segment and memory that the model looks back",
+                "%s%s: longer than segment and memory of the model, %d tokens",
                 ", ".join(long[:3]),
                 more,
                 self.window,
@@ -115,16 +111,14 @@ class Writer:
 
 
 def decoding(cfg: GenerationConfig) -> Decoding:
-    """What the flags ask for.
+    """The decoding that the flags describe.
 
     Raises:
-        UserError: they contradict one another.
+        UserError: flags contradict each other.
     """
     if cfg.sampling:
         if cfg.beam > 1:
-            raise UserError(
-                f"--beam {cfg.beam} --sampling: a beam search draws nothing at random; choose one of the two"
-            )
+            raise UserError(f"--beam {cfg.beam} --sampling: beam search does not sample; give one of the two")
         return Decoding(cfg.max_new_tokens, cfg.temperature, cfg.sampling_topk, cfg.sampling_topp)
     given = {
         "--sampling-topk": cfg.sampling_topk != 0,
@@ -137,6 +131,10 @@ def decoding(cfg: GenerationConfig) -> Decoding:
 
 
 def check_samples(cfg: GenerationConfig, each: int) -> None:
-    """Refuse several continuations of one text where they would all be the same."""
+    """Reject several continuations of one text where they would all be equal.
+
+    Raises:
+        UserError: they would be.
+    """
     if each > 1 and not cfg.sampling:
-        raise UserError(f"--num-samples: {each} continuations of one text are the same without --sampling; add it")
+        raise UserError(f"--num-samples: {each} continuations of one text are equal without --sampling; add it")

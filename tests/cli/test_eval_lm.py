@@ -205,6 +205,16 @@ def test_lower_precision_stays_close(precision, more, tmp_path):
     assert lprobs.dtype == np.float32
 
 
+@pytest.mark.parametrize("more", ["", "--sliding-inf 1", "--sliding-inf 1 --bf16"])
+def test_int8_stays_close_and_its_cost_in_perplexity_is_printed(more, tmp_path, capsys):
+    figures = evaluate(FLAGS, "--int8", more, ["--path", str(SHORTFORMER)])
+    exact = evaluate(FLAGS, more, ["--path", str(SHORTFORMER)])["perplexity"]
+    assert figures["perplexity_without_int8"] == pytest.approx(exact, rel=1e-6)
+    assert 0 < abs(figures["perplexity"] / exact - 1) < 0.02
+    cost = 100 * (figures["perplexity"] / exact - 1)
+    assert f"Perplexity of a token without int8: {exact:.2f}; cost of int8: {cost:+.2f} %\n" in capsys.readouterr().out
+
+
 def test_softmax_batch_changes_nothing(tmp_path):
     few = scores(tmp_path, FLAGS, "--softmax-batch 3", ["--path", str(BASELINE)])[1]
     many = scores(tmp_path, FLAGS, ["--path", str(BASELINE)])[1]

@@ -249,7 +249,7 @@ def test_probabilities_that_are_no_numbers_are_told_without_flags(data):
     model = runs.model_of(KINDS["xl"], SMALL, data=data).eval()
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
-    with pytest.raises(UserError, match="probabilities are not numbers") as error:
+    with pytest.raises(UserError, match="probabilities are NaN") as error:
         list(stream([model], [2], Decoding(1)))
     assert "--" not in str(error.value)
 
@@ -404,7 +404,7 @@ def test_page_escapes_what_it_shows_and_needs_nothing_from_elsewhere():
 MISTAKES = {
     "": r"--path: name a checkpoint",
     "--path {baseline} --context-tokens 99999": r"--context-tokens 99999: the split has 2292 tokens; give 2291 or less",
-    "--path {baseline} --beam 3 --sampling": r"--beam 3 --sampling: .*choose one",
+    "--path {baseline} --beam 3 --sampling": r"--beam 3 --sampling: .*give one",
     "--path {baseline} --beam 0": r"--beam 0: must be at least 1",
     "--path {baseline} --sampling --sampling-topk -1": r"--sampling-topk -1: must be at least 0",
     "--path {baseline} --sampling --sampling-topp 0": r"--sampling-topp 0.0: must be greater than 0",

@@ -1,0 +1,194 @@
+"""A model for inference: weights cast once, and single tokens read by the kernels of ``fairseq.modules.native``."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.models.base import BaseFairseqModel, FairseqLanguageModel
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
+from fairseq.models.transformer_xl import BY_DISTANCE, TransformerXL, TransformerXLDecoder
+from fairseq.modules.memory import KeyValueCache
+from fairseq.modules.native.build import library
+from fairseq.modules.native.packed import dequantized
+from fairseq.modules.native.stack import PackedStack, packable
+from fairseq.modules.native.words import PackedEmbedding, PackedOutput, packable_embedding, packable_output
+
+
+class Reader:
+    """A model that is read for inference; its weights must not change meanwhile.
+
+    A single token a row is read by compiled kernels where these know the model, on CPUs; everything else by the model's
+    own modules. Both share one cache.
+
+    Args:
+        model: in evaluation mode, on its device.
+        dtype: of matrices and caches, cast once: bfloat16 or float16; None: as they are. Norms, softmax and
+            log-probabilities are float32 in any.
+        int8: round the weights of matrices to int8 with a scale for each output; the kernels read them as that.
+        kernels: whether to use the compiled kernels.
+
+    Attributes:
+        model: the model with weights of that type; *model* itself where they are as they were.
+    """
+
+    def __init__(
+        self, model: BaseFairseqModel, dtype: torch.dtype | None = None, *, int8: bool = False, kernels: bool = True
+    ) -> None:
+        self.original, self.dtype, self.int8, self.kernels = model, dtype, int8, kernels
+        self.model: Any = inference_copy(model, dtype, int8) if dtype is not None or int8 else model
+        self.device = next(model.parameters(), torch.empty(0)).device
+
+    @functools.cached_property
+    def packed(self) -> _Packed | None:
+        """The model as the kernels read it; None where they cannot."""
+        if not self.kernels or self.device.type != "cpu" or not _packable(self.model):
+            return None
+        compiled = library()
+        if compiled is None:
+            return None
+        with torch.inference_mode(False), torch.no_grad():
+            return _pack(compiled, self.original if self.int8 else self.model, self.model, self.int8)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context in which :attr:`model` is called."""
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def new_cache(self, rows: int, longest: int | None = None) -> KeyValueCache:
+        """See ``new_cache`` of the models."""
+        with self.autocast():
+            return self.model.new_cache(rows, longest)
+
+    def read(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """Hidden states of *tokens* [B, T], which continue what *cache* holds and are added to it: [B, T, C]."""
+        if tokens.size(1) == 1 and self.packed is not None:
+            return self.packed.stack.read(self.packed.embed(tokens, cache), cache, self.packed.window)
+        with self.autocast():
+            return self.model(tokens, cache=cache)[0]
+
+    def read_each(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """As :meth:`read`, one token at a time; embeddings are looked up together."""
+        with self.autocast():
+            embedded = self.model.embed(tokens, cache.held)
+            if self.packed is not None:
+                states = self.packed.stack.read(embedded.float(), cache, self.packed.window)
+                return states if self.dtype is not None else states.to(embedded.dtype)
+            hidden = [
+                self.model(tokens[:, i : i + 1], cache=cache, embedded=embedded[:, i : i + 1])[0]
+                for i in range(tokens.size(1))
+            ]
+        return torch.cat(hidden, dim=1)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of all words after hidden states [B, C]: [B, V], float32."""
+        if self.packed is not None:
+            return self.packed.output.log_probs(hidden)
+        with self.autocast():
+            return self.model.output_layer.log_probs(hidden)
+
+    def best(self, hidden: Tensor, count: int, forbidden: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """The *count* most probable words that are not *forbidden*, from the most probable on.
+
+        Returns:
+            Log-probabilities but for a constant a row, float32, and words: both [B, count].
+        """
+        if self.packed is not None:
+            return self.packed.output.best(hidden, count, forbidden)
+        lprobs = self.log_probs(hidden)
+        lprobs[:, list(forbidden)] = -torch.inf
+        return lprobs.topk(min(count, lprobs.size(-1)))
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A model as the kernels read it.
+
+    Attributes:
+        lookup: None where the model's own modules look embeddings up.
+        window: most keys that a token sees.
+    """
+
+    model: Any
+    lookup: PackedEmbedding | None
+    stack: PackedStack
+    output: PackedOutput
+    window: int | None
+
+    def embed(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """What the first layer reads for *tokens* [B, 1]: [B, 1, C]."""
+        if self.lookup is None:
+            return self.model.embed(tokens, cache.held).float()
+        decoder, added = self.model.decoder, None
+        if isinstance(decoder, TransformerDecoder) and decoder.embed_positions is not None and not decoder.infused:
+            added = decoder.embed_positions(1, cache.held).float()
+        return self.lookup(tokens[:, 0].contiguous(), added)[:, None]
+
+
+def inference_copy(model: BaseFairseqModel, dtype: torch.dtype | None, int8: bool = False) -> Any:
+    """*model* with matrices rounded to int8 and then cast to *dtype*; norms stay as they are, and so does *model*."""
+    normed = {
+        id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__
+        for p in m.parameters(recurse=False)
+    }  # fmt: skip
+    linear = {id(p) for p in model.parameters() if p.dim() == 2} - _biases(model)
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        value = parameter.detach()
+        if int8 and id(parameter) in linear:
+            value = dequantized(value)
+        if dtype is not None and id(parameter) not in normed:
+            value = value.to(dtype)
+        memo[id(parameter)] = nn.Parameter(value, requires_grad=False)
+    return copy.deepcopy(model, memo).eval()
+
+
+def _biases(model: nn.Module) -> set[int]:
+    """Parameters of two dimensions that are added, not multiplied with."""
+    names = ("r_w_bias", "r_r_bias", "r_bias")
+    return {id(p) for name, p in model.named_parameters() if name.rsplit(".", 1)[-1] in names}
+
+
+def _packable(model: Any) -> bool:
+    """Whether the kernels compute what *model* does, and nobody looks on through hooks."""
+    if not isinstance(model, FairseqLanguageModel) or type(model) not in (TransformerLanguageModel, TransformerXL):
+        return False
+    if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
+        return False
+    decoder: Any = model.decoder
+    if type(decoder) is TransformerDecoder:
+        if not all(norm is None or type(norm) is nn.LayerNorm for norm in (decoder.layer_norm,)):
+            return False
+    elif type(decoder) is not TransformerXLDecoder or decoder.cfg.position_encoding not in BY_DISTANCE:
+        return False
+    floating = next(model.parameters()).dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return floating and all(map(packable, decoder.layers)) and packable_output(model.output_layer)
+
+
+def _pack(compiled: Any, matrices: Any, model: Any, int8: bool) -> _Packed:
+    """Pack *model*; the matrices of layers and output are those of *matrices*, which int8 is made of."""
+    source, decoder = matrices.decoder, model.decoder
+    norm = project = widen = None
+    if isinstance(decoder, TransformerDecoder):
+        norm, project, widen = source.layer_norm, source.project_out_dim, decoder.project_in_dim
+    lookup = None
+    if packable_embedding(decoder.embed_tokens) and getattr(decoder, "layernorm_embedding", None) is None:
+        lookup = PackedEmbedding(compiled, decoder.embed_tokens, widen, scale=decoder.embed_scale)
+    biases = getattr(decoder, "attention_biases", None)
+    window = decoder.memory_length if getattr(decoder.cfg, "same_length", False) else None
+    return _Packed(
+        model,
+        lookup,
+        PackedStack(compiled, list(source.layers), norm, project, biases=biases, int8=int8),
+        PackedOutput(compiled, matrices.output_layer, int8=int8),
+        window,
+    )

@@ -1,0 +1,120 @@
+"""Compile the decoding kernels for this machine, once, and load them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("step.c")
+HEADER = Path(__file__).with_name("kernels.h")
+FLAGS = (
+    *("-O2", "-ftree-vectorize", "-fPIC", "-Wno-psabi"),
+    # Sums may be reordered, so that loops are vectorised; infinities and NaN keep their meaning.
+    *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"),
+)
+TIMEOUT = 300  # seconds
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels; None, with a line in the log, where they cannot be compiled or loaded."""
+    if sys.byteorder != "little" or os.name != "posix":
+        return None
+    try:
+        loaded = ctypes.CDLL(str(_compiled()))
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("decoding kernels: not compiled (%s); decoding uses torch and is slower", _reason(error))
+        return None
+    loaded.scratch_size.restype = ctypes.c_long
+    return loaded
+
+
+def _compiled() -> Path:
+    """The shared library for this source, compiler and processor; compiled if it is not there yet."""
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT).stdout
+    key = hashlib.sha256()
+    for part in (SOURCE.read_bytes(), HEADER.read_bytes(), version, _processor(), repr((compiler, FLAGS)).encode()):
+        key.update(hashlib.sha256(part).digest())
+    folder = _folder()
+    path = folder / f"decode-{key.hexdigest()[:24]}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            built = Path(scratch) / "decode.so"
+            _compile(compiler, built)
+            os.replace(built, path)  # another process may have been as fast: the files are the same
+    return path
+
+
+def _compile(compiler: list[str], target: Path) -> None:
+    unit, output = target.with_suffix(".o"), ["-shared", "-o", str(target)]
+    common = [*compiler, *FLAGS, "-c", str(SOURCE), "-o", str(unit)]
+    for more in (["-march=native", "-fopenmp"], ["-mcpu=native", "-fopenmp"], ["-fopenmp"], []):
+        result = subprocess.run([*common, *more], capture_output=True, timeout=TIMEOUT)
+        if result.returncode == 0:
+            break
+    result.check_returncode()
+    # Not linked with -fopenmp: the symbols are those of the OpenMP runtime that torch has loaded, so that there is one
+    # pool of threads. Where that runtime is another one, the library is linked with its own.
+    for link in ([], ["-fopenmp"]):
+        subprocess.run([*compiler, str(unit), *output, *link, "-lm"], capture_output=True, check=True, timeout=TIMEOUT)
+        try:
+            ctypes.CDLL(str(target), mode=os.RTLD_NOW)
+            return
+        except OSError:
+            if link:
+                raise
+
+
+def _folder() -> Path:
+    """A folder that only this user can write to, kept between processes where there is a home."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = root / "fairseq-short"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.stat()
+        if state.st_uid == os.getuid() and not state.st_mode & 0o022 and os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return _process_folder()
+
+
+@functools.cache
+def _process_folder() -> Path:
+    import atexit
+    import shutil
+
+    folder = Path(tempfile.mkdtemp(prefix="fairseq-short-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _processor() -> bytes:
+    """What distinguishes the processors that -march=native compiles for."""
+    about = f"{platform.machine()} {platform.processor()} {torch.__version__}"
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        about += "".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))
+    except OSError:
+        pass
+    return about.encode()
+
+
+def _reason(error: Exception) -> str:
+    stderr = getattr(error, "stderr", None) or b""
+    lines = stderr.decode(errors="replace").splitlines()
+    return next((line for line in lines if "error" in line), str(error))

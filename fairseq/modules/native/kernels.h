@@ -1,0 +1,239 @@
+/* Numbers of several types, and products of few rows with a packed matrix. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define LANES 16
+
+typedef float floats __attribute__((vector_size(64), aligned(4)));
+typedef int32_t ints __attribute__((vector_size(64), aligned(4)));
+typedef uint16_t shorts __attribute__((vector_size(32), aligned(2)));
+typedef int8_t bytes __attribute__((vector_size(16), aligned(1)));
+
+enum { FLOAT32, BFLOAT16, FLOAT16, INT8 };
+
+typedef struct {
+    long type, outputs, inputs;
+    const void *weight;
+    const float *scale; /* [outputs], of int8 */
+    const float *bias;  /* [outputs] or NULL */
+} Matrix;
+
+/* ---- numbers of one type ---- */
+
+INLINE float half(uint16_t bits) {
+#ifdef __F16C__
+    return _cvtsh_ss(bits);
+#else
+    uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = bits & 0x7fff, word;
+    float value;
+    if (rest >= 0x7c00) word = sign | 0x7f800000 | (rest & 0x3ff) << 13;
+    else if (rest >= 0x400) word = sign | ((rest << 13) + 0x38000000);
+    else { value = (float)rest * 0x1p-24f; return sign ? -value : value; }
+    memcpy(&value, &word, 4);
+    return value;
+#endif
+}
+
+INLINE uint16_t to_half(float value) {
+#ifdef __F16C__
+    return _cvtss_sh(value, 0);
+#else
+    uint32_t word;
+    memcpy(&word, &value, 4);
+    uint32_t sign = word >> 16 & 0x8000, rest = word & 0x7fffffff;
+    if (rest > 0x7f800000) return sign | 0x7e00;
+    if (rest >= 0x477ff000) return sign | 0x7c00;
+    if (rest < 0x38800000) return sign | (uint16_t)rintf(fabsf(value) * 0x1p24f);
+    rest += 0xfff + (rest >> 13 & 1);
+    return sign | (rest - 0x38000000) >> 13;
+#endif
+}
+
+INLINE float get(int type, const void *from, long i) {
+    if (type == FLOAT32) return ((const float *)from)[i];
+    if (type == FLOAT16) return half(((const uint16_t *)from)[i]);
+    uint32_t word = (uint32_t)((const uint16_t *)from)[i] << 16;
+    float value;
+    memcpy(&value, &word, 4);
+    return value;
+}
+
+INLINE uint16_t to_bfloat16(float value) {
+    uint32_t word;
+    memcpy(&word, &value, 4);
+    if ((word & 0x7fffffff) > 0x7f800000) return word >> 16 | 0x40;
+    return (word + 0x7fff + (word >> 16 & 1)) >> 16;
+}
+
+INLINE void put(int type, void *to, long i, float value) {
+    if (type == FLOAT32) ((float *)to)[i] = value;
+    else ((uint16_t *)to)[i] = type == FLOAT16 ? to_half(value) : to_bfloat16(value);
+}
+
+/* 16 weights; of bfloat16 the even or odd ones of 16 pairs */
+INLINE floats weights(int type, const void *from, int odd) {
+    if (type == FLOAT32) return *(const floats *)from;
+    if (type == BFLOAT16) {
+        ints pairs = *(const ints *)from;
+        return (floats)(odd ? pairs & (int32_t)0xffff0000 : pairs << 16);
+    }
+#ifdef __AVX512F__
+    if (type == INT8) return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+    return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#else
+    if (type == INT8) return __builtin_convertvector(__builtin_convertvector(*(const bytes *)from, ints), floats);
+    floats result;
+    for (int i = 0; i < LANES; i++) result[i] = half(((const uint16_t *)from)[i]);
+    return result;
+#endif
+}
+
+/* e to the x, to 1e-7 of it; 0 for -inf */
+INLINE float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float n = rintf(x * 1.44269504f);
+    float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    int32_t bits = ((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return x <= -87.0f ? 0.0f : p * power;
+}
+
+/* ---- matrix products ---- */
+
+INLINE long least(long a, long b) { return a < b ? a : b; }
+
+#ifdef __AVX512BF16__
+#define PAIRED 1 /* products of bfloat16 pairs in one instruction: inputs are rounded to bfloat16 */
+#else
+#define PAIRED 0
+#endif
+
+/* ROWS rows of x [rows, K] times BLOCKS panels: float32 [ROWS, BLOCKS * 16], before scale and bias */
+INLINE void tile(int type, int ROWS, int BLOCKS, const char *weight, long inputs, const void *x, long stride,
+                 floats *out) {
+    floats sum[16];
+    const long steps = type == BFLOAT16 ? (inputs + 1) / 2 : inputs;
+    const long size = type == INT8 ? 16 : type == FLOAT16 ? 32 : 64, panel = steps * size;
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS * BLOCKS; i++) sum[i] = (floats){0};
+    for (long k = 0; k < steps; k++) {
+#pragma GCC unroll 8
+        for (int j = 0; j < BLOCKS; j++) {
+            const char *w = weight + j * panel + k * size;
+            __builtin_prefetch(w + BLOCKS * panel, 0, 2); /* what the next panels read here */
+#ifdef __AVX512BF16__
+            if (type == BFLOAT16) {
+                __m512bh pairs = (__m512bh)_mm512_loadu_si512(w);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; r++)
+                    sum[r * BLOCKS + j] = (floats)_mm512_dpbf16_ps(
+                        (__m512)sum[r * BLOCKS + j], pairs,
+                        (__m512bh)_mm512_set1_epi32(((const int32_t *)x)[r * stride / 2 + k]));
+                continue;
+            }
+#endif
+            const float *f = x;
+            if (type == BFLOAT16) {
+                floats even = weights(type, w, 0), odd = weights(type, w, 1);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; r++)
+                    sum[r * BLOCKS + j] += even * f[r * stride + 2 * k] + odd * f[r * stride + 2 * k + 1];
+            } else {
+                floats own = weights(type, w, 0);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; r++) sum[r * BLOCKS + j] += own * f[r * stride + k];
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS * BLOCKS; i++) out[i] = sum[i];
+}
+
+static __attribute__((noinline)) void finish(const Matrix *m, const float *bias, long rows, long panels, long first, const floats *sums,
+                   float *y, long stride, int add) {
+    for (long r = 0; r < rows; r++)
+        for (long j = 0; j < panels; j++) {
+            const float *sum = (const float *)&sums[r * panels + j];
+            long start = (first + j) * LANES, count = least(LANES, m->outputs - start);
+            float *to = y + r * stride + start;
+            for (long i = 0; i < count; i++) {
+                float value = sum[i];
+                if (m->scale) value *= m->scale[start + i];
+                if (bias) value += bias[start + i];
+                to[i] = add ? to[i] + value : value;
+            }
+        }
+}
+
+#define TILE(ROWS, BLOCKS)                                                                              \
+    {                                                                                                   \
+        floats sums[ROWS * BLOCKS];                                                                     \
+        tile(type, ROWS, BLOCKS, weight, m->inputs, (const char *)x + r * stride * unit, stride, sums); \
+        finish(m, bias, ROWS, BLOCKS, panel, sums, y + r * y_stride, y_stride, add);                    \
+        r += ROWS;                                                                                      \
+    }
+
+INLINE void product_of(int type, const Matrix *m, const float *bias, const void *x, long stride, long rows, long first,
+                       long end, float *y, long y_stride, int add) {
+    const long unit = PAIRED && type == BFLOAT16 ? 2 : 4;
+    const long size = (type == BFLOAT16 ? (m->inputs + 1) / 2 : m->inputs) * (type == INT8 ? 16 : type == FLOAT16 ? 32 : 64);
+    for (long panel = first, step; panel < end; panel += step) {
+        const char *weight = (const char *)m->weight + panel * size;
+        long r = 0;
+        /* At most 16 sums, and no more pointers to rows and panels than there are registers. */
+#ifdef __AVX512F__
+        long left = end - panel;
+        step = rows == 1 ? (left >= 8 ? 8 : 1) : rows <= 4 ? (left >= 4 ? 4 : 1) : left >= 2 ? 2 : 1;
+        if (step == 8) TILE(1, 8)
+        else if (step == 4) {
+            if (rows == 4) TILE(4, 4)
+            while (r < rows) TILE(1, 4)
+        } else if (step == 2) {
+            while (rows - r >= 8) TILE(8, 2)
+            if (rows - r >= 4) TILE(4, 2)
+            while (r < rows) TILE(1, 2)
+        } else {
+            while (rows - r >= 8) TILE(8, 1)
+            while (r < rows) TILE(1, 1)
+        }
+#else
+        step = rows == 1 && end - panel >= 4 ? 4 : 1;
+        if (step == 4) TILE(1, 4)
+        else {
+            while (rows - r >= 4) TILE(4, 1)
+            while (r < rows) TILE(1, 1)
+        }
+#endif
+    }
+}
+
+/* y (+)= x Wᵀ + bias for the panels first ... end - 1. x: float32 [rows, stride], or bfloat16 where products are PAIRED.
+ * One function a type, so that each is compiled for its own. */
+#define PRODUCT(NAME, TYPE)                                                                                        \
+    static void NAME(const Matrix *m, const float *bias, const void *x, long stride, long rows, long first, long end, \
+                     float *y, long y_stride, int add) {                                                           \
+        product_of(TYPE, m, bias, x, stride, rows, first, end, y, y_stride, add);                                  \
+    }
+PRODUCT(product_float32, FLOAT32)
+PRODUCT(product_bfloat16, BFLOAT16)
+PRODUCT(product_float16, FLOAT16)
+PRODUCT(product_int8, INT8)
+
+typedef void (*Product)(const Matrix *, const float *, const void *, long, long, long, long, float *, long, int);
+static const Product PRODUCTS[] = {product_float32, product_bfloat16, product_float16, product_int8};

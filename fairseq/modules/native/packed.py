@@ -1,0 +1,91 @@
+"""Weights as the decoding kernels read them: in panels of 16 outputs, in one of four types."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LANES = 16
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+
+
+class Matrix(ctypes.Structure):
+    """``Matrix`` of kernels.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_long) for name in ("type", "outputs", "inputs")),
+        *((name, ctypes.c_void_p) for name in ("weight", "scale", "bias")),
+    ]
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """A linear map x Wᵀ + b.
+
+    Attributes:
+        struct: for the kernels; it points into *tensors*.
+        tensors: packed weight, scale and bias, kept alive.
+    """
+
+    struct: Matrix
+    tensors: tuple[Tensor | None, ...]
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return int(self.struct.outputs)
+
+    @property
+    def inputs(self) -> int:
+        """K."""
+        return int(self.struct.inputs)
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Int8 values and a float32 scale for each row: [N, K] → [N, K], [N]. Symmetric, to the nearest."""
+    weight = weight.float()
+    scale = weight.abs().amax(1) / 127
+    steps = torch.where(scale > 0, scale, torch.ones_like(scale))
+    return (weight / steps[:, None]).round_().to(torch.int8), steps
+
+
+def dequantized(weight: Tensor) -> Tensor:
+    """*weight* [N, K] as int8 holds it, in its own type."""
+    values, scale = quantize(weight)
+    return (values.float() * scale[:, None]).to(weight.dtype)
+
+
+def pack(weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> PackedMatrix:
+    """Pack a weight [N, K], in its own type or int8, and a bias [N]."""
+    scale = None
+    weight = weight.detach()
+    outputs, inputs = weight.shape
+    if int8:
+        weight, scale = quantize(weight)
+    weight = F.pad(weight, (0, 0, 0, -outputs % LANES))
+    if weight.dtype == torch.bfloat16:  # in pairs
+        weight = F.pad(weight, (0, inputs % 2)).unflatten(1, (-1, 2))
+        packed = weight.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()  # (N / 16, K / 2, 16, 2)
+    else:
+        packed = weight.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()  # (N / 16, K, 16)
+    bias = None if bias is None else floats(bias)
+    struct = Matrix(TYPES[packed.dtype], outputs, inputs, *(pointer(t) for t in (packed, scale, bias)))
+    return PackedMatrix(struct, (packed, scale, bias))
+
+
+NOTHING = Matrix(0, 0, 0, None, None, None)
+
+
+def floats(tensor: Tensor) -> Tensor:
+    """*tensor* as contiguous float32."""
+    return tensor.detach().float().contiguous()
+
+
+def pointer(tensor: Tensor | None) -> Any:
+    """The address of *tensor*'s first element; None for None."""
+    return None if tensor is None else tensor.data_ptr()

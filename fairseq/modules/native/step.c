@@ -1,0 +1,365 @@
+/* One token through a stack of transformer decoder layers, for a few rows at a time.
+ *
+ * A decoding step reads every weight once and computes little with it, so its floor is the memory's bandwidth. Kernels
+ * that torch calls one by one stay far from it at small sizes: each call costs more than the reading. Here the whole
+ * stack is one parallel region.
+ *
+ * Activations are float32. Weights are float32, bfloat16, float16, or int8 with a scale for each output, in panels of 16
+ * outputs: [ceil(N / 16), K, 16]; bfloat16 in pairs along K: [ceil(N / 16), ceil(K / 2), 16, 2]. Structures match
+ * step.py. Compiled at run time for the machine at hand.
+ */
+#include "kernels.h"
+
+#include <sched.h>
+
+enum { RELU, GELU, GELU_TANH, TANH, LINEAR };
+
+typedef struct {
+    Matrix qkv, out, fc1, fc2;
+    const float *attention_norm, *final_norm; /* gain, then bias: [2, C] */
+    const float *content_bias, *position_bias; /* [H, D] or NULL */
+} Layer;
+
+typedef struct {
+    long layers, width, heads, head_dim, ffn_width, pre_norm, activation, threads;
+    float norm_eps;
+    const Layer *layer;
+    const float *norm; /* after the last layer, or NULL */
+    Matrix project;    /* of the hidden states; weight NULL: none */
+} Stack;
+
+typedef struct {
+    void *keys, *values;         /* [B, H, S, D] */
+    const void *bias;            /* of query, key and value at each position: [S, 3 H D] */
+    const void *distance_keys;   /* [H, S, D] or NULL */
+    const float *distance_scores; /* [H, S] or NULL */
+} LayerCache;
+
+typedef struct {
+    long type, rows, length, bias_stride, held, window;
+    const LayerCache *layer;
+} Cache;
+
+typedef struct {
+    long bands, width, widest, table_type;
+    const long *bounds;  /* [bands + 1] */
+    const void **tables; /* [words, d] each */
+    const Matrix *projections; /* [width, d] each; weight NULL: none */
+    float scale;
+} Embedding;
+
+typedef struct {
+    int arrived, turn;
+} Barrier;
+
+typedef struct {
+    long number, count; /* of this thread, and of all */
+    Barrier *barrier;
+    float *normed;      /* [rows, C] */
+    uint16_t *rounded;  /* inputs in bfloat16: [rows, widest] */
+    float *scores;      /* [S] */
+} Worker;
+
+/* ---- parts of a layer ---- */
+
+/* Wait for all workers. After some microseconds the core is given up: on a busy machine the others may need it. */
+static void wait_for_all(const Worker *worker) {
+    Barrier *barrier = worker->barrier;
+    if (worker->count == 1) return;
+    int turn = __atomic_load_n(&barrier->turn, __ATOMIC_RELAXED);
+    if (__atomic_add_fetch(&barrier->arrived, 1, __ATOMIC_ACQ_REL) == worker->count) {
+        __atomic_store_n(&barrier->arrived, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&barrier->turn, turn + 1, __ATOMIC_RELEASE);
+        return;
+    }
+    for (int i = 0; __atomic_load_n(&barrier->turn, __ATOMIC_ACQUIRE) == turn; i++)
+        if (i > 20000) sched_yield();
+}
+
+/* y (+)= x Wᵀ + bias; this worker's share of the outputs */
+static void multiply(const Worker *worker, const Matrix *m, const float *bias, const float *x, long stride, long rows,
+                     float *y, long y_stride, int add) {
+    long panels = (m->outputs + LANES - 1) / LANES;
+    long first = panels * worker->number / worker->count, end = panels * (worker->number + 1) / worker->count;
+    const void *input = x;
+    if (first == end) return;
+    if (PAIRED && m->type == BFLOAT16) {
+        long even = (m->inputs + 1) & ~1L;
+        for (long r = 0; r < rows; r++) {
+            for (long k = 0; k < m->inputs; k++) worker->rounded[r * even + k] = to_bfloat16(x[r * stride + k]);
+            if (even != m->inputs) worker->rounded[r * even + m->inputs] = 0;
+        }
+        input = worker->rounded;
+        stride = even;
+    }
+    PRODUCTS[m->type](m, bias, input, stride, rows, first, end, y, y_stride, add);
+}
+
+static void normalize(const float *weight, float eps, const float *x, long width, long rows, float *y) {
+    for (long r = 0; r < rows; r++, x += width, y += width) {
+        float sum = 0, squares = 0;
+        for (long i = 0; i < width; i++) sum += x[i];
+        float mean = sum / width;
+        for (long i = 0; i < width; i++) squares += (x[i] - mean) * (x[i] - mean);
+        float scale = 1.0f / sqrtf(squares / width + eps);
+        for (long i = 0; i < width; i++) y[i] = (x[i] - mean) * scale * weight[i] + weight[width + i];
+    }
+}
+
+static void activate(long kind, float *x, long count) {
+    if (kind == RELU)
+        for (long i = 0; i < count; i++) x[i] = x[i] > 0 ? x[i] : 0;
+    else if (kind == GELU)
+        for (long i = 0; i < count; i++) x[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.70710678f));
+    else if (kind == GELU_TANH)
+        for (long i = 0; i < count; i++)
+            x[i] = 0.5f * x[i] * (1.0f + tanhf(0.79788456f * (x[i] + 0.044715f * x[i] * x[i] * x[i])));
+    else if (kind == TANH)
+        for (long i = 0; i < count; i++) x[i] = tanhf(x[i]);
+}
+
+/* the share of fc1's outputs that this worker computed */
+static void activate_own(const Worker *worker, const Stack *stack, long rows, float *x) {
+    long width = stack->ffn_width, panels = (width + LANES - 1) / LANES;
+    long first = panels * worker->number / worker->count * LANES;
+    long end = least(width, panels * (worker->number + 1) / worker->count * LANES);
+    for (long r = 0; r < rows && first < end; r++) activate(stack->activation, x + r * width + first, end - first);
+}
+
+/* scores[j] += query . keys[j]; the keys are count rows of dim */
+INLINE void score(int type, const float *query, const void *keys, long dim, long count, float *scores) {
+    for (long j = 0; j < count; j++) {
+        float sum = 0;
+        for (long d = 0; d < dim; d++) sum += query[d] * get(type, keys, j * dim + d);
+        scores[j] += sum;
+    }
+}
+
+INLINE void weighted_sum(int type, const float *weight, const void *values, long dim, long count, float *to) {
+    long d = 0;
+    for (; d + 64 <= dim; d += 64) { /* sums stay in registers */
+        float sum[64] = {0};
+        for (long j = 0; j < count; j++)
+            for (int i = 0; i < 64; i++) sum[i] += weight[j] * get(type, values, j * dim + d + i);
+        memcpy(to + d, sum, sizeof sum);
+    }
+    for (long i = d; i < dim; i++) to[i] = 0;
+    for (long j = 0; j < count && d < dim; j++)
+        for (long i = d; i < dim; i++) to[i] += weight[j] * get(type, values, j * dim + i);
+}
+
+/* One head of one row: the new key and value join the cache, and the query attends to what it sees of it. */
+INLINE void attend(int type, const long dim, const Stack *stack, const Layer *layer, const Cache *cache, const LayerCache *own,
+                   long row, long head, long held, const float *qkv, float *scores, float *attended) {
+    const long inner = stack->heads * dim, size = type == FLOAT32 ? 4 : 2;
+    const long start = (row * stack->heads + head) * cache->length * dim;
+    const long seen = cache->window ? least(held + 1, cache->window) : held + 1, first = held + 1 - seen;
+    const float *own_qkv = qkv + row * 3 * inner + head * dim, scale = 1.0f / sqrtf(dim);
+    char *keys = (char *)own->keys + start * size, *values = (char *)own->values + start * size;
+    float query[dim], best = -INFINITY, sum = 0;
+    for (long d = 0; d < dim; d++) put(type, keys, held * dim + d, own_qkv[inner + d]);
+    for (long d = 0; d < dim; d++) put(type, values, held * dim + d, own_qkv[2 * inner + d]);
+    for (long j = 0; j < seen; j++) scores[j] = 0;
+    if (own->distance_keys) {
+        const long nearest = (head + 1) * cache->length - seen;
+        const float *bias = layer->position_bias;
+        for (long d = 0; d < dim; d++) query[d] = (own_qkv[d] + (bias ? bias[head * dim + d] : 0)) * scale;
+        score(type, query, (const char *)own->distance_keys + nearest * dim * size, dim, seen, scores);
+        if (own->distance_scores)
+            for (long j = 0; j < seen; j++) scores[j] += own->distance_scores[nearest + j];
+    }
+    const float *bias = layer->content_bias;
+    for (long d = 0; d < dim; d++) query[d] = (own_qkv[d] + (bias ? bias[head * dim + d] : 0)) * scale;
+    score(type, query, keys + first * dim * size, dim, seen, scores);
+    for (long j = 0; j < seen; j++) best = scores[j] > best ? scores[j] : best;
+    for (long j = 0; j < seen; j++) scores[j] = exponential(scores[j] - best);
+    for (long j = 0; j < seen; j++) sum += scores[j];
+    weighted_sum(type, scores, values + first * dim * size, dim, seen, attended);
+    for (long d = 0; d < dim; d++) attended[d] /= sum;
+}
+
+#define ATTEND(NAME, TYPE)                                                                                         \
+    static void NAME(const Stack *stack, const Layer *layer, const Cache *cache, const LayerCache *own, long row,  \
+                     long head, long held, const float *qkv, float *scores, float *attended) {                     \
+        if (stack->head_dim == 64) /* known to the compiler */                                                     \
+            attend(TYPE, 64, stack, layer, cache, own, row, head, held, qkv, scores, attended);                    \
+        else                                                                                                       \
+            attend(TYPE, stack->head_dim, stack, layer, cache, own, row, head, held, qkv, scores, attended);       \
+    }
+ATTEND(attend_float32, FLOAT32)
+ATTEND(attend_bfloat16, BFLOAT16)
+ATTEND(attend_float16, FLOAT16)
+
+/* ---- the stack ---- */
+
+typedef struct {
+    float *x, *qkv, *attended, *inner, *bias; /* [rows, C], [rows, 3 H D], [rows, H D], [rows, F], [3 H D] */
+} Shared;
+
+static void take_normed(const Worker *worker, const Shared *shared, long count) {
+    if (worker->number == 0) memcpy(shared->x, worker->normed, count * sizeof(float));
+    wait_for_all(worker);
+}
+
+static void layer_step(const Worker *worker, const Shared *shared, const Stack *stack, const Layer *layer,
+                       const Cache *cache, const LayerCache *own, long held) {
+    const long rows = cache->rows, width = stack->width, inner = stack->heads * stack->head_dim;
+    const float *input = shared->x;
+    if (stack->pre_norm) {
+        normalize(layer->attention_norm, stack->norm_eps, shared->x, width, rows, worker->normed);
+        input = worker->normed;
+    }
+    for (long i = 0; i < 3 * inner; i++) /* all of it by every worker: the same values, and no one to wait for */
+        shared->bias[worker->number * 3 * inner + i] = get(cache->type, own->bias, held * cache->bias_stride + i);
+    multiply(worker, &layer->qkv, shared->bias + worker->number * 3 * inner, input, width, rows, shared->qkv, 3 * inner,
+             0);
+    wait_for_all(worker);
+    const long heads = rows * stack->heads, end = heads * (worker->number + 1) / worker->count;
+    for (long i = heads * worker->number / worker->count; i < end; i++) {
+        long row = i / stack->heads, head = i % stack->heads;
+        float *to = shared->attended + row * inner + head * stack->head_dim;
+        (cache->type == FLOAT32 ? attend_float32 : cache->type == BFLOAT16 ? attend_bfloat16 : attend_float16)(
+            stack, layer, cache, own, row, head, held, shared->qkv, worker->scores, to);
+    }
+    wait_for_all(worker);
+    multiply(worker, &layer->out, layer->out.bias, shared->attended, inner, rows, shared->x, width, 1);
+    wait_for_all(worker);
+    normalize(stack->pre_norm ? layer->final_norm : layer->attention_norm, stack->norm_eps, shared->x, width, rows,
+              worker->normed);
+    multiply(worker, &layer->fc1, layer->fc1.bias, worker->normed, width, rows, shared->inner, stack->ffn_width, 0);
+    activate_own(worker, stack, rows, shared->inner);
+    wait_for_all(worker);
+    if (!stack->pre_norm) take_normed(worker, shared, rows * width);
+    multiply(worker, &layer->fc2, layer->fc2.bias, shared->inner, stack->ffn_width, rows, shared->x, width, 1);
+    wait_for_all(worker);
+    if (!stack->pre_norm) {
+        normalize(layer->final_norm, stack->norm_eps, shared->x, width, rows, worker->normed);
+        wait_for_all(worker);
+        take_normed(worker, shared, rows * width);
+    }
+}
+
+static long widest(const Stack *stack) {
+    long width = stack->width, inner = stack->heads * stack->head_dim;
+    if (inner > width) width = inner;
+    return (stack->ffn_width > width ? stack->ffn_width : width) + 1;
+}
+
+static long of_worker(const Stack *stack, const Cache *cache) {
+    return cache->rows * (stack->width + widest(stack)) + cache->length + 16;
+}
+
+/* float32 numbers that steps() needs room for */
+long scratch_size(const Stack *stack, const Cache *cache) {
+    long inner = stack->heads * stack->head_dim;
+    return cache->rows * (stack->width + 4 * inner + stack->ffn_width) +
+           stack->threads * (3 * inner + of_worker(stack, cache));
+}
+
+/* Read tokens one after the other.
+ *
+ * embedded: [B, T, C]; hidden: [B, T, C'] in the width of the output; scratch: scratch_size() floats. */
+void steps(const Stack *stack, const Cache *cache, const float *embedded, long tokens, float *hidden, float *scratch) {
+    const long rows = cache->rows, width = stack->width, inner = stack->heads * stack->head_dim;
+    const long out_width = stack->project.weight ? stack->project.outputs : width;
+    Barrier barrier = {0, 0};
+    Shared shared;
+    shared.x = scratch;
+    shared.qkv = shared.x + rows * width;
+    shared.attended = shared.qkv + rows * 3 * inner;
+    shared.inner = shared.attended + rows * inner;
+    shared.bias = shared.inner + rows * stack->ffn_width;
+    float *rest = shared.bias + stack->threads * 3 * inner;
+#pragma omp parallel num_threads(stack->threads)
+    {
+        Worker worker = {0, 1, &barrier, NULL, NULL, NULL};
+#ifdef _OPENMP
+        worker.number = omp_get_thread_num();
+        worker.count = omp_get_num_threads();
+#endif
+        worker.normed = rest + worker.number * of_worker(stack, cache);
+        worker.scores = worker.normed + rows * width;
+        worker.rounded = (uint16_t *)(worker.scores + cache->length);
+        for (long t = 0; t < tokens; t++) {
+            if (worker.number == 0)
+                for (long r = 0; r < rows; r++)
+                    memcpy(shared.x + r * width, embedded + (r * tokens + t) * width, width * sizeof(float));
+            wait_for_all(&worker);
+            for (long i = 0; i < stack->layers; i++)
+                layer_step(&worker, &shared, stack, &stack->layer[i], cache, &cache->layer[i], cache->held + t);
+            const float *last = shared.x;
+            if (stack->norm) {
+                normalize(stack->norm, stack->norm_eps, shared.x, width, rows, worker.normed);
+                last = worker.normed;
+            }
+            float *to = hidden + t * out_width;
+            if (stack->project.weight)
+                multiply(&worker, &stack->project, NULL, last, width, rows, to, tokens * out_width, 0);
+            else if (worker.number == 0)
+                for (long r = 0; r < rows; r++)
+                    memcpy(to + r * tokens * out_width, last + r * width, width * sizeof(float));
+            wait_for_all(&worker);
+        }
+    }
+}
+
+/* y [rows, N] = x [rows, K] Wᵀ + bias; scratch: room for threads * rows * (K + 1) floats */
+void linear(const Matrix *matrix, const float *x, long rows, float *y, long threads, float *scratch) {
+#pragma omp parallel num_threads(threads)
+    {
+        Worker worker = {0, 1, NULL, NULL, (uint16_t *)scratch, NULL};
+#ifdef _OPENMP
+        worker.number = omp_get_thread_num();
+        worker.count = omp_get_num_threads();
+#endif
+        worker.rounded += worker.number * rows * (matrix->inputs + 1);
+        multiply(&worker, matrix, matrix->bias, x, matrix->inputs, rows, y, matrix->outputs, 0);
+    }
+}
+
+/* Embeddings of tokens [rows] in y [rows, width], added [width] or NULL added to each; scratch: 3 widths a thread */
+void embed(const Embedding *embedding, const int64_t *tokens, long rows, const float *added, float *y, long threads,
+           float *scratch) {
+#pragma omp parallel num_threads(threads)
+    {
+        Worker worker = {0, 1, NULL, NULL, NULL, NULL};
+#ifdef _OPENMP
+        worker.number = omp_get_thread_num();
+        worker.count = omp_get_num_threads();
+#endif
+        const long width = embedding->width, first = (width + LANES - 1) / LANES * worker.number / worker.count * LANES;
+        const long end = least(width, (width + LANES - 1) / LANES * (worker.number + 1) / worker.count * LANES);
+        float *own = scratch + worker.number * 3 * embedding->widest;
+        worker.rounded = (uint16_t *)(own + embedding->widest);
+        for (long r = 0; r < rows; r++) {
+            long band = 0;
+            while (tokens[r] >= embedding->bounds[band + 1]) band++;
+            const Matrix *projection = &embedding->projections[band];
+            long dim = projection->weight ? projection->inputs : width, row = tokens[r] - embedding->bounds[band];
+            float *to = y + r * width;
+            for (long i = 0; i < dim; i++) own[i] = get(embedding->table_type, embedding->tables[band], row * dim + i);
+            if (projection->weight)
+                multiply(&worker, projection, NULL, own, dim, 1, to, width, 0);
+            else
+                for (long i = first; i < end; i++) to[i] = own[i];
+            for (long i = first; i < end; i++) to[i] = to[i] * embedding->scale + (added ? added[i] : 0);
+        }
+    }
+}
+
+/* The k largest of the first n of each row of x [rows, stride], from the largest on; of equal ones the first. values, places: [rows, k] */
+void largest(const float *x, long rows, long n, long stride, long k, float *values, int64_t *places) {
+    for (long r = 0; r < rows; r++, x += stride, values += k, places += k) {
+        long held = 0;
+        for (long i = 0; i < n; i++) {
+            if (held == k && !(x[i] > values[k - 1])) continue;
+            long place = held < k ? held++ : k - 1;
+            for (; place > 0 && values[place - 1] < x[i]; place--) {
+                values[place] = values[place - 1];
+                places[place] = places[place - 1];
+            }
+            values[place] = x[i];
+            places[place] = i;
+        }
+    }
+}
