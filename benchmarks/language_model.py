@@ -29,6 +29,7 @@ from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.tasks import setup_task
+from fairseq.tasks.typed import training_settings, typed_settings
 from fairseq.training.trainer import Trainer
 
 ROWS, LENGTH = 16, 128
@@ -119,7 +120,7 @@ def training_speeds(
 ) -> list[float]:
     """Tokens a second of one group of updates after another, for about *seconds*."""
     criterion = task.build_criterion(args)
-    trainer = Trainer(args, task, model, criterion, World(device=device))
+    trainer = Trainer(training_settings(args), task, model, criterion, World(device=device))
     batches = task.iterator("train", model, criterion, training=True, device=device)
     speeds: list[float] = []
     steps = 8 if device.type == "cpu" else 20
@@ -148,7 +149,7 @@ def _scoring(
     if case.compile:
         compile_model(model)
     scoring = Scoring(LENGTH, token_by_token=case.mode == "token by token", batch_size=case.rows)
-    scorer = Scorer([model], task.source_dictionary, scoring, Precision(args), device)
+    scorer = Scorer([model], task.source_dictionary, scoring, Precision(typed_settings(args).common), device)
     corpus = task.corpus("valid" if case.mode == "evaluate" else "test")
     speeds: list[float] = []
     started = time.perf_counter()

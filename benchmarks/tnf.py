@@ -36,6 +36,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.modules.notes import NoteDictionary
 from fairseq.tasks import setup_task
 from fairseq.tasks.note_state import gather_notes
+from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 
 VOCABULARY, SUBWORDS, TOKENS = 8192, 3, 1 << 20
@@ -74,7 +75,7 @@ def trainer_of(arch: str, args: argparse.Namespace, folder: Path, device: torch.
     flags += ["--batch-size", str(args.rows), "--required-batch-size-multiple", "1", "--clip-norm", "1"]
     flags += ["--bf16"] if args.bf16 else []
     flags += ["--cpu"] if device.type == "cpu" else []
-    settings = options.parse_args_and_arch(options.get_training_parser(), flags)
+    settings = training_settings(options.parse_args_and_arch(options.get_training_parser(), flags))
     torch.manual_seed(1)
     task = setup_task(settings)
     return Trainer(settings, task, task.build_model(settings), task.build_criterion(settings), World(device=device))

@@ -116,6 +116,18 @@ def extract(config: type[C], values: Mapping[str, Any] | argparse.Namespace) -> 
     return config(**kwargs)
 
 
+def typed(config: type[C], settings: C | Mapping[str, Any] | argparse.Namespace) -> C:
+    """*settings* if they are a *config* already; else a *config* of those of them that it has.
+
+    Entry points that a plug-in may call with fairseq's flat namespace (``build_model``, constructors of optimizers, …)
+    use it to accept both.
+
+    Raises:
+        UserError: a value has the wrong type or is out of range; the message names the flag.
+    """
+    return settings if isinstance(settings, config) else extract(config, settings)  # type: ignore[arg-type]
+
+
 def defaults(config: type) -> dict[str, Any]:
     """Every field of *config* with its default."""
     return {field.name: _default(field) for field, _ in _fields(config)}

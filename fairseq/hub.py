@@ -77,9 +77,9 @@ class LanguageModel:
         Raises:
             UserError: a file is missing or cannot be used, or checkpoint and dictionary do not belong together.
         """
-        models, task, args = load_language_models(*_paths(checkpoint, data), overrides)
-        add_bos_token = bool(getattr(args, "add_bos_token", False))
-        return cls(models[0].to(device), task.source_dictionary, args.tokens_per_sample, add_bos_token)
+        models, task, _ = load_language_models(*_paths(checkpoint, data), overrides)
+        cfg = task.cfg  # type: ignore[attr-defined]
+        return cls(models[0].to(device), task.source_dictionary, cfg.tokens_per_sample, cfg.add_bos_token)
 
     @overload
     def score(self, text: str) -> Scored: ...

@@ -60,6 +60,11 @@ class Registry(Generic[T]):
         return iter(sorted(self._parts))
 
 
+def is_plugin(part: Any) -> bool:
+    """Whether a registered class was defined outside this package: it is given the flat namespace, as in fairseq."""
+    return str(part.__module__).partition(".")[0] != __name__.partition(".")[0]
+
+
 def _same_source(known: Any, part: Any) -> bool:
     """Whether two parts are one definition imported twice (a ``--user-dir`` that is also a package)."""
     return getattr(known, "__qualname__", None) == getattr(part, "__qualname__", object()) and getattr(

@@ -1,17 +1,34 @@
-"""What the commands themselves can be told, apart from the registered parts: one dataclass a concern."""
+"""Settings of the commands, one dataclass a concern, and :class:`Settings`, which holds all of a command's.
+
+A command types its flat namespace once, at its entrance (:func:`fairseq.tasks.typed.typed_settings`), and hands the
+parts down. Below, only plug-ins read the namespace.
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from fairseq.config import flag
+from fairseq.registry import Registry, is_plugin
+
+S = TypeVar("S", bound="Settings")
 
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 DDP_BACKENDS = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp")
 
 
-@dataclass
-class CommonConfig:
+@dataclass(frozen=True)
+class KernelConfig:
+    """Kernels of other packages: read by models and optimizers, too."""
+
+    no_apex: bool = flag(False, "leave NVIDIA apex's fused kernels aside even where they are importable")
+
+
+@dataclass(frozen=True)
+class CommonConfig(KernelConfig):
     """Device, precision, randomness and logging: read by every command that runs a model."""
 
     seed: int = flag(1, "seed of every random choice", low=0)
@@ -20,7 +37,6 @@ class CommonConfig:
     bf16: bool = flag(False, "half precision: bfloat16 arithmetic, float32 parameters, no loss scaling needed")
     memory_efficient_fp16: bool = flag(False, "float16 parameters too: with Adam 12 bytes a parameter, not 16")
     compile: bool = flag(False, "compile the model with torch.compile: slow to start, fast afterwards")
-    no_apex: bool = flag(False, "leave NVIDIA apex's fused kernels aside even where they are importable")
     fp16_init_scale: float = flag(128.0, "first loss scale of --fp16", above=0)
     fp16_scale_window: int | None = flag(
         None,
@@ -47,7 +63,7 @@ class CommonConfig:
     user_dir: str | None = flag(None, "folder with a Python package of your own parts", metavar="DIR")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
     """Which splits are read, and how they are cut into batches."""
 
@@ -69,7 +85,7 @@ class DataConfig:
     curriculum: int = flag(0, "epochs at the start in which the batches keep one order", low=0)
 
 
-@dataclass
+@dataclass(frozen=True)
 class StreamConfig:
     """Which split an evaluation reads as one stream of tokens, and how much of it at once."""
 
@@ -78,7 +94,7 @@ class StreamConfig:
     gen_subset: str = flag("test", "split to evaluate", metavar="SPLIT")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DistributedConfig:
     """How many processes train together, and how they talk."""
 
@@ -110,12 +126,19 @@ class DistributedConfig:
     find_unused_parameters: bool = flag(False, "let DistributedDataParallel look for parameters without a gradient")
 
 
-@dataclass
-class OptimizationConfig:
+@dataclass(frozen=True)
+class RateConfig:
+    """Learning rate and length of training: what optimizers and schedules read, too."""
+
+    lr: list[float] = flag([0.25], "learning rate; a list: one for each epoch", aliases=("--learning-rate",), above=0)
+    max_update: int = flag(0, "stop after this many updates (0: no such limit)", low=0)
+
+
+@dataclass(frozen=True)
+class OptimizationConfig(RateConfig):
     """How long and how to train."""
 
     max_epoch: int = flag(0, "stop after this many epochs (0: no such limit)", low=0)
-    max_update: int = flag(0, "stop after this many updates (0: no such limit)", low=0)
     stop_time_hours: float = flag(0.0, "stop after this many hours of training (0: no such limit)", low=0)
     clip_norm: float = flag(0.0, "largest gradient norm (0: no clipping)", low=0)
     no_decay_on_norms_and_biases: bool = flag(False, "apply --weight-decay to matrices only, not to norms and biases")
@@ -127,7 +150,6 @@ class OptimizationConfig:
     )
     sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
     update_freq: list[int] = flag([1], "batches added up before each update; a list gives one for each epoch", low=1)
-    lr: list[float] = flag([0.25], "learning rate; a list: one for each epoch", aliases=("--learning-rate",), above=0)
     min_lr: float = flag(-1.0, "training stops after the epoch in which the learning rate falls to this")
     stages: str | None = flag(
         None,
@@ -136,7 +158,7 @@ class OptimizationConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class CheckpointConfig:
     """What is saved, when, and what a run starts from."""
 
@@ -168,7 +190,7 @@ class CheckpointConfig:
     patience: int = flag(-1, "stop after this many validations without a better one (-1: never)", low=-1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class MemoryConfig:
     """What may be chosen anew at evaluation: nothing in it changes a parameter."""
 
@@ -179,7 +201,7 @@ class MemoryConfig:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModelPathConfig:
     """Which checkpoints are evaluated."""
 
@@ -187,7 +209,7 @@ class ModelPathConfig:
     model_overrides: str = flag("{}", "settings of the checkpoint to change, as a Python dict", metavar="DICT")
 
 
-@dataclass
+@dataclass(frozen=True)
 class EvalLMConfig(ModelPathConfig):
     """What ``fairseq-eval-lm`` evaluates, how, and what it reports."""
 
@@ -217,7 +239,7 @@ class EvalLMConfig(ModelPathConfig):
     int8: bool = flag(False, "int8 weights, one scale an output; also prints their cost in perplexity")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ReclConfig(ModelPathConfig):
     """What ``fairseq-recl`` measures."""
 
@@ -241,7 +263,7 @@ class ReclConfig(ModelPathConfig):
     results_path: str | None = flag(None, "folder for table, figures, losses and pictures", metavar="DIR")
 
 
-@dataclass
+@dataclass(frozen=True)
 class AttentionConfig(ModelPathConfig):
     """What ``fairseq-attention`` draws."""
 
@@ -264,7 +286,7 @@ class AttentionConfig(ModelPathConfig):
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class GenerationConfig(ModelPathConfig):
     """How ``fairseq-interactive`` and ``fairseq-generate`` continue a text."""
 
@@ -292,7 +314,7 @@ class GenerationConfig(ModelPathConfig):
     int8: bool = flag(False, "int8 weights, one scale an output")
 
 
-@dataclass
+@dataclass(frozen=True)
 class InteractiveConfig(GenerationConfig):
     """What ``fairseq-interactive`` continues."""
 
@@ -303,7 +325,7 @@ class InteractiveConfig(GenerationConfig):
     json: bool = flag(False, "print one JSON object a line for each continuation, not text")
 
 
-@dataclass
+@dataclass(frozen=True)
 class GenerateConfig(GenerationConfig):
     """What ``fairseq-generate`` continues, and where the result goes."""
 
@@ -315,7 +337,7 @@ class GenerateConfig(GenerationConfig):
     results_path: str | None = flag(None, "folder for generate.json and generate.html", metavar="DIR")
 
 
-@dataclass
+@dataclass(frozen=True)
 class PreprocessConfig:
     """What ``fairseq-preprocess`` reads and writes."""
 
@@ -336,3 +358,77 @@ class PreprocessConfig:
     note_min_count: int = flag(100, "fewest occurrences of a whole word that has a note", low=1)
     note_max_count: int = flag(500, "most occurrences of a whole word that has a note", low=1)
     joined_dictionary: bool = flag(False, "accepted for fairseq's sake: with one language there is one dictionary")
+
+
+@dataclass(frozen=True)
+class ChosenParts:
+    """Names of the registered parts; empty where a command has no such part."""
+
+    task: str = ""
+    arch: str = ""
+    criterion: str = ""
+    optimizer: str = ""
+    lr_scheduler: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a command that reads data with a model.
+
+    Attributes:
+        data_path: the data folder.
+        chosen: names of the registered parts.
+        task, model, criterion: their typed settings; None for a plug-in without a dataclass.
+        command: the command's own settings, such as :class:`EvalLMConfig`; None in training.
+        namespace: everything in fairseq's flat form, for plug-ins and for checkpoints.
+    """
+
+    common: CommonConfig
+    data: DataConfig
+    data_path: str
+    chosen: ChosenParts
+    task: Any
+    model: Any
+    criterion: Any
+    command: Any
+    namespace: argparse.Namespace
+
+    def changed(self: S, **values: Any) -> S:
+        """A copy in which the fields called as *values* have these values, in every part and in the namespace."""
+        parts: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            part = getattr(self, field.name)
+            if dataclasses.is_dataclass(part):
+                names = {own.name for own in dataclasses.fields(part)} & values.keys()
+                parts[field.name] = dataclasses.replace(part, **{name: values[name] for name in names})  # type: ignore
+        return dataclasses.replace(self, **parts, namespace=argparse.Namespace(**{**vars(self.namespace), **values}))
+
+    def given_to(self, cls: type, part: Any) -> Any:
+        """*part* for a class of this package, the namespace for a plug-in."""
+        return self.namespace if is_plugin(cls) else part
+
+
+@dataclass(frozen=True)
+class TrainingSettings(Settings):
+    """All settings of a training run."""
+
+    distributed: DistributedConfig
+    optimization: OptimizationConfig
+    checkpoint: CheckpointConfig
+    optimizer: Any
+    lr_scheduler: Any
+
+
+def chosen_part(registry: Registry[Any], kind: str, settings: Settings | argparse.Namespace) -> tuple[Any, Any]:
+    """The registered class that *settings* choose for *kind*, and what its constructor is given.
+
+    A class of this package is given its typed settings, a plug-in the namespace; where *settings* are a namespace,
+    both are given that.
+
+    Raises:
+        UserError: no part has that name.
+    """
+    if isinstance(settings, argparse.Namespace):
+        return registry[vars(settings)[kind]], settings
+    cls = registry[getattr(settings.chosen, kind)]
+    return cls, settings.given_to(cls, getattr(settings, kind))

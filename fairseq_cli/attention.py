@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq import config, distributed, options
+from fairseq import distributed, options
 from fairseq.config import parse_dict
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.samplers import rows_per_batch
@@ -21,8 +21,9 @@ from fairseq.evaluation import plots, report
 from fairseq.evaluation.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
 from fairseq.files import atomic_folder
 from fairseq.modules.precision import Precision
-from fairseq.settings import AttentionConfig, CommonConfig, StreamConfig
+from fairseq.settings import AttentionConfig, DataConfig, Settings
 from fairseq.tasks.loading import load_language_models
+from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import (
     checkpoint_paths,
     log_to_stderr,
@@ -47,50 +48,51 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: flags contradict each other, or the checkpoint or the data cannot be used.
     """
-    cfg, data = config.extract(AttentionConfig, args), config.extract(StreamConfig, args)
+    settings = typed_settings(args, AttentionConfig)
+    cfg: AttentionConfig = settings.command
+    split = settings.data.gen_subset
     paths = checkpoint_paths(cfg)
     if len(paths) > 1:
         raise UserError(f"--path: {len(paths)} checkpoints; the attention of one model is drawn at a time")
     if cfg.results_path is None:
         raise UserError("--results-path: name a folder for the pictures and the numbers")
     plots.require("--results-path")
-    reader, heads, about = _load(args, cfg, data)
+    reader, heads, about = _load(args, settings)
     position = cfg.position
     if position is None:
-        position = reader.choose_position(config.extract(CommonConfig, args).seed)
+        position = reader.choose_position(settings.common.seed)
     reader.check_position(position)
     with results_folder(cfg.results_path):
-        maps = reader.read(position, progress(args, data.gen_subset))
+        maps = reader.read(position, progress(settings.common, split))
         print(*_table(maps), sep="\n", flush=True)
-        figures = {**_figures(maps), "checkpoint": paths[0], "data": args.data, "split": data.gen_subset, **about}
+        figures = {**_figures(maps), "checkpoint": paths[0], "data": settings.data_path, "split": split, **about}
         with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
             _write(folder, maps, heads or maps.widest(), figures)
     return figures
 
 
-def _load(
-    args: argparse.Namespace, cfg: AttentionConfig, data: StreamConfig
-) -> tuple[AttentionReader, list[Head], dict[str, int]]:
+def _load(args: argparse.Namespace, settings: Settings) -> tuple[AttentionReader, list[Head], dict[str, int]]:
     """The model with the corpus before it, the heads that are asked for, and how the corpus is read."""
+    cfg: AttentionConfig = settings.command
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    (model,), task, model_args = load_language_models(
-        checkpoint_paths(cfg), args.data, overrides, stream_settings(args)
+    (model,), task, _ = load_language_models(
+        checkpoint_paths(cfg), settings.data_path, overrides, stream_settings(args)
     )
     modules = attention_modules(model)
     heads = parse_heads(cfg.heads, len(modules), modules[0].num_heads)
     if cfg.terms is None and not has_terms(modules):
         logger.info("no picture of the score's terms: only relative attention has them")
-    dictionary, length = task.source_dictionary, model_args.tokens_per_sample
-    corpus = _first_tokens(task.corpus(data.gen_subset), cfg.first_tokens)  # type: ignore[attr-defined]
-    rows = _rows(data, length, model.memory_length)
+    dictionary, length = task.source_dictionary, task.cfg.tokens_per_sample  # type: ignore[attr-defined]
+    corpus = _first_tokens(task.corpus(settings.data.gen_subset), cfg.first_tokens)  # type: ignore[attr-defined]
+    rows = _rows(settings.data, length, model.memory_length)
     reader = AttentionReader(
         model,
         TokenBlocks(corpus, length, "none", pad=dictionary.pad(), eos=dictionary.eos()),
         dictionary,
         rows=rows,
         terms=has_terms(modules) if cfg.terms is None else cfg.terms,
-        precision=Precision(args),
-        device=distributed.device_of(args),
+        precision=Precision(settings.common),
+        device=distributed.device_of(settings.common),
     )
     return reader, heads, {"segment": length, "memory": model.memory_length, "rows": rows}
 
@@ -134,7 +136,7 @@ def _first_tokens(corpus: Corpus, count: int | None) -> Corpus:
     return corpus if count is None else _Part(corpus.tokens[:count])
 
 
-def _rows(data: StreamConfig, length: int, memory: int) -> int:
+def _rows(data: DataConfig, length: int, memory: int) -> int:
     """Rows side by side: as asked for; else one with memory, some without."""
     if data.batch_size is None and data.max_tokens is None:
         return 1 if memory else max(1, SMALL_BATCH // length)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fairseq import config
 from fairseq.errors import UserError
 from fairseq.files import prepare_folder
 from fairseq.logging import progress_bar
@@ -59,12 +58,11 @@ def escape_what_stdout_lacks() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def progress(args: argparse.Namespace, name: str) -> Callable[[Iterable[Any], int], Iterable[Any]]:
+def progress(common: CommonConfig, name: str) -> Callable[[Iterable[Any], int], Iterable[Any]]:
     """Return a function that shows *name* on stderr as work of known length: a bar on a terminal, lines elsewhere.
 
     Lines come every ``--log-interval`` items, with items a second and the remaining seconds.
     """
-    common = config.extract(CommonConfig, args)
     otherwise = "tqdm" if sys.stderr.isatty() and not common.no_progress_bar else "simple"
     shown, interval = common.log_format or otherwise, common.log_interval
 

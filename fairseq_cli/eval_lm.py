@@ -14,8 +14,9 @@ from fairseq.evaluation import Scorer, Scoring, report
 from fairseq.files import prepare_file, prepare_folder
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.settings import DataConfig, EvalLMConfig, MemoryConfig
+from fairseq.settings import CommonConfig, EvalLMConfig, MemoryConfig, Settings
 from fairseq.tasks.loading import load_language_models
+from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress
 
 logger = logging.getLogger(__name__)
@@ -33,19 +34,21 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: flags contradict each other, or a checkpoint or the data cannot be used.
     """
-    cfg, data = config.extract(EvalLMConfig, args), config.extract(DataConfig, args)
+    settings = typed_settings(args, EvalLMConfig)
+    cfg: EvalLMConfig = settings.command
+    common, data = settings.common, settings.data
     paths = checkpoint_paths(cfg)
     if cfg.results_path is not None:
         prepare_folder("--results-path", cfg.results_path)
     if cfg.save_token_scores is not None:
         prepare_file("--save-token-scores", cfg.save_token_scores)
-    device = distributed.device_of(args)
+    device = distributed.device_of(common)
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    settings = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
-    models, task, model_args = load_language_models(paths, args.data, overrides, settings)
+    given = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
+    models, task, trained = load_language_models(paths, settings.data_path, overrides, given)
     scoring = Scoring(
-        tokens_per_sample=model_args.tokens_per_sample,
-        break_mode=settings.sample_break_mode,
+        tokens_per_sample=task.cfg.tokens_per_sample,  # type: ignore[attr-defined]
+        break_mode=given.sample_break_mode,
         context_window=cfg.context_window,
         token_by_token=cfg.sliding_inf == 1,
         batch_size=data.batch_size,
@@ -53,21 +56,21 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         multiple=data.required_batch_size_multiple,
         softmax_batch=cfg.softmax_batch,
         skip_too_long=data.skip_invalid_size_inputs_valid_test,
-        add_bos_token=bool(getattr(model_args, "add_bos_token", False)),
+        add_bos_token=task.cfg.add_bos_token,  # type: ignore[attr-defined]
     )
-    scorer = Scorer(models, task.source_dictionary, scoring, Precision(args), device, int8=cfg.int8)
-    if getattr(args, "compile", False):
+    scorer = Scorer(models, task.source_dictionary, scoring, Precision(common), device, int8=cfg.int8)
+    if common.compile:
         for model in scorer.models:
             compile_model(model)
     corpus = task.corpus(data.gen_subset)  # type: ignore[attr-defined]
     start = time.perf_counter()
-    scores = scorer.score(corpus, progress(args, data.gen_subset))
+    scores = scorer.score(corpus, progress(common, data.gen_subset))
     seconds = time.perf_counter() - start
 
     words = report.join_words(scores, task.source_dictionary, cfg.remove_bpe)
     figures = {**report.figures(words, seconds), **report.peak_memory(device)}
     if cfg.int8:
-        exact = Scorer(models, task.source_dictionary, scoring, Precision(args), device).score(corpus)
+        exact = Scorer(models, task.source_dictionary, scoring, Precision(common), device).score(corpus)
         exact_words = report.join_words(exact, task.source_dictionary, cfg.remove_bpe)
         figures["perplexity_without_int8"] = report.figures(exact_words, seconds)["perplexity"]
     _print_words(cfg, words)
@@ -75,18 +78,11 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     if cfg.save_token_scores is not None:
         report.write_scores(Path(cfg.save_token_scores), scores)
     if cfg.results_path is not None:
-        about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "mode": _mode(scoring)}
-        about |= {
-            "device": str(device),
-            "settings": {
-                **vars(scoring),
-                **{name: vars(model_args)[name] for name in config.defaults(MemoryConfig) if name in vars(model_args)},
-                **_precision(args),
-                "int8": cfg.int8,
-                "model_overrides": overrides,
-            },
-        }
-        report.write_results(Path(cfg.results_path), {**figures, **about})
+        used = {**vars(scoring), **_memory(trained), **_precision(common), "int8": cfg.int8}
+        used["model_overrides"] = overrides
+        about = {"checkpoints": paths, "data": settings.data_path, "split": data.gen_subset, "mode": _mode(scoring)}
+        complete = {**figures, **about, "device": str(device), "settings": used}
+        report.write_results(Path(cfg.results_path), complete)
     return figures
 
 
@@ -105,8 +101,13 @@ def _mode(scoring: Scoring) -> str:
     return "context window" if scoring.context_window else "non-overlapping"
 
 
-def _precision(args: argparse.Namespace) -> dict[str, bool]:
-    return {name: bool(getattr(args, name, False)) for name in ("fp16", "bf16", "memory_efficient_fp16", "compile")}
+def _memory(trained: Settings) -> dict[str, Any]:
+    """Settings of memory, for a model that has them."""
+    return {name: value for name, value in vars(trained.namespace).items() if name in config.defaults(MemoryConfig)}
+
+
+def _precision(common: CommonConfig) -> dict[str, bool]:
+    return {name: getattr(common, name) for name in ("fp16", "bf16", "memory_efficient_fp16", "compile")}
 
 
 def cli_main() -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from fairseq import config, options
+from fairseq import options
 from fairseq.errors import UserError
 from fairseq.generation import passages
 from fairseq.generation.passages import Passage
 from fairseq.generation.writer import Writer, check_samples
-from fairseq.settings import CommonConfig, GenerateConfig
+from fairseq.settings import GenerateConfig, Settings
+from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, log_to_stderr, progress, results_folder
 
 
@@ -27,35 +28,35 @@ def main(args: argparse.Namespace) -> list[Passage]:
     Raises:
         UserError: flags contradict each other, or a checkpoint or the data cannot be used.
     """
-    cfg, common = config.extract(GenerateConfig, args), config.extract(CommonConfig, args)
+    settings = typed_settings(args, GenerateConfig)
+    cfg: GenerateConfig = settings.command
     paths, contexts = checkpoint_paths(cfg), _contexts(cfg)
-    writer = Writer.load(args, cfg, paths)
+    writer = Writer.load(settings, paths)
     tokens = writer.task.corpus(cfg.gen_subset).tokens  # type: ignore[attr-defined]
-    starts = passages.draw_starts(len(tokens), cfg.context_tokens, cfg.max_new_tokens, contexts, common.seed)
+    starts = passages.draw_starts(len(tokens), cfg.context_tokens, cfg.max_new_tokens, contexts, settings.common.seed)
     writer.warn_of_length({"--context-tokens": cfg.context_tokens})
     found: list[Passage] = []
     begin = time.perf_counter()
     with results_folder(cfg.results_path):
         try:
-            for passage in _continue(args, cfg, writer, tokens, starts):
+            for passage in _continue(settings, writer, tokens, starts):
                 found.append(passage)
                 print(passages.as_text(passage, cfg.num_samples, cfg.gen_subset), flush=True)
         finally:
             if cfg.results_path is not None and found:
                 seconds = time.perf_counter() - begin
                 rate = len(found) * cfg.max_new_tokens / seconds
-                about = _about(args, cfg, writer) | {"seconds": seconds, "tokens_per_second": rate}
+                about = _about(settings, writer) | {"seconds": seconds, "tokens_per_second": rate}
                 passages.write_results(Path(cfg.results_path), found, {"checkpoints": paths, **about})
     return found
 
 
-def _continue(
-    args: argparse.Namespace, cfg: GenerateConfig, writer: Writer, tokens: np.ndarray, starts: list[int]
-) -> Iterator[Passage]:
+def _continue(settings: Settings, writer: Writer, tokens: np.ndarray, starts: list[int]) -> Iterator[Passage]:
     """The passages whose contexts begin at *starts* of *tokens*, in their order, each when it is complete."""
+    cfg: GenerateConfig = settings.command
     length, new = cfg.context_tokens, cfg.max_new_tokens
     prompts = [tokens[start : start + length].tolist() for start in starts]
-    texts = writer.continue_all(prompts, cfg.num_samples // len(starts), progress(args, "tokens"))
+    texts = writer.continue_all(prompts, cfg.num_samples // len(starts), progress(settings.common, "tokens"))
     for count, ((number, sample), text) in enumerate(texts, 1):  # as long as one another, they end in their order
         start = starts[number]
         reference = tokens[start + length : start + length + new].tolist()
@@ -75,16 +76,17 @@ def _contexts(cfg: GenerateConfig) -> int:
     return contexts
 
 
-def _about(args: argparse.Namespace, cfg: GenerateConfig, writer: Writer) -> dict[str, Any]:
+def _about(settings: Settings, writer: Writer) -> dict[str, Any]:
+    cfg: GenerateConfig = settings.command
     names = ["context_tokens", "max_new_tokens", "num_samples", "num_contexts", "sampling", "sampling_topk"]
     names += ["sampling_topp", "temperature", "beam", "batch_size", "int8", "model_overrides"]
-    settings = {name: getattr(cfg, name) for name in names}
-    flags = {name: bool(getattr(args, name, False)) for name in ("fp16", "bf16", "memory_efficient_fp16")}
+    own = {name: getattr(cfg, name) for name in names}
+    flags = {name: getattr(settings.common, name) for name in ("fp16", "bf16", "memory_efficient_fp16")}
     return {
-        "data": args.data,
+        "data": settings.data_path,
         "split": cfg.gen_subset,
         "device": str(writer.device),
-        "settings": {**settings, "seed": writer.seed, **flags},
+        "settings": {**own, "seed": writer.seed, **flags},
     }
 
 

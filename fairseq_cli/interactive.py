@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fairseq import config, options
+from fairseq import options
 from fairseq.errors import UserError
 from fairseq.generation.writer import Writer, check_samples
-from fairseq.settings import InteractiveConfig
+from fairseq.settings import CommonConfig, InteractiveConfig
+from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, log_to_stderr, progress
 
 logger = logging.getLogger(__name__)
@@ -29,14 +30,15 @@ def main(args: argparse.Namespace) -> None:
     Raises:
         UserError: flags contradict each other; the input, a checkpoint or the dictionary cannot be used.
     """
-    cfg = config.extract(InteractiveConfig, args)
+    settings = typed_settings(args, InteractiveConfig)
+    cfg: InteractiveConfig = settings.command
     check_samples(cfg, cfg.num_samples)
     lines = None if cfg.input == "-" else _read_file(Path(cfg.input))
-    writer = Writer.load(args, cfg, checkpoint_paths(cfg))
+    writer = Writer.load(settings, checkpoint_paths(cfg))
     if lines is None:
         _answer(_stdin_lines(), writer, cfg)
     else:
-        _answer_together(lines, writer, cfg, args)
+        _answer_together(lines, writer, cfg, settings.common)
 
 
 def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> None:
@@ -51,12 +53,12 @@ def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> Non
                 _print_text(writer, prompt, tokens, first=number == sample == 0)
 
 
-def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, args: argparse.Namespace) -> None:
+def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, common: CommonConfig) -> None:
     """Continue *lines* in batches; each text is shown as soon as those before it are."""
     prompts = _encode(lines, writer)
     order = iter([(number, sample) for number in range(len(prompts)) for sample in range(cfg.num_samples)])
     awaited, done = next(order), {}
-    for key, tokens in writer.continue_all(prompts, cfg.num_samples, progress(args, "tokens")):
+    for key, tokens in writer.continue_all(prompts, cfg.num_samples, progress(common, "tokens")):
         done[key] = tokens
         while awaited in done:
             number, sample = awaited

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq.config import extract
+from fairseq.config import typed
 from fairseq.data.binarizer import Binarizer, check_text, count_whole_words, count_words
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.note_words import NoteWords
@@ -22,7 +22,7 @@ def main(args: argparse.Namespace) -> None:
     Raises:
         UserError: a text or dictionary cannot be used, flags contradict each other, or the folder cannot be written.
     """
-    config = extract(PreprocessConfig, args)
+    config = typed(PreprocessConfig, args)
     splits = _splits(config)
     _check(config, splits)
     dictionary = _dictionary(config, splits)

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from fairseq import config, distributed, options
+from fairseq import distributed, options
 from fairseq.config import parse_dict
 from fairseq.evaluation import plots, recl, report
 from fairseq.files import atomic_file, atomic_folder
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.settings import CommonConfig, ReclConfig, StreamConfig
+from fairseq.settings import ReclConfig, Settings
+from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import (
     checkpoint_paths,
     log_to_stderr,
@@ -40,14 +41,16 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: flags contradict each other, or a checkpoint or the data cannot be used.
     """
-    cfg, data, common = _settings(args)
+    settings = typed_settings(args, ReclConfig)
+    cfg: ReclConfig = settings.command
+    data, common = settings.data, settings.common
     paths = checkpoint_paths(cfg)
     names = recl.distinct_names(paths, cfg.names)
     contexts = recl.context_lengths(cfg.step, cfg.max_context)
     if cfg.results_path is not None:
         plots.require("--results-path")
-    device, precision = distributed.device_of(args), Precision(args)
-    readers, tokens = _load(args, cfg, paths, names, int(contexts[-1]))
+    device, precision = distributed.device_of(common), Precision(common)
+    readers, tokens = _load(args, settings, paths, names, int(contexts[-1]))
     positions = recl.draw_positions(len(tokens), int(contexts[-1]), cfg.positions, common.seed)
     unlimited = data.max_tokens is None and data.batch_size is None
     with results_folder(cfg.results_path):
@@ -62,7 +65,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
             batch_size=data.batch_size,
             precision=precision,
             device=device,
-            progress=progress(args, "contexts"),
+            progress=progress(common, "contexts"),
         )
         gains = [recl.relative_gains(measured.losses, top_r) for top_r in dict.fromkeys(cfg.top_r)]
         _print(measured, gains, cfg)
@@ -74,23 +77,20 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def _settings(args: argparse.Namespace) -> tuple[ReclConfig, StreamConfig, CommonConfig]:
-    return config.extract(ReclConfig, args), config.extract(StreamConfig, args), config.extract(CommonConfig, args)
-
-
 def _load(
-    args: argparse.Namespace, cfg: ReclConfig, paths: Sequence[str], names: Sequence[str], longest: int
+    args: argparse.Namespace, settings: Settings, paths: Sequence[str], names: Sequence[str], longest: int
 ) -> tuple[list[recl.WindowReader], np.ndarray]:
     """The models of the group, able to read *longest* tokens, and the tokens of the split."""
+    cfg: ReclConfig = settings.command
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    settings = stream_settings(args)
+    given = stream_settings(args)
     readers = []
     for path, name in zip(paths, names, strict=True):
-        reader, task = recl.load_reader(path, name, args.data, longest, overrides, settings, cfg.whole_windows)
-        if getattr(args, "compile", False):
+        reader, task = recl.load_reader(path, name, settings.data_path, longest, overrides, given, cfg.whole_windows)
+        if settings.common.compile:
             compile_model(reader.model)
         readers.append(reader)
-    return readers, task.corpus(args.gen_subset).tokens
+    return readers, task.corpus(settings.data.gen_subset).tokens
 
 
 def _print(measured: recl.ContextLosses, gains: Sequence[recl.Gains], cfg: ReclConfig) -> None:

@@ -7,16 +7,19 @@ import logging
 import sys
 
 from fairseq import distributed, options
-from fairseq.distributed import Interruption, World
+from fairseq.distributed import Interruption, Job, World
+from fairseq.settings import TrainingSettings
+from fairseq.tasks.typed import training_settings
 from fairseq.training.run import train
 
 
 def main(args: argparse.Namespace) -> None:
     """Train what *args* describe, in as many processes as they ask for."""
-    distributed.run(train_process, args)
+    settings = training_settings(args)
+    distributed.run(Job(train_process, settings, settings.common, settings.distributed))
 
 
-def train_process(args: argparse.Namespace, world: World) -> None:
+def train_process(settings: TrainingSettings, world: World) -> None:
     """One process of a run."""
     logging.basicConfig(
         format="%(asctime)s | %(levelname)s | %(message)s",
@@ -25,7 +28,7 @@ def train_process(args: argparse.Namespace, world: World) -> None:
         stream=sys.stderr,
     )
     with Interruption() as interruption:
-        number = train(args, world, interruption)
+        number = train(settings, world, interruption)
     if number:
         sys.exit(128 + number)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from fairseq import config, distributed, options
 from fairseq.config import parse_dict
@@ -12,9 +13,10 @@ from fairseq.logging import progress_bar
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.settings import CommonConfig, DataConfig, ModelPathConfig
+from fairseq.settings import DataConfig, ModelPathConfig, Settings
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_models
+from fairseq.tasks.typed import typed_settings
 from fairseq.training.validation import validate
 from fairseq_cli.common import checkpoint_paths, log_to_stderr
 
@@ -33,17 +35,17 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     Raises:
         UserError: a checkpoint or the data cannot be used.
     """
-    cfg = config.extract(ModelPathConfig, args)
+    settings = typed_settings(args, ModelPathConfig)
+    cfg, common = settings.command, settings.common
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    splits = [split.strip() for split in config.extract(DataConfig, args).valid_subset.split(",") if split.strip()]
-    world = World(0, 1, distributed.device_of(args))
+    splits = [split.strip() for split in settings.data.valid_subset.split(",") if split.strip()]
+    world = World(0, 1, distributed.device_of(common))
     results: dict[str, dict[str, dict[str, float]]] = {}
     for path in checkpoint_paths(cfg):
-        models, task, run = load_models([path], args.data, overrides, _own_settings(args))
-        _take_batches(run, args)
-        task.args = run
-        Precision(args).place(models[0], world.device)
-        if getattr(args, "compile", False):
+        models, task, trained = load_models([path], settings.data_path, overrides, _own_settings(args))
+        run = task.settings = trained.changed(**_batches(trained.data, settings.data))
+        Precision(common).place(models[0], world.device)
+        if common.compile:
             compile_model(models[0])
         results[path] = {split: _validate(split, models[0], task, run, world) for split in splits}
     return results
@@ -55,34 +57,31 @@ def _own_settings(args: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**{name: value for name, value in vars(args).items() if name not in names})
 
 
-def _take_batches(run: argparse.Namespace, args: argparse.Namespace) -> None:
-    """Give *run*, the training run's settings, what *args* say of batches, or a default where neither says anything."""
-    given = {name: getattr(args, name, None) for name in BATCH_LIMITS}
-    if any(value is not None for value in given.values()):
-        vars(run).update(given)
-    if all(getattr(run, name, None) is None for name in BATCH_LIMITS):
-        run.max_tokens = DEFAULT_MAX_TOKENS
-    for name, default in (("required_batch_size_multiple", 8), ("skip_invalid_size_inputs_valid_test", False)):
-        value = getattr(args, name, default)
-        if value != default or not hasattr(run, name):
-            setattr(run, name, value)
+def _batches(trained: DataConfig, given: DataConfig) -> dict[str, Any]:
+    """What *given* says of batches that *trained*, the training run's settings, does not; a default if neither does."""
+    changes = {name: getattr(given, name) for name in BATCH_LIMITS}
+    if all(value is None for value in changes.values()):
+        unlimited = all(getattr(trained, name) is None for name in BATCH_LIMITS)
+        changes = {"max_tokens": DEFAULT_MAX_TOKENS} if unlimited else {}
+    for name in ("required_batch_size_multiple", "skip_invalid_size_inputs_valid_test"):
+        if getattr(given, name) != getattr(DataConfig, name):
+            changes[name] = getattr(given, name)
+    return changes
 
 
-def _validate(
-    split: str, model: BaseFairseqModel, task: FairseqTask, run: argparse.Namespace, world: World
-) -> dict[str, float]:
+def _validate(split: str, model: BaseFairseqModel, task: FairseqTask, run: Settings, world: World) -> dict[str, float]:
     """The figures of one split, printed."""
-    criterion = task.build_criterion(run).to(world.device)
+    criterion = task.build_criterion(run.given_to(type(task), run)).to(world.device)
     graph = task.loss_graph(model, criterion)
     batches = task.iterator(split, model, criterion, training=False, device=world.device)
-    common = config.extract(CommonConfig, run)
+    common = run.common
     with progress_bar(
         batches,
         log_format=common.log_format or ("simple" if common.no_progress_bar else None),
         log_interval=common.log_interval,
         prefix=f"valid on {split!r} subset",
     ) as bar:
-        meter = validate(graph, task, bar, Precision(run), world)
+        meter = validate(graph, task, bar, Precision(common), world)
         figures = {**meter.report(criterion.figures()), "ntokens": meter.tokens}
         bar.print(figures, tag=split)
     return figures

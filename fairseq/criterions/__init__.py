@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.registry import Registry
+from fairseq.settings import Settings, chosen_part
 
 T = TypeVar("T", bound=type)
 
@@ -19,9 +20,10 @@ def register_criterion(name: str, dataclass: type | None = None) -> Callable[[T]
     return CRITERIONS.register(name, dataclass)
 
 
-def build_criterion(args: argparse.Namespace, task: Any) -> FairseqCriterion:
-    """The criterion that ``args.criterion`` names."""
-    return CRITERIONS[args.criterion].build_criterion(args, task)
+def build_criterion(settings: Settings | argparse.Namespace, task: Any) -> FairseqCriterion:
+    """The criterion that *settings* choose."""
+    cls, given = chosen_part(CRITERIONS, "criterion", settings)
+    return cls.build_criterion(given, task)
 
 
 from fairseq.criterions import adaptive_loss, cross_entropy, electra, masked_lm  # noqa: E402  (register themselves)

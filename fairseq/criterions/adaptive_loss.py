@@ -13,7 +13,7 @@ from fairseq.errors import UserError
 from fairseq.modules.adaptive_softmax import BandedSoftmax
 
 
-@dataclass
+@dataclass(frozen=True)
 class AdaptiveLossConfig:
     """Settings of the adaptive loss."""
 

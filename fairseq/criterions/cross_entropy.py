@@ -13,7 +13,7 @@ from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample,
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 
-@dataclass
+@dataclass(frozen=True)
 class CrossEntropyConfig:
     """Settings of the cross entropy."""
 

@@ -40,15 +40,17 @@ class FairseqCriterion(nn.Module):
         """Add the criterion's flags; criterions with a dataclass of settings need not."""
 
     @classmethod
-    def build_criterion(cls, args: argparse.Namespace, task: Any) -> FairseqCriterion:
-        """Make the criterion with those of *args* that its constructor names."""
+    def build_criterion(cls, args: Any, task: Any) -> FairseqCriterion:
+        """Make the criterion with those of its settings that its constructor names.
+
+        Args:
+            args: its typed settings, which the constructor finds as ``cfg``; or fairseq's flat namespace, of which it
+                may also name single settings.
+            task: the task.
+        """
         wanted = inspect.signature(cls.__init__).parameters
-        given: dict[str, Any] = {
-            "task": task,
-            "args": args,
-            "cfg": config.extract(cls.config_class, args) if cls.config_class else None,
-        }
-        given.update((name, value) for name, value in vars(args).items() if name not in given)
+        given: dict[str, Any] = dict(vars(args)) if isinstance(args, argparse.Namespace) else {}
+        given |= {"task": task, "args": args, "cfg": config.typed(cls.config_class, args) if cls.config_class else None}
         return cls(**{name: given[name] for name in wanted if name in given})
 
     def prepare(self, model: Any, sample: Sample) -> Sample:

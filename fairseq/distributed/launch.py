@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import gc
 import importlib
 import os
+import pickle
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from fairseq import config
 from fairseq.allocator import keep_freed_memory
 from fairseq.distributed import rendezvous
 from fairseq.distributed.heartbeat import Heartbeat, publish_failure
@@ -27,13 +27,26 @@ from fairseq.distributed.workers import USER_ERROR, Failure, Workers, end_with_l
 from fairseq.distributed.world import World
 from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message
 from fairseq.plugins import import_user_module
-from fairseq.settings import DistributedConfig
-
-Main = Callable[[argparse.Namespace, World], Any]
+from fairseq.settings import CommonConfig, DistributedConfig
 
 
-def run(main: Main, args: argparse.Namespace) -> None:
-    """Run ``main(args, world)`` in as many processes as *args* and the environment ask for.
+@dataclass(frozen=True)
+class Job:
+    """A function that several processes run together: ``main(value, world)``.
+
+    Attributes:
+        main: a function of a module, as pickle needs it.
+        value: anything that can be pickled; a worker unpickles it after importing --user-dir.
+    """
+
+    main: Callable[[Any, World], Any]
+    value: Any
+    common: CommonConfig
+    distributed: DistributedConfig
+
+
+def run(job: Job) -> None:
+    """Run *job* in as many processes as its settings and the environment ask for.
 
     Under torchrun, under srun, or with --distributed-no-spawn this process is one of them; otherwise they are started
     here, one for each visible GPU or --distributed-world-size of them. A process that fails, or that does not respond
@@ -43,35 +56,32 @@ def run(main: Main, args: argparse.Namespace) -> None:
         UserError: CUDA is asked for and absent, the processes cannot meet, or one failed by a user's mistake.
         SystemExit: a process failed otherwise, or was interrupted by a signal.
     """
-    cfg = config.extract(DistributedConfig, args)
-    launch = plan(cfg, args.cpu, 0 if args.cpu else torch.cuda.device_count(), os.environ)
+    cfg, cpu = job.distributed, job.common.cpu
+    launch = plan(cfg, cpu, 0 if cpu else torch.cuda.device_count(), os.environ)
     if launch.count:
-        _spawn(main, args, cfg, launch)
+        _spawn(job, launch)
         return
-    device = device_of(args, launch.local_rank)
+    _check_gpu(job)
+    device = device_of(job.common, launch.local_rank)
     if launch.size == 1:
-        main(args, World(0, 1, device))
+        job.main(job.value, World(0, 1, device))
         return
     assert launch.url is not None
     server = None
     url = launch.url
     if rendezvous.hosts_store(url, launch.first):
         server, url = rendezvous.listen(url, cfg.distributed_timeout)
-    _join(main, args, cfg, World(launch.first, launch.size, device), url, _fail_alone(launch.size))
+    _join(job, World(launch.first, launch.size, device), url, _fail_alone(launch.size))
     del server  # only now: the other processes' heartbeats went through it
 
 
-def device_of(args: argparse.Namespace, local_rank: int = 0) -> torch.device:
-    """The device that *args* ask for.
+def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:
+    """Return GPU *local_rank*, or the CPU with --cpu or without any GPU.
 
     Raises:
-        UserError: no GPU is there, and neither is --cpu given while a GPU is needed.
+        UserError: there is no GPU of that number.
     """
-    if getattr(args, "cpu", False) or not torch.cuda.is_available():
-        if getattr(args, "distributed_backend", None) == "nccl":
-            raise UserError("--distributed-backend nccl: needs a GPU, and none is there; use gloo")
-        if not getattr(args, "cpu", False) and getattr(args, "local_rank", 0) > 0 and "RANK" not in os.environ:
-            raise UserError(f"--device-id {args.local_rank}: no GPU is there; add --cpu to run on the processor")
+    if common.cpu or not torch.cuda.is_available():
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise UserError(f"--device-id {local_rank}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
@@ -80,11 +90,22 @@ def device_of(args: argparse.Namespace, local_rank: int = 0) -> torch.device:
     return device
 
 
+def _check_gpu(job: Job) -> None:
+    """Refuse settings that need a GPU where there is none."""
+    common, cfg = job.common, job.distributed
+    if common.cpu or not torch.cuda.is_available():
+        if cfg.distributed_backend == "nccl":
+            raise UserError("--distributed-backend nccl: needs a GPU, and there is none; use gloo")
+        if not common.cpu and cfg.local_rank > 0 and "RANK" not in os.environ:
+            raise UserError(f"--device-id {cfg.local_rank}: there is no GPU; add --cpu to run on the processor")
+
+
 Fail = Callable[[int, int, str], NoReturn]  # rank, exit code, reason
 
 
-def _join(main: Main, args: argparse.Namespace, cfg: DistributedConfig, world: World, url: str, fail: Fail) -> None:
-    """Run *main* as one process of *world*, in touch with the others from beginning to end."""
+def _join(job: Job, world: World, url: str, fail: Fail) -> None:
+    """Run *job* as one process of *world*, in touch with the others from beginning to end."""
+    cfg = job.distributed
     importlib.import_module("torch.distributed.nn.functional")  # imported later, it would hold on to the group
     rank, size, timeout = world.rank, world.size, cfg.distributed_timeout
     rendezvous.stay_on_loopback(url, os.environ)
@@ -102,7 +123,7 @@ def _join(main: Main, args: argparse.Namespace, cfg: DistributedConfig, world: W
         dist.init_process_group(
             backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=limit
         )
-        main(args, world)
+        job.main(job.value, world)
         world.barrier()  # who ends early must not look like one that stopped
     except SystemExit:
         heartbeat.stop()
@@ -118,15 +139,16 @@ def _join(main: Main, args: argparse.Namespace, cfg: DistributedConfig, world: W
     dist.destroy_process_group()
 
 
-def _spawn(main: Main, args: argparse.Namespace, cfg: DistributedConfig, launch: Launch) -> None:
+def _spawn(job: Job, launch: Launch) -> None:
     url = launch.url
     if launch.first == 0 and (url is None or rendezvous.hosts_store(url, 0)):
         # The launcher has the store, not rank 0: it outlives every process that may fail.
-        server, url = rendezvous.listen(url, cfg.distributed_timeout)
+        server, url = rendezvous.listen(url, job.distributed.distributed_timeout)
     assert url is not None
-    if "OMP_NUM_THREADS" not in os.environ and args.cpu:
+    if "OMP_NUM_THREADS" not in os.environ and job.common.cpu:
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // launch.count))
-    with Workers(_worker, launch.first, launch.count, (main, args, cfg, launch.size, url)) as workers:
+    arguments = (job.common.user_dir, pickle.dumps(job), launch.size, url)
+    with Workers(_worker, launch.first, launch.count, arguments) as workers:
         failure = workers.wait()
     if failure is None:
         return
@@ -150,9 +172,8 @@ def _worker(
     messages: Any,
     rank: int,
     local_rank: int,
-    main: Main,
-    args: argparse.Namespace,
-    cfg: DistributedConfig,
+    user_dir: str | None,
+    pickled: bytes,
     size: int,
     url: str,
 ) -> None:
@@ -160,10 +181,12 @@ def _worker(
     keep_freed_memory()
     end_with_launcher()
     try:
-        if getattr(args, "user_dir", None):
-            import_user_module(args.user_dir)
-        world = World(rank, size, device_of(args, local_rank))
-        _join(main, args, cfg, world, url, functools.partial(leave, messages))
+        if user_dir:
+            import_user_module(user_dir)
+        job: Job = pickle.loads(pickled)
+        _check_gpu(job)
+        world = World(rank, size, device_of(job.common, local_rank))
+        _join(job, world, url, functools.partial(leave, messages))
     except UserError as error:
         leave(messages, rank, USER_ERROR, str(error))
     except Exception as error:

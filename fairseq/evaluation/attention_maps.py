@@ -7,7 +7,6 @@ of segments whose memory is full are counted.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -179,7 +178,7 @@ class AttentionReader:
         self.dictionary = dictionary
         self.sampler = StreamSampler(len(blocks), rows)
         self.device = torch.device(device)
-        self.precision = precision or Precision(argparse.Namespace())
+        self.precision = precision or Precision()
         self.precision.place(model, self.device)
         self.modules = attention_modules(model)
         self.terms = TERMS if terms else ()

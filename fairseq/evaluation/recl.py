@@ -198,9 +198,9 @@ def load_reader(
     Raises:
         UserError: the checkpoint cannot be used, or has no positions for *longest* tokens.
     """
-    (model,), task, args = load_language_models([path], data, overrides, settings)
+    (model,), task, _ = load_language_models([path], data, overrides, settings)
     if model.memory_length and not whole:
-        return WindowReader(name, model, args.tokens_per_sample), task
+        return WindowReader(name, model, task.cfg.tokens_per_sample), task  # type: ignore[attr-defined]
     limit = model.max_positions()
     if limit is None or limit >= longest:
         return WindowReader(name, model, None), task
@@ -235,7 +235,7 @@ def measure(
         UserError: a model's loss is no number.
     """
     device = torch.device(device)
-    precision = precision or Precision(argparse.Namespace())
+    precision = precision or Precision()
     progress = progress or (lambda items, length: items)
     batches = list(_batches(len(positions), contexts, max_tokens, batch_size))
     losses = np.zeros((len(readers), len(contexts), len(positions)))

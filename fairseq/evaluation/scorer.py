@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -118,7 +117,7 @@ class Scorer:
     ) -> None:
         self.dictionary = dictionary
         self.scoring = scoring
-        self.precision = precision or Precision(argparse.Namespace())
+        self.precision = precision or Precision()
         self.device = torch.device(device)
         for model in models:
             _check(scoring, model)

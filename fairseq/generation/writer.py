@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import logging
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fairseq import config, distributed
+from fairseq import distributed
 from fairseq.config import parse_dict
 from fairseq.errors import UserError
 from fairseq.generation.decoding import Decoding
@@ -19,7 +18,7 @@ from fairseq.generation.sampling import Progress, continuations, generator_of, s
 from fairseq.generation.text import Detokenizer, detokenizer_of, never_written
 from fairseq.models.inference import Reader
 from fairseq.modules.precision import Precision
-from fairseq.settings import CommonConfig, GenerationConfig
+from fairseq.settings import GenerationConfig, Settings
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_language_models
 
@@ -45,18 +44,19 @@ class Writer:
     device: torch.device
 
     @classmethod
-    def load(cls, args: argparse.Namespace, cfg: GenerationConfig, paths: Sequence[str]) -> Writer:
-        """Load the checkpoints *paths*.
+    def load(cls, settings: Settings, paths: Sequence[str]) -> Writer:
+        """Load the checkpoints *paths* for a command with a :class:`GenerationConfig`.
 
         Raises:
             UserError: flags contradict each other, or a checkpoint or the dictionary cannot be used.
         """
-        how, common = decoding(cfg), config.extract(CommonConfig, args)
+        cfg: GenerationConfig = settings.command
+        how, common = decoding(cfg), settings.common
         if common.compile:
             raise UserError("--compile: generation reads token by token and is not compiled; leave it out")
-        device, precision = distributed.device_of(args), Precision(args)
+        device, precision = distributed.device_of(common), Precision(common)
         overrides = parse_dict("--model-overrides", cfg.model_overrides)
-        models, task, _ = load_language_models(paths, args.data, overrides, args)
+        models, task, _ = load_language_models(paths, settings.data_path, overrides, settings.namespace)
         for path, model in zip(paths, models, strict=True):
             if not can_generate(model):
                 raise UserError(f"--path {path}: {type(model).__name__} has no key-value cache and cannot generate")

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fairseq.models.base import BaseFairseqModel, FairseqDecoder, FairseqLanguageModel
+from fairseq.models.base import BaseFairseqModel, FairseqDecoder, FairseqLanguageModel, ModelConfig
 from fairseq.registry import Registry
+from fairseq.settings import Settings
 
 M = TypeVar("M", bound=type)
 Fill = Callable[[argparse.Namespace], None]
@@ -33,6 +34,12 @@ ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch")
 def register_model(name: str, dataclass: type | None = None) -> Callable[[M], M]:
     """Class decorator: keep a model under *name*, with the dataclass of its settings if it has one."""
     return MODELS.register(name, dataclass)
+
+
+def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
+    """The model of the architecture that *settings* choose, for *task*'s dictionary."""
+    cls = MODELS[ARCHITECTURES[settings.chosen.arch].model]
+    return cls.build_model(settings.given_to(cls, settings.model), task)
 
 
 def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fill], Fill]:
@@ -56,8 +63,10 @@ __all__ = [
     "BaseFairseqModel",
     "FairseqDecoder",
     "FairseqLanguageModel",
+    "ModelConfig",
     "architectures",
     "bert",
+    "build_model",
     "electra",
     "register_model",
     "register_model_architecture",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,26 @@ from fairseq.data.dictionary import Dictionary
 from fairseq.modules.memory import Memory
 from fairseq.modules.notes import CausalNoteDictionary
 from fairseq.modules.output_layer import OutputLayer
+from fairseq.settings import KernelConfig
+
+
+@dataclass(frozen=True)
+class ModelConfig(KernelConfig):
+    """Base of the settings of this package's models."""
+
+    @property
+    def row_limit(self) -> int | None:
+        """The most tokens of a row that the user allows, or None."""
+        return None
+
+    def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
+        """Settings that change when staged training goes on with blocks of *tokens*.
+
+        Args:
+            tokens: the new length.
+            longest: the length of the longest blocks of any stage.
+        """
+        return {}
 
 
 class BaseFairseqModel(nn.Module):
@@ -27,6 +48,8 @@ class BaseFairseqModel(nn.Module):
     """Settings that change what the model computes, but not the names and shapes of its parameters."""
     memory_length: int = 0
     """Tokens that the model remembers from segment to segment; 0: none."""
+    skips_parameters: bool = False
+    """Whether a training step may leave parameters without a gradient."""
     predicts_next_token: bool = True
     """Whether the model is a language model that can be scored and sampled from left to right."""
 
@@ -35,8 +58,8 @@ class BaseFairseqModel(nn.Module):
         """Add the model's flags; models with a dataclass of settings need not."""
 
     @classmethod
-    def build_model(cls, args: argparse.Namespace, task: Any) -> BaseFairseqModel:
-        """Make the model that *args* describe, for *task*'s dictionary."""
+    def build_model(cls, args: Any, task: Any) -> BaseFairseqModel:
+        """Make a model for *task*'s dictionary from its typed settings; a plug-in's are fairseq's flat namespace."""
         raise NotImplementedError
 
     def max_positions(self) -> int | None:

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq import config
-from fairseq.config import flag
+from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.models import register_model
-from fairseq.models.base import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel, ModelConfig
 from fairseq.models.heads import MaskedLMHead
 from fairseq.modules.encoder import INITIAL_DEVIATION, EncoderShape, Infuse, TransformerEncoder
 from fairseq.modules.output_layer import OutputLayer
@@ -21,7 +20,7 @@ from fairseq.modules.transformer_layer import ACTIVATIONS
 
 
 @dataclass(frozen=True)
-class BertConfig:
+class BertConfig(ModelConfig):
     """Settings of an encoder."""
 
     encoder_layers: int = flag(12, "number of layers", low=1)
@@ -110,9 +109,9 @@ class BertModel(BaseFairseqModel):
         self.cfg = cfg
 
     @classmethod
-    def build_model(cls, args: argparse.Namespace, task: Any) -> BertModel:
-        cfg = config.extract(BertConfig, args)
-        shape = cfg.shape(*vocabulary_of(task), apex=not getattr(args, "no_apex", False))
+    def build_model(cls, args: BertConfig | argparse.Namespace, task: Any) -> BertModel:
+        cfg = typed(BertConfig, args)
+        shape = cfg.shape(*vocabulary_of(task), apex=not cfg.no_apex)
         return cls(MaskedLMEncoder(shape, untied=cfg.untie_weights_roberta), cfg)
 
     @property

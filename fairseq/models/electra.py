@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq import config
-from fairseq.config import flag
+from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.models import register_model
 from fairseq.models.base import BaseFairseqModel
@@ -76,9 +75,9 @@ class ElectraModel(BaseFairseqModel):
         self.cfg = cfg
 
     @classmethod
-    def build_model(cls, args: argparse.Namespace, task: Any) -> ElectraModel:
-        cfg = config.extract(ElectraConfig, args)
-        shape = cfg.shape(*vocabulary_of(task), apex=not getattr(args, "no_apex", False))
+    def build_model(cls, args: ElectraConfig | argparse.Namespace, task: Any) -> ElectraModel:
+        cfg = typed(ElectraConfig, args)
+        shape = cfg.shape(*vocabulary_of(task), apex=not cfg.no_apex)
         encoder = Discriminator(shape)
         generator = None
         if cfg.generator_size:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +14,7 @@ from fairseq.checkpoint import describe_mismatch
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.transformer_layer import TransformerLayer
+from fairseq.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +79,8 @@ def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], sour
     logger.info("%s: %d of %d parameters loaded%s", source, len(fitting), len(wanted), "".join(f"; {p}" for p in parts))
 
 
-def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], args: argparse.Namespace, source: str) -> None:
-    """See that *args* make of a checkpoint's parameters what the *stored* settings did.
+def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], settings: Any, source: str) -> None:
+    """See that *settings*, the model's typed ones, make of a checkpoint's parameters what the *stored* settings did.
 
     Raises:
         UserError: they would compute something else with them; the message names the flag.
@@ -87,11 +88,26 @@ def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], args: arg
     if model.config_class is None:
         return
     known = {name: value for name, value in stored.items() if value is not None}
-    before: Any = config.extract(model.config_class, known)
-    now: Any = config.extract(model.config_class, args)
+    before: Any = config.typed(model.config_class, known)
     for name in model.decisive_settings:
-        if name in known and getattr(before, name) != getattr(now, name):
+        if name in known and getattr(before, name) != getattr(settings, name):
+            now = getattr(settings, name)
             raise UserError(
-                f"{config.flag_name(name)} {getattr(now, name)}: {source} was trained with {getattr(before, name)}, "
+                f"{config.flag_name(name)} {now}: {source} was trained with {getattr(before, name)}, "
                 "and its parameters mean nothing otherwise; leave the setting as it was"
             )
+
+
+def stored_settings(settings: Settings, model: BaseFairseqModel) -> dict[str, Any]:
+    """What a checkpoint holds of *settings*: fairseq's flat dict of plain values, and what *model* was built with."""
+    cfg: Any = getattr(model, "cfg", None)
+    built: dict[str, Any] = dataclasses.asdict(cfg) if model.config_class is not None and cfg is not None else {}
+    return {name: value for name, value in {**vars(settings.namespace), **built}.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(_is_plain(item) for item in value.values())
+    return value is None or isinstance(value, bool | int | float | str)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairseq import config
+from fairseq.config import typed
 from fairseq.models import register_model
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel
@@ -126,7 +126,7 @@ class NotedModel(BaseFairseqModel):
         cls, args: argparse.Namespace, parameters: Mapping[str, Tensor]
     ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
         """Settings and parameters of the encoder alone."""
-        changed = {name: getattr(args, name).removeprefix(PREFIX) for name in ("arch", "task") if hasattr(args, name)}
+        changed = {name: vars(args)[name].removeprefix(PREFIX) for name in ("arch", "task") if name in args}
         return argparse.Namespace(**{**vars(args), **changed}), without_notes(parameters)
 
 
@@ -147,7 +147,7 @@ class TNFBert(NotedModel):
     encoder_class: ClassVar[Any] = BertModel
 
     @classmethod
-    def build_model(cls, args: argparse.Namespace, task: Any) -> NotedModel:
+    def build_model(cls, args: NoteConfig | argparse.Namespace, task: Any) -> NotedModel:
         return with_notes(cls, cls.encoder_class.build_model(args, task), args, task)
 
 
@@ -162,14 +162,14 @@ class TNFElectra(TNFBert):
     encoder_class = ElectraModel
 
 
-def with_notes(cls: type[NotedModel], encoder: Any, args: argparse.Namespace, task: Any) -> NotedModel:
+def with_notes(cls: type[NotedModel], encoder: Any, args: NoteConfig | argparse.Namespace, task: Any) -> NotedModel:
     """*encoder* with a note for each of the rare words of *task*.
 
     Raises:
         UserError: the task has no rare words.
     """
-    words = words_of(task, f"--arch {args.arch}")
-    cfg = config.extract(NoteConfig, args)
+    words = words_of(task, f"--arch {task.settings.chosen.arch}")
+    cfg = typed(NoteConfig, args)
     dim = encoder.cfg.encoder_embed_dim
     notes = NoteDictionary(
         len(words), dim, cfg.note_lambda, cfg.note_gamma, cfg.note_half_window, read_window=cfg.note_read_window

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq import config
-from fairseq.config import flag
+from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.models import register_model
-from fairseq.models.base import FairseqLanguageModel
+from fairseq.models.base import FairseqLanguageModel, ModelConfig
 from fairseq.models.pruning import keep_layers
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
@@ -33,8 +32,8 @@ from fairseq.modules.transformer_layer import ACTIVATIONS, TransformerLayer
 from fairseq.modules.visibility import CAUSAL
 
 
-@dataclass
-class TransformerLMConfig:
+@dataclass(frozen=True)
+class TransformerLMConfig(ModelConfig):
     """The settings of a transformer language model."""
 
     activation_fn: str = flag("relu", "activation of the feed-forward networks", choices=tuple(ACTIVATIONS))
@@ -87,6 +86,15 @@ class TransformerLMConfig:
     def layer_count(self) -> int:
         """Layers of the model, after pruning."""
         return self.decoder_layers if self.decoder_layers_to_keep is None else len(self.decoder_layers_to_keep)
+
+    @property
+    def row_limit(self) -> int | None:
+        return self.max_target_positions
+
+    def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
+        """The cache has the length of a block; a table of learned positions is made for the longest one."""
+        changes: dict[str, Any] = {"tokens_from_prev": tokens} if self.tokens_from_prev > 0 else {}
+        return {**changes, "max_target_positions": longest} if self.decoder_learned_pos else changes
 
     def check(self, vocabulary: int) -> None:
         """Refuse settings that contradict one another.
@@ -309,18 +317,18 @@ class TransformerLanguageModel(FairseqLanguageModel):
         super().__init__(decoder)
         self.cfg = decoder.cfg
         self.memory_length = decoder.memory_length
+        self.skips_parameters = decoder.cfg.decoder_layerdrop > 0
 
     @classmethod
-    def build_model(cls, args: argparse.Namespace, task: Any) -> TransformerLanguageModel:
-        cfg = config.extract(TransformerLMConfig, args)
+    def build_model(cls, args: TransformerLMConfig | argparse.Namespace, task: Any) -> TransformerLanguageModel:
+        cfg = typed(TransformerLMConfig, args)
         cfg.check(len(task.source_dictionary))
         if task.source_dictionary.pad() < 0:
             raise UserError(
                 "this model needs a padding symbol, which the dictionary does not have; name one as pad=WORD in the "
                 "#specials line of its dict.txt, or use --arch transformer_xl"
             )
-        apex = not getattr(args, "no_apex", False)
-        return cls(TransformerDecoder(cfg, len(task.source_dictionary), task.source_dictionary.pad(), apex))
+        return cls(TransformerDecoder(cfg, len(task.source_dictionary), task.source_dictionary.pad(), not cfg.no_apex))
 
     @property
     def output_layer(self) -> OutputLayer:  # type: ignore[override]

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq import config
-from fairseq.config import flag
+from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.models import register_model
-from fairseq.models.base import FairseqLanguageModel
+from fairseq.models.base import FairseqLanguageModel, ModelConfig
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.attention import SelfAttention
 from fairseq.modules.attention_biases import AttentionBiases, name_as_layers_own
@@ -38,8 +37,8 @@ INIT_STD, PROJECTION_STD = 0.02, 0.01  # the authors'
 BY_DISTANCE = ("relative", "shaw")
 
 
-@dataclass
-class TransformerXLConfig(MemoryConfig):
+@dataclass(frozen=True)
+class TransformerXLConfig(ModelConfig, MemoryConfig):
     """The settings of a Transformer-XL."""
 
     n_layer: int = flag(12, "number of layers", low=1)
@@ -90,6 +89,10 @@ class TransformerXLConfig(MemoryConfig):
     def table_length(self) -> int:
         """Distances that the tables of shaw and learned tell apart."""
         return self.max_relative_length or self.tokens_per_sample + self.mem_len
+
+    def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
+        """Learned tables are made for the longest blocks."""
+        return {"max_relative_length": longest + self.mem_len} if self.max_relative_length is None else {}
 
     def tied_projections(self) -> frozenset[int]:
         """The bands that ``tie_projs`` names.
@@ -308,18 +311,18 @@ class TransformerXL(FairseqLanguageModel):
         self.cfg = decoder.cfg
 
     @classmethod
-    def build_model(cls, args: argparse.Namespace, task: Any) -> TransformerXL:
-        """Make the model; ``args.max_relative_length`` then says how long its tables are, for those who load it."""
-        cfg = config.extract(TransformerXLConfig, args)
+    def build_model(cls, args: TransformerXLConfig | argparse.Namespace, task: Any) -> TransformerXL:
+        """Make the model; the ``max_relative_length`` of its settings then says how long its tables are."""
+        cfg = typed(TransformerXLConfig, args)
         cfg.check(len(task.source_dictionary))
         if cfg.max_relative_length is None and cfg.position_encoding in ("shaw", "learned"):
-            cfg.max_relative_length = args.max_relative_length = cfg.table_length
-            if cfg.max_relative_length > LARGEST_TABLE:
+            cfg = replace(cfg, max_relative_length=cfg.table_length)
+            if cfg.table_length > LARGEST_TABLE:
                 raise UserError(
                     f"--mem-len {cfg.mem_len}: with --position-encoding {cfg.position_encoding} every distance has "
                     "learned parameters; give --max-relative-length, beyond which distances count as the farthest"
                 )
-        return cls(TransformerXLDecoder(cfg, len(task.source_dictionary), not getattr(args, "no_apex", False)))
+        return cls(TransformerXLDecoder(cfg, len(task.source_dictionary), not cfg.no_apex))
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """*state*, if its tables of positions are as long as this model's.

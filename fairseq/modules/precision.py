@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+
+from fairseq.settings import CommonConfig
 
 
 class Precision:
@@ -16,12 +17,13 @@ class Precision:
     Matrix products run in the lower precision; reductions, softmax and loss stay in float32.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.half_parameters = bool(getattr(args, "memory_efficient_fp16", False))
+    def __init__(self, common: CommonConfig | None = None) -> None:
+        common = common or CommonConfig()
+        self.half_parameters = common.memory_efficient_fp16
         self.dtype: torch.dtype | None = None
-        if getattr(args, "fp16", False) and not self.half_parameters:
+        if common.fp16 and not self.half_parameters:
             self.dtype = torch.float16
-        elif getattr(args, "bf16", False):
+        elif common.bf16:
             self.dtype = torch.bfloat16
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 from fairseq.optim import adam, nag, sgd
 from fairseq.optim.fairseq_optimizer import OPTIMIZERS, FairseqOptimizer, register_optimizer
 from fairseq.optim.groups import parameter_groups
+from fairseq.settings import TrainingSettings, chosen_part
 
 __all__ = [
     "OPTIMIZERS",
@@ -22,14 +23,15 @@ __all__ = [
 ]
 
 
-def build_optimizer(args: argparse.Namespace, params: Iterable[Any]) -> FairseqOptimizer:
-    """Return the optimizer that ``args.optimizer`` names.
+def build_optimizer(settings: TrainingSettings | argparse.Namespace, params: Iterable[Any]) -> FairseqOptimizer:
+    """Return the optimizer that *settings* choose.
 
     Args:
-        args: the run's settings.
+        settings: those of the run.
         params: parameters, of which those that require a gradient are trained, or groups of them as dicts.
 
     Raises:
         UserError: no optimizer has that name, or one of its settings is invalid.
     """
-    return OPTIMIZERS[args.optimizer](args, [p for p in params if isinstance(p, dict) or p.requires_grad])
+    cls, given = chosen_part(OPTIMIZERS, "optimizer", settings)
+    return cls(given, [p for p in params if isinstance(p, dict) or p.requires_grad])

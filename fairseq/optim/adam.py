@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.config import extract, flag
+from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.optim.elementwise import ElementwiseOptimizer
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, register_optimizer
-from fairseq.settings import CommonConfig, OptimizationConfig
+from fairseq.settings import KernelConfig, RateConfig
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class AdamConfig:
+@dataclass(frozen=True)
+class AdamConfig(RateConfig, KernelConfig):
     """What ``--optimizer adam`` can be told."""
 
     adam_betas: list[float] = flag([0.9, 0.999], "decay of the two moments", low=0, below=1, metavar="B1,B2")
@@ -42,21 +42,22 @@ class FairseqAdam(FairseqOptimizer):
     before; with the usual values the difference shows in the first updates only. Each takes over the other's state.
     """
 
-    def __init__(self, args: argparse.Namespace, params: Iterable[Any]) -> None:
+    def __init__(self, args: argparse.Namespace | AdamConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
+        self.config = typed(AdamConfig, args)
         params = list(params)
-        fused = None if extract(CommonConfig, args).no_apex else _apex_adam(params)
+        fused = None if self.config.no_apex else _apex_adam(params)
         if fused is not None:
             logger.info("--optimizer adam: using NVIDIA apex's FusedAdam; --no-apex turns it off")
         self._keeps_step_in_group = fused is not None
-        own: dict[str, Any] = {} if fused is not None else {"torch_eps": extract(AdamConfig, args).adam_torch_eps}
+        own: dict[str, Any] = {} if fused is not None else {"torch_eps": self.config.adam_torch_eps}
         self._optimizer = (fused or Adam)(params, **self.optimizer_config, **own)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        config = extract(AdamConfig, self.args)
+        config = self.config
         return {
-            "lr": extract(OptimizationConfig, self.args).lr[0],
+            "lr": config.lr[0],
             "betas": _pair(config.adam_betas),
             "eps": config.adam_eps,
             "weight_decay": config.weight_decay,

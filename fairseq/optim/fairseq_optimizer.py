@@ -22,13 +22,13 @@ class FairseqOptimizer:
     """An optimizer with its settings; subclasses set ``self._optimizer`` in their constructor.
 
     Args:
-        args: the run's settings.
+        args: its typed settings; a plug-in's are the run's flat namespace.
         params: the parameters to train, or groups of them as dicts.
     """
 
     config_class: type | None = None
 
-    def __init__(self, args: argparse.Namespace, params: Iterable[Any] | None = None) -> None:
+    def __init__(self, args: Any, params: Iterable[Any] | None = None) -> None:
         self.args = args
         self._optimizer: torch.optim.Optimizer
 

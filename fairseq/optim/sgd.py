@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq.config import extract, flag
+from fairseq.config import flag, typed
 from fairseq.optim.elementwise import ElementwiseOptimizer
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, register_optimizer
-from fairseq.settings import OptimizationConfig
+from fairseq.settings import RateConfig
 
 
-@dataclass
-class SGDConfig:
+@dataclass(frozen=True)
+class SGDConfig(RateConfig):
     """What ``--optimizer sgd`` can be told."""
 
     momentum: float = flag(0.0, "momentum", low=0, below=1)
@@ -28,13 +28,15 @@ class SGDConfig:
 class SGD(FairseqOptimizer):
     """``--optimizer sgd``: see :class:`MomentumSGD`."""
 
-    def __init__(self, args: argparse.Namespace, params: Iterable[Any]) -> None:
+    def __init__(self, args: argparse.Namespace | SGDConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
+        self.config = typed(SGDConfig, args)
         self._optimizer = MomentumSGD(params, **self.optimizer_config)
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        return {"lr": extract(OptimizationConfig, self.args).lr[0], **asdict(extract(SGDConfig, self.args))}
+        config = self.config
+        return {"lr": config.lr[0], "momentum": config.momentum, "weight_decay": config.weight_decay}
 
 
 class MomentumSGD(ElementwiseOptimizer):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fairseq.registry import Registry
+from fairseq.settings import Settings, chosen_part
 from fairseq.tasks.fairseq_task import FairseqTask
 
 T = TypeVar("T", bound=type)
@@ -19,9 +20,10 @@ def register_task(name: str, dataclass: type | None = None) -> Callable[[T], T]:
     return TASKS.register(name, dataclass)
 
 
-def setup_task(args: argparse.Namespace) -> FairseqTask:
-    """The task that ``args.task`` names, with its dictionary loaded."""
-    return TASKS[args.task].setup_task(args)
+def setup_task(settings: Settings | argparse.Namespace) -> FairseqTask:
+    """The task that *settings* choose, with its dictionary loaded."""
+    cls, _ = chosen_part(TASKS, "task", settings)
+    return cls.setup_task(settings.given_to(cls, settings) if isinstance(settings, Settings) else settings)
 
 
 from fairseq.tasks import language_modeling, masked_lm, tnf_masked_lm  # noqa: E402  (register themselves)

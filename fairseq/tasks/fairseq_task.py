@@ -6,7 +6,7 @@ import argparse
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,12 +21,14 @@ from fairseq.data.iterator import EpochIterator
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
-from fairseq.settings import CommonConfig, DataConfig
+from fairseq.models import BaseFairseqModel, build_model
+from fairseq.settings import DataConfig, Settings
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory, extras
+from fairseq.tasks.typed import typed_settings
 
 logger = logging.getLogger(__name__)
 
+C = TypeVar("C")
 StepOutput = tuple[Tensor, int, dict[str, Any]]
 
 
@@ -57,7 +59,12 @@ class LossGraph(nn.Module):
 class FairseqTask:
     """A registered task: data, batches, model and criterion, and the state that training steps carry along.
 
+    Args:
+        args: all settings of the command; a plug-in passes on fairseq's flat namespace.
+
     Attributes:
+        settings: all settings, typed.
+        args: the flat namespace, for plug-ins.
         kinds: the kinds of state that a step hands to the next.
         carried: their values in training. Only :meth:`commit`, :meth:`restart` and :meth:`load_carried` set it.
     """
@@ -65,8 +72,9 @@ class FairseqTask:
     config_class: type | None = None
     kinds: tuple[CarriedState, ...] = (RowMemory(),)
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
+    def __init__(self, args: Settings | argparse.Namespace) -> None:
+        self.settings = typed_settings(args)
+        self.args = self.settings.namespace
         self.carried: Carried = {}
 
     @staticmethod
@@ -74,9 +82,14 @@ class FairseqTask:
         """Add the task's flags; tasks with a dataclass of settings need not."""
 
     @classmethod
-    def setup_task(cls, args: argparse.Namespace, **kwargs: Any) -> FairseqTask:
+    def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> FairseqTask:
         """Load what the task needs before its data, and make it."""
         return cls(args, **kwargs)
+
+    def typed(self, cls: type[C]) -> C:
+        """The task's settings as a *cls*: a plug-in that extends a task may have a dataclass of its own."""
+        own = self.settings.task
+        return own if isinstance(own, cls) else config.typed(cls, self.args)
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -88,12 +101,12 @@ class FairseqTask:
         """The dictionary of the model's output."""
         return self.source_dictionary
 
-    def build_model(self, args: argparse.Namespace) -> BaseFairseqModel:
-        """The model that ``args.arch`` names."""
-        return MODELS[ARCHITECTURES[args.arch].model].build_model(args, self)
+    def build_model(self, args: Settings | argparse.Namespace) -> BaseFairseqModel:
+        """The model of the architecture that *args* choose."""
+        return build_model(typed_settings(args), self)
 
-    def build_criterion(self, args: argparse.Namespace) -> FairseqCriterion:
-        """The criterion that ``args.criterion`` names."""
+    def build_criterion(self, args: Settings | argparse.Namespace) -> FairseqCriterion:
+        """The criterion that *args* choose."""
         return build_criterion(args, self)
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
@@ -128,9 +141,9 @@ class FairseqTask:
         Raises:
             UserError: the data are missing or damaged, or do not fit the model or the batches.
         """
-        data = config.extract(DataConfig, self.args)
+        data = self.settings.data
         dataset = self._fitting(split, model, training, data.skip_invalid_size_inputs_valid_test)
-        batching = _batching(data, config.extract(CommonConfig, self.args).seed, training, rank, world_size)
+        batching = _batching(data, self.settings.common.seed, training, rank, world_size)
         return EpochIterator(
             dataset,
             self.sampler(dataset, model, batching),
@@ -159,6 +172,10 @@ class FairseqTask:
                 "raise --max-target-positions or lower --tokens-per-sample"
             )
         return dataset
+
+    def batch_settings(self) -> dict[str, Any]:
+        """Settings that decide where batches are cut: where they differ, a saved memory belongs to other rows."""
+        return {}
 
     def dummy_sample(self, device: torch.device | str) -> Sample:
         """A sample without targets, for a process that has no batch when others have: its gradient is zero.

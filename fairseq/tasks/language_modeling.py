@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from fairseq import config
 from fairseq.config import flag
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.dictionary import Dictionary
@@ -18,12 +17,13 @@ from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
-from fairseq.settings import BREAK_MODES, CommonConfig
+from fairseq.settings import BREAK_MODES, Settings
 from fairseq.tasks import register_task
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.typed import typed_settings
 
 
-@dataclass
+@dataclass(frozen=True)
 class LanguageModelingConfig:
     """Settings of language modelling."""
 
@@ -48,20 +48,20 @@ class LanguageModelingConfig:
 
 @register_task("language_modeling", dataclass=LanguageModelingConfig)
 class LanguageModelingTask(FairseqTask):
-    """Next-word prediction over binarised text in ``args.data``.
+    """Next-word prediction over binarised text in the data folder.
 
     With a model that has memory, or ``--streams``, the batches are streams: row r of one batch continues row r of the
     one before.
     """
 
-    def __init__(self, args: argparse.Namespace, dictionary: Dictionary) -> None:
+    def __init__(self, args: Settings | argparse.Namespace, dictionary: Dictionary) -> None:
         super().__init__(args)
-        self.cfg = config.extract(LanguageModelingConfig, args)
+        self.cfg = self.typed(LanguageModelingConfig)
         self.dictionary = dictionary
 
     @classmethod
-    def setup_task(cls, args: argparse.Namespace, **kwargs: Any) -> LanguageModelingTask:
-        folder = Path(args.data)
+    def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> LanguageModelingTask:
+        folder = Path(typed_settings(args).data_path)
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; make it with fairseq-preprocess --destdir {folder}")
         return cls(args, Dictionary.load(str(folder / "dict.txt")))
@@ -70,13 +70,17 @@ class LanguageModelingTask(FairseqTask):
     def source_dictionary(self) -> Dictionary:
         return self.dictionary
 
+    def batch_settings(self) -> dict[str, Any]:
+        shuffled = {"shuffled_with": self.settings.common.seed} if self.cfg.shuffle_lines else {}
+        return {"tokens_per_sample": self.cfg.tokens_per_sample, **shuffled}
+
     def corpus(self, split: str) -> IndexedCorpus:
         """The tokens of *split*, memory-mapped.
 
         Raises:
             UserError: its files are missing or damaged, or were made with another dictionary.
         """
-        corpus = IndexedCorpus(str(Path(self.args.data) / split))
+        corpus = IndexedCorpus(str(Path(self.settings.data_path) / split))
         corpus.check(self.dictionary)
         return corpus
 
@@ -88,7 +92,7 @@ class LanguageModelingTask(FairseqTask):
             self.cfg.sample_break_mode,
             pad=self.dictionary.pad(),
             eos=self.dictionary.eos(),
-            shuffle_lines=config.extract(CommonConfig, self.args).seed if shuffled else None,
+            shuffle_lines=self.settings.common.seed if shuffled else None,
             bos=self.dictionary.begin() if self.cfg.add_bos_token else None,
         )
 

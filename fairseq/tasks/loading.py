@@ -14,11 +14,14 @@ from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError, nearest
 from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
 from fairseq.models.loading import load_parameters
-from fairseq.settings import MemoryConfig
-from fairseq.tasks import TASKS
+from fairseq.settings import CommonConfig, MemoryConfig, Settings
+from fairseq.tasks import TASKS, setup_task
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.typed import typed_settings
 
 EMBEDDINGS = ("decoder.embed_tokens", "encoder.sentence_encoder.embed_tokens", "decoder.sentence_encoder.embed_tokens")
+
+OF_THE_COMMAND = frozenset({*config.defaults(CommonConfig), "dataset_impl", "num_workers"})  # not the checkpoint's
 
 
 def load_models(
@@ -26,7 +29,7 @@ def load_models(
     data: str | Path,
     overrides: Mapping[str, Any] | None = None,
     settings: argparse.Namespace | None = None,
-) -> tuple[list[BaseFairseqModel], FairseqTask, argparse.Namespace]:
+) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
     """The models of several checkpoints over one dictionary, in evaluation mode, on the CPU.
 
     A model has the settings its checkpoint holds, changed by *overrides*, then by *settings*. Notes of rare words are
@@ -53,15 +56,17 @@ def load_models(
         args = _arguments(path, state["args"], overrides or {}, given)
         args.data = str(data)
         parameters = state["model"]
-        if not getattr(args, "keep_notes", False):
+        if not vars(args).get("keep_notes"):
             args, parameters = MODELS[ARCHITECTURES[args.arch].model].finished(args, parameters)
             args.task = (overrides or {}).get("task", args.task)
         if task is None:
-            task, first = _task(args, Path(data)), args
-            if hasattr(args, "tokens_per_sample"):
+            first = typed_settings(args)
+            task = _task(first, Path(data))
+            if "tokens_per_sample" in args:
                 given["tokens_per_sample"] = args.tokens_per_sample
         _check_dictionary(path, parameters, task.source_dictionary, data)
-        model = task.build_model(args)
+        own = typed_settings(args)
+        model = task.build_model(own.given_to(type(task), own))
         load_parameters(model, parameters, path)
         models.append(model.eval())
     if task is None or first is None:
@@ -74,28 +79,29 @@ def load_language_models(
     data: str | Path,
     overrides: Mapping[str, Any] | None = None,
     settings: argparse.Namespace | None = None,
-) -> tuple[list[BaseFairseqModel], FairseqTask, argparse.Namespace]:
+) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
     """The same for models that predict the next token.
 
     Raises:
         UserError: as :func:`load_models`, or a model is an encoder.
     """
-    models, task, args = load_models(paths, data, overrides, settings)
+    models, task, trained = load_models(paths, data, overrides, settings)
     for path, model in zip(paths, models, strict=True):
-        if not getattr(model, "predicts_next_token", True):
+        if not model.predicts_next_token:
             raise UserError(
                 f"{path}: {type(model).__name__} is an encoder and predicts no next token; give a language model "
                 "(fairseq-validate computes the loss of encoders)"
             )
-    return models, task, args
+    return models, task, trained
 
 
 def _arguments(
     path: str, stored: Mapping[str, Any], overrides: Mapping[str, Any], given: Mapping[str, Any]
 ) -> argparse.Namespace:
     """The settings of the model in the checkpoint at *path*."""
-    args = argparse.Namespace(**{**stored, **overrides})
-    arch = str(getattr(args, "arch", None))
+    kept = {name: value for name, value in stored.items() if name not in OF_THE_COMMAND}
+    args = argparse.Namespace(**{**kept, **overrides})
+    arch = str(vars(args).get("arch"))
     if arch not in ARCHITECTURES:
         raise UserError(
             f"{path}: its architecture {arch} is not known here ({nearest(arch, ARCHITECTURES)}); "
@@ -103,17 +109,18 @@ def _arguments(
         )
     ARCHITECTURES[arch].fill(args)
     _check_memory_settings(arch, given)
-    if not getattr(MODELS[ARCHITECTURES[arch].model], "predicts_next_token", True) and "task" in stored:
+    if not MODELS[ARCHITECTURES[arch].model].predicts_next_token and "task" in stored:
         given = {**given, "task": stored["task"]}  # a command's default is for language models
     vars(args).update({"task": "language_modeling", **vars(args), **given})
-    if hasattr(args, "tokens_per_sample"):
+    if "tokens_per_sample" in args:
         args.max_target_positions = _positions(path, stored, args)
+    config.fill(args, CommonConfig)
     return args
 
 
 def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:
     """Refuse settings of memory for a model that has none of them."""
-    settings = getattr(MODELS[ARCHITECTURES[arch].model], "config_class", None)
+    settings = MODELS[ARCHITECTURES[arch].model].config_class
     known = config.defaults(settings) if settings else {}
     for name in config.defaults(MemoryConfig):
         if name in given and name not in known:
@@ -123,17 +130,17 @@ def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:
 def _positions(path: str, stored: Mapping[str, Any], args: argparse.Namespace) -> int:
     """The most tokens of a row: those of training, more for longer blocks where positions are not learned."""
     length = args.tokens_per_sample
-    positions = getattr(args, "max_target_positions", None) or stored.get("tokens_per_sample", length)
-    if length > positions and getattr(args, "decoder_learned_pos", False):
+    positions = vars(args).get("max_target_positions") or stored.get("tokens_per_sample", length)
+    if length > positions and vars(args).get("decoder_learned_pos", False):
         raise UserError(f"--tokens-per-sample {length}: {path} learned {positions} positions; give {positions} or less")
     return max(positions, length)
 
 
-def _task(args: argparse.Namespace, data: Path) -> FairseqTask:
-    task = TASKS[args.task]
-    if data.is_file():
-        return task(args, Dictionary.load(data))
-    return task.setup_task(args)
+def _task(settings: Settings, data: Path) -> FairseqTask:
+    if not data.is_file():
+        return setup_task(settings)
+    cls = TASKS[settings.chosen.task]
+    return cls(settings.given_to(cls, settings), Dictionary.load(data))
 
 
 def _check_dictionary(path: str, parameters: Mapping[str, Tensor], dictionary: Dictionary, data: str | Path) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq import config
 from fairseq.config import flag
 from fairseq.data.dataset import Dataset
 from fairseq.data.dictionary import Dictionary
@@ -17,9 +16,10 @@ from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
-from fairseq.settings import BREAK_MODES, CommonConfig
+from fairseq.settings import BREAK_MODES, Settings
 from fairseq.tasks import register_task
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.typed import typed_settings
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,23 @@ class MaskedLMConfig:
 
 @register_task("masked_lm", dataclass=MaskedLMConfig)
 class MaskedLMTask(FairseqTask):
-    """Prediction of chosen tokens of binarised text in ``args.data``.
+    """Prediction of chosen tokens of binarised text in the data folder.
 
     Rows begin with ``<s>``, and ``<mask>`` is added to the dictionary as its last symbol, both as in fairseq; the data
     folder stays as it is.
     """
 
-    def __init__(self, args: argparse.Namespace, dictionary: Dictionary) -> None:
+    def __init__(self, args: Settings | argparse.Namespace, dictionary: Dictionary) -> None:
         super().__init__(args)
-        self.cfg = config.extract(MaskedLMConfig, args)
+        self.cfg = self.typed(MaskedLMConfig)
         self.cfg.check()
         self.dictionary = dictionary
         if dictionary.nspecial:  # the vocabulary of a model from elsewhere has its own mask symbol, or none
             dictionary.add_mask()
 
     @classmethod
-    def setup_task(cls, args: argparse.Namespace, **kwargs: Any) -> MaskedLMTask:
-        folder = Path(args.data)
+    def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> MaskedLMTask:
+        folder = Path(typed_settings(args).data_path)
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; make it with fairseq-preprocess --destdir {folder}")
         return cls(args, Dictionary.load(str(folder / "dict.txt")))
@@ -69,8 +69,11 @@ class MaskedLMTask(FairseqTask):
     def source_dictionary(self) -> Dictionary:
         return self.dictionary
 
+    def batch_settings(self) -> dict[str, Any]:
+        return {"tokens_per_sample": self.cfg.tokens_per_sample}
+
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
-        corpus = IndexedCorpus(str(Path(folder or self.args.data) / split))
+        corpus = IndexedCorpus(str(Path(folder or self.settings.data_path) / split))
         corpus.check(self.dictionary)
         blocks = TokenBlocks(
             corpus,
@@ -98,7 +101,7 @@ class MaskedLMTask(FairseqTask):
             raise UserError(f"{self.dictionary.path or 'dict.txt'}: no words; make the dictionary again")
         continues, joins = word_parts(self.dictionary) if self.cfg.mask_whole_words else (None, None)
         return Masking(
-            seed=config.extract(CommonConfig, self.args).seed,
+            seed=self.settings.common.seed,
             prob=self.cfg.mask_prob,
             leave_prob=self.cfg.leave_unmasked_prob,
             random_prob=self.cfg.random_token_prob,

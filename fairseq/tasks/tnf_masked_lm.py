@@ -18,6 +18,7 @@ from fairseq.data.note_spans import NoteSpans
 from fairseq.data.note_words import NoteWords
 from fairseq.data.noted_blocks import NotedBlocks
 from fairseq.models import BaseFairseqModel
+from fairseq.settings import Settings
 from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from fairseq.tasks.note_state import NoteState, dictionary_of
@@ -41,21 +42,23 @@ class TNFMaskedLMTask(MaskedLMTask):
 
     kinds = (*MaskedLMTask.kinds, NoteState())
 
-    def __init__(self, args: argparse.Namespace, dictionary: Dictionary, note_words: NoteWords | None = None) -> None:
+    def __init__(
+        self, args: Settings | argparse.Namespace, dictionary: Dictionary, note_words: NoteWords | None = None
+    ) -> None:
         super().__init__(args, dictionary)
         self.note_words = note_words
 
     @classmethod
-    def setup_task(cls, args: argparse.Namespace, **kwargs: Any) -> TNFMaskedLMTask:
+    def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> TNFMaskedLMTask:
         task = super().setup_task(args, **kwargs)
         assert isinstance(task, TNFMaskedLMTask)
-        task.note_words = NoteWords.load(args.data)
+        task.note_words = NoteWords.load(task.settings.data_path)
         return task
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
         blocks = super().dataset(split, training=training, folder=folder)
         assert isinstance(blocks, MaskedBlocks)
-        return NotedBlocks(blocks, NoteSpans(Path(folder or self.args.data) / split, notes=self.note_words))
+        return NotedBlocks(blocks, NoteSpans(Path(folder or self.settings.data_path) / split, notes=self.note_words))
 
     def iterator(
         self,

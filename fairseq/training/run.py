@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
 
-from fairseq import checkpoint, config
+from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager
 from fairseq.config import parse_dict
 from fairseq.criterions.fairseq_criterion import Sample
@@ -23,7 +23,7 @@ from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import progress_bar
 from fairseq.logging.recorders import Recorder, recording
 from fairseq.models.loading import load_fitting
-from fairseq.settings import CheckpointConfig, CommonConfig, DataConfig, OptimizationConfig
+from fairseq.settings import CheckpointConfig, DataConfig, TrainingSettings
 from fairseq.tasks import FairseqTask, setup_task
 from fairseq.training import log, stages
 from fairseq.training.best import Best
@@ -34,12 +34,14 @@ from fairseq.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
+RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.name.startswith("reset_")}
 
-def train(args: argparse.Namespace, world: World, interruption: Interruption | None = None) -> int:
-    """Train what *args* describe, on one process of *world*: restore, run every stage that is left, save.
+
+def train(settings: TrainingSettings, world: World, interruption: Interruption | None = None) -> int:
+    """Train what *settings* describe, on one process of *world*: restore, run every stage that is left, save.
 
     Args:
-        args: the settings.
+        settings: those of the run.
         world: the processes.
         interruption: the signal that asks this process to stop; polled after each update.
 
@@ -50,8 +52,8 @@ def train(args: argparse.Namespace, world: World, interruption: Interruption | N
         UserError: the settings, the data or the checkpoint are not what they should be.
     """
     interruption = interruption or Interruption()
-    planned = stages.plan(args)
-    options = config.extract(CheckpointConfig, args)
+    planned = stages.plan(settings)
+    options = settings.checkpoint
     manager = CheckpointManager(options) if world.is_first else None
     path = world.share(str(manager.restore_path() or "") if manager is not None else None)
     state = checkpoint.load(path) if path else None
@@ -60,7 +62,8 @@ def train(args: argparse.Namespace, world: World, interruption: Interruption | N
     while True:
         if planned:
             stage = stages.stage_at(planned, _updates(state, options))
-        run = Run(stages.arguments(args, planned, stage) if stage else args, world, manager, stage, interruption)
+        own = stages.settings_at(settings, planned, stage) if stage else settings
+        run = Run(own, world, manager, stage, interruption)
         if state is not None:
             run.restore(state, source)
             state = None
@@ -76,15 +79,15 @@ def train(args: argparse.Namespace, world: World, interruption: Interruption | N
             return 0
         logger.info("stage %d is done after %d updates", stage.number, run.trainer.num_updates)
         state, source = run.state_dict(), f"stage {stage.number}"
-        args = _without_resets(args)
-        options = config.extract(CheckpointConfig, args)
+        settings = settings.changed(**RESETS_OFF)
+        options = settings.checkpoint
 
 
 class Run:
     """One stage of a run, or all of it: what ``fairseq-train`` does between restoring and its end.
 
     Args:
-        args: the settings, those of *stage* if there is one.
+        settings: those of *stage* if there is one.
         world: the processes.
         manager: the checkpoints; None except on the first process.
         stage: the stage, in staged training.
@@ -93,30 +96,30 @@ class Run:
 
     def __init__(
         self,
-        args: argparse.Namespace,
+        settings: TrainingSettings,
         world: World,
         manager: CheckpointManager | None,
         stage: Stage | None,
         interruption: Interruption,
     ) -> None:
-        self.args = args
+        self.settings = settings
         self.world = world
         self.manager = manager
         self.stage = stage
-        self.cfg = config.extract(OptimizationConfig, args)
-        self.saving = config.extract(CheckpointConfig, args)
-        self.common = config.extract(CommonConfig, args)
+        self.cfg = settings.optimization
+        self.saving = settings.checkpoint
+        self.common = settings.common
         self.max_update = stage.max_update if stage else self.cfg.max_update
         self.recorders: Sequence[Recorder] = ()
-        data = config.extract(DataConfig, args)
+        data = settings.data
         _check(self.saving, data)
         torch.manual_seed(self.common.seed)
-        self.task: FairseqTask = setup_task(args)
-        model = self.task.build_model(args)
-        criterion = self.task.build_criterion(args)
+        self.task: FairseqTask = setup_task(settings)
+        given = settings.given_to(type(self.task), settings)
+        model, criterion = self.task.build_model(given), self.task.build_criterion(given)
         if world.rank > 0:
             torch.manual_seed(self.common.seed + world.rank)
-        self.trainer = Trainer(args, self.task, model, criterion, world)
+        self.trainer = Trainer(settings, self.task, model, criterion, world)
         self.batches = self._iterator(data.train_subset, training=True)
         self.validation: dict[str, EpochIterator] = {}
         if not self.saving.disable_validation:
@@ -133,7 +136,7 @@ class Run:
         extra = state.get("extra_state") or {}
         rows = 0
         if not self.saving.reset_dataloader and "train_iterator" in extra:
-            saved = SavedBy.of(state, getattr(self.args, "tokens_per_sample", None))
+            saved = SavedBy.of(state, self.task.batch_settings().get("tokens_per_sample"))
             same_rows = self.batches.load_state_dict(extra["train_iterator"], saved)
             rows = self.batches.sampler.rows if same_rows and self._memory_fits(extra.get("batches") or {}) else 0
             if not rows and self.trainer.model.memory_length and self.batches.iterations_in_epoch:
@@ -340,13 +343,11 @@ class Run:
 
     def _batches_signature(self) -> dict[str, Any]:
         """Facts about the batches that earlier versions find a place by, and that memory depends on."""
-        shuffled = getattr(self.args, "shuffle_lines", False)
         return {
             "batches": len(self.batches),
-            "tokens_per_sample": getattr(self.args, "tokens_per_sample", None),
+            **self.task.batch_settings(),
             "memory_length": self.trainer.model.memory_length,
             "processes": self.world.size,
-            **({"shuffled_with": self.common.seed} if shuffled else {}),
         }
 
     def _memory_fits(self, signature: Mapping[str, Any]) -> bool:
@@ -362,7 +363,7 @@ class Run:
         stage = f", stage {self.stage.number} ({self.stage.tokens_per_sample} tokens)" if self.stage else ""
         logger.info(
             "%s: %s parameters, %d batches an epoch on %s%s%s",
-            getattr(self.args, "arch", type(model).__name__),
+            self.settings.chosen.arch,
             f"{count:,}",
             len(self.batches),
             self.world.device,
@@ -401,9 +402,3 @@ def _updates(state: dict[str, Any] | None, options: CheckpointConfig) -> int:
     if state is None or options.reset_optimizer or state.get("last_optimizer_state") is None:
         return 0
     return int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
-
-
-def _without_resets(args: argparse.Namespace) -> argparse.Namespace:
-    """*args* for a later stage of the same run, which goes on from the one before."""
-    kept = {name: value for name, value in vars(args).items() if not name.startswith("reset_")}
-    return argparse.Namespace(**kept, **{name: False for name in vars(args) if name.startswith("reset_")})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import copy
 import re
 from dataclasses import dataclass
 
 from fairseq.config import flag_name
 from fairseq.errors import UserError
+from fairseq.models import ModelConfig
+from fairseq.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,25 @@ def parse_stages(text: str) -> list[Stage]:
     return stages
 
 
-def plan(args: argparse.Namespace) -> list[Stage]:
+def plan(settings: TrainingSettings) -> list[Stage]:
     """The stages of a run; a run without ``--stages`` has none.
 
     Raises:
         UserError: ``--stages`` is malformed or contradicts other flags.
     """
-    if not args.stages:
+    cfg = settings.optimization
+    if not cfg.stages:
         return []
-    stages = parse_stages(args.stages)
-    if args.max_update and args.max_update != stages[-1].max_update:
+    stages = parse_stages(cfg.stages)
+    if cfg.max_update and cfg.max_update != stages[-1].max_update:
         raise UserError(
-            f"--max-update {args.max_update}: --stages ends at update {stages[-1].max_update}; leave --max-update out"
+            f"--max-update {cfg.max_update}: --stages ends at update {stages[-1].max_update}; leave --max-update out"
         )
     longest = max(stage.tokens_per_sample for stage in stages)
-    for name in ("max_tokens", "max_target_positions"):
-        limit = getattr(args, name, None)
+    rows = settings.model.row_limit if isinstance(settings.model, ModelConfig) else None
+    for name, limit in (("max_tokens", settings.data.max_tokens), ("max_target_positions", rows)):
         if limit is not None and limit < longest:
-            raise UserError(f"{flag_name(name)} {limit}: --stages {args.stages} needs {longest}; raise it")
+            raise UserError(f"{flag_name(name)} {limit}: --stages {cfg.stages} needs {longest}; raise it")
     return stages
 
 
@@ -64,22 +65,15 @@ def stage_at(stages: list[Stage], updates: int) -> Stage:
     return next((stage for stage in stages if updates < stage.max_update), stages[-1])
 
 
-def arguments(args: argparse.Namespace, stages: list[Stage], stage: Stage) -> argparse.Namespace:
-    """*args* as the command of *stage* would have them: cache and validation lengths follow the stage's blocks."""
-    staged = copy.copy(args)
-    staged.tokens_per_sample = stage.tokens_per_sample
-    staged.max_update = stages[-1].max_update
-    if getattr(args, "tokens_from_prev", 0) > 0:
-        staged.tokens_from_prev = stage.tokens_per_sample
-    longest = max(s.tokens_per_sample for s in stages)
-    if getattr(args, "decoder_learned_pos", False):
-        staged.max_target_positions = longest
-    if hasattr(args, "max_relative_length") and args.max_relative_length is None:
-        staged.max_relative_length = longest + args.mem_len
-    if args.max_tokens_valid is not None:
-        lengths = {s.tokens_per_sample for s in stages}
-        follows = args.max_tokens_valid in lengths
-        staged.max_tokens_valid = (
-            stage.tokens_per_sample if follows else max(args.max_tokens_valid, stage.tokens_per_sample)
+def settings_at(settings: TrainingSettings, stages: list[Stage], stage: Stage) -> TrainingSettings:
+    """*settings* as the command of *stage* would have them: cache and validation lengths follow the stage's blocks."""
+    lengths = {s.tokens_per_sample for s in stages}
+    changes = {"tokens_per_sample": stage.tokens_per_sample, "max_update": stages[-1].max_update}
+    if isinstance(settings.model, ModelConfig):
+        changes |= settings.model.at_block_length(stage.tokens_per_sample, max(lengths))
+    limit = settings.data.max_tokens_valid
+    if limit is not None:
+        changes["max_tokens_valid"] = (
+            stage.tokens_per_sample if limit in lengths else max(limit, stage.tokens_per_sample)
         )
-    return staged
+    return settings.changed(**changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import math
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq import config
 from fairseq.checkpoint.optimizer_state import ParameterNames
 from fairseq.config import parse_dict
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
@@ -20,11 +18,11 @@ from fairseq.distributed import GradientReducer, World
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Meter, NamedSums
 from fairseq.models import BaseFairseqModel
-from fairseq.models.loading import check_settings, compile_model, load_parameters
+from fairseq.models.loading import check_settings, compile_model, load_parameters, stored_settings
 from fairseq.modules.precision import Precision
 from fairseq.optim import build_optimizer, parameter_groups
 from fairseq.optim.lr_scheduler import build_lr_scheduler
-from fairseq.settings import CheckpointConfig, CommonConfig, DistributedConfig, OptimizationConfig
+from fairseq.settings import CheckpointConfig, TrainingSettings
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training import gradients
 from fairseq.training.averaging import WeightAverage, restore_weights
@@ -39,7 +37,7 @@ class Trainer:
     """Model, criterion, optimizer and schedule of one run, on one process of *world*.
 
     Args:
-        args: the run's settings.
+        settings: those of the run.
         task: whose memory the steps carry along.
         model, criterion: what is trained, on what.
         world: the processes that train together.
@@ -47,38 +45,37 @@ class Trainer:
 
     def __init__(
         self,
-        args: argparse.Namespace,
+        settings: TrainingSettings,
         task: FairseqTask,
         model: BaseFairseqModel,
         criterion: FairseqCriterion,
         world: World | None = None,
     ) -> None:
-        self.args = args
+        self.settings = settings
         self.task = task
         self.model = model
         self.criterion = criterion
         self.world = world or World()
-        self.cfg = config.extract(OptimizationConfig, args)
-        self.precision = Precision(args)
+        self.cfg = settings.optimization
+        self.precision = Precision(settings.common)
         self.precision.place(model, self.world.device)
         criterion.to(self.world.device)
-        if getattr(args, "compile", False):
+        if settings.common.compile:
             compile_model(model)
         self.graph = task.loss_graph(model, criterion)
-        settings = config.extract(DistributedConfig, args)
         self.reducer = GradientReducer(
             self.graph,
             self.world,
-            settings.ddp_backend,
-            settings.bucket_cap_mb,
-            settings.find_unused_parameters or getattr(args, "decoder_layerdrop", 0) > 0,
+            settings.distributed.ddp_backend,
+            settings.distributed.bucket_cap_mb,
+            settings.distributed.find_unused_parameters or model.skips_parameters,
         )
         groups = parameter_groups(self.graph.named_parameters(), self.cfg.no_decay_on_norms_and_biases)
-        self.optimizer = build_optimizer(args, groups)
+        self.optimizer = build_optimizer(settings, groups)
         self.names = ParameterNames(model, criterion, self.optimizer.param_groups)
         self.parameters = self.optimizer.params
-        self.lr_scheduler = build_lr_scheduler(args, self.optimizer)
-        self.scaler = _loss_scaler(args, self.world) if self.precision.needs_scaling else None
+        self.lr_scheduler = build_lr_scheduler(settings, self.optimizer)
+        self.scaler = _loss_scaler(settings, self.world) if self.precision.needs_scaling else None
         start = self.cfg.average_weights_from
         self.average = WeightAverage(self._trained(), start) if start is not None else None
         self.num_updates = 0
@@ -186,11 +183,10 @@ class Trainer:
 
         Tensors are the live ones: only the process that writes the checkpoint copies them to the host.
         """
-        args = {name: value for name, value in vars(self.args).items() if _is_plain(value)}
         with self.averaged():
             parameters = {name: value.detach() for name, value in self.model.state_dict().items()}
         state: dict[str, Any] = {
-            "args": args,
+            "args": stored_settings(self.settings, self.model),
             "model": parameters,
             "optimizer_history": [
                 {
@@ -227,9 +223,9 @@ class Trainer:
         Raises:
             UserError: its parameters are not the model's, or its optimizer not the one asked for.
         """
-        options = config.extract(CheckpointConfig, self.args)
+        options = self.settings.checkpoint
         load_parameters(self.model, state["model"], source)
-        check_settings(self.model, state.get("args") or {}, self.args, source)
+        check_settings(self.model, state.get("args") or {}, self.settings.model, source)
         extra = state.get("extra_state") or {}
         history = (state.get("optimizer_history") or [{}])[-1]
         if "average" in extra and not options.reset_optimizer:
@@ -299,17 +295,8 @@ class Trainer:
                 torch.cuda.set_rng_state(own["cuda"].cpu(), self.world.device)
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    if isinstance(value, dict):
-        return all(_is_plain(item) for item in value.values())
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _loss_scaler(args: argparse.Namespace, world: World) -> LossScaler:
-    cfg = config.extract(CommonConfig, args)
-    frequencies = config.extract(OptimizationConfig, args).update_freq
+def _loss_scaler(settings: TrainingSettings, world: World) -> LossScaler:
+    cfg, frequencies = settings.common, settings.optimization.update_freq
     window = cfg.fp16_scale_window or max(1, 2**14 // world.size // frequencies[0])
     return LossScaler(
         cfg.fp16_init_scale, window, cfg.fp16_scale_tolerance, cfg.min_loss_scale, cfg.threshold_loss_scale

@@ -204,7 +204,7 @@ def test_no_size_of_a_batch(mistake):
     "flags, line",
     [
         ("--distributed-world-size 2", "--distributed-world-size 2: this machine has 0 GPUs; add --cpu"),
-        ("--distributed-backend nccl", "--distributed-backend nccl: needs a GPU, and none is there"),
+        ("--distributed-backend nccl", "--distributed-backend nccl: needs a GPU, and there is none"),
     ],
 )
 def test_cuda_asked_for_and_absent(mistake, flags, line):

@@ -11,6 +11,7 @@ import torch
 from fairseq.criterions.cross_entropy import CrossEntropyConfig, CrossEntropyCriterion
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
+from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 
 PLUGIN = '''
@@ -272,7 +273,7 @@ def test_parameters_of_a_criterion_are_saved_and_restored(tmp_path):
     args = runs.arguments(runs.BASELINE)
     task = setup_task(args)
     cfg = CrossEntropyConfig()
-    trainers = [Trainer(args, task, task.build_model(args), Offset(task, cfg)) for _ in range(2)]
+    trainers = [Trainer(training_settings(args), task, task.build_model(args), Offset(task, cfg)) for _ in range(2)]
     trainers[0].criterion.offset.data.fill_(0.25)
     trainers[1].load_state_dict(trainers[0].state_dict(), "the first")
     assert trainers[1].criterion.offset.item() == 0.25

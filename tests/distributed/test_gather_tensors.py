@@ -13,6 +13,7 @@ import torch.distributed as dist
 from fairseq import checkpoint
 from fairseq.distributed import World
 from fairseq.tasks import setup_task
+from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 
 
@@ -58,7 +59,7 @@ def test_one_process_returns_its_own():
 def test_the_state_of_a_rank_that_does_not_write_copies_nothing(monkeypatch):
     args = runs.arguments(runs.SHORTFORMER, "--optimizer adam --average-weights-from 1")
     task = setup_task(args)
-    trainer = Trainer(args, task, task.build_model(args), task.build_criterion(args))
+    trainer = Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
 
     copied = []
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copied.append(tensor.shape) or tensor)

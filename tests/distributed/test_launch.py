@@ -35,7 +35,7 @@ class Failing(AdaptiveLoss):
 
 SCRIPT = """
 import os, signal, time
-from fairseq import distributed, options
+from fairseq import config, distributed, options
 from fairseq.errors import UserError
 from fairseq.settings import CommonConfig, DistributedConfig
 
@@ -45,10 +45,12 @@ def main(args, world):
         {action}
     world.barrier()
 
+def start(args):
+    typed = [config.typed(part, args) for part in (CommonConfig, DistributedConfig)]
+    distributed.run(distributed.Job(main, args, *typed))
+
 if __name__ == "__main__":
-    options.run_command(
-        lambda args: distributed.run(main, args), lambda: options.Parser("", [CommonConfig, DistributedConfig])
-    )
+    options.run_command(start, lambda: options.Parser("", [CommonConfig, DistributedConfig]))
 """
 
 
@@ -106,17 +108,19 @@ def test_one_process_is_a_world_of_its_own():
 JOB = """
 import os
 import torch
-from fairseq import distributed, options
+from fairseq import config, distributed, options
 from fairseq.settings import CommonConfig, DistributedConfig
 
 def main(args, world):
     total = world.sum(torch.ones(1))
     print(world.rank, world.size, int(total), os.environ.get("GLOO_SOCKET_IFNAME"), flush=True)
 
+def start(args):
+    typed = [config.typed(part, args) for part in (CommonConfig, DistributedConfig)]
+    distributed.run(distributed.Job(main, args, *typed))
+
 if __name__ == "__main__":
-    options.run_command(
-        lambda args: distributed.run(main, args), lambda: options.Parser("", [CommonConfig, DistributedConfig])
-    )
+    options.run_command(start, lambda: options.Parser("", [CommonConfig, DistributedConfig]))
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
 import naive
@@ -17,6 +16,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scoring
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.precision import Precision
+from fairseq.settings import CommonConfig
 from fairseq.tasks.loading import load_models
 
 VOCABULARY = 40
@@ -218,7 +218,7 @@ def test_lower_precision_has_a_cache_of_that_precision(load):
         cache = model.new_cache(2)
     assert {tensor.dtype for layer in cache.layers for tensor in (layer.keys, layer.values)} == {torch.bfloat16}
     exact = Scorer([model], DICTIONARY, Scoring(8)).score(text(50)).lprobs
-    bf16 = Scorer([model], DICTIONARY, Scoring(8), Precision(argparse.Namespace(bf16=True))).score(text(50)).lprobs
+    bf16 = Scorer([model], DICTIONARY, Scoring(8), Precision(CommonConfig(bf16=True))).score(text(50)).lprobs
     assert 0 < np.abs(exact - bf16).mean() < 0.1
 
 

@@ -11,6 +11,7 @@ import torch
 
 from fairseq import checkpoint, options
 from fairseq.tasks import setup_task
+from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 
 FLAGS = """--cpu --arch transformer_xl --criterion cross_entropy --optimizer adam --adam-torch-eps --lr 0.001
@@ -27,7 +28,7 @@ def trainer_of(folder: Path) -> Trainer:
     model.load_state_dict(state["model"])
     criterion = task.build_criterion(args)
     criterion.padding_idx = -1  # every id is a word here
-    return Trainer(args, task, model, criterion)
+    return Trainer(training_settings(args), task, model, criterion)
 
 
 @pytest.mark.parametrize("name", imports.NAMES)

@@ -7,6 +7,7 @@ import torch
 
 from fairseq.tasks import setup_task
 from fairseq.tasks.carried import RowMemory
+from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 
 
@@ -14,7 +15,7 @@ def a_trainer(*flags):
     args = runs.arguments(runs.SHORTFORMER, runs.NO_DROPOUT, *flags)
     torch.manual_seed(1)
     task = setup_task(args)
-    return Trainer(args, task, task.build_model(args), task.build_criterion(args))
+    return Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
 
 
 def batches(trainer, split="train", training=True):

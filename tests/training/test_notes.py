@@ -15,6 +15,7 @@ from fairseq.errors import UserError
 from fairseq.hub import load_model
 from fairseq.models.notes import without_notes
 from fairseq.tasks import setup_task
+from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 
 PAIRS = {"bert": (noted.BERT, noted.TNF_BERT), "electra": (noted.ELECTRA, noted.TNF_ELECTRA)}
@@ -31,7 +32,7 @@ def a_trainer(data, *flags):
     args = runs.arguments(*flags, data=data)
     torch.manual_seed(1)
     task = setup_task(args)
-    return Trainer(args, task, task.build_model(args), task.build_criterion(args))
+    return Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
 
 
 def batches(trainer, split="train"):

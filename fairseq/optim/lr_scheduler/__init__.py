@@ -7,6 +7,7 @@ import argparse
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler import cosine, fixed, inverse_sqrt, polynomial_decay
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import LR_SCHEDULERS, FairseqLRScheduler, register_lr_scheduler
+from fairseq.settings import TrainingSettings, chosen_part
 
 __all__ = [
     "LR_SCHEDULERS",
@@ -20,10 +21,13 @@ __all__ = [
 ]
 
 
-def build_lr_scheduler(args: argparse.Namespace, optimizer: FairseqOptimizer) -> FairseqLRScheduler:
-    """The schedule that ``args.lr_scheduler`` names; it has given *optimizer* the first update's rate.
+def build_lr_scheduler(
+    settings: TrainingSettings | argparse.Namespace, optimizer: FairseqOptimizer
+) -> FairseqLRScheduler:
+    """The schedule that *settings* choose; it has given *optimizer* the first update's rate.
 
     Raises:
         UserError: no schedule has that name, or its settings are wrong or contradict each other.
     """
-    return LR_SCHEDULERS[args.lr_scheduler](args, optimizer)
+    cls, given = chosen_part(LR_SCHEDULERS, "lr_scheduler", settings)
+    return cls(given, optimizer)

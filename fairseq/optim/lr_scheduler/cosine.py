@@ -6,15 +6,15 @@ import argparse
 import math
 from dataclasses import dataclass
 
-from fairseq.config import extract, flag
+from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, register_lr_scheduler, single_rate
-from fairseq.settings import OptimizationConfig
+from fairseq.settings import RateConfig
 
 
-@dataclass
-class CosineConfig:
+@dataclass(frozen=True)
+class CosineConfig(RateConfig):
     """What ``--lr-scheduler cosine`` can be told; ``--lr`` is its smallest rate."""
 
     max_lr: float | None = flag(None, "largest learning rate, greater than --lr", above=0)
@@ -38,10 +38,10 @@ class CosineSchedule(FairseqLRScheduler):
         UserError: the settings are incomplete or contradict each other.
     """
 
-    def __init__(self, args: argparse.Namespace, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: argparse.Namespace | CosineConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
-        config = extract(CosineConfig, args)
-        self.lr = single_rate(args, "cosine")
+        config = typed(CosineConfig, args)
+        self.lr = single_rate(config, "cosine")
         if config.max_lr is None:
             raise UserError(f"--max-lr: --lr-scheduler cosine needs it; give a rate greater than --lr {self.lr}")
         if config.max_lr <= self.lr:
@@ -58,7 +58,7 @@ class CosineSchedule(FairseqLRScheduler):
         self.init_lr = config.warmup_init_lr if config.warmup_init_lr >= 0 else self.lr
         self.period = config.lr_period_updates
         if self.period <= 0:
-            self.period = float(extract(OptimizationConfig, args).max_update - config.warmup_updates)
+            self.period = float(config.max_update - config.warmup_updates)
         if self.period <= 0:
             raise UserError(
                 "--lr-period-updates: needed by --lr-scheduler cosine unless --max-update is greater than "

@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fairseq.config import add_flags, extract
+from fairseq.config import add_flags
 from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.registry import Registry
-from fairseq.settings import OptimizationConfig
+from fairseq.settings import RateConfig
 
 T = TypeVar("T", bound=type)
 
@@ -23,7 +23,7 @@ class FairseqLRScheduler:
     restoring.
 
     Args:
-        args: the run's settings.
+        args: its typed settings; a plug-in's are the run's flat namespace.
         optimizer: whose rate is set.
 
     Attributes:
@@ -32,7 +32,7 @@ class FairseqLRScheduler:
 
     config_class: type | None = None
 
-    def __init__(self, args: argparse.Namespace, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: Any, optimizer: FairseqOptimizer) -> None:
         self.args = args
         self.optimizer = optimizer
         self.best: float | None = None
@@ -91,14 +91,13 @@ def rate_of_epoch(rates: list[float], epoch: int) -> float:
     return rates[min(max(epoch, 1), len(rates)) - 1]
 
 
-def single_rate(args: argparse.Namespace, schedule: str) -> float:
+def single_rate(config: RateConfig, schedule: str) -> float:
     """The one ``--lr`` of a schedule that cannot follow a list.
 
     Raises:
         UserError: ``--lr`` is a list.
     """
-    rates = extract(OptimizationConfig, args).lr
-    if len(rates) != 1:
-        shown = ",".join(map(str, rates))
+    if len(config.lr) != 1:
+        shown = ",".join(map(str, config.lr))
         raise UserError(f"--lr {shown}: --lr-scheduler {schedule} takes one rate; use --lr-scheduler fixed for a list")
-    return rates[0]
+    return config.lr[0]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from fairseq.config import extract, flag
+from fairseq.config import flag, typed
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, rate_of_epoch, register_lr_scheduler
-from fairseq.settings import OptimizationConfig
+from fairseq.settings import RateConfig
 
 
-@dataclass
-class FixedConfig:
+@dataclass(frozen=True)
+class FixedConfig(RateConfig):
     """What ``--lr-scheduler fixed`` can be told."""
 
     force_anneal: int | None = flag(
@@ -26,10 +26,10 @@ class FixedConfig:
 class FixedSchedule(FairseqLRScheduler):
     """The rate that ``--lr`` lists for the epoch; in the warmup of w updates, (n + 1) / w of it after n updates."""
 
-    def __init__(self, args: argparse.Namespace, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: argparse.Namespace | FixedConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
-        self.config = extract(FixedConfig, args)
-        self.rates = extract(OptimizationConfig, args).lr
+        self.config = typed(FixedConfig, args)
+        self.rates = self.config.lr
         self.lr = self.rates[0]
         self.num_updates = 0
         self.step_begin_epoch(1)

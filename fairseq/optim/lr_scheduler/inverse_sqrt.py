@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from fairseq.config import extract, flag
+from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, register_lr_scheduler, single_rate
+from fairseq.settings import RateConfig
 
 
-@dataclass
-class InverseSqrtConfig:
+@dataclass(frozen=True)
+class InverseSqrtConfig(RateConfig):
     """What ``--lr-scheduler inverse_sqrt`` can be told."""
 
     warmup_updates: int = flag(4000, "updates in which the rate rises to --lr", low=0)
@@ -29,10 +30,10 @@ class InverseSqrtSchedule(FairseqLRScheduler):
         UserError: the settings contradict each other.
     """
 
-    def __init__(self, args: argparse.Namespace, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: argparse.Namespace | InverseSqrtConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
-        self.config = extract(InverseSqrtConfig, args)
-        self.lr = single_rate(args, "inverse_sqrt")
+        self.config = typed(InverseSqrtConfig, args)
+        self.lr = single_rate(self.config, "inverse_sqrt")
         self.init_lr = max(self.config.warmup_init_lr, 0.0)
         if self.init_lr > self.lr:
             raise UserError(f"--warmup-init-lr {self.init_lr}: must not be greater than --lr {self.lr}; change one")

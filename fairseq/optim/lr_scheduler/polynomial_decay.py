@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from fairseq.config import extract, flag
+from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, rate_of_epoch, register_lr_scheduler
-from fairseq.settings import OptimizationConfig
+from fairseq.settings import RateConfig
 
 
-@dataclass
-class PolynomialDecayConfig:
+@dataclass(frozen=True)
+class PolynomialDecayConfig(RateConfig):
     """What ``--lr-scheduler polynomial_decay`` can be told."""
 
     force_anneal: int | None = flag(
@@ -33,10 +33,10 @@ class PolynomialDecaySchedule(FairseqLRScheduler):
         UserError: the warmup is not over before the end, or the end is above ``--lr``.
     """
 
-    def __init__(self, args: argparse.Namespace, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: argparse.Namespace | PolynomialDecayConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
-        self.config = config = extract(PolynomialDecayConfig, args)
-        self.rates = extract(OptimizationConfig, args).lr
+        self.config = config = typed(PolynomialDecayConfig, args)
+        self.rates = self.config.lr
         if config.total_num_update <= config.warmup_updates:
             raise UserError(
                 f"--total-num-update {config.total_num_update}: must be greater than "

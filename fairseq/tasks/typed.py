@@ -1,0 +1,79 @@
+"""The entrance of a command: its flat namespace of flags becomes one frozen value with typed parts."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+import fairseq.tasks as tasks
+from fairseq import config
+from fairseq.criterions import CRITERIONS
+from fairseq.models import ARCHITECTURES, MODELS
+from fairseq.optim import OPTIMIZERS
+from fairseq.optim.lr_scheduler import LR_SCHEDULERS
+from fairseq.registry import Registry
+from fairseq.settings import (
+    CheckpointConfig,
+    ChosenParts,
+    CommonConfig,
+    DataConfig,
+    DistributedConfig,
+    OptimizationConfig,
+    Settings,
+    TrainingSettings,
+)
+
+
+def typed_settings(args: argparse.Namespace | Settings, command: type | None = None) -> Settings:
+    """The settings that *args*, a parsed command line or those of a checkpoint, hold; *args* themselves if typed.
+
+    Args:
+        args: missing settings have their defaults.
+        command: the dataclass of the command's own settings.
+
+    Raises:
+        UserError: a value has the wrong type or is out of range, or no architecture has the name that is given.
+    """
+    return args if isinstance(args, Settings) else Settings(**_parts(args, command))
+
+
+def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSettings:
+    """:func:`typed_settings` with all that training needs besides."""
+    if isinstance(args, TrainingSettings):
+        return args
+    return TrainingSettings(
+        **_parts(args, None),
+        distributed=config.extract(DistributedConfig, args),
+        optimization=config.extract(OptimizationConfig, args),
+        checkpoint=config.extract(CheckpointConfig, args),
+        optimizer=_part(OPTIMIZERS, "optimizer", args),
+        lr_scheduler=_part(LR_SCHEDULERS, "lr_scheduler", args),
+    )
+
+
+def _parts(args: argparse.Namespace, command: type | None) -> dict[str, Any]:
+    given = vars(args)
+    names = {field.name: str(given.get(field.name) or "") for field in dataclasses.fields(ChosenParts)}
+    model = MODELS[ARCHITECTURES[names["arch"]].model] if names["arch"] else None
+    return {
+        "common": config.extract(CommonConfig, args),
+        "data": config.extract(DataConfig, args),
+        "data_path": str(given.get("data", "")),
+        "chosen": ChosenParts(**names),
+        "task": _part(tasks.TASKS, "task", args),
+        "model": _typed(model, args),
+        "criterion": _part(CRITERIONS, "criterion", args),
+        "command": None if command is None else config.extract(command, args),
+        "namespace": args,
+    }
+
+
+def _part(registry: Registry[Any], kind: str, args: argparse.Namespace) -> Any:
+    name = str(vars(args).get(kind))
+    return _typed(registry[name], args) if name in registry else None
+
+
+def _typed(part: Any, args: argparse.Namespace) -> Any:
+    cls = getattr(part, "config_class", None)
+    return None if cls is None else config.extract(cls, args)
