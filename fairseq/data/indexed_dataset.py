@@ -12,6 +12,7 @@ import functools
 import mmap
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from fairseq.data.dictionary import Dictionary
+from fairseq.data.joined import JoinedArray
 from fairseq.errors import UserError
 from fairseq.files import atomic_file
 
@@ -107,6 +109,29 @@ class IndexedCorpus:
                     f"{len(dictionary)} symbols; use the dict.txt that the text was preprocessed with"
                 )
             _let_go(self.tokens)
+
+
+class JoinedCorpus:
+    """Corpora read one after the other; tokens stay memory-mapped.
+
+    Args:
+        parts: at least one.
+
+    Attributes:
+        tokens, sizes, offsets: see :class:`Corpus`; *tokens* is indexed like an array, see :class:`JoinedArray`.
+    """
+
+    def __init__(self, parts: Sequence[IndexedCorpus]) -> None:
+        self.parts = list(parts)
+        self.tokens: Any = JoinedArray([part.tokens for part in parts])
+        self.sizes = np.concatenate([part.sizes for part in parts])
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @functools.cached_property
+    def offsets(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
 
 
 def _let_go(tokens: np.ndarray) -> None:

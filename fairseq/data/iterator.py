@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ class EpochIterator:
     Args:
         dataset: the examples; each epoch reads :meth:`Dataset.at_epoch`.
         sampler: the examples of each batch.
+        later: datasets and samplers of the epochs after the first, all of them taken in turn.
         prepare: last work on the host on a sample of an epoch: (sample, epoch) → sample. It runs in the background
             thread; anything random in it must depend on its arguments only, so that a resumed run repeats it.
         prefetch: batches prepared ahead in a background thread; 0: none, no thread.
@@ -43,12 +44,12 @@ class EpochIterator:
         dataset: Dataset,
         sampler: Sampler,
         *,
+        later: Sequence[tuple[Dataset, Sampler]] = (),
         prepare: Callable[[Sample, int], Sample] | None = None,
         prefetch: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.dataset = dataset
-        self.sampler = sampler
+        self._turns = [(dataset, sampler), *later]
         self.prepare = prepare
         self.prefetch = prefetch
         self.device = torch.device(device)
@@ -56,12 +57,22 @@ class EpochIterator:
         self.read = 0
 
     @property
+    def dataset(self) -> Dataset:
+        """The examples of the epoch."""
+        return self._turns[(self.epoch - 1) % len(self._turns)][0]
+
+    @property
+    def sampler(self) -> Sampler:
+        """The batches of the epoch."""
+        return self._turns[(self.epoch - 1) % len(self._turns)][1]
+
+    @property
     def iterations_in_epoch(self) -> int:
         """Batches of the epoch that are over."""
         return self.sampler.layout.batches_read(self.read)
 
     def __len__(self) -> int:
-        """Batches an epoch, the same on every rank."""
+        """Batches of the epoch, as many on every rank."""
         return len(self.sampler)
 
     @property
@@ -132,10 +143,11 @@ class EpochIterator:
             )
         order = (state.get("read") or {}).get("order")
         if order == place.FAIRSEQ or (order is None and saved is not None and saved.fairseq):
-            self.sampler = self.sampler.in_fairseq_order()
+            self._turns = [(dataset, sampler.in_fairseq_order()) for dataset, sampler in self._turns]
+        self.epoch = max(1, epoch)
         layout = self.sampler.layout
         found = place.find(layout, state, saved)
-        self.epoch, self.read = max(1, epoch), found.read
+        self.read = found.read
         if iterations > 0 and found.read >= layout.units:
             self.epoch, self.read = self.epoch + 1, 0
         if found.note:

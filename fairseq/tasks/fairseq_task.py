@@ -17,6 +17,7 @@ from fairseq.criterions import build_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.data.dataset import Dataset
 from fairseq.data.dictionary import Dictionary
+from fairseq.data.folders import data_folders
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.distributed import World
@@ -138,23 +139,29 @@ class FairseqTask:
     ) -> EpochIterator:
         """Return the batches of *split*, for one of *world_size* processes.
 
+        Training reads an epoch of each data folder in turn, validation the first.
+
         Raises:
             UserError: the data are missing or damaged, or do not fit the model or the batches.
         """
         data = self.settings.data
-        dataset = self._fitting(split, model, training, data.skip_invalid_size_inputs_valid_test)
         batching = _batching(data, self.settings.common.seed, training, rank, world_size)
+        folders = data_folders(self.settings.data_path)
+        turns: list[tuple[Dataset, Sampler]] = []
+        for folder in folders if training else folders[:1]:
+            dataset = self._fitting(split, folder, model, training, data.skip_invalid_size_inputs_valid_test)
+            turns.append((dataset, self.sampler(dataset, model, batching)))
         return EpochIterator(
-            dataset,
-            self.sampler(dataset, model, batching),
+            *turns[0],
+            later=turns[1:],
             prepare=lambda sample, epoch: criterion.prepare(model, self.prepare(sample, epoch, training=training)),
             prefetch=data.num_workers if torch.device(device).type == "cuda" else 0,
             device=device,
         )
 
-    def _fitting(self, split: str, model: BaseFairseqModel, training: bool, skip: bool) -> Dataset:
-        """The examples of *split* that the model can read."""
-        dataset = self.dataset(split, training=training)
+    def _fitting(self, split: str, folder: Path, model: BaseFairseqModel, training: bool, skip: bool) -> Dataset:
+        """The examples of *split* in *folder* that the model can read."""
+        dataset = self.dataset(split, training=training, folder=folder)
         limit = model.max_positions()
         keep = dataset.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
         left_out = int((~keep).sum())

@@ -12,7 +12,8 @@ import torch
 from fairseq.config import flag
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.indexed_dataset import IndexedCorpus
+from fairseq.data.folders import data_folders, load_dictionary, open_corpus
+from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
@@ -61,10 +62,7 @@ class LanguageModelingTask(FairseqTask):
 
     @classmethod
     def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> LanguageModelingTask:
-        folder = Path(typed_settings(args).data_path)
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; make it with fairseq-preprocess --destdir {folder}")
-        return cls(args, Dictionary.load(str(folder / "dict.txt")))
+        return cls(args, load_dictionary(typed_settings(args).data_path))
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -74,20 +72,19 @@ class LanguageModelingTask(FairseqTask):
         shuffled = {"shuffled_with": self.settings.common.seed} if self.cfg.shuffle_lines else {}
         return {"tokens_per_sample": self.cfg.tokens_per_sample, **shuffled}
 
-    def corpus(self, split: str) -> IndexedCorpus:
-        """The tokens of *split*, memory-mapped.
+    def corpus(self, split: str) -> IndexedCorpus | JoinedCorpus:
+        """The tokens of *split* in the first data folder, memory-mapped.
 
         Raises:
             UserError: its files are missing or damaged, or were made with another dictionary.
         """
-        corpus = IndexedCorpus(str(Path(self.settings.data_path) / split))
-        corpus.check(self.dictionary)
-        return corpus
+        return open_corpus(data_folders(self.settings.data_path)[0], split, self.dictionary)
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> TokenBlocks:
         shuffled = training and self.cfg.shuffle_lines
+        folder = folder or data_folders(self.settings.data_path)[0]
         return TokenBlocks(
-            self.corpus(split),
+            open_corpus(folder, split, self.dictionary, combine=training),
             self.cfg.tokens_per_sample,
             self.cfg.sample_break_mode,
             pad=self.dictionary.pad(),

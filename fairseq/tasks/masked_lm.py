@@ -10,7 +10,7 @@ from typing import Any
 from fairseq.config import flag
 from fairseq.data.dataset import Dataset
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.indexed_dataset import IndexedCorpus
+from fairseq.data.folders import data_folders, load_dictionary, open_corpus
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
@@ -60,10 +60,7 @@ class MaskedLMTask(FairseqTask):
 
     @classmethod
     def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> MaskedLMTask:
-        folder = Path(typed_settings(args).data_path)
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; make it with fairseq-preprocess --destdir {folder}")
-        return cls(args, Dictionary.load(str(folder / "dict.txt")))
+        return cls(args, load_dictionary(typed_settings(args).data_path))
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -73,8 +70,8 @@ class MaskedLMTask(FairseqTask):
         return {"tokens_per_sample": self.cfg.tokens_per_sample}
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
-        corpus = IndexedCorpus(str(Path(folder or self.settings.data_path) / split))
-        corpus.check(self.dictionary)
+        folder = folder or data_folders(self.settings.data_path)[0]
+        corpus = open_corpus(folder, split, self.dictionary, combine=training)
         blocks = TokenBlocks(
             corpus,
             self.cfg.tokens_per_sample - 1,

@@ -12,6 +12,7 @@ import torch
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.data.dataset import Dataset
 from fairseq.data.dictionary import Dictionary
+from fairseq.data.folders import corpus_prefixes, data_folders
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.masking import MaskedBlocks
 from fairseq.data.note_spans import NoteSpans
@@ -52,13 +53,14 @@ class TNFMaskedLMTask(MaskedLMTask):
     def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> TNFMaskedLMTask:
         task = super().setup_task(args, **kwargs)
         assert isinstance(task, TNFMaskedLMTask)
-        task.note_words = NoteWords.load(task.settings.data_path)
+        task.note_words = NoteWords.load(data_folders(task.settings.data_path)[0])
         return task
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
         blocks = super().dataset(split, training=training, folder=folder)
         assert isinstance(blocks, MaskedBlocks)
-        return NotedBlocks(blocks, NoteSpans(Path(folder or self.settings.data_path) / split, notes=self.note_words))
+        prefixes = corpus_prefixes(folder or data_folders(self.settings.data_path)[0], split, combine=training)
+        return NotedBlocks(blocks, NoteSpans(prefixes, notes=self.note_words))
 
     def iterator(
         self,

@@ -1,0 +1,65 @@
+"""Data folders: one dictionary, splits in one or several files, one or several folders."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
+from fairseq.errors import UserError
+
+
+def data_folders(data: str | Path) -> list[Path]:
+    """Return the folders of ``DATA`` or ``DATA1:DATA2:…``, of which each epoch of training reads the next."""
+    names = os.fspath(data)
+    return [Path(names)] if Path(names).exists() else [Path(name) for name in names.split(":") if name]
+
+
+def load_dictionary(data: str | Path) -> Dictionary:
+    """Return the dictionary that all folders of *data* have.
+
+    Raises:
+        UserError: a folder or its ``dict.txt`` is missing, or the dictionaries differ.
+    """
+    folders = data_folders(data)
+    for folder in folders or [Path(data)]:
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; make it with fairseq-preprocess --destdir {folder}")
+    first, *others = (Dictionary.load(str(folder / "dict.txt")) for folder in folders)
+    for folder, dictionary in zip(folders[1:], others, strict=True):
+        if dictionary != first:
+            raise UserError(
+                f"{dictionary.path}: is not that of {folders[0]}; preprocess {folder} with --srcdict {first.path}"
+            )
+    return first
+
+
+def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[str]:
+    """Return the paths of a split's files without ``.bin`` and ``.idx``.
+
+    Args:
+        folder: of the data.
+        split: e.g. ``train``.
+        combine: also those of ``train1``, ``train2``, … as far as the numbers go without a gap.
+    """
+    prefix = os.path.join(folder, split)
+    if not combine:
+        return [prefix]
+    further = (f"{prefix}{number}" for number in itertools.count(1))
+    return [prefix, *itertools.takewhile(lambda path: os.path.exists(f"{path}.idx"), further)]
+
+
+def open_corpus(
+    folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
+) -> IndexedCorpus | JoinedCorpus:
+    """Return the tokens of a split, memory-mapped; see :func:`corpus_prefixes`.
+
+    Raises:
+        UserError: files are missing or damaged, or were made with another dictionary.
+    """
+    parts = [IndexedCorpus(prefix) for prefix in corpus_prefixes(folder, split, combine=combine)]
+    for part in parts:
+        part.check(dictionary)
+    return parts[0] if len(parts) == 1 else JoinedCorpus(parts)

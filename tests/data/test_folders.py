@@ -1,0 +1,109 @@
+"""Training data in several files is one corpus, in several folders an epoch each; dictionaries must agree."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runs
+
+from fairseq import options
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.folders import corpus_prefixes, data_folders, load_dictionary, open_corpus
+from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
+from fairseq.data.token_blocks import TokenBlocks
+from fairseq.errors import UserError
+from fairseq.tasks import setup_task
+
+
+def folder(path: Path, **splits: str) -> Path:
+    """A data folder whose splits are those of the golden one."""
+    path.mkdir()
+    shutil.copy(runs.DATA / "dict.txt", path)
+    for split, source in splits.items():
+        for kind in ("bin", "idx"):
+            shutil.copy(runs.DATA / f"{source}.{kind}", path / f"{split}.{kind}")
+    return path
+
+
+def test_train_train1_and_so_on_are_one_corpus_as_far_as_numbers_go(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data", train="valid", train1="test", train2="valid", train4="test", valid="valid")
+    assert [Path(path).name for path in corpus_prefixes(data, "train", combine=True)] == ["train", "train1", "train2"]
+    dictionary = load_dictionary(data)
+    joined = open_corpus(data, "train", dictionary, combine=True)
+    parts = [IndexedCorpus(str(data / name)) for name in ("train", "train1", "train2")]
+    with IndexedWriter(tmp_path / "whole", parts[0].tokens.dtype) as writer:
+        for part in parts:
+            writer.add(part.tokens, part.sizes)
+    whole = IndexedCorpus(str(tmp_path / "whole"))
+    assert np.array_equal(joined.tokens, whole.tokens) and np.array_equal(joined.offsets, whole.offsets)
+    for mode in ("none", "complete", "eos"):
+        one, other = (TokenBlocks(corpus, 50, mode, pad=1, eos=2, shuffle_lines=None) for corpus in (joined, whole))
+        for index in (0, len(one) // 2, len(one) - 1):
+            batch = np.array([index, 0, len(one) // 3])
+            assert one.batch(batch)["target"].tolist() == other.batch(batch)["target"].tolist()
+    shuffled = [
+        TokenBlocks(corpus, 50, "none", pad=1, eos=2, shuffle_lines=3).at_epoch(2) for corpus in (joined, whole)
+    ]
+    found, expected = (blocks.batch(np.arange(len(blocks)))["target"].tolist() for blocks in shuffled)
+    assert found == expected
+
+
+def test_only_training_combines_files(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data", train="valid", train1="test", valid="valid", valid1="test")
+    task: Any = setup_task(runs.arguments(runs.BASELINE, data=data))
+    one, two = (len(IndexedCorpus(str(data / name)).tokens) for name in ("train", "train1"))
+    assert len(task.dataset("train", training=True).corpus.tokens) == one + two
+    assert len(task.dataset("train").corpus.tokens) == len(task.corpus("train").tokens) == one
+
+
+@pytest.mark.parametrize("kind", [runs.BASELINE, runs.SHORTFORMER])
+def test_folders_take_an_epoch_each_in_turn_and_are_resumed(tmp_path: Path, kind: str) -> None:
+    first = folder(tmp_path / "1", valid="valid", test="test")
+    second = folder(tmp_path / "2", valid="test")
+    flags = [kind, runs.NO_DROPOUT, "--optimizer nag --max-tokens 400 --max-epoch 3 --save-interval-updates 9"]
+
+    def train(save_dir: Path, data: str, *more: str) -> list[dict[str, Any]]:
+        return runs.train(save_dir, *flags, *more, data=data)  # type: ignore[arg-type]
+
+    whole = train(tmp_path / "whole", f"{first}:{second}", "--no-epoch-checkpoints")
+    epochs = [[line["epoch"] for line in runs.updates(whole)].count(epoch) for epoch in (1, 2, 3)]
+    once = "--max-epoch 1 --no-save --disable-validation"
+    alone = [len(runs.losses(train(tmp_path / "alone", str(data), once))) for data in (first, second)]
+    assert epochs == [alone[0], alone[1], alone[0]] and alone[0] != alone[1]
+    validations = runs.summaries(whole, "test")
+    assert len(validations) >= 3
+    for update in (epochs[0], epochs[0] + alone[1] - 1):
+        again = tmp_path / f"again{update}"
+        train(again, f"{first}:{second}", f"--max-update {update} --no-epoch-checkpoints")
+        rest = train(again, f"{first}:{second}", "--no-epoch-checkpoints")
+        assert runs.losses(rest) == runs.losses(whole)[update:]
+
+
+def test_folders_must_have_one_dictionary(tmp_path: Path) -> None:
+    one, two = folder(tmp_path / "1", valid="valid"), folder(tmp_path / "2", valid="test")
+    assert data_folders(f"{one}:{two}") == [one, two]
+    assert load_dictionary(f"{one}:{two}") == Dictionary.load(one / "dict.txt")
+    (two / "dict.txt").write_text("other 3\n")
+    with pytest.raises(UserError) as caught:
+        load_dictionary(f"{one}:{two}")
+    assert str(caught.value) == (
+        f"{two}/dict.txt: is not that of {one}; preprocess {two} with --srcdict {one}/dict.txt"
+    )
+    with pytest.raises(UserError, match=f"{tmp_path}/3: no such folder"):
+        load_dictionary(f"{one}:{tmp_path}/3")
+
+
+def test_a_folder_with_a_colon_in_its_name_is_one_folder(tmp_path: Path) -> None:
+    assert data_folders(folder(tmp_path / "a:b", valid="valid")) == [tmp_path / "a:b"]
+
+
+def test_evaluation_reads_the_first_folder(tmp_path: Path) -> None:
+    one, two = folder(tmp_path / "1", test="valid"), folder(tmp_path / "2", test="test")
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, [f"{one}:{two}", *runs.words(runs.BASELINE)])
+    task: Any = setup_task(args)
+    assert np.array_equal(task.corpus("test").tokens, IndexedCorpus(str(one / "test")).tokens)
