@@ -122,10 +122,36 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see --help")
 
 
+# Flags that fairseq's parser of this command takes and its preprocessing of one language does not read.
+PREPROCESSING_SWITCHES = (
+    "no-progress-bar cpu tpu fp16 bf16 memory-efficient-fp16 memory-efficient-bf16 fp16-no-flatten-grads profile"
+)
+PREPROCESSING_VALUES = (
+    "seed log-interval log-format tensorboard-logdir task criterion optimizer lr-scheduler fp16-init-scale "
+    "fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale empty-cache-freq all-gather-list-size "
+    "model-parallel-size quantization-config-path scoring target-lang tgtdict nwordstgt thresholdtgt alignfile "
+    "align-suffix"
+)
+
+
+class _WithoutEffect(argparse.Action):
+    """Accepts a flag and says once that nothing reads it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        print(f"{option_string}: has no effect on preprocessing", file=sys.stderr)
+
+
 def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
     """The flags of ``fairseq-preprocess``."""
     parser = Parser("Make a dictionary of text, and binary data from text and dictionary.", [PreprocessConfig])
     parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="folder with parts of your own")
+    for nargs, names in ((0, PREPROCESSING_SWITCHES), (None, PREPROCESSING_VALUES)):
+        for name in names.split():
+            short = ("-t",) if name == "target-lang" else ()
+            parser.add_argument(
+                *short, f"--{name}", action=_WithoutEffect, nargs=nargs, default=argparse.SUPPRESS,
+                dest=argparse.SUPPRESS, help=argparse.SUPPRESS,
+            )  # fmt: skip
     return parser
 
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from fairseq.data.dictionary import Dictionary
+from fairseq.data.dictionary import NONE, Dictionary
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.data.note_spans import NoteSpansWriter, number_dtype
 from fairseq.data.note_words import LINE_END, NoteWords, SubwordMarks, WordMarker, WordRule, read_words
@@ -94,7 +94,12 @@ class Binarizer:
         self._notes = notes
         marker = WordMarker(notes, rule or SubwordMarks(), number_dtype(len(notes))) if notes is not None else None
         encoder = _Encoder(
-            dictionary.indices, dictionary.unk_word, dictionary.eos_word, self._dtype, dictionary.lack(), marker
+            {**dictionary.indices, LINE_END: dictionary.eos_index},
+            dictionary.unk_word,
+            dictionary.unk_index,
+            self._dtype,
+            dictionary.lack(),
+            marker,
         )
         self._pool = _Workers(encoder, workers)
 
@@ -245,9 +250,9 @@ class _Encoded:
 class _Encoder:
     """Turns a part of a text into numbers."""
 
-    indices: dict[str, int]
-    unk: str
-    eos: str
+    indices: dict[str, int]  # that of a line's end is LINE_END's, since a word of the text may be called </s>
+    unk_word: str
+    unk: int  # −1: there is none
     dtype: np.dtype
     lack: str  # see Dictionary.lack
     marker: WordMarker | None = None
@@ -261,25 +266,26 @@ class _Encoder:
             carried = lengths.pop()
             unfinished = not text.endswith("\n")
             ids = self._ids(words)
-            if self.unk in self.indices:
-                replaced += int(np.count_nonzero(ids == self.indices[self.unk])) - words.count(self.unk)
+            if self.unk != NONE:
+                replaced += int(np.count_nonzero(ids == self.unk))
+                replaced -= words.count(self.unk_word) * (self.indices.get(self.unk_word) == self.unk)
             tokens.append(ids)
             sizes.append(np.array(lengths, np.int64))
         if unfinished:
-            tokens.append(self._ids([self.eos]))
+            tokens.append(self._ids([LINE_END]))
             sizes.append(np.array([carried + 1], np.int64))
         marks = self.marker.mark(_text_blocks(path, start, end)) if self.marker is not None else None
         return _Encoded(np.concatenate(tokens), np.concatenate(sizes), replaced, marks)
 
     def _words(self, text: str, carried: int) -> tuple[list[str], list[int]]:
-        """The words of a block, ``</s>`` at the end of each line; the lines' lengths, that of an open line last."""
+        """The words of a block, ``LINE_END`` at the end of each line; the lines' lengths, that of an open line last."""
         words: list[str] = []
         lengths: list[int] = []
         *lines, rest = text.split("\n")
         before = -carried
         for line in lines:
             words += line.split()
-            words.append(self.eos)
+            words.append(LINE_END)
             lengths.append(len(words) - before)
             before = len(words)
         words += rest.split()
@@ -287,12 +293,12 @@ class _Encoder:
         return words, lengths
 
     def _ids(self, words: list[str]) -> np.ndarray:
-        if self.unk not in self.indices:
+        if self.unk == NONE:
             for word in words:
                 if word not in self.indices:
                     raise UserError(f"{word[:80]!r}: {self.lack}")
             return np.array([self.indices[word] for word in words], dtype=self.dtype)
-        found = map(self.indices.get, words, itertools.repeat(self.indices[self.unk]))
+        found = map(self.indices.get, words, itertools.repeat(self.unk))
         return np.fromiter(found, dtype=self.dtype, count=len(words))
 
 

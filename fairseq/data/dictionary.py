@@ -14,6 +14,7 @@ from fairseq.files import atomic_file
 ROLES = ("bos", "pad", "eos", "unk")
 MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
 HEADER = "#specials"  # first line of a file that lists all its symbols: "#specials eos=WORD unk=WORD"
+OVERWRITE = "#fairseq:overwrite"  # ends the line of a word that gets an id of its own beside an equal symbol
 DIGITS = 18  # of a count, at most: it fits into 64 bits
 NONE = -1  # the id of a special symbol that a dictionary does not have
 
@@ -176,7 +177,7 @@ class Dictionary:
         Args:
             threshold: words that occur less often than this are left out.
             nwords: most symbols to keep, the special ones counted; 0 or less: no limit.
-            padding_factor: the size is rounded up to a multiple of this.
+            padding_factor: the size is rounded up to a multiple of this; 0 and 1: it is not.
         """
         counted = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
         kept = sorted(((word, n) for word, n in counted if n >= threshold), key=lambda item: (-item[1], item[0]))
@@ -190,13 +191,16 @@ class Dictionary:
     def pad_to_multiple_(self, padding_factor: int) -> None:
         """Add ``madeupword0000``, … (count 0) until the size is a multiple of *padding_factor*."""
         number = 0
-        while len(self) % padding_factor != 0:
+        while padding_factor > 1 and len(self) % padding_factor != 0:
             self.add_symbol(f"madeupword{number:04d}", 0)
             number += 1
 
     @classmethod
     def load(cls, path: str | Path) -> Dictionary:
         """Read a ``dict.txt``: a line ``word count`` for each symbol that is not special, or for each after a header.
+
+        A line that ends in ``#fairseq:overwrite`` gives a word that is already there, such as ``<pad>``, a new id as a
+        word of the text; the special symbol keeps its own.
 
         Raises:
             UserError: the file is missing, empty or not UTF-8, a line has no count, a word is there twice, or the
@@ -229,11 +233,18 @@ class Dictionary:
         return dictionary
 
     def _add_line(self, line: str, where: str) -> None:
-        word, _, count = line.rstrip().rpartition(" ")
+        line = line.rstrip()
+        overwrite = line.endswith(f" {OVERWRITE}")
+        word, _, count = line.removesuffix(f" {OVERWRITE}").rpartition(" ")
         if not word or not (count.isascii() and count.isdigit() and len(count) <= DIGITS):
             raise UserError(f"{where}: expected `word count`, found {line[:80]!r}; make the dictionary again")
-        if word in self.indices:
-            raise UserError(f"{where}: {word[:80]!r} is in the dictionary already; remove one of the two lines")
+        if word in self.indices and not overwrite:
+            raise UserError(
+                f"{where}: {word[:80]!r} is in the dictionary already; remove one of the two lines, or end this one "
+                f"with {OVERWRITE} to give the word of the text an id of its own"
+            )
+        if overwrite:
+            self.indices.pop(word, None)
         self.add_symbol(word, int(count))
 
     def save(self, path: str | Path) -> None:
@@ -242,7 +253,14 @@ class Dictionary:
         with atomic_file(path) as file:
             if not self.nspecial:
                 file.write(f"{HEADER} {' '.join(self._roles())}\n".encode())
-            file.writelines(f"{word} {n}\n".encode() for word, n in words)
+            for index, (word, n) in enumerate(words, self.nspecial):
+                file.write(f"{word} {n}{self._mark(index)}\n".encode())
+
+    def _mark(self, index: int) -> str:
+        """The end of the line of a symbol: a mark where a symbol before it is the same word."""
+        word = self.symbols[index]
+        is_second = self.indices[word] == index and len(self.indices) < len(self) and self.symbols.index(word) < index
+        return f" {OVERWRITE}" if is_second else ""
 
     def _roles(self) -> list[str]:
         indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK)}

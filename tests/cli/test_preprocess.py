@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq import options
 from fairseq.data import binarizer
 from fairseq.data.binarizer import Binarizer, count_words
 from fairseq.data.dictionary import Dictionary
@@ -248,7 +249,7 @@ def test_an_empty_text_is_refused(tmp_path: Path, workers: int, content: bytes, 
         ({"srcdict": "DICT"}, "--trainpref, --validpref, --testpref: give at least one text"),
         ({"trainpref": "GOOD", "workers": 0}, "--workers 0: must be at least 1"),
         ({"trainpref": "GOOD", "dataset_impl": "raw"}, "--dataset-impl raw: choose from mmap"),
-        ({"trainpref": "GOOD", "padding_factor": 0}, "--padding-factor 0: must be at least 1"),
+        ({"trainpref": "GOOD", "padding_factor": -1}, "--padding-factor -1: must be at least 0"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path, flags: dict[str, Any], complaint: str) -> None:
@@ -338,3 +339,30 @@ def test_notes_change_nothing_else(tmp_path: Path) -> None:
 )
 def test_notes_that_cannot_be_made_are_refused(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
     assert message in refused(tmp_path / "out", trainpref=text_file(tmp_path, SUBWORDS), **{**NOTES, **flags})
+
+
+def test_fairseqs_values_for_no_threshold_and_no_padding_are_taken(tmp_path: Path) -> None:
+    text = text_file(tmp_path, "b b a\n")
+    run(tmp_path / "out", trainpref=text, thresholdsrc=-1, padding_factor=0)
+    assert (tmp_path / "out" / "dict.txt").read_text() == "b 2\na 1\n"
+
+
+def test_flags_of_fairseq_that_nothing_reads_are_taken_with_one_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--only-source", "--trainpref", text_file(tmp_path, "b b a\n"), "--destdir", str(tmp_path / "out")]
+    words += ["--fp16", "--seed", "7", "-t", "en", "--log-format", "json"]
+    preprocess.main(options.parse_args_and_arch(options.get_preprocessing_parser(), words))
+    assert capsys.readouterr().err.splitlines() == [
+        f"{flag}: has no effect on preprocessing" for flag in ("--fp16", "--seed", "-t", "--log-format")
+    ]
+
+
+def test_a_word_that_overwrites_a_special_symbol_has_its_own_id_and_line_ends_keep_theirs(tmp_path: Path) -> None:
+    source = text_file(tmp_path, "a 3\n</s> 2 #fairseq:overwrite\n<unk> 1 #fairseq:overwrite\n", "dict.txt")
+    text = text_file(tmp_path, "a </s> <unk> other\n")
+    run(tmp_path / "out", trainpref=text, srcdict=source)
+    assert IndexedCorpus(str(tmp_path / "out" / "train")).tokens.tolist() == [4, 5, 6, 3, 2]
+    assert Path(source).read_bytes() == (tmp_path / "out" / "dict.txt").read_bytes()
+    dictionary = Dictionary.load(tmp_path / "out" / "dict.txt")
+    assert (dictionary.eos(), dictionary.unk(), dictionary.index("</s>"), len(dictionary)) == (2, 3, 5, 7)
