@@ -17,7 +17,7 @@ from fairseq.settings import PreprocessConfig
 def main(args: argparse.Namespace) -> None:
     """Write ``dict.txt`` and the splits' ``.bin`` and ``.idx`` into ``--destdir``: all of them, or none.
 
-    With ``--source-lang xx`` the text is read from ``PREF.xx``; the names of what is written do not change.
+    With ``--source-lang xx`` the text is read from ``PREF.xx``; output names do not change.
 
     Raises:
         UserError: a text or dictionary cannot be used, flags contradict each other, or the folder cannot be written.
@@ -50,7 +50,7 @@ def _splits(config: PreprocessConfig) -> dict[str, str]:
 def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
     """Refuse what cannot work before any work is done."""
     if config.srcdict is not None and (config.thresholdsrc > 0 or config.nwordssrc > 0):
-        raise UserError("--srcdict: the dictionary is used as it is; leave out --thresholdsrc and --nwordssrc")
+        raise UserError("--srcdict: the dictionary is not changed; leave out --thresholdsrc and --nwordssrc")
     if config.srcdict is None and config.trainpref is None:
         raise UserError("--trainpref or --srcdict: give one of them, to make a dictionary of or to use")
     if config.notes:

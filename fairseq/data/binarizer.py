@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 @dataclass
 class Summary:
-    """What became of a text: lines, tokens (``</s>`` included), words that were not in the dictionary."""
+    """Counts of a preprocessed text: lines, tokens (``</s>`` included), words that were not in the dictionary."""
 
     sentences: int = 0
     tokens: int = 0
@@ -42,16 +42,16 @@ class Summary:
 
 
 def count_words(paths: Iterable[str], workers: int = 1) -> Counter[str]:
-    """How often each word occurs in the texts *paths*, counted by *workers* processes.
+    """Return the count of each word of the texts *paths*, counted by *workers* processes.
 
     Raises:
-        UserError: a text is missing or empty, or not UTF-8; or a process died.
+        UserError: a text is missing, empty or not UTF-8, or a process died.
     """
     return _count(_count_chunk, paths, workers, "counting")
 
 
 def count_whole_words(paths: Iterable[str], rule: WordRule | None = None, workers: int = 1) -> Counter[str]:
-    """How often each word occurs in the texts *paths* once its subwords are joined by *rule* (default: ``@@`` marks).
+    """Return the count of each word of the texts *paths*, its subwords joined by *rule* (default: ``@@`` marks).
 
     Raises:
         UserError: as :func:`count_words`.
@@ -116,7 +116,7 @@ class Binarizer:
         With notes, ``.notes.bin`` and ``.notes.idx`` too, see :mod:`fairseq.data.note_spans`.
 
         Raises:
-            UserError: the text is missing or empty, or not UTF-8; or a process died. No file is written then.
+            UserError: the text is missing, empty or not UTF-8, or a process died; no file is written.
         """
         summary = Summary()
         with contextlib.ExitStack() as files:
@@ -140,7 +140,7 @@ def check_text(path: str) -> int:
     """The size of a text in bytes.
 
     Raises:
-        UserError: it cannot be read, is no plain file, or is empty.
+        UserError: it cannot be read, is not a regular file, or is empty.
     """
     try:
         with open(path, "rb") as file:
@@ -148,7 +148,7 @@ def check_text(path: str) -> int:
     except OSError as error:
         raise UserError(f"{path}: the text cannot be read ({error.strerror})") from None
     if not os.path.isfile(path):
-        raise UserError(f"{path}: not a plain file; the text is read more than once, so save it to a file first")
+        raise UserError(f"{path}: not a regular file; the text is read more than once, so save it to a file first")
     if size == 0:
         raise _no_words(path)
     return size
@@ -200,7 +200,7 @@ def _text_blocks(path: str, start: int, end: int) -> Iterator[str]:
 
 
 def _not_utf8(path: str, offset: int) -> UserError:
-    """The error for a byte that is no UTF-8, with the number of its line."""
+    """Return the error for an invalid UTF-8 byte, with its line number."""
     line, at_return = 1, False
     with open(path, "rb") as file:
         for at in range(0, offset, BLOCK_BYTES):
@@ -248,7 +248,7 @@ class _Encoded:
 
 @dataclass
 class _Encoder:
-    """Turns a part of a text into numbers."""
+    """Converts a part of a text to ids."""
 
     indices: dict[str, int]  # that of a line's end is LINE_END's, since a word of the text may be called </s>
     unk_word: str
@@ -259,7 +259,7 @@ class _Encoder:
 
     def __call__(self, path: str, start: int, end: int) -> _Encoded:
         tokens, sizes = [np.empty(0, self.dtype)], [np.empty(0, np.int64)]
-        replaced = carried = 0  # carried: words so far of a line that goes on in the next block
+        replaced = carried = 0  # carried: words so far of a line that continues in the next block
         unfinished = False
         for text in _text_blocks(path, start, end):
             words, lengths = self._words(text, carried)
@@ -340,7 +340,7 @@ class _Workers(Generic[R]):
             for chunk in chunks:
                 yield self._task(path, *chunk)
             return
-        # Only so many parts are under way at once: results wait in memory until their turn.
+        # Bound the parts in flight: finished results wait in memory until their turn.
         waiting: collections.deque[concurrent.futures.Future[R]] = collections.deque()
         try:
             for chunk in chunks:
@@ -350,16 +350,14 @@ class _Workers(Generic[R]):
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool:
-            raise UserError(
-                f"--workers {self._workers}: a process died, perhaps for want of memory; try with fewer"
-            ) from None
+            raise UserError(f"--workers {self._workers}: a process died, possibly out of memory; use fewer") from None
 
 
 _process_task: Callable[[str, int, int], Any]
 
 
 def _set_task(task: Callable[[str, int, int], Any]) -> None:
-    """In a new process: keep the task; interrupts are for the main process, which then ends this one."""
+    """Initialise a worker process: store its task, and leave interrupts to the main process, which ends this one."""
     global _process_task
     _process_task = task
     signal.signal(signal.SIGINT, signal.SIG_IGN)

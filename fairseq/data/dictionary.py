@@ -1,4 +1,4 @@
-"""Words and their numbers, in fairseq's ``dict.txt`` format."""
+"""Words and their ids, in fairseq's ``dict.txt`` format."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Dictionary:
         return word in self.indices
 
     def __eq__(self, other: object) -> bool:
-        """Whether both give the same id to every symbol; counts do not matter."""
+        """Return whether both give the same id to every symbol; counts do not matter."""
         return isinstance(other, Dictionary) and self.symbols == other.symbols
 
     def __repr__(self) -> str:
@@ -143,7 +143,7 @@ class Dictionary:
         return index
 
     def lack(self) -> str:
-        """What to tell the user of a word that this dictionary does not have where it has no unknown symbol either."""
+        """Return the error message for an unknown word of a dictionary without an unknown symbol."""
         which = f"the dictionary {self.path}" if self.path else "the dictionary"
         if all(symbol == placeholder(index) for index, symbol in enumerate(self.symbols)):
             return (
@@ -287,7 +287,7 @@ class Dictionary:
 
 
 def placeholder(index: int) -> str:
-    """What stands for the word of an id where a model comes without words, or with one that no text can hold."""
+    """Return the symbol of an id whose word is not known, or cannot occur in text."""
     return f"token{index}"
 
 

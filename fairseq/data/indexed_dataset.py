@@ -95,10 +95,10 @@ class IndexedCorpus:
         return offsets
 
     def check(self, dictionary: Dictionary) -> None:
-        """Read the tokens once, piece by piece, and let go of what was read: memory stays flat.
+        """Read the tokens once, in pieces that are unmapped again: memory stays flat.
 
         Raises:
-            UserError: a token is no id of *dictionary*.
+            UserError: a token is not an id of *dictionary*.
         """
         for start in range(0, len(self.tokens), _STEP):
             piece = self.tokens[start : start + _STEP]
@@ -108,7 +108,7 @@ class IndexedCorpus:
                     f"{self.prefix}.bin: token {start + at} is number {int(piece[at])}, but the dictionary has "
                     f"{len(dictionary)} symbols; use the dict.txt that the text was preprocessed with"
                 )
-            _let_go(self.tokens)
+            _unmap_pages(self.tokens)
 
 
 class JoinedCorpus:
@@ -134,8 +134,8 @@ class JoinedCorpus:
         return np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
 
 
-def _let_go(tokens: np.ndarray) -> None:
-    """Unmap the pages of a memory map that were read; they come back when they are needed."""
+def _unmap_pages(tokens: np.ndarray) -> None:
+    """Release the resident pages of a memory map; they are read again when needed."""
     mapping = getattr(tokens, "_mmap", None)
     if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED)
@@ -157,12 +157,12 @@ def _read_header(path: str) -> tuple[np.dtype, int]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if len(header) < _HEADER.size or not header.startswith(MAGIC):
-        raise UserError(f"{path}: no index of a corpus in the mmap format; preprocess the text again")
+        raise UserError(f"{path}: not a corpus index in the mmap format; preprocess the text again")
     _, version, code, lines = _HEADER.unpack(header)
     if version != VERSION:
         raise UserError(f"{path}: version {version} of the format, known is {VERSION}; preprocess the text again")
     if code not in DTYPES:
-        raise UserError(f"{path}: type {code} is no type of tokens; preprocess the text again")
+        raise UserError(f"{path}: type code {code} is not a token type; preprocess the text again")
     if size != _HEADER.size + 12 * lines:
         raise UserError(
             f"{path}: {size} bytes where {lines} lines need {_HEADER.size + 12 * lines}: truncated or corrupt; "
@@ -205,7 +205,7 @@ class IndexedWriter:
         self._index: BinaryIO
 
     def __enter__(self) -> IndexedWriter:
-        # Closed in the opposite order: the data is in place before the index that vouches for it.
+        # Closed in the opposite order: the data is in place before the index, whose presence implies it.
         self._index = self._files.enter_context(atomic_file(f"{self.prefix}.idx"))
         self._data = self._files.enter_context(atomic_file(f"{self.prefix}.bin"))
         self._index.write(bytes(_HEADER.size))

@@ -33,7 +33,7 @@ class EpochIterator:
         dataset: the examples; each epoch reads :meth:`Dataset.at_epoch`.
         sampler: the examples of each batch.
         later: datasets and samplers of the epochs after the first, all of them taken in turn.
-        prepare: last work on the host on a sample of an epoch: (sample, epoch) → sample. It runs in the background
+        prepare: last step on the host for a sample of an epoch: (sample, epoch) → sample. It runs in the background
             thread; anything random in it must depend on its arguments only, so that a resumed run repeats it.
         prefetch: batches prepared ahead in a background thread; 0: none, no thread.
         device: where the tensors go.
@@ -77,7 +77,7 @@ class EpochIterator:
 
     @property
     def end_of_epoch(self) -> bool:
-        """Whether all of the epoch's batches have been yielded."""
+        """Return whether all batches of the epoch have been yielded."""
         return self.iterations_in_epoch >= len(self)
 
     def __iter__(self) -> Iterator[Sample | None]:
@@ -130,7 +130,7 @@ class EpochIterator:
             saved: the run that saved a state without ``read``; None: one with the same batches.
 
         Returns:
-            Whether rows go on where they stopped, so that their memory fits.
+            True if rows continue where they stopped, so that their memory fits.
 
         Raises:
             UserError: *state* is not a place, or this run's batches have no such place.

@@ -1,4 +1,4 @@
-"""Where the rare words of a corpus stand: two arrays beside its tokens, written once, memory-mapped.
+"""Positions of the rare words of a corpus: two arrays aligned with its tokens, memory-mapped.
 
 ``PREFIX.notes.bin`` holds an unsigned number a token, little endian: 0 where its word has no note, else the word's
 number in ``notes.txt``, from 1. ``PREFIX.notes.idx`` holds, little endian: the magic bytes, a version (uint64), the
@@ -57,7 +57,7 @@ class NoteSpansWriter:
         self._index: BinaryIO
 
     def __enter__(self) -> NoteSpansWriter:
-        # Closed in the opposite order: the numbers are in place before the index that vouches for them.
+        # Closed in the opposite order: the numbers are in place before the index, whose presence implies them.
         self._index = self._files.enter_context(atomic_file(f"{self.prefix}.notes.idx"))
         self._numbers = self._files.enter_context(atomic_file(f"{self.prefix}.notes.bin"))
         self._index.write(bytes(_HEADER.size))
@@ -90,8 +90,8 @@ class NoteSpansWriter:
 class NoteSpans:
     """The occurrences of rare words in windows of a corpus.
 
-    A word is found where it lies whole in a window; one that the window's edge cuts has no span, because half a word
-    is another word, and is no more common than one a window.
+    A word has a span where the window contains all of its tokens. A word cut by an edge has none: half of it is another
+    word, and there are at most two a window.
 
     Args:
         prefix: path of the corpus without ``.bin`` and ``.idx``, or several that are read one after the other.
@@ -182,7 +182,7 @@ class NoteSpans:
         """Read the numbers once.
 
         Raises:
-            UserError: one is no number of a word.
+            UserError: one is not the number of a word.
         """
         for start in range(0, len(self), _STEP):
             if int(self._numbers[start : start + _STEP].max(initial=0)) > len(self.notes):
@@ -194,7 +194,7 @@ class NoteSpans:
         return np.where(inside, self._numbers[np.where(inside, places, 0)], 0)
 
     def _begins(self, places: np.ndarray) -> np.ndarray:
-        """Whether a word begins at each of *places*; true outside the corpus."""
+        """Return whether a word begins at each of *places*; true outside the corpus."""
         inside = (places >= 0) & (places < len(self))
         index = np.where(inside, places, 0)  # where a word begins
         part = np.searchsorted(self._ends, index, side="right")

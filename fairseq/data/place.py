@@ -20,7 +20,7 @@ RESET = "or give --reset-dataloader to start at the first batch"
 
 @dataclass(frozen=True)
 class Layout:
-    """What an epoch consists of.
+    """Units of an epoch, and the way processes read them.
 
     Attributes:
         order: ``blocks``: of one size, in a random order; ``batches``: cut by size; ``fairseq``: cut by size, in
@@ -84,7 +84,7 @@ class Found:
 
     Attributes:
         read: units.
-        same_rows: whether each row goes on where it stopped, so that its memory fits.
+        same_rows: whether each row continues where it stopped, so that its memory fits.
         note: for the log; empty if the place is as it was saved.
     """
 
@@ -97,7 +97,7 @@ def find(ours: Layout, state: Mapping[str, Any], saved: SavedBy | None) -> Found
     """Return the place of a checkpoint's ``train_iterator`` within its epoch, in the layout *ours*.
 
     Args:
-        ours: of the run that goes on.
+        ours: of the run that continues.
         state: with ``iterations_in_epoch``, and with ``read`` where a run of ours saved it.
         saved: who saved a state without ``read``; None: this run, so that batches are what they were.
 
@@ -127,7 +127,7 @@ def _convert(ours: Layout, theirs: Layout, read: int) -> Found:
 
 
 def _without_layout(ours: Layout, iterations: int, saved: SavedBy) -> Found:
-    """The place after so many batches, from what is known of the run that counted them."""
+    """Return the place after so many batches, from the facts known about the run that counted them."""
     if saved.fairseq or saved.batches is None:
         step = saved.processes if ours.order == FAIRSEQ else ours.step
         return Found(min(iterations * step, ours.units), same_rows=False)
@@ -146,9 +146,9 @@ def _without_layout(ours: Layout, iterations: int, saved: SavedBy) -> Found:
 
 
 def _share(ours: Layout, share: float) -> Found:
-    """The place after the same share of an epoch of blocks of another size, as between stages."""
+    """Return the place after the same share of an epoch whose blocks have another size, as between stages."""
     read = int(share * ours.units)
-    note = f"blocks have another size: goes on after {100 * share:.3g}% of the epoch, some text may be read twice"
+    note = f"blocks have another size: continues after {100 * share:.3g}% of the epoch, some text may be read twice"
     return Found(read - read % ours.step, False, note)
 
 
@@ -160,7 +160,7 @@ def _note(ours: Layout, theirs: Layout, read: int) -> str:
         return ""
     return (
         f"{read} of {ours.units} {_NAMES[ours.order]} read by {theirs.processes} processes, {theirs.step} at once; "
-        f"goes on with {ours.processes} processes, {ours.step} at once"
+        f"continues with {ours.processes} processes, {ours.step} at once"
     )
 
 

@@ -32,7 +32,7 @@ class Sampler(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """What an epoch consists of, to find places in it."""
+        """Units of an epoch, to find places in it."""
         ...
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ def rows_per_batch(max_tokens: int | None, batch_size: int | None, block_size: i
         multiple: from this many rows on, the number is rounded down to a multiple of it.
 
     Raises:
-        UserError: there is no limit at all, or not one row fits.
+        UserError: no limit is given, or a single row does not fit.
     """
     limits = [batch_size] if batch_size is not None else []
     if max_tokens is not None:
@@ -132,7 +132,7 @@ def _too_long(size: int, max_tokens: int, limit: str = "--max-tokens") -> UserEr
 
 
 class BlockSampler:
-    """Batches of blocks that have nothing to do with one another.
+    """Batches of independent blocks.
 
     Blocks of one size (*by_size* false): they are put in an order, a new one each epoch, and a step's global batch is
     a run of ``rows × world_size`` of them, of which each rank takes its part. So N processes with B rows read what one
@@ -142,7 +142,7 @@ class BlockSampler:
     hold at most *max_tokens* with padding. Each epoch takes the batches in a new order, and rank k every
     *world_size*-th of them, from the k-th on.
 
-    A run that fairseq began goes on in *fairseq's order* (:meth:`in_fairseq_order`): one permutation of all blocks,
+    A run that fairseq began continues in *fairseq's order* (:meth:`in_fairseq_order`): one permutation of all blocks,
     drawn from the seed; too long ones leave it; sorting by size, ties by the permutation's values; batches are cut
     once, whether blocks have one size or not, and shuffled with seed + epoch.
 
@@ -155,7 +155,7 @@ class BlockSampler:
         kept: bool [blocks before too long ones were left out]: which of them *sizes* are; None: all.
 
     Raises:
-        UserError: a block is longer than *max_tokens*, or there is no limit to a batch.
+        UserError: a block is longer than *max_tokens*, or batches have no limit.
     """
 
     def __init__(
@@ -248,10 +248,10 @@ class BlockSampler:
 
 
 def _cut_by_size(sizes: np.ndarray, max_tokens: int | None, batch_size: int | None, multiple: int) -> np.ndarray:
-    """Where batches of blocks of rising *sizes* begin, and at the end the number of blocks.
+    """Return the first block of each batch of blocks of rising *sizes*, and at the end the number of blocks.
 
-    As many rows as fit, rounded down to a multiple (see :func:`rows_per_batch`) but for the last batch, which takes
-    what is left.
+    As many rows as fit, rounded down to a multiple (see :func:`rows_per_batch`) except in the last batch, which takes
+    the rest.
     """
     cuts = [0]
     while cuts[-1] < len(sizes):
@@ -272,8 +272,8 @@ class StreamSampler:
     """Batches whose rows continue each other from step to step: what a model with memory reads.
 
     The corpus is divided among ``rows × world_size`` rows, m = ceil(blocks / that) blocks each: row r reads blocks
-    r·m, r·m + 1, …, in order, and the batch of step t holds the t-th block of each row. Blocks run out from the last
-    row on, so those present are always the first rows, on every rank; near the end of an epoch a rank may have none.
+    r·m, r·m + 1, …, in order, and the batch of step t holds the t-th block of each row. Exhausted rows are
+    dropped from the end of the batch; near the end of an epoch a rank may have none.
 
     Args:
         num_blocks: blocks of the corpus.

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class ShuffledLines:
-    """Which place of a corpus is read at each place of the same corpus with its lines in a random order.
+    """Map from places in a corpus with shuffled lines to places in the corpus.
 
     A line is moved whole, with the ``</s>`` that ends it. 16 bytes a line are kept, whatever the number of tokens;
     a look-up is a binary search among the lines.

@@ -24,10 +24,10 @@ class TokenBlocks:
         corpus: the tokens and their lines.
         block_size: tokens a block (``--tokens-per-sample``).
         break_mode: ``none``: the corpus is one stream, cut every *block_size* tokens, the last block may be shorter.
-            ``complete``: whole lines, as many as fit; a line that is longer is a block by itself. ``complete_doc``:
+            ``complete``: whole lines, as many as fit; a longer line is a block of its own. ``complete_doc``:
             the same, but an empty line ends a document, is in no block, and no block spans two documents.
             ``eos``: one line a block.
-        pad: id that rows are filled up with.
+        pad: padding id.
         eos: id that stands before the first token of the corpus.
         shuffle_lines: seed from which :meth:`at_epoch` shuffles the corpus's lines anew for each epoch; None: never.
         bos: id that stands before each row's source and before its targets (``--add-bos-token``); None: nothing does.
@@ -73,7 +73,7 @@ class TokenBlocks:
         return len(self.starts)
 
     def at_epoch(self, epoch: int) -> TokenBlocks:
-        """The blocks as they are in *epoch*: of one size in every epoch, of another order of the lines if shuffled.
+        """Return the blocks of *epoch*: sizes are the same in every epoch, the order of lines is new if shuffled.
 
         The order follows from the seed and *epoch* alone.
         """
@@ -84,7 +84,7 @@ class TokenBlocks:
         return blocks
 
     def select(self, keep: np.ndarray) -> TokenBlocks:
-        """Those blocks for which *keep*, bool [n], is true, numbered anew."""
+        """Return the blocks for which *keep*, bool [n], is true, renumbered."""
         selected = copy.copy(self)
         selected.starts, selected.sizes = self.starts[keep], self.sizes[keep]
         selected.kept = np.ones(len(keep), bool) if self.kept is None else self.kept.copy()
@@ -113,7 +113,7 @@ class TokenBlocks:
         source, target = window[:, :-1].copy(), window[:, 1:].copy()
         column = np.arange(longest)
         if int(lengths.min()) < longest:
-            source[column >= lengths[:, None]] = max(self.pad, 0)  # any word will do where there is no symbol for it
+            source[column >= lengths[:, None]] = max(self.pad, 0)  # any id, where the dictionary has no padding symbol
             target[column >= lengths[:, None]] = self.pad
         if context:
             target[column < before[:, None]] = self.pad

@@ -30,21 +30,18 @@ class LanguageModelingConfig:
 
     sample_break_mode: str = flag(
         "none",
-        "where blocks end: none (every --tokens-per-sample tokens), complete (whole lines), complete_doc (lines of "
-        "one document), eos (a line a block)",
+        "block boundaries: fixed length, whole lines, lines within documents, single lines",
         choices=BREAK_MODES,
     )
     tokens_per_sample: int = flag(1024, "tokens in a block", low=1)
     loss_positions: str = flag(
         "full",
-        "training targets: full (every position of a segment) or half (its second half, which all have context)",
+        "training targets: every position of a segment, or its second half",
         choices=("full", "half"),
     )
-    streams: bool = flag(
-        False, "rows continue each other from batch to batch even if the model has no memory: for fair comparisons"
-    )
+    streams: bool = flag(False, "rows that continue from batch to batch, for models without memory too")
     add_bos_token: bool = flag(False, "begin-of-sentence symbol before each block and as its first target")
-    shuffle_lines: bool = flag(False, "put the training text's lines in another order each epoch, then cut it")
+    shuffle_lines: bool = flag(False, "training lines in a new order each epoch, before blocks are cut")
 
 
 @register_task("language_modeling", dataclass=LanguageModelingConfig)

@@ -244,8 +244,8 @@ def test_an_empty_text_is_refused(tmp_path: Path, workers: int, content: bytes, 
         ({"trainpref": "GOOD", "source_lang": "en"}, "good.txt.en: the text cannot be read"),
         ({"trainpref": "GOOD", "srcdict": "MISSING"}, "missing.txt: the dictionary cannot be read"),
         ({"trainpref": "GOOD", "srcdict": "GOOD"}, "good.txt: line 1: expected `word count`"),
-        ({"trainpref": "GOOD", "srcdict": "GOOD", "nwordssrc": 10}, "--srcdict: the dictionary is used as it is"),
-        ({"trainpref": "GOOD", "srcdict": "GOOD", "thresholdsrc": 2}, "--srcdict: the dictionary is used as it is"),
+        ({"trainpref": "GOOD", "srcdict": "GOOD", "nwordssrc": 10}, "--srcdict: the dictionary is not changed"),
+        ({"trainpref": "GOOD", "srcdict": "GOOD", "thresholdsrc": 2}, "--srcdict: the dictionary is not changed"),
         ({"srcdict": "DICT"}, "--trainpref, --validpref, --testpref: give at least one text"),
         ({"trainpref": "GOOD", "workers": 0}, "--workers 0: must be at least 1"),
         ({"trainpref": "GOOD", "dataset_impl": "raw"}, "--dataset-impl raw: choose from mmap"),
@@ -269,7 +269,7 @@ def test_a_text_that_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = os.open(pipe, os.O_RDWR)
     try:
-        assert "not a plain file" in refused(tmp_path / "out", trainpref=str(pipe))
+        assert "not a regular file" in refused(tmp_path / "out", trainpref=str(pipe))
     finally:
         os.close(writer)
 

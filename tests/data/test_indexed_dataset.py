@@ -134,10 +134,10 @@ def test_a_file_of_the_wrong_length_is_named(prefix: str, ending: str, change: s
 @pytest.mark.parametrize(
     ("start", "new", "complaint"),
     [
-        (0, b"PK", "no index of a corpus"),
+        (0, b"PK", "not a corpus index"),
         (9, b"\x02", "version 2 of the format"),
-        (17, b"\x06", "type 6 is no type of tokens"),
-        (17, b"\x63", "type 99 is no type of tokens"),
+        (17, b"\x06", "type code 6 is not a token type"),
+        (17, b"\x63", "type code 99 is not a token type"),
         (18, b"\xff" * 8, "truncated or corrupt"),
         (18, b"\x00", "truncated or corrupt"),
         (26, b"\x02", "the lines do not follow one another"),

@@ -128,7 +128,7 @@ def test_the_same_batches_need_no_line_and_others_one(caplog: pytest.LogCaptureF
         assert caplog.messages == []
         resumed(before, iterators(data, shuffled, 3, 8)[:1])
     assert caplog.messages == [
-        "epoch 1, batch 37 of 50: 900 of 1200 blocks read by 4 processes, 12 at once; goes on with 8 processes, "
+        "epoch 1, batch 37 of 50: 900 of 1200 blocks read by 4 processes, 12 at once; continues with 8 processes, "
         "24 at once"
     ]
 
@@ -138,7 +138,7 @@ def test_blocks_of_another_size_go_on_after_the_same_share(caplog: pytest.LogCap
     read(before, 75)
     with caplog.at_level(logging.INFO):
         assert not any(resumed(before, after[:1]))
-    assert "batch 37 of 50: blocks have another size: goes on after 75% of the epoch" in caplog.text
+    assert "batch 37 of 50: blocks have another size: continues after 75% of the epoch" in caplog.text
 
 
 @pytest.mark.parametrize(
