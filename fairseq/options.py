@@ -33,6 +33,7 @@ from fairseq.settings import (
     InteractiveConfig,
     MemoryConfig,
     ModelPathConfig,
+    NotesConfig,
     OptimizationConfig,
     PreprocessConfig,
     ReclConfig,
@@ -231,6 +232,14 @@ def get_export_parser() -> Parser:
     parser.add_argument(
         "--half", choices=("discriminator", "generator"), default="discriminator", help="part of ELECTRA to write"
     )
+    return parser
+
+
+def get_notes_parser() -> Parser:
+    """The flags of ``fairseq-notes``."""
+    parser = Parser("Show the notes of rare words in a checkpoint.", [NotesConfig], settings_file=False)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of a model trained with notes")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="its data folder (default: the one of its training)")
     return parser
 
 

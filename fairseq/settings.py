@@ -338,6 +338,17 @@ class GenerateConfig(GenerationConfig):
 
 
 @dataclass(frozen=True)
+class NotesConfig:
+    """What ``fairseq-notes`` shows."""
+
+    words: str | None = flag(None, "words to show, with spaces between (default: the most taken)", metavar="WORDS")
+    top: int = flag(10, "number of words shown where --words is not given", low=1)
+    nearest: int = flag(8, "number of neighbours of a word", low=1)
+    map_words: int = flag(500, "number of words on the map", low=1)
+    results_path: str | None = flag(None, "folder for notes.json, notes.html and notes.png", metavar="DIR")
+
+
+@dataclass(frozen=True)
 class PreprocessConfig:
     """What ``fairseq-preprocess`` reads and writes."""
 

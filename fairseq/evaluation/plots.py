@@ -11,6 +11,7 @@ import numpy as np
 
 from fairseq.errors import UserError
 from fairseq.evaluation.attention_maps import AttentionMaps
+from fairseq.evaluation.notes import Note
 from fairseq.evaluation.recl import ContextLosses, Gains
 from fairseq.files import atomic_file
 
@@ -151,6 +152,24 @@ def draw_position(path: Path, maps: AttentionMaps, heads: Sequence[tuple[int, in
     panels[-1, 0].set_xlabel("distance (tokens; 0: the token just read)")
     panels[-1, 1].set_xlabel(f"the last {near} tokens")
     figure.suptitle(f"attention when token {maps.position:,}, “{_shown(maps.target, 30)}”, is predicted", fontsize=11)
+    _save(figure, path)
+
+
+def draw_notes(path: Path, notes: Sequence[Note], places: np.ndarray, named: int = 60) -> None:
+    """A map of *notes* at *places* [n, 2]; colours are occurrences, words stand beside the first *named* points.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    figure = _figure(9, 8)
+    panel = figure.subplots()
+    taken = np.log10([max(note.taken, 1) for note in notes])
+    points = panel.scatter(places[:, 0], places[:, 1], c=taken, s=10, cmap="viridis")
+    for note, place in list(zip(notes, places, strict=True))[:named]:
+        panel.annotate(_shown(note.word, 20), place, (2, 2), textcoords="offset points", fontsize=7)
+    figure.colorbar(points, label="occurrences that the note was made from (log₁₀)")
+    panel.set_xlabel("first principal component")
+    panel.set_ylabel("second principal component")
     _save(figure, path)
 
 

@@ -1,0 +1,123 @@
+"""Show the notes of a checkpoint: neighbours, norms, ages, and a map."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from fairseq import checkpoint, config, options
+from fairseq.data.note_words import NoteWords
+from fairseq.errors import UserError
+from fairseq.evaluation import note_map, plots
+from fairseq.evaluation.notes import Neighbour, Note, NoteStudy
+from fairseq.files import atomic_folder
+from fairseq.settings import NotesConfig
+from fairseq.tasks.loading import load_models
+from fairseq_cli.common import escape_what_stdout_lacks, log_to_stderr, results_folder
+
+FILES = ("notes.json", "notes.html", "notes.png")
+
+
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    """Print a table of notes and their neighbours, and write all notes and their map to ``--results-path``.
+
+    Returns:
+        What ``notes.json`` holds: figures of every note, and the neighbours of those shown.
+
+    Raises:
+        UserError: the checkpoint has no notes, the data are not its own, or a word has no note.
+    """
+    cfg = config.extract(NotesConfig, args)
+    if cfg.results_path is not None:
+        plots.require("--results-path")
+    study = _study(args.checkpoint, args.data)
+    numbers = study.numbers_of(cfg.words.split()) if cfg.words else study.most_taken(cfg.top)
+    neighbours = {
+        study.words.words[number]: (near, tokens)
+        for number, near, tokens in zip(
+            numbers,
+            study.nearest_notes(numbers, cfg.nearest),
+            study.nearest_tokens(numbers, cfg.nearest),
+            strict=True,
+        )
+    }
+    with results_folder(cfg.results_path):
+        notes = [study.facts(number) for number in range(len(study.words))]
+        _print(study, [notes[number] for number in numbers], neighbours)
+        report = _report(args.checkpoint, study, notes, neighbours)
+        if cfg.results_path is not None:
+            _write(cfg, study, notes, neighbours, report)
+    return report
+
+
+def _study(path: str, data: str | None) -> NoteStudy:
+    """The notes of the checkpoint at *path*, with the words of *data* or of the folder that it was trained on."""
+    folder = data or str(checkpoint.load(path)["args"].get("data", "")).split(":")[0]
+    if not folder or not Path(folder).is_dir():
+        raise UserError(f"DATA {folder}: no such folder; give the data folder that {path} was trained with")
+    models, task, _ = load_models([path], folder, {"keep_notes": True})
+    return NoteStudy(models[0], NoteWords.load(folder), task.source_dictionary, path)
+
+
+Neighbours = dict[str, tuple[list[Neighbour], list[Neighbour]]]
+
+
+def _print(study: NoteStudy, shown: list[Note], neighbours: Neighbours) -> None:
+    written = int((study.written > 0).sum())
+    print(f"{len(study.words)} notes, {written} of them written, in {study.updates} updates\n")
+    print("| word | occurrences | taken | age | norm | nearest notes | nearest tokens |")
+    print("|---|---|---|---|---|---|---|")
+    for note in shown:
+        near, tokens = map(note_map.listed, neighbours[note.word])
+        age = "never written" if note.age is None else note.age
+        cells = [note.word, note.count, note.taken, age, f"{note.norm:.3g}", near, tokens]
+        print("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+
+
+def _report(path: str, study: NoteStudy, notes: list[Note], neighbours: Neighbours) -> dict[str, Any]:
+    return {
+        "checkpoint": path,
+        "updates": study.updates,
+        "notes": [dataclasses.asdict(note) for note in notes],
+        "neighbours": {
+            word: {
+                "notes": [dataclasses.asdict(one) for one in near],
+                "tokens": [dataclasses.asdict(one) for one in tokens],
+            }
+            for word, (near, tokens) in neighbours.items()
+        },
+    }
+
+
+def _write(
+    cfg: NotesConfig, study: NoteStudy, notes: list[Note], neighbours: Neighbours, report: dict[str, Any]
+) -> None:
+    """Write :data:`FILES`; without a written note there is no map."""
+    drawn = study.most_taken(cfg.map_words)
+    files = FILES if drawn else FILES[:1]
+    assert cfg.results_path is not None
+    with atomic_folder(cfg.results_path, files, "--results-path") as folder:
+        content = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+        (folder / "notes.json").write_bytes(content.encode("utf-8", "backslashreplace"))
+        if not drawn:
+            return
+        places, chosen = study.plane(drawn), [notes[number] for number in drawn]
+        facts = {"Checkpoint": report["checkpoint"], "Notes": len(notes), "On the map": len(drawn)}
+        facts["Updates"] = study.updates
+        page = note_map.as_page(chosen, places, neighbours, facts)
+        (folder / "notes.html").write_bytes(page.encode("utf-8", "backslashreplace"))
+        plots.draw_notes(folder / "notes.png", chosen, places)
+
+
+def cli_main() -> None:
+    """``fairseq-notes``."""
+    log_to_stderr()
+    escape_what_stdout_lacks()
+    options.run_command(main, options.get_notes_parser)
+
+
+if __name__ == "__main__":
+    cli_main()

@@ -1,0 +1,111 @@
+"""fairseq-notes shows neighbours, norms and ages of a checkpoint's notes, and draws their map."""
+
+from __future__ import annotations
+
+import html
+import json
+
+import noted
+import numpy as np
+import pytest
+import runs
+import torch
+
+from fairseq import options
+from fairseq.errors import UserError
+from fairseq.evaluation import note_map
+from fairseq.evaluation.notes import Neighbour, Note, nearest, principal_plane
+from fairseq_cli import notes as command
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return noted.corpus(tmp_path_factory.mktemp("noted"))
+
+
+@pytest.fixture(scope="module", params=["", "--encoder-input-dim 8"])
+def run(request, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    runs.train(folder, noted.TNF_BERT, request.param, "--max-update 4 --no-epoch-checkpoints", data=data)
+    return folder / "checkpoint_last.pt"
+
+
+def notes(*flags):
+    return command.main(options.get_notes_parser().parse_args(runs.words(*flags)))
+
+
+def test_every_note_is_reported_with_its_age_and_count(run, data, capsys):
+    report = notes(run, "--top 3 --nearest 2")
+    state = torch.load(run, weights_only=False)["model"]
+    lines = (data / "notes.txt").read_text().splitlines()
+    assert [f"{note['word']} {note['count']}" for note in report["notes"]] == lines
+    for number, note in enumerate(report["notes"]):
+        written = int(state["notes.written"][number])
+        assert note["age"] == (4 - written if written else None)
+        assert note["taken"] == int(state["notes.taken"][number])
+        assert note["norm"] == pytest.approx(float(state["notes.table"][number].norm()))
+    assert len(report["neighbours"]) == 3
+    out = capsys.readouterr().out
+    assert all(f"| {word} |" in out for word in report["neighbours"])
+
+
+def test_neighbours_are_the_nearest_written_notes(run, data):
+    report = notes(run, data, "--words", report_word(run), "--nearest 3")
+    state = torch.load(run, weights_only=False)["model"]
+    words = [line.split()[0] for line in (data / "notes.txt").read_text().splitlines()]
+    written = state["notes.written"] > 0
+    centred = state["notes.table"] - state["notes.table"][written].mean(0)
+    own = words.index(report_word(run))
+    cosines = torch.nn.functional.cosine_similarity(centred, centred[own][None])
+    expected = sorted((w for w in range(len(words)) if written[w] and w != own), key=lambda w: -cosines[w])[:3]
+    found = report["neighbours"][words[own]]
+    assert [one["word"] for one in found["notes"]] == [words[w] for w in expected]
+    assert len(found["tokens"]) == 3
+
+
+def report_word(run):
+    return max(notes(run)["notes"], key=lambda note: note["taken"])["word"]
+
+
+def test_the_results_are_files_that_need_nothing_else(run, tmp_path):
+    notes(run, "--results-path", tmp_path / "study", "--map-words 5")
+    page = (tmp_path / "study" / "notes.html").read_text()
+    assert page.count("<circle") == 5 and "http" not in page and "<script" not in page
+    assert json.loads((tmp_path / "study" / "notes.json").read_text())["updates"] == 4
+    assert (tmp_path / "study" / "notes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_words_cannot_change_the_page():
+    word = "<script>alert('&\"')</script>"
+    note = Note(word, 5, 4, 1, 2.0)
+    page = note_map.as_page([note], np.zeros((1, 2)), {word: ([Neighbour(word, 0.5)], [])}, {word: word})
+    assert word not in page and page.count(html.escape(word)) >= 6
+
+
+def test_nearest_finds_what_a_sort_finds():
+    table, queries = torch.randn(300, 5), torch.randn(4, 5)
+    cosines = torch.nn.functional.cosine_similarity(queries[:, None], table[None], dim=2)
+    for row, found in zip(cosines, nearest(queries, lambda rows: table[rows], 300, 7), strict=True):
+        assert [place for place, _ in found] == row.argsort(descending=True)[:7].tolist()
+        assert [cosine for _, cosine in found] == pytest.approx(row.sort(descending=True)[0][:7].tolist(), abs=1e-5)
+
+
+def test_the_map_keeps_what_varies_most():
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(200, 4)) * [0.1, 5, 0.1, 2]
+    places = principal_plane(vectors)
+    assert abs(np.corrcoef(places[:, 0], vectors[:, 1])[0, 1]) > 0.99
+    assert abs(np.corrcoef(places[:, 1], vectors[:, 3])[0, 1]) > 0.99
+    assert principal_plane(vectors[:1]).shape == (1, 2) and principal_plane(vectors[:, :1]).shape == (200, 2)
+
+
+def test_bad_input_is_one_line(run, data, tmp_path):
+    with pytest.raises(UserError, match="--words nowhere: has no note"):
+        notes(run, "--words nowhere")
+    with pytest.raises(UserError, match="no such folder"):
+        notes(run, tmp_path / "nowhere")
+    with pytest.raises(UserError, match="cannot be read"):
+        notes(run, runs.DATA)
+    runs.train(tmp_path / "plain", noted.BERT, "--max-update 1 --no-epoch-checkpoints", data=data)
+    with pytest.raises(UserError, match="has no notes"):
+        notes(tmp_path / "plain" / "checkpoint_last.pt")
