@@ -158,7 +158,7 @@ def test_values_out_of_range_name_their_flag(mistake, flags):
             "--total-num-update 5: must be greater",
         ),
         ("--optimizer adam --adam-betas 0.9", "--adam-betas 0.9: expected two numbers"),
-        ("--best-checkpoint-metric bleu", "--best-checkpoint-metric bleu: no such figure"),
+        ("--best-checkpoint-metric bleu", "--best-checkpoint-metric bleu: not a figure of validation"),
         ("--optimizer-overrides {", "--optimizer-overrides {: expected a dict"),
         ("--optimizer-overrides __import__('os')", "--optimizer-overrides __import__('os'): expected a dict"),
         ("--valid-subset test,", "--valid-subset 'test,': a name is empty"),
