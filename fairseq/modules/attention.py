@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
 
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import LayerCache
@@ -183,6 +182,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUS
             return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
         # A mask tensor would keep the flash kernel away; but torch.compile cannot trace a CausalBias.
         if not is_cpu(query) and not torch.compiler.is_compiling():
+            from torch.nn.attention.bias import causal_lower_right  # which loads the compiler: not at start-up
+
             bias = causal_lower_right(queries, keys)
             return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout_p)
     mask = visible.mask(queries, keys, query.device)
