@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from fairseq.config import flag
 from fairseq.criterions import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.errors import UserError
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 
@@ -29,6 +30,13 @@ class CrossEntropyCriterion(FairseqCriterion):
     def __init__(self, task: Any, cfg: Any) -> None:
         super().__init__(task)
         self.sentence_avg = cfg.sentence_avg
+
+    def check(self, model: Any) -> None:
+        if not getattr(model, "predicts_next_token", True):
+            raise UserError(
+                f"--criterion: {type(model).__name__} is an encoder and predicts no next token; "
+                "use --criterion masked_lm, or electra for ELECTRA"
+            )
 
     def prepare(self, model: Any, sample: Sample) -> Sample:
         layer = getattr(model, "output_layer", None)

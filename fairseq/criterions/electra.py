@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fairseq.config import flag
 from fairseq.criterions import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
-from fairseq.criterions.masked_lm import output_layer
+from fairseq.criterions.masked_lm import mask_prob, output_layer
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
 from fairseq.modules.output_layer import move_partition
@@ -36,10 +36,14 @@ class ElectraCriterion(FairseqCriterion):
     def __init__(self, task: Any, cfg: ElectraLossConfig) -> None:
         super().__init__(task)
         self.discriminator_weight = cfg.discriminator_weight
-        mask_prob = getattr(getattr(task, "cfg", None), "mask_prob", None)
-        if mask_prob is None:
-            raise UserError("--criterion electra: needs a task that masks tokens; use --task masked_lm")
-        self.mask_prob: float = mask_prob
+        self.mask_prob = mask_prob("electra", task)
+
+    def check(self, model: Any) -> None:
+        if getattr(model, "generator", None) is None:
+            raise UserError(
+                f"--criterion electra: {type(model).__name__} has no generator; use --arch electra_base and the like, "
+                "with --generator-size above 0"
+            )
 
     def prepare(self, model: Any, sample: Sample) -> Sample:
         """Find the chosen tokens on the host; the model is to fill them by its generator."""

@@ -53,6 +53,9 @@ class FairseqCriterion(nn.Module):
         given |= {"task": task, "args": args, "cfg": config.typed(cls.config_class, args) if cls.config_class else None}
         return cls(**{name: given[name] for name in wanted if name in given})
 
+    def check(self, model: Any) -> None:
+        """Raise UserError where *model* does not compute what this loss is made of; called once, before any batch."""
+
     def prepare(self, model: Any, sample: Sample) -> Sample:
         """Add to *sample*, on the host, what would need the device to be waited for later."""
         return sample

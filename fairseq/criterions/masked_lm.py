@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairseq.criterions import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
@@ -23,6 +24,15 @@ class MaskedLMCriterion(FairseqCriterion):
 
     def __init__(self, task: Any) -> None:
         super().__init__(task)
+        mask_prob("masked_lm", task)
+
+    def check(self, model: Any) -> None:
+        if getattr(model, "predicts_next_token", True):
+            raise UserError(
+                f"--criterion masked_lm: {type(model).__name__} is no encoder; use --criterion cross_entropy"
+            )
+        if hasattr(model, "generator") or model.output_layer is None:
+            raise UserError(f"--criterion masked_lm: {type(model).__name__} is not BERT; use --criterion electra")
 
     def prepare(self, model: Any, sample: Sample) -> Sample:
         """Find the chosen tokens on the host, and ask the model for hidden states."""
@@ -44,6 +54,18 @@ class MaskedLMCriterion(FairseqCriterion):
     def figures(self) -> dict[str, Figure]:
         """``loss`` in bits a chosen token, and ``ppl``."""
         return {"loss": ratio("loss", SIZE, 1 / math.log(2)), "ppl": perplexity("loss", SIZE)}
+
+
+def mask_prob(criterion: str, task: Any) -> float:
+    """The share of tokens that *task* chooses.
+
+    Raises:
+        UserError: it chooses none.
+    """
+    share: float | None = getattr(getattr(task, "cfg", None), "mask_prob", None)
+    if share is None:
+        raise UserError(f"--criterion {criterion}: needs a task that masks tokens; use --task masked_lm")
+    return share
 
 
 def output_layer(model: Any) -> OutputLayer:

@@ -83,6 +83,17 @@ class TokenBlocks:
         blocks._lines = ShuffledLines(self.corpus.sizes, self._seed + epoch)
         return blocks
 
+    def cut_long(self, longest: int) -> TokenBlocks:
+        """These blocks, those of more than *longest* tokens cut every *longest* tokens."""
+        pieces = -(-self.sizes // longest)
+        if (pieces <= 1).all():
+            return self
+        number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a piece in its block
+        cut = copy.copy(self)
+        cut.starts = np.repeat(self.starts, pieces) + number * longest
+        cut.sizes = np.minimum(np.repeat(self.sizes, pieces) - number * longest, longest).astype(np.int32)
+        return cut
+
     def select(self, keep: np.ndarray) -> TokenBlocks:
         """Return the blocks for which *keep*, bool [n], is true, renumbered."""
         selected = copy.copy(self)

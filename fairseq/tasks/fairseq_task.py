@@ -197,8 +197,9 @@ class FairseqTask:
         """Join *model* and *criterion*.
 
         Raises:
-            UserError: they cannot carry the task's state from step to step.
+            UserError: they do not fit, or cannot carry the task's state from step to step.
         """
+        criterion.check(model)
         graph = LossGraph(model, criterion)
         for kind in self.kinds:
             kind.check(model, criterion, graph.plugin)

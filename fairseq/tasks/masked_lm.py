@@ -26,7 +26,7 @@ from fairseq.tasks.typed import typed_settings
 class MaskedLMConfig:
     """Settings of masked language modelling."""
 
-    sample_break_mode: str = flag("complete", "boundaries of blocks", choices=BREAK_MODES)
+    sample_break_mode: str = flag("complete", "boundaries of blocks; longer lines are cut", choices=BREAK_MODES)
     tokens_per_sample: int = flag(512, "tokens in a row, the begin symbol included", low=2)
     mask_prob: float = flag(0.15, "share of tokens chosen for prediction", above=0, below=1)
     leave_unmasked_prob: float = flag(0.1, "share of chosen tokens left unchanged", low=0, high=1)
@@ -79,6 +79,7 @@ class MaskedLMTask(FairseqTask):
             pad=self.dictionary.pad(),
             eos=self.dictionary.eos(),
         )
+        blocks = blocks.cut_long(self.cfg.tokens_per_sample - 1)
         return MaskedBlocks(blocks, self.masking(), self.dictionary.bos(), fixed=not training)
 
     def masking(self) -> Masking:

@@ -145,3 +145,12 @@ def test_random_numbers_are_uniform_and_independent_of_one_another() -> None:
         assert share == pytest.approx(np.full(20, 0.05), abs=0.003)
         assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.01
     assert np.abs(np.corrcoef(drawn) - np.eye(4)).max() < 0.01
+
+
+def test_long_lines_are_cut_and_no_token_is_lost(blocks: TokenBlocks) -> None:
+    longer = TokenBlocks(blocks.corpus, 9, "complete", pad=PAD, eos=EOS)
+    assert longer.sizes.max() > 9
+    cut = longer.cut_long(9)
+    assert cut.sizes.max() == 9 and cut.sizes.min() >= 1
+    places = [place for start, size in zip(cut.starts, cut.sizes, strict=True) for place in range(start, start + size)]
+    assert places == list(range(len(blocks.corpus.tokens)))

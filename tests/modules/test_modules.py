@@ -191,6 +191,18 @@ def test_linear_cross_entropy_is_the_cross_entropy_with_its_gradients(rows, word
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=2e-4)
 
 
+def test_linear_cross_entropy_is_the_same_in_several_chunks(monkeypatch):
+    hidden, weight = torch.randn(300, 6, requires_grad=True), torch.randn(5000, 6, requires_grad=True)
+    bias, target = torch.randn(5000, requires_grad=True), torch.randint(5000, (300,))
+    found = []
+    for elements in (1 << 30, 1):
+        monkeypatch.setitem(linear_cross_entropy.__globals__["_CHUNK_ELEMENTS"], "cpu", elements)
+        loss = linear_cross_entropy(hidden, weight, target, bias)
+        found.append((loss, *torch.autograd.grad(loss, (hidden, weight, bias))))
+    for one, several in zip(*found, strict=True):
+        torch.testing.assert_close(one, several, rtol=1e-4, atol=1e-5)
+
+
 def test_linear_cross_entropy_of_large_logits_is_finite():
     hidden = torch.tensor([[500.0], [-500.0]], requires_grad=True)
     loss = linear_cross_entropy(hidden, torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 0]))

@@ -226,7 +226,7 @@ def _args(sizes: EncoderSizes, settings: Mapping[str, Any], path: Path) -> dict[
     args = {
         "arch": {"bert": "bert", "roberta": "roberta"}.get(sizes.kind, f"electra_{sizes.kind}"),
         "task": "masked_lm",
-        "criterion": "masked_lm",
+        "criterion": "electra" if sizes.kind == "discriminator" else "masked_lm",
         "encoder_layers": sizes.layers,
         "encoder_embed_dim": sizes.dim,
         "encoder_input_dim": sizes.embed_dim,
