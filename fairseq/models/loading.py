@@ -13,7 +13,9 @@ from fairseq import config
 from fairseq.checkpoint import describe_mismatch
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
+from fairseq.models.unsupported import check_supported
 from fairseq.modules.transformer_layer import TransformerLayer
+from fairseq.registry import is_plugin
 from fairseq.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -83,8 +85,11 @@ def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], settings:
     """See that *settings*, the model's typed ones, make of a checkpoint's parameters what the *stored* settings did.
 
     Raises:
-        UserError: they would compute something else with them; the message names the flag.
+        UserError: they would compute something else with them, or the stored ones are not implemented here; the
+            message names the flag.
     """
+    if not is_plugin(type(model)):
+        check_supported(stored, source)
     if model.config_class is None:
         return
     known = {name: value for name, value in stored.items() if value is not None}

@@ -10,17 +10,21 @@ from typing import Any
 from torch import Tensor
 
 from fairseq import checkpoint, config
+from fairseq.criterions import CRITERIONS
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError, nearest
 from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
 from fairseq.models.loading import load_parameters
-from fairseq.settings import CommonConfig, MemoryConfig, Settings
+from fairseq.models.unsupported import NEUTRAL, check_supported
+from fairseq.registry import is_plugin
+from fairseq.settings import CommonConfig, DataConfig, MemoryConfig, Settings
 from fairseq.tasks import TASKS, setup_task
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.typed import typed_settings
 
 EMBEDDINGS = ("decoder.embed_tokens", "encoder.sentence_encoder.embed_tokens", "decoder.sentence_encoder.embed_tokens")
 
+CHOICES = {"task": TASKS, "criterion": CRITERIONS}
 OF_THE_COMMAND = frozenset({*config.defaults(CommonConfig), "dataset_impl", "num_workers"})  # not the checkpoint's
 
 
@@ -107,15 +111,39 @@ def _arguments(
             f"{path}: its architecture {arch} is not known here ({nearest(arch, ARCHITECTURES)}); "
             "one of your own needs --user-dir"
         )
+    model = MODELS[ARCHITECTURES[arch].model]
+    _check_overrides(overrides, stored, args, given)
+    if not is_plugin(model):
+        check_supported(vars(args), path)
     ARCHITECTURES[arch].fill(args)
     _check_memory_settings(arch, given)
-    if not MODELS[ARCHITECTURES[arch].model].predicts_next_token and "task" in stored:
+    if not model.predicts_next_token and "task" in stored:
         given = {**given, "task": stored["task"]}  # a command's default is for language models
     vars(args).update({"task": "language_modeling", **vars(args), **given})
     if "tokens_per_sample" in args:
         args.max_target_positions = _positions(path, stored, args)
     config.fill(args, CommonConfig)
     return args
+
+
+def _check_overrides(
+    overrides: Mapping[str, Any], stored: Mapping[str, Any], args: argparse.Namespace, given: Mapping[str, Any]
+) -> None:
+    """Refuse names of *overrides* that nothing reads: neither the parts that *args* choose, nor loading itself."""
+    names = {"task": str(vars(args).get("task", "language_modeling")), "criterion": str(vars(args).get("criterion"))}
+    parts = [MODELS[ARCHITECTURES[args.arch].model]]
+    parts += [registry[names[kind]] for kind, registry in CHOICES.items() if names[kind] in registry]
+    read = {"arch", "task", "criterion", "keep_notes", *NEUTRAL}
+    read |= set(config.defaults(DataConfig)) - given.keys()  # a command with these flags has its own values
+    for part in parts:
+        read |= set(config.defaults(part.config_class)) if part.config_class else set()
+        read |= stored.keys() if is_plugin(part) else set()
+    read -= OF_THE_COMMAND
+    for name in map(str, overrides):
+        if name in OF_THE_COMMAND and name in given:
+            raise UserError(f"--model-overrides {name}: not a setting of the model; give {config.flag_name(name)}")
+        if name not in read:
+            raise UserError(f"--model-overrides {name}: no such setting of {args.arch}; {nearest(name, read)}")
 
 
 def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:

@@ -1,0 +1,88 @@
+"""Settings that would change a checkpoint's result, and that nothing here reads, are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+
+from fairseq.errors import UserError
+from fairseq.hub import LanguageModel
+
+BASELINE = runs.GOLDEN / "baseline.pt"
+
+
+def with_settings(folder: Path, **settings: Any) -> Path:
+    """The golden checkpoint of fairseq's as it would be with other *settings*."""
+    state = runs.checkpoint.load(BASELINE)
+    torch.save({**state, "args": {**state["args"], **settings}}, folder / "c.pt")
+    return folder / "c.pt"
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("character_embeddings", True),
+        ("quant_noise_pq", 0.1),
+        ("quant_noise_scalar", 0.5),
+        ("base_layers", 1),
+        ("scale_fc", True),
+        ("scale_heads", True),
+        ("decoder_xformers_att_config", "{'name': 'linformer'}"),
+        ("past_target", True),
+        ("output_dictionary_size", 1000),
+        ("shorten_method", "truncate"),
+    ],
+)
+def test_a_setting_that_changes_the_result_is_refused_in_evaluation_and_training(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    path = with_settings(tmp_path, **{name: value})
+    with pytest.raises(UserError, match=f"c.pt: {name}=.*is not implemented and changes the result"):
+        LanguageModel.from_pretrained(path, runs.DATA)
+    flags = """--arch transformer_lm_wiki103 --decoder-layers 2 --decoder-attention-heads 4 --decoder-embed-dim 64
+        --decoder-ffn-embed-dim 128 --adaptive-softmax-cutoff 200,600 --adaptive-input-cutoff 200,600 --cpu
+        --criterion adaptive_loss --tokens-per-sample 64 --max-tokens 128 --train-subset valid --valid-subset test"""
+    with pytest.raises(UserError, match=f"{name}=.*is not implemented"):
+        runs.train(tmp_path / "run", flags, "--reset-optimizer --max-update 1 --restore-file", path)
+
+
+def test_settings_that_change_no_result_are_read_past(tmp_path: Path) -> None:
+    harmless = {"checkpoint_activations": True, "offload_activations": True, "quant_noise_pq_block_size": 4}
+    harmless |= {"future_target": True, "min_params_to_wrap": 3, "pad_to_fixed_length": True, "log_format": "x"}
+    exact = LanguageModel.from_pretrained(BASELINE, runs.DATA).score("a b c")[1]
+    model = LanguageModel.from_pretrained(with_settings(tmp_path, **harmless), runs.DATA)
+    assert torch.equal(model.score("a b c")[1], exact)
+
+
+def test_an_override_can_take_such_a_setting_back(tmp_path: Path) -> None:
+    path = with_settings(tmp_path, quant_noise_pq=0.1)
+    LanguageModel.from_pretrained(path, runs.DATA, overrides={"quant_noise_pq": 0})
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [
+        ("decoder_layer", "did you mean decoder_layers"),
+        ("droput", "did you mean dropout"),
+        ("mem_len", "no such setting of transformer_lm_wiki103"),
+        ("lr", "no such setting"),
+        ("quant_noise_pq_block_size", "did you mean quant_noise_pq"),
+    ],
+)
+def test_an_override_that_nothing_reads_is_refused(name: str, hint: str) -> None:
+    with pytest.raises(UserError, match=f"--model-overrides {name}: .*{hint}"):
+        LanguageModel.from_pretrained(BASELINE, runs.DATA, overrides={name: 1})
+
+
+def test_an_override_of_what_a_flag_decides_names_the_flag() -> None:
+    from fairseq import options
+    from fairseq_cli import eval_lm
+
+    words = runs.words(runs.DATA, "--cpu --batch-size 1 --path", BASELINE)
+    args = options.parse_args_and_arch(options.get_eval_lm_parser(), [*words, "--model-overrides", "{'bf16': True}"])
+    with pytest.raises(UserError, match="--model-overrides bf16: not a setting of the model; give --bf16"):
+        eval_lm.main(args)
