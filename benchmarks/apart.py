@@ -51,6 +51,9 @@ class Benchmark:
         parser.add_argument("--seconds", type=float, default=15, help="how long each line is measured (default: 15)")
         parser.add_argument("--compile", action="store_true", help="also measure with torch.compile")
         parser.add_argument("--wiki103", action="store_true", help="full-size models, on a GPU")
+        parser.add_argument(
+            "--only", choices=sorted({c.mode for c in self.cases if hasattr(c, "mode")}), help="only lines of this kind"
+        )
         parser.add_argument("--case", help=argparse.SUPPRESS)
         parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
         args = parser.parse_args(argv)
@@ -65,6 +68,8 @@ class Benchmark:
         cases = list(self.full_size if args.wiki103 else self.cases)
         if args.compile and not args.wiki103:
             cases += [replace(c, name=f"{c.name}, compiled", compile=True) for c in self.cases[: self.compiled]]
+        if args.only:
+            cases = [case for case in cases if case.mode == args.only]
         before = ceiling(device)
         with tempfile.TemporaryDirectory() as folder:
             self.make_corpus(Path(folder), args.wiki103)

@@ -1,6 +1,6 @@
-"""Speed and memory of training and evaluating a Shortformer, beside the original's on a machine of two cores.
+"""Speed and memory of a Shortformer in training, evaluation and generation, beside the original's on two cores.
 
-    python -m benchmarks.language_model [--compile] [--json FILE]
+    python -m benchmarks.language_model [--compile] [--only generation] [--json FILE]
     python -m benchmarks.language_model --wiki103        # the full-size model, on a GPU
 
 Every line of the table is measured in a process of its own, through the task, the trainer and the scorer that the
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import machine
+from benchmarks import generation, machine
 from benchmarks.apart import Benchmark
 from fairseq import options
 from fairseq.allocator import keep_freed_memory
@@ -55,7 +55,7 @@ class Case:
     """One line of the table."""
 
     name: str
-    mode: str  # train, evaluate, or token by token
+    mode: str  # train, evaluate, token by token, or generation
     precision: str = "fp32"
     rows: int = ROWS
     compile: bool = False
@@ -69,6 +69,9 @@ CASES = [
     Case("non-overlapping, bf16", "evaluate", "bf16", target=3.5),
     Case("token by token, 1 stream", "token by token", rows=1, target=8.0),
     Case("token by token, 16 streams", "token by token", rows=16, target=40.0),
+    Case("token by token, bf16, 1 stream", "token by token", "bf16", rows=1),
+    Case("token by token, bf16, 16 streams", "token by token", "bf16", rows=16),
+    Case("generation", "generation", rows=1),
 ]
 
 
@@ -100,6 +103,9 @@ def measure(case: Case, folder: Path, full_size: bool, device: torch.device, sec
     torch.manual_seed(1)
     task = setup_task(args)
     model = task.build_model(args)
+    if case.mode == "generation":
+        found = generation.measure(model.to(device).eval(), len(task.source_dictionary), device, 3 * seconds)
+        return {"median": found["lines"][0]["median"], "generation": found, "rss_mib": machine.peak_rss()}
     speeds = (
         training_speeds(args, task, model, device, seconds)
         if case.mode == "train"
@@ -182,7 +188,10 @@ def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool
         "| | tokens/s | × original | tokens/s per GFLOP/s | × original per GFLOP/s | target | peak RSS |",
         "|---|---|---|---|---|---|---|",
     ]
+    more = [generation.table(result["generation"]) for result in results if "generation" in result]
     for result in results:
+        if "generation" in result:
+            continue
         case = Case(**result["case"])
         speed = result["median"]
         per = speed / ceiling[case.precision if case.precision != "fp16" else "bf16"]
@@ -199,7 +208,7 @@ def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool
         else:
             cells = ["", f"{per:.2f}", "", ""]
         lines.append(f"| {case.name} | {speed:,.0f} | {' | '.join(cells)} | {memory} |")
-    return "\n".join(lines)
+    return "\n".join([*(lines if len(lines) > 2 else []), *("\n" + table for table in more)])
 
 
 def wiki103_cases() -> list[Case]:

@@ -31,6 +31,12 @@ def matrix_product(device: torch.device, dtype: torch.dtype, repeats: int = 20) 
     return 2 * 2048 * 1024 * 4096 / best_seconds(lambda: a @ b, device, repeats) / 1e9
 
 
+def read_bandwidth(device: torch.device, repeats: int = 5) -> float:
+    """GB/s of one streaming read of 256 MiB, more than caches hold, with all threads: the best of *repeats*."""
+    data = torch.ones(1 << 26, device=device)
+    return data.numel() * 4 / best_seconds(data.sum, device, repeats) / 1e9
+
+
 def best_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
     """The shortest of *repeats* runs of *work*, after three that do not count."""
     for _ in range(3):

@@ -67,8 +67,9 @@ def stream(
     forbidden: Sequence[int] = (),
 ) -> Iterator[int]:
     """As :func:`sample`, from one model or the average of several; beam search yields its text at the end."""
-    for _, tokens in _advances(models, [prompt], how, [generator], forbidden):
-        yield from tokens
+    for step in _steps(models, [prompt], how, [generator], forbidden):
+        for _, tokens in step:
+            yield from tokens
 
 
 def continuations(
@@ -102,8 +103,8 @@ def continuations(
         for start in range(0, len(order), together):
             batch = order[start : start + together]
             sources = [generators(number) for number in batch]
-            rows = _advances(models, [prompts[number] for number in batch], how, sources, forbidden)
-            yield from ((batch[row], tokens) for row, tokens in rows)
+            for step in _steps(models, [prompts[number] for number in batch], how, sources, forbidden):
+                yield from ((batch[row], tokens) for row, tokens in step)
 
     texts: dict[int, list[int]] = {number: [] for number in order}
     items: Iterable[Advance] = advances()
@@ -117,14 +118,14 @@ def continuations(
 
 
 @torch.inference_mode()
-def _advances(
+def _steps(
     models: Sequence[Model],
     prompts: Sequence[Prompt],
     how: Decoding,
     generators: Sequence[torch.Generator | None],
     forbidden: Sequence[int],
-) -> Iterator[Advance]:
-    """Tokens of one batch, whose prompts are ordered by falling length."""
+) -> Iterator[list[Advance]]:
+    """The steps of one batch, whose prompts are ordered by falling length."""
     readers = [reader_of(model) for model in models]
     for reader in readers:
         if not can_generate(reader.model):
@@ -135,6 +136,7 @@ def _advances(
         return
     longest = len(prompts[0]) + how.max_tokens
     predictor = Predictor(readers, len(prompts), forbidden, longest)
-    steps = beam_search(predictor, prompts, how) if how.beam > 1 else sample_batch(predictor, prompts, how, generators)
-    for step in steps:
-        yield from step
+    if how.beam > 1:
+        yield from beam_search(predictor, prompts, how)
+    else:
+        yield from sample_batch(predictor, prompts, how, generators)

@@ -142,24 +142,39 @@ class PackedOutput:
         scores, found = self._largest(head, min(count, words), words)
         for band, tail in enumerate(self.tails):
             mass = head[:, words + band]
-            if found.size(1) == count and bool((mass + MARGIN < scores[:, -1]).all()):
-                continue
-            inside = tail.logits(self.library, hidden)
-            inside += (mass - inside.logsumexp(-1))[:, None]
-            first, last = self.bounds[band + 1], self.bounds[band + 2]
-            hidden_words = [token - first for token in forbidden if first <= token < last]
-            if hidden_words:
-                inside[:, hidden_words] = -torch.inf
-            more, places = self._largest(inside, min(count, last - first), last - first)
-            scores, found = torch.cat([scores, more], 1), torch.cat([found, places + first], 1)
-            scores, order = scores.topk(min(count, scores.size(1)))
-            found = found.gather(1, order)
+            rows = (mass + MARGIN >= scores[:, -1]).nonzero()[:, 0] if found.size(1) == count else None
+            if rows is None:  # the words so far are fewer than asked for
+                more = self._of_band(band, tail, hidden, mass, count, forbidden)
+                scores, found = _merged((scores, found), more, count)
+            elif len(rows):
+                more = self._of_band(band, tail, hidden[rows], mass[rows], count, forbidden)
+                scores[rows], found[rows] = _merged((scores[rows], found[rows]), more, count)
         return scores, found
+
+    def _of_band(
+        self, band: int, tail: _Band, hidden: Tensor, mass: Tensor, count: int, forbidden: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """The best words of a tail band with the log-probability *mass* [B]; see :meth:`best`."""
+        first, last = self.bounds[band + 1], self.bounds[band + 2]
+        logits = tail.logits(self.library, hidden)
+        logits += (mass - logits.logsumexp(-1))[:, None]
+        inside = [token - first for token in forbidden if first <= token < last]
+        if inside:
+            logits[:, inside] = -torch.inf
+        scores, places = self._largest(logits, min(count, last - first), last - first)
+        return scores, places + first
 
     def _largest(self, logits: Tensor, count: int, columns: int) -> tuple[Tensor, Tensor]:
         if count > MOST_CANDIDATES:
             return logits[:, :columns].topk(count)
         return largest(self.library, logits, count, columns)
+
+
+def _merged(some: tuple[Tensor, Tensor], more: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """The *count* best of two lists of scores and words."""
+    scores, words = (torch.cat(both, dim=1) for both in zip(some, more, strict=True))
+    scores, order = scores.topk(min(count, scores.size(1)))
+    return scores, words.gather(1, order)
 
 
 def packable_output(layer: OutputLayer | None) -> bool:

@@ -1,0 +1,156 @@
+"""Speed of generation: softmax and choice at every token, beside the floor of reading the weights and GPT-2's.
+
+Part of ``python -m benchmarks.language_model``; ``--only generation`` runs it alone. All contenders take turns in one
+process, so that their ratios hold on a machine whose speed changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks import machine
+from fairseq.generation import Decoding, continuations, generator_of
+from fairseq.models.inference import Reader
+
+TOKENS, TOP_K = 192, 40
+ROWS = (1, 16)
+PRECISIONS: dict[str, tuple[torch.dtype | None, bool, float]] = {  # type, int8, bytes a weight
+    "fp32": (None, False, 4),
+    "bf16": (torch.bfloat16, False, 2),
+    "int8": (None, True, 1),
+}
+
+
+@dataclass
+class Line:
+    """One contender.
+
+    Attributes:
+        megabytes: read in a step: weights of layers and output layer, and the cache; 0 where that is not known.
+        speeds: tokens a second, one number for each turn.
+    """
+
+    name: str
+    rows: int
+    megabytes: float
+    speeds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """Of the speeds."""
+        return sorted(self.speeds)[len(self.speeds) // 2]
+
+
+def measure(model: Any, vocabulary: int, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Let everyone generate in turn for about *seconds* in all, three turns at least; bandwidth before each turn.
+
+    Returns:
+        ``lines`` and the ``bandwidth`` in GB/s, its median.
+    """
+    contenders: list[tuple[Line, Callable[[], None]]] = []
+    for rows in ROWS:
+        for name, (dtype, int8, size) in PRECISIONS.items():
+            reader = Reader(model, dtype, int8=int8)
+            line = Line(name, rows, step_bytes(model, rows, size, 4 if dtype is None else 2) / 1e6)
+            contenders.append((line, _ours(reader, rows, vocabulary)))
+        other = _gpt2(model, rows, vocabulary, device)
+        if other is not None:
+            contenders.append((Line("GPT-2, transformers", rows, 0), other))
+    bandwidths: list[float] = []
+    started, turns = time.perf_counter(), -1  # the first turn is a warm-up
+    while turns < 3 or time.perf_counter() - started < seconds:
+        bandwidths.append(machine.read_bandwidth(device))
+        for line, work in contenders:
+            machine.synchronize(device)
+            start = time.perf_counter()
+            work()
+            machine.synchronize(device)
+            if turns >= 0:
+                line.speeds.append(line.rows * TOKENS / (time.perf_counter() - start))
+        turns += 1
+    lines = [{**asdict(line), "median": line.median} for line, _ in contenders]
+    return {"lines": lines, "bandwidth": sorted(bandwidths)[len(bandwidths) // 2], "turns": turns}
+
+
+def step_bytes(model: Any, rows: int, weight_size: float, cache_size: float) -> float:
+    """Bytes of weights and cache that a step reads at least, on average over a text.
+
+    Counted are the matrices of the layers and of the whole output layer, once, and what each row has in its cache.
+    """
+    layers, output = model.decoder.layers, model.output_layer
+    weights = sum(p.numel() for p in {*layers.parameters(), *output.parameters()} if p.dim() == 2)
+    segment, memory = model.cfg.tokens_per_sample, model.memory_length
+    spans = [position if position < segment else memory + position % segment for position in range(TOKENS)]
+    attention = layers[0].self_attn
+    held = 2 * len(layers) * attention.num_heads * attention.head_dim * sum(spans) / len(spans)
+    return weights * weight_size + rows * held * cache_size
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as Markdown."""
+    gpt2 = {line["rows"]: line["median"] for line in result["lines"] if "GPT-2" in line["name"]}
+    rows = [
+        f"Generation, top-k {TOP_K}, {TOKENS} tokens a text; one streaming read: {result['bandwidth']:.0f} GB/s\n",
+        "| | streams | tokens/s | MB a step | floor, tokens/s | share of the floor | × GPT-2 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for line in result["lines"]:
+        speed, count, size = line["median"], line["rows"], line["megabytes"]
+        floor = count * result["bandwidth"] * 1e3 / size if size else 0
+        cells = [f"{size:.1f}", f"{floor:,.0f}", f"{speed / floor:.0%}"] if size else ["", "", ""]
+        times = f"{speed / gpt2[count]:.1f}" if count in gpt2 else "–"
+        rows.append(f"| {line['name']} | {count} | {speed:,.0f} | {' | '.join(cells)} | {times} |")
+    return "\n".join(rows)
+
+
+def _ours(reader: Reader, rows: int, vocabulary: int) -> Callable[[], None]:
+    how = Decoding(TOKENS, top_k=TOP_K)
+    prompts = [[2 + row % (vocabulary - 2)] for row in range(rows)]
+
+    def work() -> None:
+        texts = continuations([reader], prompts, how, generators=lambda n: generator_of(1, n), batch_size=rows)
+        assert sum(len(tokens) for _, tokens in texts) == rows * TOKENS
+
+    return work
+
+
+def _gpt2(model: Any, rows: int, vocabulary: int, device: torch.device) -> Callable[[], None] | None:
+    """GPT-2 of as many layers, heads, channels and words, random weights, in float32; None without transformers."""
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError:
+        return None
+    layer = model.decoder.layers[0]
+    config = GPT2Config(
+        vocab_size=vocabulary,
+        n_positions=TOKENS + 1,
+        n_embd=layer.fc1.in_features,
+        n_layer=len(model.decoder.layers),
+        n_head=layer.self_attn.num_heads,
+        n_inner=layer.fc1.out_features,
+        bos_token_id=2,
+        eos_token_id=None,
+        pad_token_id=1,
+    )
+    other: Any = GPT2LMHeadModel(config).eval()
+    other.to(device)
+    prompts = torch.full((rows, 1), 2, device=device)
+
+    def work() -> None:
+        with torch.inference_mode():
+            texts = other.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                do_sample=True,
+                top_k=TOP_K,
+                min_new_tokens=TOKENS,
+                max_new_tokens=TOKENS,
+            )
+        assert texts.shape == (rows, 1 + TOKENS)
+
+    return work
