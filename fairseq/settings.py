@@ -132,6 +132,8 @@ class RateConfig:
 
     lr: list[float] = flag([0.25], "learning rate; a list: one for each epoch", aliases=("--learning-rate",), above=0)
     max_update: int = flag(0, "stop after this many updates (0: no such limit)", low=0)
+    min_lr: float = flag(-1.0, "training stops at this rate; minimum of a cosine without --max-lr")
+    stop_min_lr: float | None = flag(None, "training stops after an epoch at this rate (default: --min-lr)")
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,6 @@ class OptimizationConfig(RateConfig):
     )
     sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
     update_freq: list[int] = flag([1], "batches added up before each update; a list gives one for each epoch", low=1)
-    min_lr: float = flag(-1.0, "training stops after the epoch in which the learning rate falls to this")
     stages: str | None = flag(
         None,
         "staged training in one run, tokens per sample : up to this many updates, e.g. 128:140100,512:286000",

@@ -26,7 +26,13 @@ def build_criterion(settings: Settings | argparse.Namespace, task: Any) -> Fairs
     return cls.build_criterion(given, task)
 
 
-from fairseq.criterions import adaptive_loss, cross_entropy, electra, masked_lm  # noqa: E402  (register themselves)
+from fairseq.criterions import (  # noqa: E402  (register themselves)
+    adaptive_loss,
+    cross_entropy,
+    electra,
+    label_smoothed_cross_entropy,
+    masked_lm,
+)
 
 __all__ = [
     "CRITERIONS",
@@ -35,6 +41,7 @@ __all__ = [
     "build_criterion",
     "cross_entropy",
     "electra",
+    "label_smoothed_cross_entropy",
     "masked_lm",
     "register_criterion",
 ]

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from fairseq.optim import adam, nag, sgd
+from fairseq.optim import adafactor, adagrad, adam, lamb, nag, sgd
 from fairseq.optim.fairseq_optimizer import OPTIMIZERS, FairseqOptimizer, register_optimizer
 from fairseq.optim.groups import parameter_groups
 from fairseq.settings import TrainingSettings, chosen_part
@@ -14,8 +14,11 @@ from fairseq.settings import TrainingSettings, chosen_part
 __all__ = [
     "OPTIMIZERS",
     "FairseqOptimizer",
+    "adafactor",
+    "adagrad",
     "adam",
     "build_optimizer",
+    "lamb",
     "nag",
     "parameter_groups",
     "register_optimizer",

@@ -16,7 +16,7 @@ from torch import Tensor
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.optim.elementwise import ElementwiseOptimizer
-from fairseq.optim.fairseq_optimizer import FairseqOptimizer, register_optimizer
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step, register_optimizer
 from fairseq.settings import KernelConfig, RateConfig
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class FairseqAdam(FairseqOptimizer):
         }
 
     def load_state_dict(self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> None:
-        super().load_state_dict(_move_step(state, to_group=self._keeps_step_in_group), overrides)
+        super().load_state_dict(move_step(state, to_group=self._keeps_step_in_group), overrides)
 
 
 class Adam(ElementwiseOptimizer):
@@ -149,18 +149,3 @@ def _apex_adam(params: list[Any]) -> Any:
     except ImportError:
         return None
     return FusedAdam
-
-
-def _move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
-    """*state* with the number of updates where it is looked for: apex keeps it in the group, fairseq by parameter."""
-    groups = [dict(group) for group in state["param_groups"]]
-    entries = {index: dict(entry) for index, entry in state["state"].items()}
-    for group in groups:
-        members = [entries[index] for index in group["params"] if index in entries]
-        steps = [int(entry["step"]) for entry in members if "step" in entry]
-        if to_group and "step" not in group and steps:
-            group["step"] = max(steps)
-        if not to_group and "step" in group:
-            for entry in members:
-                entry.setdefault("step", int(group["step"]))
-    return {**state, "state": entries, "param_groups": groups}

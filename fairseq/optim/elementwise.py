@@ -19,9 +19,13 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
     only the result is rounded. They are widened :data:`CHUNK` elements at a time, so that a step allocates no more
     than a few chunks. The update is elementwise, so that equal inputs give equal bits.
 
+    Where :attr:`sliceable` is false, an update needs whole parameters, which are widened one at a time.
+
     Subclasses define :meth:`new_state` and :meth:`update`, and :meth:`begin_step` and :meth:`end_step` where
     something changes once a step.
     """
+
+    sliceable = True
 
     def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
         """Return the initial state of a parameter; *zeros* makes a tensor of its shape in the state's dtype."""
@@ -71,7 +75,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             grads = [p.grad for p in full if p.grad is not None]
             scale_(grads, factor)
             self.update(group, [p.detach() for p in full], grads, [self.state[p] for p in full])
-        for pieces in _chunks([p for p in params if is_half(p)], self.state):
+        for pieces in _chunks([p for p in params if is_half(p)], self.state, self.sliceable):
             narrow = [piece[0] for piece in pieces]
             wide, grads = [p.float() for p in narrow], [piece[1].float() for piece in pieces]
             scale_(grads, factor)
@@ -112,12 +116,12 @@ Piece = tuple[Tensor, Tensor, dict[str, Any]]
 """Slices of a parameter, of its gradient, and of its state."""
 
 
-def _chunks(params: list[nn.Parameter], states: Any) -> Iterator[list[Piece]]:
+def _chunks(params: list[nn.Parameter], states: Any, sliceable: bool) -> Iterator[list[Piece]]:
     """Pieces of *params*, of :data:`CHUNK` elements together where they are smaller."""
     chunk: list[Piece] = []
     size = 0
     for p in params:
-        for piece in _pieces(p, states[p]):
+        for piece in _pieces(p, states[p], sliceable):
             if chunk and size + piece[0].numel() > CHUNK:
                 yield chunk
                 chunk, size = [], 0
@@ -127,9 +131,9 @@ def _chunks(params: list[nn.Parameter], states: Any) -> Iterator[list[Piece]]:
         yield chunk
 
 
-def _pieces(p: nn.Parameter, state: dict[str, Any]) -> Iterator[Piece]:
+def _pieces(p: nn.Parameter, state: dict[str, Any], sliceable: bool) -> Iterator[Piece]:
     assert p.grad is not None
-    if not (p.is_contiguous() and p.grad.is_contiguous()):
+    if not (sliceable and p.is_contiguous() and p.grad.is_contiguous()):
         yield p.detach(), p.grad, state
         return
     sliced = {name: value.view(-1).split(CHUNK) for name, value in state.items() if _has_shape(value, p)}

@@ -27,6 +27,8 @@ class FairseqOptimizer:
     """
 
     config_class: type | None = None
+    supports_half_parameters = True
+    """Whether parameters may be float16 (``--memory-efficient-fp16``): the state must be float32."""
 
     def __init__(self, args: Any, params: Iterable[Any] | None = None) -> None:
         self.args = args
@@ -130,6 +132,21 @@ def register_optimizer(name: str, dataclass: type | None = None) -> Callable[[T]
     return keep
 
 
+def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
+    """Return *state* with the number of updates in its groups, as apex has it, or by parameter, as fairseq has it."""
+    groups = [dict(group) for group in state["param_groups"]]
+    entries = {index: dict(entry) for index, entry in state["state"].items()}
+    for group in groups:
+        members = [entries[index] for index in group["params"] if index in entries]
+        steps = [int(entry["step"]) for entry in members if "step" in entry]
+        if to_group and "step" not in group and steps:
+            group["step"] = max(steps)
+        if not to_group and "step" in group:
+            for entry in members:
+                entry.setdefault("step", int(group["step"]))
+    return {**state, "state": entries, "param_groups": groups}
+
+
 def _check_shapes(state: Mapping[str, Any], params: list[nn.Parameter]) -> None:
     stored = [index for group in state["param_groups"] for index in group["params"]]
     advice = "it belongs to another model; use --reset-optimizer to start without it"
@@ -138,8 +155,10 @@ def _check_shapes(state: Mapping[str, Any], params: list[nn.Parameter]) -> None:
             f"checkpoint: its optimizer state is for {len(stored)} parameters, the model has {len(params)}: {advice}"
         )
     for index, parameter in zip(stored, params, strict=True):
+        shape = parameter.shape
+        allowed = (shape, shape[:-1], shape[:-2] + shape[-1:])  # Adafactor keeps the means of rows and columns
         for name, value in state["state"].get(index, {}).items():
-            if isinstance(value, Tensor) and value.dim() > 0 and value.shape != parameter.shape:
+            if isinstance(value, Tensor) and value.dim() > 0 and value.shape not in allowed:
                 raise UserError(
                     f"checkpoint: its optimizer state {name} {index} has shape {list(value.shape)}, "
                     f"the parameter {list(parameter.shape)}: {advice}"

@@ -298,7 +298,7 @@ class Run:
             or self.stop.decided
             or 0 < self.cfg.max_epoch <= epochs
             or 0 < self.max_update <= updates
-            or (between and updates > 0 and self.trainer.get_lr() <= self.cfg.min_lr)
+            or (between and updates > 0 and self.trainer.get_lr() <= self.trainer.lr_scheduler.stop_lr)
         )
 
     def _is_late(self) -> bool:

@@ -72,6 +72,11 @@ class Trainer:
         )
         groups = parameter_groups(self.graph.named_parameters(), self.cfg.no_decay_on_norms_and_biases)
         self.optimizer = build_optimizer(settings, groups)
+        if self.precision.half_parameters and not self.optimizer.supports_half_parameters:
+            raise UserError(
+                f"--memory-efficient-fp16: the state of {type(self.optimizer).__name__} would be float16, too; "
+                "use --fp16 or another --optimizer"
+            )
         self.names = ParameterNames(model, criterion, self.optimizer.param_groups)
         self.parameters = self.optimizer.params
         self.lr_scheduler = build_lr_scheduler(settings, self.optimizer)

@@ -150,7 +150,7 @@ def test_the_best_loss_is_the_least():
     ("name", "settings", "flags"),
     [
         ("cosine", {"max_lr": 0.1}, ["--max-lr 0.1", "--lr 0.1"]),
-        ("cosine", {}, ["--max-lr"]),
+        ("cosine", {}, ["--lr-period-updates", "--max-update"]),
         ("cosine", {"max_lr": 1.0}, ["--lr-period-updates", "--max-update", "--warmup-updates"]),
         ("cosine", {"max_lr": 1.0, "warmup_updates": 9, "max_update": 9}, ["--lr-period-updates"]),
         ("cosine", {"max_lr": 1.0, "max_update": 9, "warmup_init_lr": 2.0}, ["--warmup-init-lr 2.0", "--max-lr 1.0"]),

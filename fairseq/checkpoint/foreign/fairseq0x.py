@@ -24,7 +24,13 @@ ARGUMENT_NAMES = {  # former name: today's
 LISTS = ("lr", "update_freq")  # single numbers once
 
 HALF_PRECISION = ("FP16Optimizer", "MemoryEfficientFP16Optimizer")  # wrappers whose name hid the optimizer's
-OPTIMIZERS = {"nag": "FairseqNAG", "adam": "FairseqAdam", "sgd": "SGD"}
+OPTIMIZERS = {
+    "nag": "FairseqNAG",
+    "adam": "FairseqAdam",
+    "sgd": "SGD",
+    "adafactor": "FairseqAdafactor",
+    "lamb": "FairseqLAMB",
+}
 
 
 def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
-from fairseq.optim.lr_scheduler import cosine, fixed, inverse_sqrt, polynomial_decay
+from fairseq.optim.lr_scheduler import (
+    cosine,
+    fixed,
+    inverse_sqrt,
+    polynomial_decay,
+    reduce_lr_on_plateau,
+    tri_stage,
+    triangular,
+)
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import LR_SCHEDULERS, FairseqLRScheduler, register_lr_scheduler
 from fairseq.settings import TrainingSettings, chosen_part
 
@@ -17,7 +25,10 @@ __all__ = [
     "fixed",
     "inverse_sqrt",
     "polynomial_decay",
+    "reduce_lr_on_plateau",
     "register_lr_scheduler",
+    "tri_stage",
+    "triangular",
 ]
 
 

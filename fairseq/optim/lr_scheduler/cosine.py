@@ -15,11 +15,11 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class CosineConfig(RateConfig):
-    """What ``--lr-scheduler cosine`` can be told; ``--lr`` is its smallest rate."""
+    """Settings of ``--lr-scheduler cosine``. With ``--max-lr`` those of fairseq 0.9, without it those of 0.10."""
 
-    max_lr: float | None = flag(None, "largest learning rate, greater than --lr", above=0)
-    warmup_updates: int = flag(0, "updates in which the rate rises to --max-lr", low=0)
-    warmup_init_lr: float = flag(-1.0, "rate of the first update of the warmup (default: --lr)")
+    max_lr: float | None = flag(None, "maximum; --lr is then the minimum (default: --lr, from --min-lr)", above=0)
+    warmup_updates: int = flag(0, "updates of the warmup to the maximum", low=0)
+    warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: the minimum)")
     t_mult: float = flag(1.0, "each period is this many times as long as the one before", low=1)
     lr_period_updates: float = flag(-1.0, "updates in the first period (default: --max-update less the warmup)")
     lr_shrink: float = flag(0.1, "each period's rates are this many times those of the one before", above=0)
@@ -27,10 +27,10 @@ class CosineConfig(RateConfig):
 
 @register_lr_scheduler("cosine", dataclass=CosineConfig)
 class CosineSchedule(FairseqLRScheduler):
-    """A linear warmup, then half cosines from ``--max-lr`` to ``--lr``, each longer and lower than the one before.
+    """A linear warmup, then half cosines from a maximum to a minimum, each longer and lower than the one before.
 
-    In period i, t updates after its begin: m + ½·(M − m)·(1 + cos(π·t / T_i)) with T_i = period · t_mult^i,
-    m = lr · shrink^i and M = max_lr · shrink^i.
+    In period i, t updates after its start: m + ½·(M − m)·(1 + cos(π·t / T_i)) with T_i = period · t_mult^i,
+    m = minimum · shrink^i and M = maximum · shrink^i.
 
     Source: Loshchilov & Hutter 2017, "SGDR: stochastic gradient descent with warm restarts", eq. 5.
 
@@ -41,20 +41,13 @@ class CosineSchedule(FairseqLRScheduler):
     def __init__(self, args: argparse.Namespace | CosineConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         config = typed(CosineConfig, args)
-        self.lr = single_rate(config, "cosine")
-        if config.max_lr is None:
-            raise UserError(f"--max-lr: --lr-scheduler cosine needs it; give a rate greater than --lr {self.lr}")
-        if config.max_lr <= self.lr:
-            raise UserError(
-                f"--max-lr {config.max_lr}: must be greater than --lr {self.lr}, the cosine's smallest rate; change one"
-            )
-        if config.warmup_init_lr > config.max_lr:
+        self.lr, self.max_lr = _range(config)
+        if config.warmup_init_lr > self.max_lr:
             raise UserError(
                 f"--warmup-init-lr {config.warmup_init_lr}: must not be greater than "
-                f"--max-lr {config.max_lr}; change one"
+                f"{'--lr' if config.max_lr is None else '--max-lr'} {self.max_lr}; change one"
             )
         self.config = config
-        self.max_lr = config.max_lr
         self.init_lr = config.warmup_init_lr if config.warmup_init_lr >= 0 else self.lr
         self.period = config.lr_period_updates
         if self.period <= 0:
@@ -75,6 +68,13 @@ class CosineSchedule(FairseqLRScheduler):
         self.optimizer.set_lr(lr)
         return lr
 
+    @property
+    def stop_lr(self) -> float:
+        if self.config.max_lr is not None:
+            return super().stop_lr
+        stop = self.config.stop_min_lr  # --min-lr is the cosine's minimum here
+        return -1.0 if stop is None else stop
+
     def _annealed(self, updates: float) -> float:
         """The rate *updates* after the warmup."""
         index, period = 0, self.period
@@ -88,3 +88,16 @@ class CosineSchedule(FairseqLRScheduler):
         shrink = self.config.lr_shrink**index
         low, high = self.lr * shrink, self.max_lr * shrink
         return low + 0.5 * (high - low) * (1 + math.cos(math.pi * updates / period))
+
+
+def _range(config: CosineConfig) -> tuple[float, float]:
+    """The minimum and the maximum rate: --lr and --max-lr where the latter is given, else --min-lr and --lr."""
+    lr, max_lr = single_rate(config, "cosine"), config.max_lr
+    if max_lr is not None:
+        if max_lr <= lr:
+            raise UserError(f"--max-lr {max_lr}: must be greater than --lr {lr}, the cosine's minimum; change one")
+        return lr, max_lr
+    lowest = max(config.min_lr, 0.0)
+    if lowest >= lr:
+        raise UserError(f"--min-lr {lowest}: must be less than --lr {lr}, the cosine's maximum; change one")
+    return lowest, lr

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fairseq.config import add_flags
+from fairseq.config import add_flags, typed
 from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.registry import Registry
@@ -42,6 +42,12 @@ class FairseqLRScheduler:
         """Add the schedule's flags to *parser*."""
         if cls.config_class is not None:
             add_flags(parser, cls.config_class)
+
+    @property
+    def stop_lr(self) -> float:
+        """The rate at or below which training stops."""
+        config = typed(RateConfig, self.args)
+        return config.min_lr if config.stop_min_lr is None else config.stop_min_lr
 
     def step_begin_epoch(self, epoch: int) -> float:
         """Set and return the rate for the first update of *epoch* (counted from 1)."""

@@ -1,0 +1,69 @@
+"""Cross entropy against smoothed targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fairseq.config import flag
+from fairseq.criterions import register_criterion
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.criterions.fairseq_criterion import Loss, Sample, logging_output
+from fairseq.modules.output_layer import LinearOutput, OutputLayer, move_partition
+
+
+@dataclass(frozen=True)
+class LabelSmoothedCrossEntropyConfig:
+    """Settings of the label-smoothed cross entropy."""
+
+    sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
+    label_smoothing: float = flag(0.0, "share of probability spread over all words", low=0, below=1)
+
+
+@register_criterion("label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyConfig)
+class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
+    """Cross entropy against (1 − ε) · target + ε · uniform over the V words (Szegedy et al. 2016, section 7).
+
+    ``nll_loss`` is the plain cross entropy.
+    """
+
+    def __init__(self, task: Any, cfg: LabelSmoothedCrossEntropyConfig) -> None:
+        super().__init__(task, cfg)
+        self.eps = cfg.label_smoothing
+
+    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
+        layer = getattr(model, "output_layer", None)
+        if isinstance(layer, LinearOutput):
+            loss, nll = self._linear(layer, net_output[0], sample)
+        else:
+            loss, nll = self._full(model, layer, net_output, sample)
+        sample_size = sample["nsentences"] if self.sentence_avg else sample["ntokens"]
+        return loss, sample_size, {**logging_output(loss, sample, sample_size), "nll_loss": nll.detach()}
+
+    def _linear(self, layer: LinearOutput, hidden: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
+        """Both losses without the matrix of logits: the sum of all logits of a row is h · Σ_v w_v."""
+        partition = sample.get("partition")
+        if partition is None:
+            partition = self._partition(layer, sample)
+        rows, target = partition = move_partition(partition, hidden.device)
+        flat = hidden.flatten(0, -2)
+        nll = layer.loss(flat, partition)
+        kept = (flat if rows is None else flat[rows]).float()  # (N, C)
+        weight = layer.weight.float()  # (V, C)
+        of_target = (kept * weight[target]).sum()
+        of_all = kept.sum(0) @ weight.sum(0)
+        return nll + self.eps * (of_target - of_all / weight.size(0)), nll
+
+    def _full(self, model: Any, layer: Any, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:
+        if isinstance(layer, OutputLayer):
+            lprobs, target = layer.log_probs(net_output[0]), sample["target"]
+        else:
+            lprobs = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
+            target = model.get_targets(sample, net_output)
+        lprobs, target = lprobs.flatten(0, -2), target.reshape(-1).to(lprobs.device)  # (N, V), (N)
+        keep = target != self.padding_idx
+        nll = -lprobs.gather(-1, target[:, None]).squeeze(-1)[keep].sum()
+        smooth = -lprobs[keep].sum()
+        return (1 - self.eps) * nll + self.eps / lprobs.size(-1) * smooth, nll

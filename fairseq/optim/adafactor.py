@@ -1,0 +1,128 @@
+"""Adafactor with the options of its paper, of which PyTorch's own has a part."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq.config import flag, typed
+from fairseq.errors import UserError
+from fairseq.optim.elementwise import ElementwiseOptimizer
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer, register_optimizer
+from fairseq.settings import RateConfig
+
+
+@dataclass(frozen=True)
+class AdafactorConfig(RateConfig):
+    """Settings of ``--optimizer adafactor``."""
+
+    adafactor_eps: list[float] = flag([1e-30, 1e-3], "added to squares; smallest scale", low=0, metavar="E1,E2")
+    clip_threshold: float = flag(1.0, "largest root mean square of an update", above=0)
+    decay_rate: float = flag(-0.8, "exponent of the second moment's decay", below=0)
+    beta1: float | None = flag(None, "decay of the first moment (default: none is kept)", low=0, below=1)
+    scale_parameter: bool = flag(False, "scale the rate by each parameter's root mean square")
+    relative_step: bool = flag(False, "use a rate of 1 / sqrt(updates) instead of --lr")
+    warmup_init: bool = flag(False, "start --relative-step at 1e-6, rising linearly")
+    weight_decay: float = flag(0.0, "weight decay, apart from the gradient", low=0)
+
+
+@register_optimizer("adafactor", dataclass=AdafactorConfig)
+class FairseqAdafactor(FairseqOptimizer):
+    """``--optimizer adafactor``: see :class:`Adafactor`."""
+
+    def __init__(self, args: argparse.Namespace | AdafactorConfig, params: Iterable[Any]) -> None:
+        super().__init__(args)
+        self.config = typed(AdafactorConfig, args)
+        self._optimizer = Adafactor(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        config = self.config
+        if len(config.adafactor_eps) != 2:
+            shown = ",".join(map(str, config.adafactor_eps))
+            raise UserError(f"--adafactor-eps {shown}: expected two numbers, e.g. 1e-30,1e-3")
+        if config.warmup_init and not config.relative_step:
+            raise UserError("--warmup-init: needs --relative-step; give both or neither")
+        return {
+            "lr": self.config.lr[0],
+            "eps": (config.adafactor_eps[0], config.adafactor_eps[1]),
+            "clip_threshold": config.clip_threshold,
+            "decay_rate": config.decay_rate,
+            "beta1": config.beta1,
+            "scale_parameter": config.scale_parameter,
+            "relative_step": config.relative_step,
+            "warmup_init": config.warmup_init,
+            "weight_decay": config.weight_decay,
+        }
+
+
+class Adafactor(ElementwiseOptimizer):
+    """Adam without a first moment, and with the second moment of a matrix kept as its row and column means.
+
+    After t updates β₂ = 1 − t^decay_rate. An update is divided by its root mean square over *clip_threshold* where
+    that is above 1, then multiplied by the rate.
+
+    Source: Shazeer & Stern 2018, "Adafactor: adaptive learning rates with sublinear memory cost", algorithms 4 and 5.
+    """
+
+    sliceable = False
+
+    def __init__(self, params: Iterable[Any], **settings: Any) -> None:
+        super().__init__(params, settings)
+
+    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+        like = zeros()
+        state: dict[str, Any] = {"step": 0}
+        if like.dim() >= 2:
+            state["exp_avg_sq_row"], state["exp_avg_sq_col"] = like.sum(-1), like.sum(-2)
+        else:
+            state["exp_avg_sq"] = torch.zeros_like(like)
+        if group["beta1"] is not None:
+            state["exp_avg"] = like
+        return state
+
+    def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
+        for state in states:
+            state["step"] = int(state["step"]) + 1
+
+    def update(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+    ) -> None:
+        for p, grad, state in zip(params, grads, states, strict=True):
+            step = state["step"]
+            rate = _rate(group, step, p)
+            update = _normalised(grad, state, 1 - step ** group["decay_rate"], group["eps"][0])
+            update.div_((_rms(update) / group["clip_threshold"]).clamp_(min=1.0)).mul_(rate)
+            if group["beta1"] is not None:
+                update = state["exp_avg"].mul_(group["beta1"]).add_(update, alpha=1 - group["beta1"])
+            if group["weight_decay"] != 0:
+                p.sub_(p * rate, alpha=group["weight_decay"])
+            p.sub_(update)
+
+
+def _rate(group: dict[str, Any], step: int, p: Tensor) -> Tensor | float:
+    rate: Tensor | float = group["lr"]
+    if group["relative_step"]:
+        rate = min(1e-6 * step if group["warmup_init"] else 1e-2, step**-0.5)
+    return _rms(p).clamp_(min=group["eps"][1]) * rate if group["scale_parameter"] else rate
+
+
+def _normalised(grad: Tensor, state: dict[str, Any], decay: float, eps: float) -> Tensor:
+    """Return the gradient over the root of its second moment, which is updated."""
+    squares = grad.square().add_(eps)
+    if "exp_avg_sq" in state:
+        return state["exp_avg_sq"].lerp_(squares, 1 - decay).rsqrt().mul_(grad)
+    rows, columns = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
+    rows.lerp_(squares.mean(-1), 1 - decay)
+    columns.lerp_(squares.mean(-2), 1 - decay)
+    scale = (rows / rows.mean(-1, keepdim=True)).rsqrt_().unsqueeze(-1)
+    return scale * columns.rsqrt().unsqueeze(-2) * grad
+
+
+def _rms(tensor: Tensor) -> Tensor:
+    return tensor.norm(2) / tensor.numel() ** 0.5

@@ -1,0 +1,37 @@
+"""Adagrad, as PyTorch has it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fairseq.config import flag, typed
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer, register_optimizer
+from fairseq.settings import RateConfig
+
+
+@dataclass(frozen=True)
+class AdagradConfig(RateConfig):
+    """Settings of ``--optimizer adagrad``."""
+
+    weight_decay: float = flag(0.0, "weight decay, added to the gradient", low=0)
+
+
+@register_optimizer("adagrad", dataclass=AdagradConfig)
+class Adagrad(FairseqOptimizer):
+    """``--optimizer adagrad``: :class:`torch.optim.Adagrad` (Duchi et al. 2011)."""
+
+    supports_half_parameters = False
+
+    def __init__(self, args: argparse.Namespace | AdagradConfig, params: Iterable[Any]) -> None:
+        super().__init__(args)
+        self.config = typed(AdagradConfig, args)
+        self._optimizer = torch.optim.Adagrad(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        return {"lr": self.config.lr[0], "weight_decay": self.config.weight_decay}

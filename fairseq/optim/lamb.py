@@ -1,0 +1,112 @@
+"""LAMB, in the form of NVIDIA apex's FusedLAMB."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq.config import flag, typed
+from fairseq.errors import UserError
+from fairseq.optim.elementwise import ElementwiseOptimizer, is_half
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step, register_optimizer
+from fairseq.settings import RateConfig
+
+
+@dataclass(frozen=True)
+class LAMBConfig(RateConfig):
+    """Settings of ``--optimizer lamb``."""
+
+    lamb_betas: list[float] = flag([0.9, 0.999], "decay of the two moments", low=0, below=1, metavar="B1,B2")
+    lamb_eps: float = flag(1e-8, "added to the root of the second moment", low=0)
+    weight_decay: float = flag(0.0, "weight decay, part of the update", low=0)
+
+
+@register_optimizer("lamb", dataclass=LAMBConfig)
+class FairseqLAMB(FairseqOptimizer):
+    """``--optimizer lamb``: see :class:`LAMB`. It also restores states of apex's FusedLAMB, which fairseq uses."""
+
+    def __init__(self, args: argparse.Namespace | LAMBConfig, params: Iterable[Any]) -> None:
+        super().__init__(args)
+        self.config = typed(LAMBConfig, args)
+        self._optimizer = LAMB(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self) -> dict[str, Any]:
+        config = self.config
+        if len(config.lamb_betas) != 2:
+            shown = ",".join(map(str, config.lamb_betas))
+            raise UserError(f"--lamb-betas {shown}: expected two numbers, e.g. 0.9,0.999")
+        return {
+            "lr": self.config.lr[0],
+            "betas": (config.lamb_betas[0], config.lamb_betas[1]),
+            "eps": config.lamb_eps,
+            "weight_decay": config.weight_decay,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> None:
+        super().load_state_dict(move_step(state, to_group=False), overrides)
+
+
+class LAMB(ElementwiseOptimizer):
+    """Adam whose update of a parameter is scaled to the parameter's norm.
+
+    With unbiased moments m and v, u = m / (√v + ε) + λ·p; p ← p − η·(‖p‖ / ‖u‖)·u. The ratio is 1 where a norm is 0,
+    and without weight decay. All gradients together are scaled to a norm of at most *max_grad_norm* before.
+
+    Source: You et al. 2020, "Large batch optimization for deep learning", algorithm 2.
+    """
+
+    sliceable = False
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float = 1.0,
+    ) -> None:
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
+        super().__init__(params, settings)
+
+    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+        return {"step": 0, "exp_avg": zeros(), "exp_avg_sq": zeros()}
+
+    def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
+        for state in states:
+            state["step"] = int(state["step"]) + 1
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, factor: Tensor | float | None = None) -> Any:
+        """Update every parameter; see :meth:`ElementwiseOptimizer.step`."""
+        if closure is not None:
+            raise TypeError("LAMB takes no closure: it needs all gradients before the first update")
+        grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if grads:
+            norms = torch._foreach_norm(grads, 2, torch.float32 if is_half(grads[0]) else None)
+            given: Tensor | float = 1.0 if factor is None else factor
+            norm = torch.linalg.vector_norm(torch.stack(norms)) * given
+            factor = given / (norm / self.param_groups[0]["max_grad_norm"]).clamp(min=1.0)
+        return super().step(factor=factor)
+
+    def update(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+    ) -> None:
+        beta1, beta2 = group["betas"]
+        for p, grad, state in zip(params, grads, states, strict=True):
+            first = state["exp_avg"].mul_(beta1).add_(grad, alpha=1 - beta1)
+            second = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            root = (second / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
+            update = (first / (1 - beta1 ** state["step"])).div_(root)
+            if group["weight_decay"] != 0:
+                update.add_(p, alpha=group["weight_decay"])
+                weights, length = p.norm(2), update.norm(2)
+                ratio = torch.where((weights > 0) & (length > 0), weights / length, torch.ones_like(weights))
+                update.mul_(ratio)
+            p.sub_(update, alpha=group["lr"])

@@ -1,0 +1,66 @@
+"""Warmup, constant rate, exponential decay."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+
+from fairseq.config import flag, typed
+from fairseq.errors import UserError
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, register_lr_scheduler, single_rate
+from fairseq.settings import RateConfig
+
+
+@dataclass(frozen=True)
+class TriStageConfig(RateConfig):
+    """Settings of ``--lr-scheduler tri_stage``."""
+
+    warmup_steps: int = flag(4000, "updates of the warmup to --lr", low=0)
+    hold_steps: int = flag(20000, "updates at --lr after the warmup", low=0)
+    decay_steps: int = flag(60000, "updates of the exponential decay", low=0)
+    phase_ratio: list[float] | None = flag(
+        None, "shares of --max-update for the three stages, instead of their lengths", low=0, high=1, metavar="W,H,D"
+    )
+    init_lr_scale: float = flag(0.01, "initial rate, a share of --lr", above=0)
+    final_lr_scale: float = flag(0.01, "final rate, a share of --lr", above=0)
+
+
+@register_lr_scheduler("tri_stage", dataclass=TriStageConfig)
+class TriStageSchedule(FairseqLRScheduler):
+    """A linear warmup to ``--lr``, a constant rate, and an exponential decay to ``--lr`` · ``--final-lr-scale``.
+
+    Source: Park et al. 2019, "SpecAugment", section 3.2.
+
+    Raises:
+        UserError: ``--phase-ratio`` is invalid.
+    """
+
+    def __init__(self, args: argparse.Namespace | TriStageConfig, optimizer: FairseqOptimizer) -> None:
+        super().__init__(args, optimizer)
+        self.config = config = typed(TriStageConfig, args)
+        self.lr = single_rate(config, "tri_stage")
+        self.steps = [config.warmup_steps, config.hold_steps, config.decay_steps]
+        if config.phase_ratio is not None:
+            updates = config.max_update
+            shown = ",".join(map(str, config.phase_ratio))
+            if len(config.phase_ratio) != 3 or not math.isclose(sum(config.phase_ratio), 1, abs_tol=1e-6):
+                raise UserError(f"--phase-ratio {shown}: expected three numbers that sum to 1")
+            if updates <= 0:
+                raise UserError(f"--phase-ratio {shown}: needs --max-update; give it")
+            self.steps = [int(updates * share) for share in config.phase_ratio]
+        self.step_update(0)
+
+    def step_update(self, num_updates: int) -> float:
+        warmup, hold, decay = self.steps
+        if num_updates < warmup:
+            initial = self.config.init_lr_scale
+            lr = self.lr * (initial + (1 - initial) * num_updates / warmup)
+        elif num_updates < warmup + hold:
+            lr = self.lr
+        else:
+            share = min((num_updates - warmup - hold) / decay, 1.0) if decay else 1.0
+            lr = self.lr * self.config.final_lr_scale**share
+        self.optimizer.set_lr(lr)
+        return lr

@@ -1,0 +1,104 @@
+"""The schedules tri_stage, triangular and reduce_lr_on_plateau, and the cosine of fairseq 0.10 beside that of 0.9."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+
+import pytest
+import torch
+
+from fairseq.errors import UserError
+from fairseq.optim import build_optimizer
+from fairseq.optim.lr_scheduler import build_lr_scheduler
+
+
+def build(name, **settings):
+    args = Namespace(**{"lr": [0.1], "lr_scheduler": name, "optimizer": "sgd", **settings})
+    return build_lr_scheduler(args, build_optimizer(args, [torch.nn.Parameter(torch.zeros(1))]))
+
+
+def test_tri_stage_rises_holds_and_decays():
+    schedule = build("tri_stage", warmup_steps=10, hold_steps=5, decay_steps=20, final_lr_scale=0.05)
+    rates = {0: 0.001, 5: 0.0505, 10: 0.1, 14: 0.1, 15: 0.1, 25: 0.1 * 0.05**0.5, 35: 0.005, 1000: 0.005}
+    for updates, rate in rates.items():
+        assert schedule.step_update(updates) == pytest.approx(rate) == schedule.optimizer.get_lr()
+
+
+def test_tri_stage_by_shares_of_the_run():
+    by_shares = build("tri_stage", phase_ratio=[0.1, 0.4, 0.5], max_update=100)
+    by_steps = build("tri_stage", warmup_steps=10, hold_steps=40, decay_steps=50)
+    assert [by_shares.step_update(n) for n in range(120)] == [by_steps.step_update(n) for n in range(120)]
+    with pytest.raises(UserError, match="--phase-ratio 0.1,0.4: expected three"):
+        build("tri_stage", phase_ratio=[0.1, 0.4], max_update=100)
+    with pytest.raises(UserError, match="--phase-ratio.*needs --max-update"):
+        build("tri_stage", phase_ratio=[0.1, 0.4, 0.5])
+
+
+def test_triangular_rises_and_falls_and_shrinks():
+    schedule = build("triangular", max_lr=0.5, lr_period_updates=10, lr_shrink=0.5)
+    rates = {0: 0.1, 5: 0.5, 7: 0.34, 10: 0.1, 15: 0.25, 20: 0.1, 25: 0.125}
+    for updates, rate in rates.items():
+        assert schedule.step_update(updates) == pytest.approx(rate)
+    both = build("triangular", max_lr=0.5, lr_period_updates=10, lr_shrink=0.5, shrink_min=True)
+    assert both.step_update(10) == pytest.approx(0.05)
+    with pytest.raises(UserError, match="--max-lr None: must be greater than --lr 0.1"):
+        build("triangular")
+
+
+def test_plateau_shrinks_the_rate_after_so_many_epochs_without_improvement():
+    schedule = build("reduce_lr_on_plateau", lr_patience=1, lr_shrink=0.5, lr_threshold=0.01)
+    figures = [5.0, 4.0, 3.99, 4.5, 3.0, math.nan, 3.1, 2.9]
+    rates = [schedule.step(epoch, figure) for epoch, figure in enumerate(figures, 1)]
+    assert rates == [0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.025, 0.025]
+    assert schedule.step_update(12) == 0.025
+
+
+def test_plateau_follows_torch():
+    generator = torch.Generator().manual_seed(0)
+    figures = (5 + torch.randn(40, generator=generator)).tolist()
+    for maximize in (False, True):
+        ours = build("reduce_lr_on_plateau", maximize_best_checkpoint_metric=maximize, lr_patience=2)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        mode = "max" if maximize else "min"
+        theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode, 0.1, 2, threshold=1e-4, eps=0)
+        for epoch, figure in enumerate(figures, 1):
+            theirs.step(figure)
+            assert ours.step(epoch, figure) == pytest.approx(optimizer.param_groups[0]["lr"])
+
+
+def test_plateau_goes_on_from_its_state_and_from_fairseqs():
+    schedule = build("reduce_lr_on_plateau", lr_patience=1)
+    for epoch, figure in enumerate([3.0, 4.0], 1):
+        schedule.step(epoch, figure)
+    other = build("reduce_lr_on_plateau", lr_patience=1)
+    other.load_state_dict(schedule.state_dict())
+    assert other.step(3, 4.0) == schedule.step(3, 4.0) == pytest.approx(0.01)
+    foreign = build("reduce_lr_on_plateau")
+    foreign.optimizer.set_lr(0.02)  # that of the restored optimizer
+    foreign.load_state_dict({"best": math.inf, "last_epoch": 1})
+    assert foreign.step_update(20) == 0.02 and foreign.step(1, 3.0) == 0.02 and foreign.best == 3.0
+
+
+def test_plateau_ignores_validations_during_the_warmup():
+    schedule = build("reduce_lr_on_plateau", warmup_updates=10)
+    assert schedule.step_update(5) == pytest.approx(0.05)
+    assert [schedule.step(1, 1.0), schedule.step(2, 2.0)] == pytest.approx([0.05, 0.05])
+    assert schedule.step_update(10) == 0.1
+
+
+def test_cosine_without_max_lr_is_that_of_fairseq_0_10():
+    new = build("cosine", lr=[1.0], min_lr=0.1, lr_period_updates=10, warmup_updates=4, stop_min_lr=0.2)
+    old = build("cosine", lr=[0.1], max_lr=1.0, lr_period_updates=10, warmup_updates=4, min_lr=0.2)
+    assert [new.step_update(n) for n in range(30)] == [old.step_update(n) for n in range(30)]
+    assert new.step_update(4) == 1.0 and new.step_update(13) > 0.1
+    assert new.stop_lr == old.stop_lr == 0.2
+
+
+def test_cosines_minimum_is_no_reason_to_stop_and_is_zero_by_default():
+    schedule = build("cosine", lr=[1.0], min_lr=0.1, lr_period_updates=10)
+    assert schedule.stop_lr == -1.0
+    zero = build("cosine", lr=[1.0], lr_period_updates=10, lr_shrink=1.0)
+    assert zero.step_update(9) == pytest.approx(0.5 * (1 + math.cos(0.9 * math.pi)))
+    with pytest.raises(UserError, match="--min-lr 1.0: must be less than --lr 1.0"):
+        build("cosine", lr=[1.0], min_lr=1.0, lr_period_updates=10)
