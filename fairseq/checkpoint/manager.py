@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fairseq.checkpoint.store import save
+from fairseq.checkpoint.store import load, save
 from fairseq.errors import UserError
 from fairseq.files import link_or_copy, remove_leftovers
 from fairseq.settings import CheckpointConfig
+
+logger = logging.getLogger(__name__)
 
 LAST = "checkpoint_last.pt"
 BEST = "checkpoint_best.pt"
@@ -87,12 +91,46 @@ class CheckpointManager:
         if name != LAST and self.config.finetune_from_model is not None:
             raise UserError(f"--finetune-from-model: cannot be combined with --restore-file {name}; give one of them")
         if name == LAST:
-            path = self.folder / LAST
-            return path if path.exists() else None
+            return self._newest_good() if (self.folder / LAST).exists() else None
         for path in (Path(name), self.folder / name):
             if path.exists():
                 return path
         raise UserError(f"--restore-file {name}: no such checkpoint, here or in {self.folder}; check the path")
+
+    def _newest_good(self) -> Path:
+        """``checkpoint_last.pt``, or if that is damaged the newest other checkpoint that is not."""
+        last = self.folder / LAST
+        others = [path for path in self.folder.glob("checkpoint*.pt") if not path.samefile(last)]
+        failure: UserError | None = None
+        for path in [last, *sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)]:
+            try:
+                load(path)
+            except UserError as error:
+                failure = failure or error
+                logger.error("%s", error)
+                continue
+            if path != last:
+                logger.warning("%s: restored instead of %s", path, LAST)
+            return path
+        assert failure is not None
+        raise failure
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of ``--save-dir``, so that two runs do not write there; the kernel frees a killed run's.
+
+        Raises:
+            UserError: another run holds it.
+        """
+        if self.config.no_save:
+            yield
+            return
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            _lock(descriptor, self.folder)
+            yield
+        finally:
+            os.close(descriptor)
 
     def _remove_old(self) -> None:
         for pattern, keep in ((UPDATE, self.config.keep_interval_updates), (EPOCH, self.config.keep_last_epochs)):
@@ -104,6 +142,15 @@ class CheckpointManager:
     def _newest_first(self, pattern: re.Pattern[str]) -> list[Path]:
         found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := pattern.fullmatch(path.name))]
         return [path for _, path in sorted(found, reverse=True)]
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"--save-dir {folder}: another run writes checkpoints there; choose another folder") from None
+    except OSError:
+        logger.warning("--save-dir %s: the filesystem has no locks; no other run may write there", folder)
 
 
 def _prepare(folder: Path) -> None:

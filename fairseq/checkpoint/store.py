@@ -11,24 +11,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq.checkpoint import schema
 from fairseq.checkpoint.foreign import fairseq0x
 from fairseq.checkpoint.foreign.standins import SAFE_GLOBALS
+from fairseq.checkpoint.integrity import check_finite, check_records, check_room
 from fairseq.errors import UserError
 from fairseq.files import atomic_file
 
 ZIP_MAGIC = b"PK\x03\x04"
-PARTS = {"optimizer_history": list, "last_optimizer_state": dict, "extra_state": dict}
 _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose module)")
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
     """Write *state* to *path*, atomically: at every instant the file is the old one or the new one, complete.
 
-    Tensors on a device are copied to the host, the optimizer's one at a time while they are written.
+    The room on the disk is checked before. Tensors on a device are copied to the host, the optimizer's one at a time
+    while they are written.
 
     Raises:
-        UserError: the folder is missing, the disk is full, or the like; the old file is unchanged.
+        UserError: the folder is missing, the disk is too full, or the like; the old file is unchanged.
     """
+    check_room(path, state)
     with atomic_file(path) as file:
         torch.save(_on_host(state), file)
 
@@ -55,7 +58,7 @@ def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
         ``extra_state``, and whatever else the file holds.
 
     Raises:
-        UserError: the file is missing, truncated, hostile, or no checkpoint.
+        UserError: the file is missing, damaged, hostile, or not a checkpoint, or has weights that are not finite.
     """
     state = read(path, map_location)
     model = state.get("model") if isinstance(state, dict) else None
@@ -63,21 +66,23 @@ def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
         raise UserError(f"{path}: not a checkpoint (it holds no 'model'); give a file that training saved")
     if not any(isinstance(state.get(key), dict) or hasattr(state.get(key), "__dict__") for key in ("args", "cfg")):
         raise UserError(f"{path}: not a checkpoint (it holds no 'args'); give a file that training saved")
-    for key, kind in PARTS.items():
-        if not isinstance(state.get(key) or kind(), kind):
-            raise UserError(f"{path}: not a checkpoint (its '{key}' is no {kind.__name__}); use another checkpoint")
+    schema.check(state, path)
+    check_finite(model, path)
     return fairseq0x.upgrade(state)
 
 
 def read(path: str | Path, map_location: Any = "cpu") -> Any:
     """The tensors and plain data in a file of ``torch.save``, of the zip format or the older one.
 
-    Memory-mapped where the format allows it: nothing is copied until it is used.
+    Memory-mapped where the format allows it: nothing is copied until it is used. The zip format has a checksum a
+    tensor, which is verified.
 
     Raises:
         UserError: the file is missing, empty, truncated, or asks for something that a checkpoint has no need of.
     """
     magic = _first_bytes(Path(path))
+    if magic == ZIP_MAGIC:
+        check_records(path)
     try:
         with torch.serialization.safe_globals(list(SAFE_GLOBALS)), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch thinks of a foreign pickle is no news to a user

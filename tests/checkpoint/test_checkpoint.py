@@ -198,9 +198,9 @@ def test_the_originals_checkpoints_load(path):
 def test_numpy_numbers_come_out_as_pythons(tmp_path, zipped):
     path = tmp_path / "c.pt"
     numbers = [np.float64(1.5), np.float32(0.25), np.int64(-3), np.uint8(7), np.bool_(True), np.dtype(">f8").type(2.5)]
-    state = {**a_state(), "extra_state": {"val_loss": numbers, "order": OrderedDict(a=1), "nothing": None}}
+    state = {**a_state(), "extra_state": {"numbers": numbers, "order": OrderedDict(a=1), "nothing": None}}
     torch.save(state, path, _use_new_zipfile_serialization=zipped)
-    found = load(path)["extra_state"]["val_loss"]
+    found = load(path)["extra_state"]["numbers"]
     assert found == [1.5, 0.25, -3, 7, True, 2.5]
     assert [type(x) for x in found] == [float, float, int, int, bool, float]
 
@@ -308,7 +308,7 @@ def test_files_that_are_no_checkpoints_are_user_errors(tmp_path):
     with pytest.raises(UserError, match="holds no 'args'"):
         load(path)
     torch.save({"model": {}, "args": {}, "extra_state": 5}, path)
-    with pytest.raises(UserError, match="'extra_state' is no dict"):
+    with pytest.raises(UserError, match="'extra_state' is not a dict"):
         load(path)
 
 

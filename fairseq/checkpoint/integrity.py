@@ -1,0 +1,91 @@
+"""Checks of a checkpoint file before it is used or written: checksums, sizes, finite weights, room on the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq.errors import UserError
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MARGIN = 1 << 20
+"""Bytes of a checkpoint beside its tensors, roughly."""
+
+
+def check_records(path: str | Path) -> None:
+    """Compare every record of a ``torch.save`` zip file, one a tensor, with its checksum; reads the file once.
+
+    Raises:
+        UserError: a record is damaged, or is compressed, which ``torch.save`` never does and which could expand
+            without bound.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+            total = sum(record.file_size for record in records)
+            if total > os.path.getsize(path) or any(record.compress_type != zipfile.ZIP_STORED for record in records):
+                raise UserError(
+                    f"{path}: rejected: its records expand, which torch.save never writes; use another file"
+                )
+            for record in records:
+                _read_all(archive, record)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(
+            f"{path}: cannot be read as a checkpoint: truncated or damaged ({reason}); use another checkpoint"
+        ) from None
+
+
+def _read_all(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
+    with archive.open(record) as content:
+        while content.read(1 << 20):  # at its end, zipfile compares the checksum
+            pass
+
+
+def check_finite(parameters: Mapping[str, Tensor], path: str | Path) -> None:
+    """Raise UserError if a weight is infinite or NaN."""
+    for name, value in parameters.items():
+        if value.dtype in FLOATS and value.numel() and not _is_finite(value):
+            raise UserError(f"{path}: weights of {name} are infinite or NaN; use an earlier checkpoint")
+
+
+def _is_finite(value: Tensor) -> bool:
+    low, high = torch.aminmax(value.detach())  # without a copy; NaN propagates
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def check_room(path: str | Path, state: Mapping[str, Any]) -> None:
+    """Raise UserError if the disk of *path* has no room for the tensors of *state*; what it holds is unchanged."""
+    storages = {
+        (tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage().nbytes()
+        for tensor in _tensors(state)
+    }
+    needed = sum(storages.values()) + MARGIN
+    try:
+        free = shutil.disk_usage(Path(os.path.realpath(path)).parent).free
+    except OSError:
+        return  # the folder is missing: opening the file says so
+    if free < needed:
+        raise UserError(
+            f"{path}: cannot be written: needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free; "
+            "free some space or choose another --save-dir"
+        )
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

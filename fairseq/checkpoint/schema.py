@@ -1,0 +1,144 @@
+"""Types of what a checkpoint holds beside its weights, checked before anything is used."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fairseq.errors import UserError
+
+Check = Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_optional_number(value: Any) -> bool:
+    return value is None or _is_number(value)
+
+
+def _is_settings(value: Any) -> bool:
+    return isinstance(value, argparse.Namespace) or (
+        isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    )
+
+
+def _is_optional_mapping(value: Any) -> bool:
+    return value is None or _is_settings(value)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_entry(value: Any) -> bool:
+    """Whether *value* is an optimizer's state of one parameter."""
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+
+
+HISTORY: dict[str, tuple[Check, str]] = {
+    "criterion_name": (_is_name, "text"),
+    "optimizer_name": (_is_name, "text"),
+    "num_updates": (_is_count, "a count"),
+    "lr_scheduler_state": (_is_optional_mapping, "a dict"),
+}
+EXTRA: dict[str, tuple[Check, str]] = {
+    "train_iterator": (_is_settings, "a dict"),
+    "epoch": (_is_count, "a count"),
+    "batch_offset": (_is_count, "a count"),
+    "val_loss": (_is_optional_number, "a number"),
+    "best": (_is_optional_number, "a number"),
+    "best_saved": (_is_optional_number, "a number"),
+    "previous_training_time": (_is_optional_number, "a number"),
+    "without_improvement": (_is_count, "a count"),
+    "sums": (_is_optional_mapping, "a dict"),
+    "average": (_is_optional_mapping, "a dict"),
+    "criterion": (_is_optional_mapping, "a dict"),
+    "loss_scaler": (_is_optional_mapping, "a dict"),
+    "carried": (_is_optional_mapping, "a dict"),
+    "memory": (lambda value: value is None or isinstance(value, list), "a list"),
+    "random": (lambda value: value is None or isinstance(value, list), "a list"),
+}
+ITERATOR: dict[str, tuple[Check, str]] = {
+    "epoch": (lambda value: _is_count(value) and value >= 1, "a count of at least 1"),
+    "iterations_in_epoch": (_is_count, "a count"),
+    "read": (_is_optional_mapping, "a dict"),
+}
+SCALER: dict[str, tuple[Check, str]] = {
+    "scale": (lambda value: _is_number(value) and float(value) > 0, "a number greater than 0"),
+    "updates": (_is_count, "a count"),
+    "last_rescale": (_is_count, "a count"),
+    "overflows": (_is_count, "a count"),
+}
+AVERAGE: dict[str, tuple[Check, str]] = {
+    "count": (_is_count, "a count"),
+    "mean": (lambda value: isinstance(value, list), "a list"),
+    "weights": (lambda value: isinstance(value, list), "a list"),
+}
+
+
+def check(state: Mapping[str, Any], path: str | Path) -> None:
+    """Check the types of a checkpoint's parts.
+
+    Raises:
+        UserError: one has another type; the message names it.
+    """
+    for key in ("args", "cfg"):
+        _require(_is_optional_mapping(state.get(key)), path, key, "a dict with names")
+    history = state.get("optimizer_history")
+    _require(history is None or isinstance(history, list), path, "optimizer_history", "a list")
+    for number, entry in enumerate(history or []):
+        _check_fields(entry, HISTORY, path, f"optimizer_history[{number}]")
+    _check_optimizer(state.get("last_optimizer_state"), path)
+    extra = state.get("extra_state")
+    if extra is not None:
+        _check_fields(extra, EXTRA, path, "extra_state")
+        for name, fields in (("train_iterator", ITERATOR), ("loss_scaler", SCALER), ("average", AVERAGE)):
+            if extra.get(name) is not None:
+                _check_fields(extra[name], fields, path, f"extra_state.{name}")
+
+
+def _check_optimizer(state: Any, path: str | Path) -> None:
+    name = "last_optimizer_state"
+    if state is None:
+        return
+    _require(isinstance(state, Mapping), path, name, "a dict")
+    if "param_groups" not in state and "state" not in state:
+        return  # that of a plug-in
+    groups, entries = state.get("param_groups"), state.get("state")
+    _require(isinstance(groups, list) and bool(groups), path, f"{name}.param_groups", "a list of groups")
+    for group in groups:
+        fits = isinstance(group, Mapping) and isinstance(group.get("params"), list)
+        fits = fits and all(isinstance(item, str) or _is_count(item) for item in group["params"])
+        _require(fits, path, f"{name}.param_groups", "a list of groups with 'params'")
+        for setting in ("lr", "weight_decay", "momentum", "eps"):
+            value = group.get(setting, 0.0)
+            pair = isinstance(value, list | tuple) and all(map(_is_number, value))
+            _require(_is_number(value) or pair, path, f"{name}.param_groups.{setting}", "a number")
+    _require(isinstance(entries, Mapping), path, f"{name}.state", "a dict")
+    for key, entry in entries.items():
+        _require(_is_entry(entry), path, f"{name}.state[{key!r:.60}]", "a dict")
+        _require(_is_number(entry.get("step", 0)), path, f"{name}.state[{key!r:.60}].step", "a number")
+
+
+def _check_fields(value: Any, fields: Mapping[str, tuple[Check, str]], path: str | Path, place: str) -> None:
+    _require(isinstance(value, Mapping), path, place, "a dict")
+    for name, (fits, wanted) in fields.items():
+        if name in value:
+            _require(fits(value[name]), path, f"{place}.{name}", wanted)
+
+
+def _require(fits: bool, path: str | Path, place: str, wanted: str) -> None:
+    if not fits:
+        raise UserError(f"{path}: not a checkpoint ('{place}' is not {wanted}); use another checkpoint")

@@ -1,0 +1,176 @@
+"""Damaged, unfinished and ill-typed checkpoints are found before anything of them is used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections import namedtuple
+
+import pytest
+import runs
+import torch
+
+from fairseq.checkpoint import CheckpointManager, load, save
+from fairseq.errors import UserError
+from fairseq.settings import CheckpointConfig
+
+
+def a_state(**parts):
+    return {"args": {"arch": "a"}, "model": {"w": torch.arange(5000.0), "v": torch.ones(3)}, **parts}
+
+
+def flip_a_bit(path, near=None):
+    """Damage the largest record of the zip file at *path*, or the one called *near*."""
+    with zipfile.ZipFile(path) as archive:
+        record = max(archive.infolist(), key=lambda item: item.file_size)
+        if near is not None:
+            record = next(item for item in archive.infolist() if item.filename.endswith(near))
+    content = bytearray(path.read_bytes())
+    content[record.header_offset + 200 + record.file_size // 2] ^= 4
+    path.write_bytes(content)
+
+
+def manager(folder, **settings):
+    return CheckpointManager(CheckpointConfig(save_dir=str(folder), **settings))
+
+
+def test_a_flipped_bit_in_the_weights_is_reported(tmp_path):
+    path = tmp_path / "c.pt"
+    save(path, a_state())
+    flip_a_bit(path)
+    with pytest.raises(UserError, match="c.pt: cannot be read as a checkpoint: truncated or damaged .*data/0"):
+        load(path)
+
+
+def test_records_that_expand_are_rejected(tmp_path):
+    save(tmp_path / "c.pt", a_state())
+    with (
+        zipfile.ZipFile(tmp_path / "c.pt") as source,
+        zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for item in source.infolist():
+            target.writestr(item.filename, source.read(item))
+    with pytest.raises(UserError, match="bomb.pt: rejected: its records expand"):
+        load(tmp_path / "bomb.pt")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_weights_that_are_not_finite_are_refused(tmp_path, value, dtype):
+    weights = torch.ones(100, dtype=dtype)
+    weights[37] = value
+    save(tmp_path / "c.pt", a_state(model={"fine": torch.ones(2), "empty": torch.ones(0), "bad": weights}))
+    with pytest.raises(UserError, match="c.pt: weights of bad are infinite or NaN"):
+        load(tmp_path / "c.pt")
+
+
+def test_a_damaged_last_checkpoint_gives_way_to_the_newest_good_one(tmp_path, caplog):
+    for number, name in enumerate(["checkpoint1.pt", "checkpoint_best.pt", "checkpoint2.pt", "checkpoint_last.pt"]):
+        save(tmp_path / name, a_state())
+        os.utime(tmp_path / name, (1000 + number, 1000 + number))
+    assert manager(tmp_path).restore_path() == tmp_path / "checkpoint_last.pt"
+    flip_a_bit(tmp_path / "checkpoint_last.pt")
+    (tmp_path / "checkpoint2.pt").unlink()
+    os.link(tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint2.pt")  # the same bytes
+    assert manager(tmp_path).restore_path() == tmp_path / "checkpoint_best.pt"
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert "checkpoint_best.pt: restored instead of checkpoint_last.pt" in caplog.text
+    for name in ("checkpoint_best.pt", "checkpoint1.pt"):
+        flip_a_bit(tmp_path / name)
+    with pytest.raises(UserError, match="checkpoint_last.pt: cannot be read"):
+        manager(tmp_path).restore_path()
+
+
+def test_training_goes_on_from_the_newest_good_checkpoint(tmp_path):
+    runs.train(tmp_path, runs.BASELINE, "--max-update 4 --save-interval-updates 2 --disable-validation")
+    flip_a_bit(tmp_path / "checkpoint_last.pt")
+    shutil.copy(tmp_path / "checkpoint_1_2.pt", tmp_path / "checkpoint_1_3.pt")
+    (tmp_path / "checkpoint_1_4.pt").unlink()
+    log = runs.train(tmp_path, runs.BASELINE, "--max-update 5 --disable-validation")
+    assert [line["num_updates"] for line in runs.updates(log)] == [3, 4, 5]
+
+
+def test_saving_checks_for_room_and_leaves_what_was_there(tmp_path, monkeypatch):
+    save(tmp_path / "c.pt", a_state())
+    before = (tmp_path / "c.pt").read_bytes()
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 1_100_000))
+    save(tmp_path / "small.pt", a_state())
+    with pytest.raises(UserError, match=r"c.pt: cannot be written: needs 9 MiB, 1 MiB are free"):
+        save(tmp_path / "c.pt", a_state(model={"w": torch.zeros(2_000_000), "tied": torch.zeros(1)}))
+    assert (tmp_path / "c.pt").read_bytes() == before and len(os.listdir(tmp_path)) == 2
+
+
+def test_two_runs_do_not_write_to_one_folder(tmp_path):
+    one, other = manager(tmp_path / "s"), manager(tmp_path / "s")
+    with one.locked():
+        with pytest.raises(UserError, match="--save-dir .*s: another run writes checkpoints there"), other.locked():
+            pass
+        with manager(tmp_path / "s", no_save=True).locked():
+            pass
+    with other.locked():
+        pass
+    assert os.listdir(tmp_path / "s") == []
+
+
+def test_a_killed_run_leaves_no_lock(tmp_path):
+    code = (
+        "import sys; from fairseq.checkpoint import CheckpointManager; from fairseq.settings import CheckpointConfig\n"
+        "with CheckpointManager(CheckpointConfig(save_dir=sys.argv[1])).locked():\n"
+        "    print('locked', flush=True); sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=runs.environment(),
+    )
+    assert process.stdout.readline() == b"locked\n"
+    with pytest.raises(UserError, match="another run"), manager(tmp_path).locked():
+        pass
+    process.kill()
+    process.communicate()
+    with manager(tmp_path).locked():
+        pass
+
+
+GROUP = {"params": [0], "lr": 0.1}
+PLACES = {
+    "optimizer_history": [1, "text", {"a": 1}, [1], ["x"]],
+    "optimizer_history.num_updates": ["text", None, 1.5, -1, [1], True],
+    "optimizer_history.criterion_name": [1, None, [1]],
+    "optimizer_history.optimizer_name": [1, None, ["x"]],
+    "optimizer_history.lr_scheduler_state": [1, "text", [1], {1: 2}],
+    "last_optimizer_state": [1, "text", [1]],
+    "last_optimizer_state.param_groups": [1, None, "text", [], {}, [1], [{}], [{"params": 1}], [{"params": [1.5]}]],
+    "last_optimizer_state.state": [1, None, "text", [1], {0: 1}, {0: {1: 2}}, {0: {"step": "x"}}],
+    "extra_state": [1, "text", [1]],
+    "extra_state.train_iterator": [1, "text", [1], {"epoch": 0}, {"epoch": "1"}, {"iterations_in_epoch": None}],
+    "extra_state.previous_training_time": ["text", [1], {}, torch.ones(2)],
+    "extra_state.best": ["text", [1], {}],
+    "extra_state.without_improvement": ["text", None, -1],
+    "extra_state.loss_scaler": [1, "text", {"scale": 0}, {"scale": "x"}, {"updates": 1.5}],
+    "extra_state.average": [1, {"count": "x"}, {"mean": 1}],
+    "extra_state.random": [1, "text", {}],
+    "args": [1, "text", [1], {1: 2}],
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_wrong_types_are_refused_in_one_line(tmp_path, place):
+    for wrong in PLACES[place]:
+        state = a_state(
+            optimizer_history=[{"num_updates": 1}],
+            last_optimizer_state={"state": {}, "param_groups": [dict(GROUP)]},
+            extra_state={"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
+        )
+        part, _, field = place.partition(".")
+        holder = state if not field else state[part][-1] if isinstance(state[part], list) else state[part]
+        holder[field or part] = wrong
+        save(tmp_path / "c.pt", state)
+        with pytest.raises(UserError, match="c.pt: not a checkpoint") as error:
+            load(tmp_path / "c.pt")
+        assert "\n" not in str(error.value)
