@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -51,10 +52,16 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
     Raises:
         UserError: the settings, the data or the checkpoint are not what they should be.
     """
-    interruption = interruption or Interruption()
+    manager = CheckpointManager(settings.checkpoint) if world.is_first else None
+    with manager.locked() if manager is not None else contextlib.nullcontext():
+        return _train_stages(settings, world, interruption or Interruption(), manager)
+
+
+def _train_stages(
+    settings: TrainingSettings, world: World, interruption: Interruption, manager: CheckpointManager | None
+) -> int:
     planned = stages.plan(settings)
     options = settings.checkpoint
-    manager = CheckpointManager(options) if world.is_first else None
     path = world.share(str(manager.restore_path() or "") if manager is not None else None)
     state = checkpoint.load(path) if path else None
     source = path

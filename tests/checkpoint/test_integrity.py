@@ -174,3 +174,9 @@ def test_wrong_types_are_refused_in_one_line(tmp_path, place):
         with pytest.raises(UserError, match="c.pt: not a checkpoint") as error:
             load(tmp_path / "c.pt")
         assert "\n" not in str(error.value)
+
+
+def test_training_holds_the_lock_of_its_folder_and_frees_it(tmp_path):
+    with manager(tmp_path).locked(), pytest.raises(UserError, match="--save-dir .*: another run writes"):
+        runs.train(tmp_path, runs.BASELINE, "--max-update 1 --disable-validation")
+    runs.train(tmp_path, runs.BASELINE, "--max-update 1 --disable-validation")

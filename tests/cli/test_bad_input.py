@@ -64,7 +64,7 @@ def trained(tmp_path_factory):
         ("--arch xyz", "--arch xyz: no such architecture; known: "),
         ("--task language_modelling", "--task language_modelling: no such task; did you mean language_modeling?"),
         ("--criterion adaptive_los", "--criterion adaptive_los: no such criterion; did you mean adaptive_loss?"),
-        ("--optimizer adm", "--optimizer adm: no such optimizer; did you mean adam?"),
+        ("--optimizer adm", "--optimizer adm: no such optimizer; did you mean adam or lamb?"),
         ("--lr-scheduler cosin", "--lr-scheduler cosin: no such learning-rate schedule; did you mean cosine?"),
         ("--activation-fn rely", "--activation-fn rely: choose from relu"),
         ("--max-updates 3", "--max-updates: no such flag; did you mean --max-update"),
@@ -151,7 +151,7 @@ def test_values_out_of_range_name_their_flag(mistake, flags):
             "--arch transformer_lm",
             "--criterion adaptive_loss: the model's softmax has no bands",
         ),
-        ("--lr-scheduler cosine", "--max-lr: --lr-scheduler cosine needs it"),
+        ("--lr-scheduler cosine --min-lr 0.05", "--min-lr 0.05: must be less than --lr 0.05"),
         ("--lr-scheduler cosine --max-lr 0.01", "--max-lr 0.01: must be greater than --lr 0.05"),
         (
             "--lr-scheduler polynomial_decay --total-num-update 5 --warmup-updates 5",
