@@ -4,8 +4,20 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 read -r -a extra <<<"${EXTRA:-}"
-case ${PRECISION:-fp16} in
-  fp16 | bf16) precision=("--${PRECISION:-fp16}") ;;
+# default_precision: the authors' fp16 on a GPU; on a processor bf16 where it has instructions for it, else fp32.
+default_precision() {
+  if [[ -z ${SMALL:-} ]] && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+    echo fp16
+  elif grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo 2>/dev/null; then
+    echo bf16
+  else
+    echo fp32
+  fi
+}
+
+PRECISION=${PRECISION:-$(default_precision)}
+case $PRECISION in
+  fp16 | bf16) precision=("--$PRECISION") ;;
   fp32) precision=() ;;
   *) fail "PRECISION=$PRECISION: choose fp16, bf16 or fp32" ;;
 esac
@@ -27,12 +39,20 @@ else
 fi
 
 # batches LENGTH UPDATE_FREQ: sets $sizes, the flags for one global batch at any UPDATE_FREQ; the higher, the less memory.
+# With GPUS it is the batch of the authors' 8 GPUs on any number of them that divides it.
 batches() {
-  local freq=${UPDATE_FREQ:-$2}
+  local freq=${UPDATE_FREQ:-$2} pieces
   [[ $freq =~ ^[1-9][0-9]*$ ]] || fail "UPDATE_FREQ=$freq: must be a whole number above 0"
   ((batch % ($1 * freq) == 0)) ||
     fail "UPDATE_FREQ=$freq: $batch tokens are not $freq batches of whole $1-token rows; choose 1 or 3"
-  sizes=(--max-tokens $((batch / freq)) --update-freq "$freq" --tokens-per-sample "$1")
+  pieces=$freq
+  if [[ -n ${GPUS:-} ]]; then
+    [[ $GPUS =~ ^[1-9][0-9]*$ ]] || fail "GPUS=$GPUS: must be a whole number above 0"
+    ((8 * freq % GPUS == 0)) || fail "GPUS=$GPUS: 8 × $freq batches cannot be divided by it; choose 1, 2, 4 or 8"
+    pieces=$((8 * freq / GPUS))
+  fi
+  sizes=(--max-tokens $((batch / freq)) --update-freq "$pieces" --tokens-per-sample "$1")
+  [[ -z ${GPUS:-} ]] || sizes+=(--distributed-world-size "$GPUS")
 }
 
 # train SAVE_DIR UPDATES LENGTH UPDATE_FREQ FLAGS…: one stage, with the settings that all systems share.

@@ -1,4 +1,4 @@
-"""Data-parallel processes: launch, communication and gradient reduction. Nothing else knows how many there are."""
+"""Data-parallel processes: launch, rendezvous, heartbeats, gradient reduction."""
 
 from fairseq.distributed.ddp import GradientReducer
 from fairseq.distributed.interruption import Interruption

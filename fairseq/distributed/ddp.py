@@ -14,15 +14,15 @@ from fairseq.distributed.world import World
 
 
 class GradientReducer:
-    """A module on several processes: it runs as on one, and its gradients end up as the average over processes.
+    """Data-parallel execution of a module: gradients are averaged over processes.
 
     Args:
         module: the module.
         world: the processes.
         backend: ``c10d`` or ``pytorch_ddp`` for torch's DistributedDataParallel, which overlaps the reduction with the
             backward pass; ``no_c10d`` or ``legacy_ddp`` for one reduction after it.
-        bucket_cap_mb: size of the pieces.
-        find_unused_parameters: let DistributedDataParallel look for parameters without a gradient.
+        bucket_cap_mb: size of a reduction, in MB.
+        find_unused_parameters: let DistributedDataParallel find parameters without a gradient.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class GradientReducer:
                 dist.broadcast(tensor, 0)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        """The context of one forward and backward pass; only the *last* of an update reduces gradients."""
+        """Return the context of one forward and backward pass; only the *last* of an update reduces gradients."""
         if self.overlapped and not last:
             return self.module.no_sync()  # type: ignore[operator]
         return nullcontext()
 
     def reduce(self) -> None:
-        """After the last backward pass: average the gradients that are not averaged yet."""
+        """Average the gradients that the last backward pass of an update has not averaged yet."""
         if self.world.size == 1 or self.overlapped:
             return
         bucket: list[Tensor] = []

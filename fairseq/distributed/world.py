@@ -1,4 +1,4 @@
-"""One process's place among those that train together, and what it exchanges with them."""
+"""Rank, number of processes, and collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class World:
-    """This process's place among those that train together."""
+    """Rank of this process, number of processes, device, and the collectives between them."""
 
     rank: int = 0
     size: int = 1
@@ -21,19 +21,19 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes logs and checkpoints."""
+        """Whether this is rank 0, which writes logs and checkpoints."""
         return self.rank == 0
 
     def sum(self, value: Tensor) -> Tensor:
-        """*value* summed over all processes, in place."""
+        """Sum *value* over all processes, in place."""
         if self.size > 1:
             dist.all_reduce(value)
         return value
 
     def gather(self, value: Any, everywhere: bool = False) -> list[Any]:
-        """Every process's *value* (plain Python and CPU tensors), in rank order, on the first process; else [].
+        """Return the *value* (plain Python and CPU tensors) of every process in rank order on rank 0, [] elsewhere.
 
-        With *everywhere* all processes have the list.
+        With *everywhere* all processes get the list.
         """
         if self.size == 1:
             return [value]
@@ -91,7 +91,7 @@ class World:
         return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
 
     def share(self, value: Any) -> Any:
-        """The first process's *value*, on every process."""
+        """Return the *value* of rank 0 on every process."""
         if self.size == 1:
             return value
         box = [value]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,10 @@ class Recorder(Protocol):
 
     def close(self) -> None:
         """Write what is left and let go of the files."""
+
+
+Record = Callable[[Mapping[str, Any] | None, str, int], None]
+"""Writes figures, tag and step; None, a line that was not due, is ignored."""
 
 
 class TensorBoard:
@@ -99,8 +103,8 @@ class JsonLines:
 
 
 @contextmanager
-def recording(tensorboard_logdir: str = "", metrics_file: str = "", after: int = 0) -> Iterator[Sequence[Recorder]]:
-    """The recorders that flags ask for, open inside a ``with`` statement.
+def recording(tensorboard_logdir: str = "", metrics_file: str = "", after: int = 0) -> Iterator[Record]:
+    """A function that writes to the recorders which flags ask for, inside a ``with`` statement.
 
     Args:
         tensorboard_logdir: folder of TensorBoard's logs; "" for none.
@@ -113,7 +117,12 @@ def recording(tensorboard_logdir: str = "", metrics_file: str = "", after: int =
             recorders.append(TensorBoard(tensorboard_logdir, after))
         if metrics_file:
             recorders.append(JsonLines(metrics_file, after))
-        yield recorders
+
+        def record(values: Mapping[str, Any] | None, tag: str, step: int) -> None:
+            for recorder in recorders if values is not None else ():
+                recorder.write(values or {}, tag, step)
+
+        yield record
     finally:
         for recorder in recorders:
             recorder.close()

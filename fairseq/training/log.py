@@ -63,6 +63,11 @@ def epoch_line(trainer: Trainer, batches: EpochIterator, stage: Stage | None, cl
     return _line(trainer, batches, stage, meter.report(trainer.figures), speeds)
 
 
+def is_late(cfg: OptimizationConfig, wall: float) -> bool:
+    """Whether *wall* seconds of training are more than ``--stop-time-hours``."""
+    return 0 < cfg.stop_time_hours * 3600 < wall
+
+
 def seconds_left(line: Mapping[str, Any], cfg: OptimizationConfig, batches: int, wall: float) -> float | None:
     """Return the seconds to the end of the run at the speed of *line*, by the limit that comes first; None without one.
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -22,7 +22,7 @@ from fairseq.data.place import SavedBy
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import progress_bar
-from fairseq.logging.recorders import Recorder, recording
+from fairseq.logging.recorders import recording
 from fairseq.models.loading import load_fitting
 from fairseq.settings import CheckpointConfig, DataConfig, TrainingSettings
 from fairseq.tasks import FairseqTask, setup_task
@@ -117,7 +117,6 @@ class Run:
         self.saving = settings.checkpoint
         self.common = settings.common
         self.max_update = stage.max_update if stage else self.cfg.max_update
-        self.recorders: Sequence[Recorder] = ()
         data = settings.data
         _check(self.saving, data)
         torch.manual_seed(self.common.seed)
@@ -136,7 +135,7 @@ class Run:
         self.started = time.perf_counter()
         self.trained_before = 0.0
         self.stopped = False
-        self.stop = StopVote(world, lambda: (self._is_late(), interruption.signal > 0))
+        self.stop = StopVote(world, lambda: (log.is_late(self.cfg, self.wall()), interruption.signal > 0))
 
     def restore(self, state: dict[str, Any], source: str) -> None:
         """Go on from a loaded checkpoint, called *source* in messages."""
@@ -159,12 +158,12 @@ class Run:
         """Epochs until a limit is reached."""
         self._describe()
         if self.cfg.stop_time_hours > 0:  # a restored run may be late already; clocks differ between ranks
-            late = torch.tensor(float(self._is_late()), device=self.world.device)
+            late = torch.tensor(float(log.is_late(self.cfg, self.wall())), device=self.world.device)
             self.stopped = self.stopped or bool(self.world.sum(late))
         if self._at_limit():
             logger.info("nothing left to do after %d updates: a limit is reached", self.trainer.num_updates)
         places = (self.common.tensorboard_logdir, self.common.metrics_file) if self.world.is_first else ("", "")
-        with recording(*places, after=self.trainer.num_updates) as self.recorders:
+        with recording(*places, after=self.trainer.num_updates) as self.record:
             while not self._at_limit():
                 self._train_epoch()
         self.trainer.check_finite()
@@ -213,7 +212,8 @@ class Run:
             for samples in bar:
                 updated = trainer.train_step(samples, self.stop)
                 if updated:
-                    self._record(bar.log(lambda: self._interval(clock), trainer.num_updates, self._eta), "train_inner")
+                    shown = bar.log(lambda: self._interval(clock), trainer.num_updates, self._eta)
+                    self.record(shown, "train_inner", trainer.num_updates)
                 if updated or self.batches.end_of_epoch:
                     self._validate_and_save(epoch, bar, clock)
                 if self.batches.end_of_epoch or (updated and self._at_limit()):
@@ -225,7 +225,7 @@ class Run:
         updates, saving, end_of_epoch = self.trainer.num_updates, self.saving, self.batches.end_of_epoch
         if end_of_epoch:
             line = log.epoch_line(self.trainer, self.batches, self.stage, clock)
-            self._record(bar.print({**line, **self._clocks(clock)}, tag="train"), "train")
+            self.record(bar.print({**line, **self._clocks(clock)}, tag="train"), "train", updates)
             self.task.restart()  # before a checkpoint is saved: the next epoch begins elsewhere in the corpus
         due = _is_due(updates, saving.save_interval_updates) or end_of_epoch and epoch % saving.save_interval == 0
         # An interrupted run does not validate out of turn: it goes on as if nothing had happened, and it is in a hurry.
@@ -274,7 +274,7 @@ class Run:
             stats = {"epoch": epoch, **log.stage_line(self.stage), **report, "wps": meter.tokens / clock.elapsed()}
             stats.update(num_updates=self.trainer.num_updates, wall=self.wall())
             stats[f"best_{metric}"] = report[metric] if figures else self._best_of(report[metric])
-            self._record(bar.print(stats, tag=split), split)
+            self.record(bar.print(stats, tag=split), split, self.trainer.num_updates)
             figures.append(report[metric])
         return figures[0]
 
@@ -308,16 +308,8 @@ class Run:
             or (between and updates > 0 and self.trainer.get_lr() <= self.trainer.lr_scheduler.stop_lr)
         )
 
-    def _is_late(self) -> bool:
-        return 0 < self.cfg.stop_time_hours * 3600 < self.wall()
-
     def _interval(self, clock: Clock) -> dict[str, Any]:
         return {**log.interval_line(self.trainer, self.batches, self.stage, clock), **self._clocks(clock)}
-
-    def _record(self, values: dict[str, Any] | None, tag: str) -> None:
-        if values is not None:
-            for recorder in self.recorders:
-                recorder.write(values, tag, self.trainer.num_updates)
 
     def _eta(self, line: Mapping[str, Any]) -> float | None:
         return log.seconds_left(line, self.cfg, len(self.batches), self.wall())

@@ -113,7 +113,8 @@ from fairseq.settings import CommonConfig, DistributedConfig
 
 def main(args, world):
     total = world.sum(torch.ones(1))
-    print(world.rank, world.size, int(total), os.environ.get("GLOO_SOCKET_IFNAME"), flush=True)
+    line = f"{world.rank} {world.size} {int(total)} {os.environ.get('GLOO_SOCKET_IFNAME')}\\n"
+    os.write(1, line.encode())  # at once: the processes share a pipe
 
 def start(args):
     typed = [config.typed(part, args) for part in (CommonConfig, DistributedConfig)]

@@ -40,9 +40,10 @@ def test_tensorboard_gets_the_figures_of_each_tag_and_each_step_once(tmp_path):
 def test_json_lines_are_those_of_the_run_as_it_went_on(tmp_path):
     path = tmp_path / "logs" / "metrics.jsonl"
     for after, steps in ((0, (2, 4, 6)), (4, (6, 8))):
-        with recording(metrics_file=str(path), after=after) as (recorder,):
+        with recording(metrics_file=str(path), after=after) as record:
             for step in steps:
-                recorder.write({"loss": step + 0.5 * after, "ppl": float("inf")}, "train_inner", step)
+                record({"loss": step + 0.5 * after, "ppl": float("inf")}, "train_inner", step)
+                record(None, "train_inner", step)
         with open(path, "a") as file:
             file.write('{"tag": "train_in')  # killed while writing
     JsonLines(str(path), after=8).close()
@@ -60,9 +61,11 @@ def test_run_and_its_resumption_are_recorded(tmp_path):
     assert all(line["loss"] > 0 for line in found)
 
 
-def test_nothing_is_recorded_unless_asked_for():
-    with recording() as recorders:
-        assert list(recorders) == []
+def test_nothing_is_recorded_unless_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with recording() as record:
+        record({"loss": 7.0}, "train", 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_tensorboard_is_a_user_error(tmp_path, monkeypatch):

@@ -63,7 +63,10 @@ EVERY_RECIPE = pytest.mark.parametrize("recipe", COMMANDS)
 
 
 def run(script: str, *arguments: str, **variables: object) -> subprocess.CompletedProcess[str]:
-    names = ("DATA", "SAVE_DIR", "EXTRA", "DRY_RUN", "SMALL", "UPDATE_FREQ", "PRECISION", "GEN_SUBSET", "WIKITEXT_URL")
+    names = (
+        *("DATA", "SAVE_DIR", "EXTRA", "DRY_RUN", "SMALL", "UPDATE_FREQ", "GPUS", "PRECISION"),
+        *("GEN_SUBSET", "WIKITEXT_URL"),
+    )
     environment = {name: value for name, value in os.environ.items() if name not in names}
     environment |= {"PYTHON": sys.executable, **{name: str(value) for name, value in variables.items()}}
     command = ["bash", str(RECIPES / script), *arguments]
@@ -101,7 +104,7 @@ def printed(result: subprocess.CompletedProcess[str]) -> list[str]:
 
 @EVERY_RECIPE
 def test_a_dry_run_prints_the_authors_commands_and_nothing_else(recipe: str) -> None:
-    result = run(recipe, DRY_RUN=1)
+    result = run(recipe, DRY_RUN=1, PRECISION="fp16")
     assert [flags(line) for line in printed(result)] == [flags(command) for command in COMMANDS[recipe]]
     assert len(printed(result)) == len(result.stdout.splitlines())
 
@@ -118,12 +121,32 @@ def test_the_memory_saving_variants_keep_the_global_batch(update_freq: int, max_
         assert {("--update-freq", str(update_freq)), ("--max-tokens", str(max_tokens))} <= flags(line)[1]
 
 
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_any_number_of_gpus_makes_the_authors_updates(gpus: int) -> None:
+    for recipe, freq in (("shortformer.sh", 1), ("baseline.sh", 3)):
+        _, found = flags(printed(run(recipe, DRY_RUN=1, GPUS=gpus))[0])
+        wanted = {("--update-freq", str(8 * freq // gpus)), ("--max-tokens", str(9216 // freq))}
+        assert wanted | {("--distributed-world-size", str(gpus))} <= found
+
+
+@pytest.mark.parametrize(("gpu", "small"), [(True, False), (False, False), (True, True)])
+def test_precision_is_the_authors_where_a_gpu_runs_the_recipe(gpu: bool, small: bool, tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\n{'echo GPU 0: a GPU' if gpu else 'exit 9'}\n")
+    smi.chmod(0o755)
+    variables = {"DRY_RUN": 1, "PATH": f"{tmp_path}:{os.environ['PATH']}", **({"SMALL": 1} if small else {})}
+    commands = [line for line in printed(run("shortformer.sh", **variables)) if "train.py" in line]
+    assert all(("--fp16" in line) is (gpu and not small) for line in commands)
+
+
 def test_the_baseline_takes_its_batch_whole_where_memory_allows() -> None:
     _, found = flags(printed(run("baseline.sh", DRY_RUN=1, UPDATE_FREQ=1))[0])
     assert {("--update-freq", "1"), ("--max-tokens", "9216")} <= found
 
 
-@pytest.mark.parametrize(("variable", "value"), [("UPDATE_FREQ", "2"), ("UPDATE_FREQ", "x"), ("PRECISION", "fp8")])
+@pytest.mark.parametrize(
+    ("variable", "value"), [("UPDATE_FREQ", "2"), ("UPDATE_FREQ", "x"), ("PRECISION", "fp8"), ("GPUS", "5")]
+)
 def test_an_impossible_setting_is_refused_in_one_line(variable: str, value: str) -> None:
     result = run("baseline.sh", DRY_RUN=1, **{variable: value})
     assert result.returncode == 2
