@@ -1,4 +1,4 @@
-"""A page with a map of notes that names every point."""
+"""HTML page with a labelled map of notes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from fairseq.evaluation.notes import Neighbour, Note
 
 SIDE = 900
-LABELS = 60  # points whose words stand beside them; those of others appear under the pointer
+LABELS = 60  # points labelled on the map; the others are labelled under the pointer
 
 
 def as_page(
@@ -21,13 +21,13 @@ def as_page(
     neighbours: Mapping[str, tuple[Sequence[Neighbour], Sequence[Neighbour]]],
     facts: Mapping[str, Any],
 ) -> str:
-    """One HTML page that needs nothing else.
+    """One self-contained HTML page.
 
     Args:
         notes: the points of the map.
-        places: where they are, [n, 2].
-        neighbours: for some words, the nearest notes and the nearest tokens.
-        facts: what the page says of itself, by name.
+        places: their coordinates, [n, 2].
+        neighbours: nearest notes and nearest tokens of some words.
+        facts: name → value, for the head of the page.
     """
     rows = "\n".join(f"<dt>{html.escape(n)}</dt><dd>{html.escape(str(v))}</dd>" for n, v in facts.items())
     points = "\n".join(
@@ -41,7 +41,7 @@ def as_page(
 
 
 def _scaled(places: np.ndarray) -> np.ndarray:
-    """*places* on a square of :data:`SIDE` with a margin."""
+    """*places* scaled to a square of :data:`SIDE` with a margin."""
     low, high = places.min(0), places.max(0)
     return 20 + (places - low) / np.maximum(high - low, 1e-12) * (SIDE - 40)
 
@@ -87,7 +87,7 @@ table { border-collapse: collapse; } td, th { border-bottom: 1px solid #ddd; pad
 {facts}
 </dl>
 <h2>Map</h2>
-<p>The first two principal components; a point under the pointer says its numbers.</p>
+<p>The first two principal components. Point at a note to see its numbers.</p>
 <svg viewBox="0 0 900 900">
 {points}
 </svg>

@@ -22,7 +22,7 @@ CHUNK = 1 << 14  # vectors compared at once
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A word near another, and the cosine of the two."""
+    """A neighbouring word and its cosine similarity."""
 
     word: str
     cosine: float
@@ -30,14 +30,14 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Note:
-    """What is known of one word's note.
+    """Figures of one note.
 
     Attributes:
         word: the word.
         count: occurrences in the training text.
-        taken: occurrences that the note was made from; less than all of an epoch's, because hidden words take none.
-        age: updates since it was last written; None: never, it is as random as at the start.
-        norm: its length.
+        taken: occurrences that the note averages; less than all in an epoch, because masked words are not counted.
+        age: updates since it was last written; None: never written, still its random initial value.
+        norm: its Euclidean norm.
     """
 
     word: str
@@ -48,10 +48,10 @@ class Note:
 
 
 class NoteStudy:
-    """The notes of a model, to be compared with each other and with the embeddings of tokens.
+    """The notes of a model, compared with each other and with token embeddings.
 
-    All notes have much in common, the mean of hidden states. Cosines are between what differs: the mean of all written
-    notes is subtracted from notes, the mean of all embeddings from embeddings.
+    Notes share a large common component, the mean hidden state. Cosines are therefore computed after subtracting the
+    mean of all written notes from notes, and the mean of all embeddings from embeddings.
 
     Args:
         model: with notes.
@@ -59,13 +59,13 @@ class NoteStudy:
         dictionary: of its tokens.
 
     Raises:
-        UserError: the model has no notes, or not for these words.
+        UserError: the model has no notes, or another number of notes than there are words.
     """
 
     def __init__(self, model: BaseFairseqModel, words: NoteWords, dictionary: Dictionary, source: str) -> None:
         notes = getattr(model, "notes", None)
         if not isinstance(notes, NoteDictionary):
-            raise UserError(f"{source}: has no notes; they are in checkpoints of --arch tnf_… and of --notes")
+            raise UserError(f"{source}: has no notes; give a checkpoint of --arch tnf_… or --notes")
         if notes.table.size(0) != len(words):
             raise UserError(f"{source}: has {notes.table.size(0)} notes, but {NOTES} has {len(words)} words")
         self.words = words
@@ -80,7 +80,7 @@ class NoteStudy:
         self._centred = _centred(self.table, torch.from_numpy(self.written > 0))
 
     def facts(self, number: int) -> Note:
-        """What is known of note *number*."""
+        """The figures of note *number*."""
         age = self.updates - int(self.written[number]) if self.written[number] else None
         taken, norm = int(self.taken[number]), float(self.norms[number])
         return Note(self.words.words[number], self.words.counts[number], taken, age, norm)
@@ -98,13 +98,13 @@ class NoteStudy:
         return [numbers[name] for name in names]
 
     def most_taken(self, count: int) -> list[int]:
-        """The numbers of up to *count* written notes, those made from the most occurrences first."""
+        """The numbers of up to *count* written notes, in falling order of the occurrences they average."""
         order = np.argsort(-self.taken, kind="stable")
         return order[self.written[order] > 0][:count].tolist()
 
     @torch.no_grad()
     def nearest_notes(self, numbers: Sequence[int], count: int) -> list[list[Neighbour]]:
-        """For each of the notes *numbers*, the *count* written notes nearest to it, without itself."""
+        """For each of the notes *numbers*, the *count* nearest other written notes."""
         written = torch.from_numpy(np.flatnonzero(self.written))
         found = nearest(
             self._centred[list(numbers)], lambda rows: self._centred[written[rows]], len(written), count + 1
@@ -120,7 +120,7 @@ class NoteStudy:
 
     @torch.no_grad()
     def nearest_tokens(self, numbers: Sequence[int], count: int) -> list[list[Neighbour]]:
-        """For each of the notes *numbers*, the *count* tokens whose embeddings are nearest to it."""
+        """For each of the notes *numbers*, the *count* tokens with the nearest embeddings."""
         queries = self._project(self._centred[list(numbers)])
         size = len(self.dictionary)
         mean = sum((self._embed(rows).sum(0) for rows in torch.arange(size).split(CHUNK)), torch.zeros(())) / size
@@ -128,18 +128,18 @@ class NoteStudy:
         return [[Neighbour(self.dictionary[place], cosine) for place, cosine in row] for row in found]
 
     def plane(self, numbers: Sequence[int]) -> np.ndarray:
-        """Places of the notes *numbers* on their first two principal components: float64 [n, 2]."""
+        """Coordinates of the notes *numbers* on their first two principal components: float64 [n, 2]."""
         return principal_plane(F.normalize(self._centred[list(numbers)], dim=1).double().numpy())
 
 
 def nearest(queries: Tensor, rows: Callable[[Tensor], Tensor], size: int, count: int) -> list[list[tuple[int, float]]]:
-    """The places and cosines of the *count* vectors nearest to each of *queries* [Q, C], nearest first.
+    """Indices and cosines of the *count* vectors nearest to each of *queries* [Q, C], nearest first.
 
     Args:
         queries: vectors.
-        rows: gives the vectors at places int64 [n] as [n, C]; called with pieces of 0 … *size* − 1.
+        rows: function from indices int64 [n] to vectors [n, C]; called with chunks of 0 … *size* − 1.
         size: the number of vectors.
-        count: how many to find; fewer where there are no more.
+        count: number of neighbours; fewer if *size* is smaller.
     """
     queries = F.normalize(queries.float(), dim=1)
     best = torch.empty(len(queries), 0)
@@ -154,9 +154,10 @@ def nearest(queries: Tensor, rows: Callable[[Tensor], Tensor], size: int, count:
 
 
 def principal_plane(vectors: np.ndarray) -> np.ndarray:
-    """*vectors* [n, C] on their first two principal components: [n, 2], the largest of each axis positive."""
+    """*vectors* [n, C] projected on their first two principal components [n, 2]; the largest value of each axis is
+    positive."""
     centred = vectors - vectors.mean(0)
-    _, axes = np.linalg.eigh(centred.T @ centred)  # by rising eigenvalue
+    _, axes = np.linalg.eigh(centred.T @ centred)  # in rising order of eigenvalues
     places = centred @ axes[:, :-3:-1]
     if places.shape[1] < 2:
         places = np.pad(places, ((0, 0), (0, 2 - places.shape[1])))
@@ -165,7 +166,7 @@ def principal_plane(vectors: np.ndarray) -> np.ndarray:
 
 
 def _centred(table: Tensor, written: Tensor) -> Tensor:
-    """*table* without the mean of its *written* rows; an unwritten note has no part in what they have in common."""
+    """*table* minus the mean of its *written* rows; unwritten rows are unchanged."""
     if not bool(written.any()):
         return table
     return torch.where(written[:, None], table - table[written].mean(0), table)

@@ -1,4 +1,4 @@
-"""Pictures of what evaluations measured. matplotlib, an optional dependency, is imported when it is needed."""
+"""Plots of evaluation results. matplotlib, an optional dependency, is imported on demand."""
 
 from __future__ import annotations
 
@@ -15,33 +15,30 @@ from fairseq.evaluation.notes import Note
 from fairseq.evaluation.recl import ContextLosses, Gains
 from fairseq.files import atomic_file
 
-# Okabe and Ito's colours, which people with any colour vision tell apart; dashes and markers differ, too.
+# Okabe and Ito's colour-blind-safe palette; dashes and markers differ, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-NEAREST = 24  # tokens whose words stand on the axis
-STRONGEST = 5  # tokens whose words stand beside their weight
-FLOOR = 1e-3  # maps show weights from this share of the largest on
+NEAREST = 24  # tokens labelled on the axis
+STRONGEST = 5  # tokens labelled beside their weight
+FLOOR = 1e-3  # lower end of a map's colour scale, as a share of the largest weight
 
 
 def require(flag: str) -> None:
-    """Make sure, before any work is done, that pictures can be drawn.
+    """Check that matplotlib is installed, before any work is done.
 
     Raises:
         UserError: matplotlib is missing; the message names *flag*.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError(
-            f"{flag}: pictures need matplotlib; install the [plots] extra: pip install 'fairseq-short[plots]'"
-        )
+        raise UserError(f"{flag}: plots need matplotlib; install the [plots] extra: pip install 'fairseq-short[plots]'")
 
 
 def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], threshold: float | None) -> None:
-    """Gains over pairs of contexts, one line a model, one panel an r (Figure 3).
+    """Plot gains over pairs of contexts, one line per model, one panel per r (Figure 3).
 
     Args:
-        threshold: None: in perplexity, unnormalised, as in the paper's figure; a number: relative gains in percent
-            with their standard errors, on a logarithmic axis, and a line at this threshold. A gain of exactly zero has
-            no place there, and no mark.
+        threshold: None: gains in perplexity, as in the paper's figure; a number: relative gains in percent with their
+            standard errors, on a logarithmic axis, and a line at this threshold. Gains of exactly zero are left out.
 
     Raises:
         UserError: the file cannot be written.
@@ -73,7 +70,7 @@ def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], thre
 
 
 def draw_perplexities(path: Path, measured: ContextLosses) -> None:
-    """Perplexity over context length, one line a model, without any baseline (Figure 4).
+    """Plot perplexity over context length, one line per model, without a baseline (Figure 4).
 
     Raises:
         UserError: the file cannot be written.
@@ -90,7 +87,7 @@ def draw_perplexities(path: Path, measured: ContextLosses) -> None:
 
 
 def draw_distances(path: Path, maps: AttentionMaps) -> None:
-    """Every head's mean attention over distance: one row a head, grouped by layers (Figure 5).
+    """Plot every head's mean attention over distance: one row per head, grouped by layer (Figure 5).
 
     Raises:
         UserError: the file cannot be written.
@@ -107,7 +104,7 @@ def draw_distances(path: Path, maps: AttentionMaps) -> None:
 
 
 def draw_terms(path: Path, maps: AttentionMaps) -> None:
-    """The same for each term of the attention score by itself, its softmax taken over the span (Figure 7).
+    """Plot the same for each term of the attention score alone, its softmax taken over the span (Figure 7).
 
     Raises:
         UserError: the file cannot be written.
@@ -128,7 +125,7 @@ def draw_terms(path: Path, maps: AttentionMaps) -> None:
 
 
 def draw_position(path: Path, maps: AttentionMaps, heads: Sequence[tuple[int, int]]) -> None:
-    """What (layer, head) pairs attend to at one position: the whole span, and the nearest words (Figure 6).
+    """Plot the attention of (layer, head) pairs at one position: the whole span, and the nearest words (Figure 6).
 
     Raises:
         UserError: the file cannot be written.
@@ -156,7 +153,7 @@ def draw_position(path: Path, maps: AttentionMaps, heads: Sequence[tuple[int, in
 
 
 def draw_notes(path: Path, notes: Sequence[Note], places: np.ndarray, named: int = 60) -> None:
-    """A map of *notes* at *places* [n, 2]; colours are occurrences, words stand beside the first *named* points.
+    """Plot *notes* at *places* [n, 2], coloured by occurrences; the first *named* points are labelled.
 
     Raises:
         UserError: the file cannot be written.
@@ -205,12 +202,12 @@ def _map_height(rows: int) -> float:
 
 
 def _visible(values: np.ndarray) -> np.ndarray:
-    """*values* [L, H, D] up to the farthest distance that any head attends to."""
+    """*values* [L, H, D] up to the largest distance with nonzero attention."""
     return values[..., : int(np.flatnonzero(values.any(axis=(0, 1)))[-1]) + 1]
 
 
 def _draw_map(panel: Any, values: np.ndarray, scale: np.ndarray | None = None) -> Any:
-    """*values* [L, H, D] as one row a head, layer 0 on top; the colours span *scale* (default: *values*)."""
+    """Draw *values* [L, H, D], one row per head, layer 0 on top; the colours span *scale* (default: *values*)."""
     from matplotlib.colors import LogNorm
 
     layers, heads, span = values.shape
@@ -231,7 +228,7 @@ def _draw_map(panel: Any, values: np.ndarray, scale: np.ndarray | None = None) -
 
 
 def _name_strongest(panel: Any, weights: np.ndarray, words: Sequence[str]) -> None:
-    """Write the words of the largest weights beside them, but for those that would lie over one another."""
+    """Label the largest weights with their words; labels that would overlap are left out."""
     named: list[int] = []
     for place in np.argsort(-weights, kind="stable"):
         if len(named) == STRONGEST or weights[place] < weights.max() / 10:
@@ -249,10 +246,10 @@ def _name_strongest(panel: Any, weights: np.ndarray, words: Sequence[str]) -> No
 
 
 def _shown(word: str, longest: int = 14) -> str:
-    """*word* as it can stand in a picture: not too long, and escaped."""
+    """*word* as a label: truncated and escaped."""
     return _escaped(word if len(word) <= longest else word[: longest - 1] + "…")
 
 
 def _escaped(text: str) -> str:
-    """*text* with no dollar sign that is read as mathematics."""
+    """*text* with dollar signs escaped, which matplotlib reads as mathematics."""
     return text.replace("$", r"\$")

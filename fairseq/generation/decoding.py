@@ -13,7 +13,7 @@ from fairseq.generation.predictor import Predictor
 
 Prompt = Sequence[int]
 Advance = tuple[int, list[int]]
-"""A row, and the tokens of it that are now final: one a step; in beam search all of them, in the last step."""
+"""A row and its new final tokens: one per step; in beam search all of them in the last step."""
 
 COLDEST, HOTTEST = 1e-30, 1e30  # float32 quotients by temperatures beyond these overflow
 
@@ -50,12 +50,12 @@ class Decoding:
 
     @property
     def candidates(self) -> int:
-        """Number of most probable tokens that are enough to choose from; 0: all are needed."""
+        """Number of most probable tokens that the choice needs; 0: all."""
         return 1 if self.temperature == 0 else self.top_k
 
     @property
     def random(self) -> bool:
-        """Whether tokens are sampled."""
+        """True if tokens are sampled."""
         return self.beam == 1 and self.temperature > 0
 
 
@@ -68,7 +68,7 @@ def choose(lprobs: Tensor, how: Decoding, draws: Tensor | None = None, tokens: T
         draws: uniform random numbers in [0, 1), float64 [B]: the token's place in the cumulative distribution. Unused
             at temperature 0.
         tokens: the token of each column [B, V], if the columns are the ``how.candidates`` most probable tokens in
-            falling order; None: column v is token v, and all tokens are there.
+            falling order; None: column v is token v.
 
     Returns:
         [B].
@@ -83,7 +83,7 @@ def choose(lprobs: Tensor, how: Decoding, draws: Tensor | None = None, tokens: T
         scores, tokens = scores.topk(min(how.top_k or lprobs.size(-1), lprobs.size(-1)))  # in falling order
     probabilities = scores.softmax(-1).double()
     if how.top_p < 1:
-        probabilities[probabilities.cumsum(-1) - probabilities >= how.top_p] = 0  # the tokens before it have it already
+        probabilities[probabilities.cumsum(-1) - probabilities >= how.top_p] = 0  # the tokens before have reached top_p
     cumulative = probabilities.cumsum(-1)
     place = torch.searchsorted(cumulative, draws[:, None] * cumulative[:, -1:], right=True)
     place = place.clamp(max=cumulative.size(-1) - 1)  # (B, 1)
@@ -120,7 +120,7 @@ def sample_batch(
 def _distribution(
     predictor: Predictor, chunk: Sequence[Sequence[int]], waiting: int, how: Decoding
 ) -> tuple[Tensor, Tensor | None]:
-    """Arguments of :func:`choose` for the rows from *waiting* on; the whole distribution only where it is needed."""
+    """Arguments of :func:`choose` for the rows from *waiting* on; the whole distribution only if it is needed."""
     if how.candidates:
         return predictor.best(chunk, how.candidates, waiting)
     return predictor.read(chunk, waiting), None

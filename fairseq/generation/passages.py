@@ -1,4 +1,4 @@
-"""Passages of a corpus, how models continue them and how they really go on: chosen, and shown side by side."""
+"""Passages of a corpus with generated continuations beside the original text, as text, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS = ("context", "continuation", "reference")
 
 @dataclass(frozen=True)
 class Part:
-    """A run of tokens: their ids, their symbols between spaces (``</s>`` ends a line), and as running text."""
+    """A token sequence: ids, symbols separated by spaces (``</s>`` ends a line), and running text."""
 
     tokens: list[int]
     symbols: str
@@ -34,12 +34,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Passage:
-    """A context, one continuation of it, and the corpus's own (paper, appendix E).
+    """A context, one generated continuation and the original one (paper, appendix E).
 
     Attributes:
         number: of the passage, from 1.
         start: number of the context's first token in the corpus, from 0.
-        sample: which of the continuations of this context, from 1.
+        sample: number of the continuation of this context, from 1.
     """
 
     number: int
@@ -51,14 +51,14 @@ class Passage:
 
 
 def draw_starts(tokens: int, context: int, reference: int, count: int, seed: int) -> list[int]:
-    """Where contexts begin in a corpus of so many tokens: each place is as likely; context i depends on seed and i.
+    """Start positions of contexts in a corpus of *tokens* tokens, uniformly drawn; number i depends on seed and i only.
 
     Args:
         context: tokens of a context.
-        reference: tokens that should follow it; there are fewer if the corpus is too short for that.
+        reference: tokens that should follow a context; fewer follow if the corpus is too short.
 
     Raises:
-        UserError: no token would be left behind a context.
+        UserError: the context is as long as the corpus or longer.
     """
     if context >= tokens:
         raise UserError(
@@ -71,13 +71,13 @@ def draw_starts(tokens: int, context: int, reference: int, count: int, seed: int
 
 
 def parts_of(detokenizer: Detokenizer, context: Sequence[int], *following: Sequence[int]) -> list[Part]:
-    """*context*, and each of *following* as text that goes on from it."""
+    """The parts for *context* and for each of *following*, decoded as its continuation."""
     parts = [_part(detokenizer, context, _texts(detokenizer, context, ())[0])]
     return parts + [_part(detokenizer, tokens, _texts(detokenizer, context, tokens)[1]) for tokens in following]
 
 
 def as_text(passage: Passage, count: int, split: str) -> str:
-    """One of *count* passages, for a terminal."""
+    """One of *count* passages as plain text."""
     lines = [f"==== {title(passage, count, split)} ===="]
     for name in PARTS:
         lines += ["", f"---- {name} ----", getattr(passage, name).text.strip()]
@@ -85,16 +85,16 @@ def as_text(passage: Passage, count: int, split: str) -> str:
 
 
 def title(passage: Passage, count: int, split: str) -> str:
-    """What a passage is, in a line."""
+    """One-line description of a passage."""
     last = passage.start + len(passage.context.tokens) - 1
     return f"{passage.number} of {count}: tokens {passage.start}–{last} of {split}, continuation {passage.sample}"
 
 
 def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str, Any]) -> None:
-    """Write ``generate.json`` and ``generate.html`` to *folder*, each whole or not at all.
+    """Write ``generate.json`` and ``generate.html`` to *folder* atomically.
 
     Args:
-        about: what they were made with: ``checkpoints``, ``data``, ``split``, ``settings`` and more.
+        about: settings of the run: ``checkpoints``, ``data``, ``split``, ``settings`` and more.
 
     Raises:
         UserError: a file cannot be written.
@@ -110,7 +110,7 @@ def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str,
 
 
 def as_page(passages: Sequence[Passage], about: Mapping[str, Any]) -> str:
-    """One HTML page that needs nothing else: on wide screens the three parts stand side by side."""
+    """One self-contained HTML page; wide screens show the three parts side by side."""
     facts = {
         "Checkpoint": ", ".join(about["checkpoints"]),
         "Data": f"{about['data']}, {about['split']}",

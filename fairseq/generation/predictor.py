@@ -18,7 +18,7 @@ Model = BaseFairseqModel | Reader
 
 
 def can_generate(model: BaseFairseqModel) -> bool:
-    """Whether *model* has a key-value cache and an output layer."""
+    """Return whether *model* has a key-value cache and an output layer."""
     return hasattr(model, "new_cache") and model.output_layer is not None
 
 
@@ -29,14 +29,14 @@ def reach(model: Any) -> int:
 
 
 def reader_of(model: Model) -> Reader:
-    """*model* as a reader; a reader is returned as it is."""
+    """A reader of *model*; a reader is returned unchanged."""
     return model if isinstance(model, Reader) else Reader(model)
 
 
 class Predictor:
     """Log-probabilities of the next token of each of several texts.
 
-    All texts have the same number of tokens read, so that they share one cache without padding. Probabilities of
+    All texts have the same number of tokens, so they share one cache without padding. Probabilities of
     several models are averaged.
 
     Args:
@@ -55,7 +55,7 @@ class Predictor:
         self._checked = False
 
     def read(self, tokens: Sequence[Sequence[int]], first: int = 0) -> Tensor:
-        """Read *tokens* [rows, T]; log-probabilities of the token that follows, for the rows from *first* on.
+        """Read *tokens* [rows, T]; return log-probabilities of the next token for the rows from *first* on.
 
         Returns:
             [rows − first, V], float32.
@@ -72,7 +72,7 @@ class Predictor:
         return lprobs
 
     def best(self, tokens: Sequence[Sequence[int]], count: int, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Read *tokens* as :meth:`read` does; the *count* most probable next tokens, from the most probable on.
+        """Read *tokens* as :meth:`read` does; return the *count* most probable next tokens in falling order.
 
         Returns:
             Scores, float32: log-probabilities up to a constant for each row; and tokens. Both [rows − first, count],
@@ -105,7 +105,7 @@ class Predictor:
         return [(rows, rows.hidden(source)[first:]) for rows in self.rows]
 
     def _check(self, scores: Tensor) -> None:
-        # Only once: reading a value from a GPU waits for it, and NaN weights show in the first token.
+        # Only once: reading a value synchronises with the GPU, and NaN weights give NaN at the first token.
         if not self._checked and bool(scores.isnan().any()):
             raise UserError(
                 "the model's probabilities are NaN: its training diverged, or it exceeds the range of float16; "
@@ -129,7 +129,7 @@ class _Rows:
             self.window = torch.zeros(rows, self.cache.segment_length, dtype=torch.long, device=reader.device)
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Read *tokens* [B, T]; the last hidden states [B, C]."""
+        """Read *tokens* [B, T]; return the last hidden states [B, C]."""
         hidden: Tensor | None = None
         while tokens.size(1):
             if self.cache.room == 0:
@@ -153,7 +153,7 @@ class _Rows:
             self.window = self.window[index]
 
     def _make_room(self, tokens: Tensor) -> Tensor:
-        """Begin a new segment or window; returns *tokens* [B, T] preceded by the tokens to read again."""
+        """Begin a new segment or window; return *tokens* [B, T] preceded by the tokens to read again."""
         if self.window is None:
             self.cache.next_segment()
             return tokens

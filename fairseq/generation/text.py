@@ -1,4 +1,4 @@
-"""Running text ⇄ a dictionary's tokens: words between spaces, characters, or the numbers of bytes."""
+"""Conversion between running text and dictionary tokens: words, characters or bytes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from fairseq.data.dictionary import Dictionary
 
-SPACES = ("_", "▁", "␣", "<space>")  # what a corpus of characters writes for a space
+SPACES = ("_", "▁", "␣", "<space>")  # symbols for a space in character corpora
 BYTES = frozenset(map(str, range(256)))
 LONGEST_HEADING = 40  # words
-LONGEST_TAIL = 64  # words of a line that are put together again for each token
-JOINTS = {"@-@": "-", "@,@": ",", "@.@": "."}  # WikiText's marks between parts of one word
+LONGEST_TAIL = 64  # words of a line that are detokenized again for each token
+JOINTS = {"@-@": "-", "@,@": ",", "@.@": "."}  # WikiText's marks inside words
 
 
 def never_written(dictionary: Dictionary) -> list[int]:
-    """The symbols that no text has: padding, the unknown word and the like, fillers; not the end of a line."""
+    """Indices that never occur in text: special symbols other than the end of a line, and fillers."""
     special = {dictionary.bos(), dictionary.pad(), dictionary.unk(), *range(dictionary.nspecial)}
     fillers = {
         index
@@ -29,13 +29,13 @@ def never_written(dictionary: Dictionary) -> list[int]:
 
 
 def detokenizer_of(dictionary: Dictionary, remove_bpe: str | None = None) -> Detokenizer:
-    """How texts of *dictionary* are written: in bytes, in characters, or else in words.
+    """The detokenizer for *dictionary*: for bytes, for characters, or else for words.
 
     Args:
-        remove_bpe: the mark that a subword ends in where its word goes on, ``@@``.
+        remove_bpe: suffix of a subword that is continued by the next one, such as ``@@``.
     """
-    silent = set(never_written(dictionary)) | {dictionary.eos()}
-    symbols = [word for index, word in enumerate(dictionary.symbols) if index not in silent]
+    special = set(never_written(dictionary)) | {dictionary.eos()}
+    symbols = [word for index, word in enumerate(dictionary.symbols) if index not in special]
     if symbols and BYTES.issuperset(symbols):
         return ByteDetokenizer(dictionary)
     if symbols and all(len(word) == 1 or word in SPACES for word in symbols):
@@ -44,11 +44,12 @@ def detokenizer_of(dictionary: Dictionary, remove_bpe: str | None = None) -> Det
 
 
 class Detokenizer:
-    """Words between white space; sacremoses puts them together, and headings and WikiText's marks are undone.
+    """Tokens are words separated by white space. Text is detokenized with sacremoses; heading markup and WikiText's
+    marks are removed.
 
     Args:
         dictionary: of the tokens.
-        mark: what a subword ends in where its word goes on.
+        mark: suffix of a subword that is continued by the next one.
     """
 
     def __init__(self, dictionary: Dictionary, mark: str | None = None) -> None:
@@ -56,27 +57,27 @@ class Detokenizer:
         self.mark = mark
 
     def split(self, text: str) -> list[str]:
-        """The symbols of one line, known or not."""
+        """The symbols of one line, including unknown ones."""
         return text.split()
 
     def encode(self, text: str) -> tuple[list[int], list[str]]:
-        """The tokens of one line, without its end, and the symbols that the dictionary does not have."""
+        """The tokens of one line without ``</s>``, and its symbols that are not in the dictionary."""
         symbols = self.split(text)
         unknown = [symbol for symbol in symbols if symbol not in self.dictionary]
         return [self.dictionary.index(symbol) for symbol in symbols], unknown
 
     def stream(self) -> Stream:
-        """Running text from tokens, as they come."""
+        """A new incremental decoder."""
         return WordStream(self.dictionary, self.mark)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Running text of a whole text's tokens; the end of a line is a line feed."""
+        """Text of *tokens*; ``</s>`` becomes a line feed."""
         stream = self.stream()
         return stream.add(tokens) + stream.end()
 
 
 class CharacterDetokenizer(Detokenizer):
-    """Every symbol is a character; one of :data:`SPACES` stands for a space, or else the end of a line, as in text8."""
+    """Tokens are characters. A space is one of :data:`SPACES`, or ``</s>`` if there is none, as in text8."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         super().__init__(dictionary)
@@ -91,7 +92,7 @@ class CharacterDetokenizer(Detokenizer):
 
 
 class ByteDetokenizer(Detokenizer):
-    """Every symbol is the number of a byte of UTF-8, as in enwik8; the end of a line is byte 10."""
+    """Tokens are UTF-8 bytes as decimal numbers, as in enwik8; the end of a line is byte 10."""
 
     def split(self, text: str) -> list[str]:
         return [str(byte) for byte in text.encode("utf-8", "surrogateescape")]
@@ -101,26 +102,26 @@ class ByteDetokenizer(Detokenizer):
 
 
 class Stream:
-    """Makes running text of tokens, piece by piece: the pieces together are the text of all tokens."""
+    """Incremental decoder: the concatenated pieces equal the text of all tokens."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         self.dictionary = dictionary
 
     def add(self, tokens: Iterable[int]) -> str:
-        """The text that *tokens* add, as far as it is certain."""
+        """Read *tokens*; return the text that later tokens cannot change."""
         raise NotImplementedError
 
     def pause(self) -> str:
-        """What was held back: a prompt ends here, what follows is shown apart."""
+        """Return buffered text at the end of a prompt; the continuation is shown separately."""
         return ""
 
     def end(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return buffered text at the end of the text."""
         return self.pause()
 
 
 class CharacterStream(Stream):
-    """One character a token."""
+    """Decoder of characters."""
 
     def __init__(self, dictionary: Dictionary, space: str) -> None:
         super().__init__(dictionary)
@@ -131,7 +132,7 @@ class CharacterStream(Stream):
 
 
 class ByteStream(Stream):
-    """One byte a token; a character is shown when its last byte is there."""
+    """Decoder of bytes; a character is returned with its last byte."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         super().__init__(dictionary)
@@ -149,11 +150,11 @@ class ByteStream(Stream):
 
 
 class WordStream(Stream):
-    """Words, put together by sacremoses. What a word looks like depends on those before it in its line alone.
+    """Decoder of words, detokenized with sacremoses. A word's text depends only on the words before it in its line.
 
-    Of a line's words only the last are held; what those before them decide is kept as a few words (:func:`shortened`),
-    so that a token costs the same however long its line is. A line that may be a heading (``= = Title = =``) is held
-    back until it is known whether it is one.
+    Only the last words of a line are kept; :func:`shortened` summarises the earlier ones, so that the cost of a token
+    does not grow with the length of its line. A line that may be a heading (``= = Title = =``) is buffered until it
+    ends or turns out not to be one.
     """
 
     def __init__(self, dictionary: Dictionary, mark: str | None) -> None:
@@ -181,12 +182,12 @@ class WordStream(Stream):
 
     def _begin_line(self, maybe_heading: bool) -> None:
         self.line = Words(self.mark)
-        self.held: list[str] = []  # symbols of what may be a heading
+        self.held: list[str] = []  # symbols of a possible heading
         self.maybe_heading = maybe_heading
         self.shown, self.lead = "", ""
 
     def _take(self, symbol: str) -> None:
-        """Read a symbol: hold it, if its line may be a heading."""
+        """Read a symbol; buffer it if its line may be a heading."""
         if not self.maybe_heading:
             self.line.add(symbol)
             return
@@ -195,27 +196,27 @@ class WordStream(Stream):
             self._release(self.held)
 
     def _release(self, symbols: Sequence[str]) -> None:
-        """Read what was held: *symbols* are what is left of it."""
+        """Add *symbols*, the buffer without heading markup, to the line and clear the buffer."""
         for symbol in symbols:
             self.line.add(symbol)
         self.held, self.maybe_heading = [], False
 
     def _rest(self) -> str:
-        """What was not shown of the line: nothing more belongs to it, or it is to be seen now."""
+        """The rest of the line's text, including the buffered part."""
         if self.held:
             self._release(heading(self.held))
         return self._new(whole=True)
 
     def _new(self, whole: bool) -> str:
-        """What can be shown now of the line's words and was not before; *whole*: all of them.
+        """The text of the line's words since the last call; *whole*: up to the last word.
 
-        A mark is shown when the next token is there, since what it joins decides how it stands.
+        A final punctuation mark is delayed until the next token, which decides the spaces around it.
         """
         words = self.line.whole
         complete = whole or not words or words[-1].isalnum()
         text = detokenize(words if complete else words[:-1])
         if not complete and len(text) < len(self.shown):
-            return ""  # the last word was shown and goes on
+            return ""  # the last word was already returned and is not complete
         new = self.lead + text[_common(text, self.shown) :] if text else ""
         self.shown, self.lead = text, "" if text else self.lead
         if len(words) > LONGEST_TAIL:
@@ -225,15 +226,15 @@ class WordStream(Stream):
 
 
 class Words:
-    """Whole words of symbols that come one by one: WikiText's marks inside words undone, and subwords joined.
+    """Words built from symbols: WikiText's marks inside words removed, subwords joined.
 
     Attributes:
-        whole: the words; the last may go on.
+        whole: the words; the last may be incomplete.
     """
 
     def __init__(self, mark: str | None = None) -> None:
         self.whole: list[str] = []
-        self.mark = mark  # what a subword ends in where its word goes on
+        self.mark = mark  # suffix of a subword that is continued by the next one
         self.joined = False
 
     def add(self, symbol: str) -> None:
@@ -247,7 +248,7 @@ class Words:
 
 
 def heading(words: Sequence[str]) -> Sequence[str]:
-    """The title of a heading, ``= = Title = =``; other lines as they are."""
+    """The title of a heading ``= = Title = =``; other lines unchanged."""
     level = 0
     while 2 * level + 2 < len(words) and words[level] == words[-1 - level] == "=":
         level += 1
@@ -255,13 +256,13 @@ def heading(words: Sequence[str]) -> Sequence[str]:
 
 
 def detokenize(words: Sequence[str]) -> str:
-    """Running text of whole words."""
+    """Text of complete words."""
     return str(_detokenizer().detokenize(words, unescape=False)) if words else ""
 
 
 def shortened(words: Sequence[str]) -> list[str]:
-    """A few words after which the detokenizer goes on as after *words*: the quotes that are open, and the last word."""
-    words = " ".join(words).split()  # as the detokenizer does
+    """A short equivalent of *words* for the detokenizer's state: the open quotes and the last word."""
+    words = " ".join(words).split()  # as in the detokenizer
     if not words:
         return []
     is_quote = _detokenizer().IS_OPEN_QUOTE.search
@@ -269,18 +270,18 @@ def shortened(words: Sequence[str]) -> list[str]:
     for quote in dict.fromkeys(filter(is_quote, words)):
         if _is_open(quote, words) != _is_open(quote, opened):
             opened.append(quote)
-    if is_quote(last):  # it counts already; what remains is whether the next word joins it
+    if is_quote(last):  # already among the open quotes; keep only whether the next word is joined to it
         last = "," if detokenize([*words, "a"]).endswith(" a") else "("
     return [*opened, last]
 
 
 def _is_open(quote: str, words: Sequence[str]) -> bool:
-    """Whether *quote* after *words* would close: it then stands apart from what follows."""
+    """Return whether *quote* after *words* would be a closing quote, which is followed by a space."""
     return detokenize([*words, "a", quote, "a"]).endswith(" a")
 
 
 def _common(first: str, second: str) -> int:
-    """How many characters two texts have in common at their start."""
+    """Length of the common prefix of two texts."""
     return len(second) if first.startswith(second) else len(os.path.commonprefix([first, second]))
 
 

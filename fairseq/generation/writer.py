@@ -131,10 +131,10 @@ def decoding(cfg: GenerationConfig) -> Decoding:
 
 
 def check_samples(cfg: GenerationConfig, each: int) -> None:
-    """Reject several continuations of one text where they would all be equal.
+    """Reject several continuations of one text without sampling.
 
     Raises:
-        UserError: they would be.
+        UserError: all continuations would be equal.
     """
     if each > 1 and not cfg.sampling:
         raise UserError(f"--num-samples: {each} continuations of one text are equal without --sampling; add it")

@@ -1,4 +1,4 @@
-"""What a model carries from one segment to the next, as values that go into ``forward`` and come out of it."""
+"""Memory and key-value caches: the state passed from one segment to the next through ``forward``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 Memory = list[Tensor]
-"""For each layer, what its keys and values are computed from: [B, M, C], detached."""
+"""For each layer, the input of its keys and values in earlier segments: [B, M, C], detached."""
 
 
 def extend_memory(old: Tensor | None, new: Tensor, length: int) -> Tensor:
@@ -25,7 +25,7 @@ def extend_memory(old: Tensor | None, new: Tensor, length: int) -> Tensor:
 
 
 def keep_rows(memory: Memory | None, rows: int) -> Memory | None:
-    """The memory of the first *rows* rows: at a corpus's end, rows leave the batch from the last on."""
+    """The memory of the first *rows* rows; the last rows of a batch run out first at the end of a corpus."""
     if memory is None or not memory or memory[0].size(0) == rows:
         return memory
     return [layer[:rows] for layer in memory]
@@ -33,14 +33,14 @@ def keep_rows(memory: Memory | None, rows: int) -> Memory | None:
 
 @dataclass
 class LayerCache:
-    """Projected keys and values of one layer, preallocated for the longest span, and how to add to them.
+    """Projected keys and values of one layer, preallocated for the longest span, with the packed projection weights.
 
     Attributes:
         keys, values: [B, H, S, D].
         weight: the projections to query, key and value as one matrix [3C, C].
-        bias: what is added to the three at each position [S, 3C]: their biases, and with position-infused attention
-            the projected positions, since W(x + p) + b = Wx + (Wp + b).
-        position_keys: the part of positions in the keys [1, H, S, D], None where there is none.
+        bias: the three biases at each position [S, 3C]; with position-infused attention plus the projected positions,
+            since W(x + p) + b = Wx + (Wp + b).
+        position_keys: contribution of the positions to the keys [1, H, S, D], or None.
     """
 
     keys: Tensor
@@ -50,7 +50,7 @@ class LayerCache:
     position_keys: Tensor | None = None
 
     def keep_last(self, held: int, kept: int) -> None:
-        """Move the last *kept* of *held* positions to the front, where they take positions 0 … kept − 1."""
+        """Move the last *kept* of *held* positions to the front, as positions 0 … kept − 1."""
         if not kept:
             return
         first = held - kept
@@ -61,21 +61,21 @@ class LayerCache:
         self.values[:, :, :kept] = self.values[:, :, first:held].clone()
 
     def keep_rows(self, rows: int) -> None:
-        """Forget all but the first *rows* rows."""
+        """Drop all but the first *rows* rows."""
         self.keys, self.values = self.keys[:rows], self.values[:rows]
 
     def select_rows(self, index: Tensor) -> None:
-        """Make row *index[i]* the new row i: [new rows]; a row may be taken more than once."""
+        """Make row *index[i]* the new row i: [new rows]; rows may be repeated."""
         self.keys, self.values = self.keys[index], self.values[index]
 
 
 @dataclass
 class RelativeLayerCache(LayerCache):
-    """A :class:`LayerCache` of relative attention, whose keys stay valid wherever they move.
+    """A :class:`LayerCache` of relative attention; its keys do not depend on their position.
 
     Attributes:
         distance_keys: keys of the distances S − 1, …, 0: [H, S, D].
-        distance_scores: scores of the distances alone [H, S], None where there are none.
+        distance_scores: scores that depend on the distance only [H, S], or None.
     """
 
     distance_keys: Tensor = field(kw_only=True)
@@ -84,11 +84,11 @@ class RelativeLayerCache(LayerCache):
 
 @dataclass
 class KeyValueCache:
-    """The state of token-by-token inference: one :class:`LayerCache` a layer, and how far they are filled.
+    """The state of token-by-token inference: one :class:`LayerCache` per layer, and the number of tokens in them.
 
     A *segment* of ``segment_length`` tokens follows up to ``memory_length`` tokens of memory. When the segment is
-    full, :meth:`next_segment` makes the last ``memory_length`` tokens the memory of the next one: exactly what
-    non-overlapping inference attends to, so the attended span grows from M to M + L and falls back to M + 1.
+    full, :meth:`next_segment` makes the last ``memory_length`` tokens the memory of the next one, as in
+    non-overlapping inference: the attended span grows from M to M + L and falls back to M + 1.
     """
 
     layers: list[LayerCache]
@@ -99,7 +99,7 @@ class KeyValueCache:
 
     @property
     def room(self) -> int:
-        """Tokens that still fit into the segment."""
+        """Number of tokens that still fit into the segment."""
         return self.segment_length - self.in_segment
 
     def next_segment(self) -> None:
@@ -111,13 +111,13 @@ class KeyValueCache:
         self.in_segment = 0
 
     def keep_rows(self, rows: int) -> None:
-        """Forget all but the first *rows* rows: at a corpus's end, rows run out from the last on."""
+        """Drop all but the first *rows* rows, as at the end of a corpus."""
         if self.layers and rows < self.layers[0].keys.size(0):
             for layer in self.layers:
                 layer.keep_rows(rows)
 
     def select_rows(self, index: Tensor) -> None:
-        """Make row *index[i]* the new row i, as beams that part and end ask for: [new rows]."""
+        """Make row *index[i]* the new row i, as for beams: [new rows]."""
         for layer in self.layers:
             layer.select_rows(index)
 
@@ -126,25 +126,25 @@ class KeyValueCache:
         self.held = self.in_segment = 0
 
     def advance(self, count: int) -> None:
-        """Note that *count* tokens were added to every layer."""
+        """Count *count* tokens that were added to every layer."""
         self.held += count
         self.in_segment += count
 
 
 @dataclass
 class TokenCache(KeyValueCache):
-    """The same for models in which a new token changes the positions of all before it: the tokens themselves [B, S]."""
+    """Cache of tokens [B, S], for models in which a new token changes the positions of all tokens before it."""
 
     tokens: Tensor | None = None
 
     def append(self, tokens: Tensor) -> Tensor:
-        """All tokens of the segment, *tokens* [B, T] the last of them."""
+        """Append *tokens* [B, T]; return all tokens of the segment."""
         self.tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], dim=1)
         self.advance(tokens.size(1))
         return self.tokens
 
     def next_segment(self) -> None:
-        """Begin a new segment, with nothing before it."""
+        """Begin a new segment without memory."""
         self.clear()
 
     def keep_rows(self, rows: int) -> None:

@@ -329,6 +329,6 @@ def test_a_model_that_does_not_show_its_attention_is_refused():
 
 def test_without_matplotlib_nothing_is_begun(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"--results-path: pictures need matplotlib.*\[plots\]"):
+    with pytest.raises(UserError, match=r"--results-path: plots need matplotlib.*\[plots\]"):
         run(["--path", BASELINE, "--results-path", tmp_path / "x"])
     assert not (tmp_path / "x").exists()
