@@ -10,7 +10,7 @@ from fairseq import distributed, options
 from fairseq.distributed import Interruption, Job, World
 from fairseq.settings import TrainingSettings
 from fairseq.tasks.typed import training_settings
-from fairseq.training.run import train
+from fairseq.training.job import train
 
 
 def main(args: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
 """Training: runs, stages, updates, weight averaging and loss scaling."""
 
-from fairseq.training.run import train
+from fairseq.training.job import train
 from fairseq.training.trainer import Trainer
 
 __all__ = ["Trainer", "train"]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any
 
 import torch
 
-from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager
 from fairseq.config import parse_dict
 from fairseq.criterions.fairseq_criterion import Sample
@@ -23,78 +20,23 @@ from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import progress_bar
 from fairseq.logging.recorders import recording
-from fairseq.models.loading import load_fitting
 from fairseq.settings import CheckpointConfig, DataConfig, TrainingSettings
 from fairseq.tasks import FairseqTask, setup_task
-from fairseq.training import log, stages
+from fairseq.training import log
 from fairseq.training.best import Best
 from fairseq.training.log import Clock
 from fairseq.training.stages import Stage
-from fairseq.training.stop import StopVote, describe_interruption
+from fairseq.training.stop import StopVote
 from fairseq.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.name.startswith("reset_")}
-
-
-def train(settings: TrainingSettings, world: World, interruption: Interruption | None = None) -> int:
-    """Train what *settings* describe, on one process of *world*: restore, run every stage that is left, save.
-
-    Args:
-        settings: those of the run.
-        world: the processes.
-        interruption: the signal that asks this process to stop; polled after each update.
-
-    Returns:
-        The number of the signal that stopped the run, the same on every rank; 0 if it ended by its settings.
-
-    Raises:
-        UserError: the settings, the data or the checkpoint are not what they should be.
-    """
-    manager = CheckpointManager(settings.checkpoint) if world.is_first else None
-    with manager.locked() if manager is not None else contextlib.nullcontext():
-        return _train_stages(settings, world, interruption or Interruption(), manager)
-
-
-def _train_stages(
-    settings: TrainingSettings, world: World, interruption: Interruption, manager: CheckpointManager | None
-) -> int:
-    planned = stages.plan(settings)
-    options = settings.checkpoint
-    path = world.share(str(manager.restore_path() or "") if manager is not None else None)
-    state = checkpoint.load(path) if path else None
-    source = path
-    stage = None
-    while True:
-        if planned:
-            stage = stages.stage_at(planned, _updates(state, options))
-        own = stages.settings_at(settings, planned, stage) if stage else settings
-        run = Run(own, world, manager, stage, interruption)
-        if state is not None:
-            run.restore(state, source)
-            state = None
-        elif options.finetune_from_model is not None:
-            initial = checkpoint.load(options.finetune_from_model)["model"]
-            load_fitting(run.trainer.model, initial, options.finetune_from_model)
-        run.train()
-        if run.stop.interrupted:
-            number = max(world.gather(interruption.signal, everywhere=True))
-            logger.info(describe_interruption(number, run.trainer.num_updates, options))
-            return number
-        if stage is None or stage is planned[-1] or not run.stage_is_done():
-            return 0
-        logger.info("stage %d is done after %d updates", stage.number, run.trainer.num_updates)
-        state, source = run.state_dict(), f"stage {stage.number}"
-        settings = settings.changed(**RESETS_OFF)
-        options = settings.checkpoint
-
 
 class Run:
-    """One stage of a run, or all of it: what ``fairseq-train`` does between restoring and its end.
+    """One stage of a run, or a run without stages.
 
     Args:
-        settings: those of *stage* if there is one.
+        settings: of the run, or of *stage*.
         world: the processes.
         manager: the checkpoints; None except on the first process.
         stage: the stage, in staged training.
@@ -138,7 +80,7 @@ class Run:
         self.stop = StopVote(world, lambda: (log.is_late(self.cfg, self.wall()), interruption.signal > 0))
 
     def restore(self, state: dict[str, Any], source: str) -> None:
-        """Go on from a loaded checkpoint, called *source* in messages."""
+        """Continue from a loaded checkpoint, called *source* in messages."""
         extra = state.get("extra_state") or {}
         rows = 0
         if not self.saving.reset_dataloader and "train_iterator" in extra:
@@ -146,7 +88,10 @@ class Run:
             same_rows = self.batches.load_state_dict(extra["train_iterator"], saved)
             rows = self.batches.sampler.rows if same_rows and self._memory_fits(extra.get("batches") or {}) else 0
             if not rows and self.trainer.model.memory_length and self.batches.iterations_in_epoch:
-                logger.info("rows begin without the memory of %s: its rows, segments or memory were others", source)
+                logger.info(
+                    "%s: memory dropped, because rows, segments or memory have another length",
+                    source,
+                )
         self.trainer.load_state_dict(state, source, rows)
         if not self.saving.reset_meters:
             self.trained_before = float(extra.get("previous_training_time") or 0.0)
@@ -155,13 +100,13 @@ class Run:
         logger.info("restored %s: epoch %d, update %d", source, self.batches.epoch, self.trainer.num_updates)
 
     def train(self) -> None:
-        """Epochs until a limit is reached."""
+        """Train epochs until a limit is reached."""
         self._describe()
         if self.cfg.stop_time_hours > 0:  # a restored run may be late already; clocks differ between ranks
             late = torch.tensor(float(log.is_late(self.cfg, self.wall())), device=self.world.device)
             self.stopped = self.stopped or bool(self.world.sum(late))
         if self._at_limit():
-            logger.info("nothing left to do after %d updates: a limit is reached", self.trainer.num_updates)
+            logger.info("nothing to do: a limit is reached after %d updates", self.trainer.num_updates)
         places = (self.common.tensorboard_logdir, self.common.metrics_file) if self.world.is_first else ("", "")
         with recording(*places, after=self.trainer.num_updates) as self.record:
             while not self._at_limit():
@@ -169,7 +114,7 @@ class Run:
         self.trainer.check_finite()
 
     def stage_is_done(self) -> bool:
-        """Whether the run ended because the stage's updates are done, not for good."""
+        """Return whether the run ended because its stage is complete, so that the next stage follows."""
         return (
             self.stage is not None
             and not (self.stopped or self.stop.decided)
@@ -177,7 +122,7 @@ class Run:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to go on from; on every process."""
+        """Return everything a run needs to continue; to be called on every process."""
         state = self.trainer.state_dict()
         state["extra_state"].update(
             train_iterator=self.batches.state_dict(),
@@ -194,7 +139,7 @@ class Run:
         return state
 
     def wall(self) -> float:
-        """Seconds of training so far, restored ones included."""
+        """Return seconds of training so far, restored ones included."""
         return self.trained_before + time.perf_counter() - self.started
 
     def _train_epoch(self) -> None:
@@ -228,7 +173,8 @@ class Run:
             self.record(bar.print({**line, **self._clocks(clock)}, tag="train"), "train", updates)
             self.task.restart()  # before a checkpoint is saved: the next epoch begins elsewhere in the corpus
         due = _is_due(updates, saving.save_interval_updates) or end_of_epoch and epoch % saving.save_interval == 0
-        # An interrupted run does not validate out of turn: it goes on as if nothing had happened, and it is in a hurry.
+        # An interrupted run saves without an extra validation: time is short, and the resumed run must equal an
+        # uninterrupted one.
         last = self._at_limit() and not self.stop.interrupted
         validate = (
             ((due or last) and not end_of_epoch)
@@ -341,7 +287,7 @@ class Run:
         )
 
     def _batches_signature(self) -> dict[str, Any]:
-        """Facts about the batches that earlier versions find a place by, and that memory depends on."""
+        """Settings of the batches that memory depends on, and that earlier versions locate a place by."""
         return {
             "batches": len(self.batches),
             **self.task.batch_settings(),
@@ -350,7 +296,7 @@ class Run:
         }
 
     def _memory_fits(self, signature: Mapping[str, Any]) -> bool:
-        """Whether the memory of rows that a run of *signature* saved fits the same rows here."""
+        """Return whether row memory saved under *signature* fits the rows of this run."""
         own = self._batches_signature()
         return all(
             signature.get(key) == own.get(key) for key in ("tokens_per_sample", "memory_length", "shuffled_with")
@@ -372,7 +318,7 @@ class Run:
 
 
 def _groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
-    """What is left of the epoch in runs of *size* samples, one an update; nothing is read ahead of them."""
+    """The rest of the epoch in groups of *size* samples, one group an update, without reading ahead."""
     samples = iter(batches)
     for left in range(len(batches) - batches.iterations_in_epoch, 0, -size):
         yield list(itertools.islice(samples, min(size, left)))
@@ -387,17 +333,11 @@ def _splits(data: DataConfig) -> list[str]:
 
 
 def _check(saving: CheckpointConfig, data: DataConfig) -> None:
-    """Find now what would otherwise only be found after hours.
+    """Check settings that are otherwise first used after hours.
 
     Raises:
-        UserError: a setting of validation or checkpoints cannot be.
+        UserError: a setting of validation or checkpoints is invalid.
     """
     if not all(_splits(data)):
-        raise UserError(f"--valid-subset {data.valid_subset!r}: a name is empty; --disable-validation does without")
+        raise UserError(f"--valid-subset {data.valid_subset!r}: empty name; --disable-validation skips validation")
     parse_dict("--optimizer-overrides", saving.optimizer_overrides)
-
-
-def _updates(state: dict[str, Any] | None, options: CheckpointConfig) -> int:
-    if state is None or options.reset_optimizer or state.get("last_optimizer_state") is None:
-        return 0
-    return int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))

@@ -1,4 +1,4 @@
-"""One optimisation step, and all the state that a run goes on from."""
+"""One update, and the state of training between updates."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class Trainer:
         self.lr_scheduler.step_update(0)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Let the schedule know that *epoch* (from 1) begins."""
+        """Tell the schedule that *epoch* (from 1) begins."""
         self.lr_scheduler.step_begin_epoch(epoch)
 
     def end_epoch(self, epoch: int, val_loss: float | None) -> None:
-        """Let the schedule know that *epoch* has ended, with the validation's figure if there was one."""
+        """Tell the schedule that *epoch* has ended, with the validation figure if there is one."""
         self.lr_scheduler.step(epoch, val_loss)
         self.lr_scheduler.step_update(self.num_updates)
 
@@ -164,23 +164,23 @@ class Trainer:
             return validate(self.graph, self.task, batches, self.precision, self.world)
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the model has the weights that are validated and saved: with --average-weights-from their mean."""
+        """Context in which the model has the weights to validate and save: with --average-weights-from their mean."""
         return self.average.in_place() if self.average is not None else contextlib.nullcontext()
 
     def check_finite(self) -> None:
-        """Stop a run whose gradients are not numbers any more.
+        """Check that no gradient has been infinite or NaN.
 
         Raises:
-            UserError: they are not.
+            UserError: a gradient has been.
         """
         if not bool(self._finite):
             raise UserError(
-                f"--lr: gradients are infinite or not a number by update {self.num_updates}; "
+                f"--lr: gradients are infinite or NaN by update {self.num_updates}; "
                 "nothing was saved since; lower the learning rate or set --clip-norm"
             )
 
     def get_lr(self) -> float:
-        """The learning rate of the next update."""
+        """Return the learning rate of the next update."""
         return self.optimizer.get_lr()
 
     def state_dict(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class Trainer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], source: str, rows: int = 0) -> None:
-        """Go on from *state*, ours or fairseq's.
+        """Continue from *state*, ours or fairseq's.
 
         Args:
             state: a loaded checkpoint.

@@ -161,7 +161,7 @@ def test_values_out_of_range_name_their_flag(mistake, flags):
         ("--best-checkpoint-metric bleu", "--best-checkpoint-metric bleu: not a figure of validation"),
         ("--optimizer-overrides {", "--optimizer-overrides {: expected a dict"),
         ("--optimizer-overrides __import__('os')", "--optimizer-overrides __import__('os'): expected a dict"),
-        ("--valid-subset test,", "--valid-subset 'test,': a name is empty"),
+        ("--valid-subset test,", "--valid-subset 'test,': empty name"),
         ("--max-target-positions 8", "valid: nothing is left of this split"),
         ("--max-target-positions 15", "test: 143 blocks are longer than the model's 15 positions"),
     ],

@@ -1,0 +1,79 @@
+"""A training job on one process: restore, every stage that is left, save."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import fields
+from typing import Any
+
+from fairseq import checkpoint
+from fairseq.checkpoint import CheckpointManager
+from fairseq.distributed import Interruption, World
+from fairseq.models.loading import load_fitting
+from fairseq.settings import CheckpointConfig, TrainingSettings
+from fairseq.training import stages
+from fairseq.training.run import Run
+from fairseq.training.stop import describe_interruption
+
+logger = logging.getLogger(__name__)
+
+RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.name.startswith("reset_")}
+
+
+def train(settings: TrainingSettings, world: World, interruption: Interruption | None = None) -> int:
+    """Train what *settings* describe, on one process of *world*: restore, run every stage that is left, save.
+
+    Args:
+        settings: those of the run.
+        world: the processes.
+        interruption: the signal that asks this process to stop; polled after each update.
+
+    Returns:
+        The number of the signal that stopped the run, the same on every rank; 0 if it ended by its settings.
+
+    Raises:
+        UserError: the settings, the data or the checkpoint are invalid.
+    """
+    manager = CheckpointManager(settings.checkpoint) if world.is_first else None
+    with manager.locked() if manager is not None else contextlib.nullcontext():
+        return _train_stages(settings, world, interruption or Interruption(), manager)
+
+
+def _train_stages(
+    settings: TrainingSettings, world: World, interruption: Interruption, manager: CheckpointManager | None
+) -> int:
+    planned = stages.plan(settings)
+    options = settings.checkpoint
+    path = world.share(str(manager.restore_path() or "") if manager is not None else None)
+    state = checkpoint.load(path) if path else None
+    source = path
+    stage = None
+    while True:
+        if planned:
+            stage = stages.stage_at(planned, _updates(state, options))
+        own = stages.settings_at(settings, planned, stage) if stage else settings
+        run = Run(own, world, manager, stage, interruption)
+        if state is not None:
+            run.restore(state, source)
+            state = None
+        elif options.finetune_from_model is not None:
+            initial = checkpoint.load(options.finetune_from_model)["model"]
+            load_fitting(run.trainer.model, initial, options.finetune_from_model)
+        run.train()
+        if run.stop.interrupted:
+            number = max(world.gather(interruption.signal, everywhere=True))
+            logger.info(describe_interruption(number, run.trainer.num_updates, options))
+            return number
+        if stage is None or stage is planned[-1] or not run.stage_is_done():
+            return 0
+        logger.info("stage %d is done after %d updates", stage.number, run.trainer.num_updates)
+        state, source = run.state_dict(), f"stage {stage.number}"
+        settings = settings.changed(**RESETS_OFF)
+        options = settings.checkpoint
+
+
+def _updates(state: dict[str, Any] | None, options: CheckpointConfig) -> int:
+    if state is None or options.reset_optimizer or state.get("last_optimizer_state") is None:
+        return 0
+    return int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
