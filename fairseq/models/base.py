@@ -111,6 +111,16 @@ class FairseqLanguageModel(BaseFairseqModel):
         self.decoder = decoder
         self.notes: CausalNoteDictionary | None = None
 
+    @classmethod
+    def finished(
+        cls, args: argparse.Namespace, parameters: Mapping[str, Tensor]
+    ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
+        """Settings and parameters without notes."""
+        if "notes.table" not in parameters:
+            return args, parameters
+        kept = {name: value for name, value in parameters.items() if not name.startswith("notes.")}
+        return argparse.Namespace(**{**vars(args), "notes": False}), kept
+
     def forward(
         self,
         src_tokens: Tensor,

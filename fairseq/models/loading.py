@@ -13,6 +13,7 @@ from fairseq import config
 from fairseq.checkpoint import describe_mismatch
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
+from fairseq.models.notes import check_words
 from fairseq.models.unsupported import check_supported
 from fairseq.modules.transformer_layer import TransformerLayer
 from fairseq.registry import is_plugin
@@ -52,8 +53,9 @@ def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], s
     """Load a checkpoint's *parameters* strictly.
 
     Raises:
-        UserError: they are not the model's; the message says which differ.
+        UserError: they are not the model's, or its notes are for other words; the message says which differ.
     """
+    check_words(model, parameters)
     upgraded = model.upgrade_state_dict(dict(parameters))
     problem = describe_mismatch(upgraded, model.state_dict(), source)
     if problem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import Tensor
 from fairseq.config import flag
 from fairseq.data.note_words import NOTES, NoteWords
 from fairseq.errors import UserError
-from fairseq.modules.notes import NoteDictionary
+from fairseq.models.base import BaseFairseqModel, FairseqLanguageModel
+from fairseq.modules.notes import CausalNoteDictionary, NoteDictionary
 
 OWN = ("notes.", "note_projection.")
 """First parts of the names of what a model has only while it has notes."""
@@ -25,7 +26,20 @@ class NoteConfig:
     note_lambda: float = flag(0.5, "weight of a note in the input of a rare word", above=0, below=1)
     note_gamma: float = flag(0.1, "weight of an update's notes in the table", above=0, below=1)
     note_half_window: int = flag(16, "tokens on either side of a word that its note averages", low=0)
+
+
+@dataclass(frozen=True)
+class EncoderNoteConfig(NoteConfig):
+    """Settings of notes in encoders."""
+
     note_read_window: bool = flag(False, "notes also read by --note-half-window tokens around the word")
+
+
+@dataclass(frozen=True)
+class CausalNoteConfig(NoteConfig):
+    """Settings of notes in causal models, whose notes average the word and the tokens before it."""
+
+    notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
 
 
 def words_of(task: Any, flag: str) -> NoteWords:
@@ -43,6 +57,40 @@ def words_of(task: Any, flag: str) -> NoteWords:
     return words
 
 
+def give_notes(model: FairseqLanguageModel, cfg: CausalNoteConfig, task: Any, dim: int) -> None:
+    """Give *model* notes for the rare words of *task*, if *cfg* asks for them.
+
+    Args:
+        model: a causal model.
+        cfg: its settings.
+        task: with the dictionary, and with the rare words.
+        dim: width of embeddings and hidden states.
+
+    Raises:
+        UserError: the task has no rare words, or the output has another width.
+    """
+    if not cfg.notes:
+        return
+    if getattr(model.decoder, "project_out_dim", None) is not None:
+        raise UserError(f"--notes: need an output as wide as the embeddings; use --decoder-output-dim {dim}")
+    words = words_of(task, "--notes")
+    delay = 0 if shows_ends(task.source_dictionary.symbols) else 1
+    notes = CausalNoteDictionary(len(words), dim, cfg.note_lambda, cfg.note_gamma, cfg.note_half_window, delay=delay)
+    notes.name_words(words.words)
+    model.notes = notes
+
+
+def shows_ends(symbols: Sequence[str]) -> bool:
+    """Whether the last token of a word shows that the word ends, in a dictionary of *symbols*.
+
+    It does where tokens that are continued are marked (``…@@``), or where none are marked at all. It does not where
+    those that begin a word are (``▁…``, ``Ġ…``), or those that continue one (``##…``).
+    """
+    if any(len(symbol) > 2 and symbol.endswith("@@") for symbol in symbols):
+        return True
+    return not any(len(symbol) > 1 and symbol.startswith(("▁", "Ġ", "##")) for symbol in symbols)
+
+
 def notes_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Those of *parameters* that belong to notes."""
     return {name: value for name, value in parameters.items() if name.startswith(OWN)}
@@ -53,14 +101,14 @@ def without_notes(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in parameters.items() if not name.startswith(OWN)}
 
 
-def check_words(notes: NoteDictionary, parameters: Mapping[str, Tensor]) -> None:
-    """See that a checkpoint's *parameters* hold notes of the same words.
+def check_words(model: BaseFairseqModel, parameters: Mapping[str, Tensor]) -> None:
+    """See that the notes among a checkpoint's *parameters* are of the words that *model* has.
 
     Raises:
         UserError: they hold notes of other words.
     """
-    stored = parameters.get("notes.digest")
-    if stored is not None and not torch.equal(stored.cpu(), notes.digest.cpu()):
+    stored, notes = parameters.get("notes.digest"), getattr(model, "notes", None)
+    if stored is not None and isinstance(notes, NoteDictionary) and not torch.equal(stored.cpu(), notes.digest.cpu()):
         raise UserError(
             f"{NOTES}: has other words than those that the checkpoint's notes were taken for; use the data folder it "
             "was trained with"

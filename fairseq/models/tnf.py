@@ -15,7 +15,7 @@ from fairseq.models import register_model
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel
 from fairseq.models.electra import ElectraConfig, ElectraModel
-from fairseq.models.notes import NoteConfig, check_words, notes_of, without_notes, words_of
+from fairseq.models.notes import EncoderNoteConfig, notes_of, without_notes, words_of
 from fairseq.modules.notes import NoteDictionary, generator_apart
 from fairseq.modules.output_layer import OutputLayer
 
@@ -82,12 +82,7 @@ class NotedModel(BaseFairseqModel):
         return super().train(mode)
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """*state*, whose notes are for this model's words, with the names this model uses.
-
-        Raises:
-            UserError: they are for others.
-        """
-        check_words(self.notes, state)
+        """The encoder's parameters with the names it uses, and those of notes."""
         return {**notes_of(state), **self.encoder_model.upgrade_state_dict(without_notes(state))}
 
     def forward(
@@ -131,12 +126,12 @@ class NotedModel(BaseFairseqModel):
 
 
 @dataclass(frozen=True)
-class TNFBertConfig(NoteConfig, BertConfig):
+class TNFBertConfig(EncoderNoteConfig, BertConfig):
     """Settings of BERT with notes."""
 
 
 @dataclass(frozen=True)
-class TNFElectraConfig(NoteConfig, ElectraConfig):
+class TNFElectraConfig(EncoderNoteConfig, ElectraConfig):
     """Settings of ELECTRA with notes."""
 
 
@@ -147,7 +142,7 @@ class TNFBert(NotedModel):
     encoder_class: ClassVar[Any] = BertModel
 
     @classmethod
-    def build_model(cls, args: NoteConfig | argparse.Namespace, task: Any) -> NotedModel:
+    def build_model(cls, args: EncoderNoteConfig | argparse.Namespace, task: Any) -> NotedModel:
         return with_notes(cls, cls.encoder_class.build_model(args, task), args, task)
 
 
@@ -162,14 +157,16 @@ class TNFElectra(TNFBert):
     encoder_class = ElectraModel
 
 
-def with_notes(cls: type[NotedModel], encoder: Any, args: NoteConfig | argparse.Namespace, task: Any) -> NotedModel:
+def with_notes(
+    cls: type[NotedModel], encoder: Any, args: EncoderNoteConfig | argparse.Namespace, task: Any
+) -> NotedModel:
     """*encoder* with a note for each of the rare words of *task*.
 
     Raises:
         UserError: the task has no rare words.
     """
     words = words_of(task, f"--arch {task.settings.chosen.arch}")
-    cfg = typed(NoteConfig, args)
+    cfg = typed(EncoderNoteConfig, args)
     dim = encoder.cfg.encoder_embed_dim
     notes = NoteDictionary(
         len(words), dim, cfg.note_lambda, cfg.note_gamma, cfg.note_half_window, read_window=cfg.note_read_window

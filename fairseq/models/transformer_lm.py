@@ -18,6 +18,7 @@ from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.models import register_model
 from fairseq.models.base import FairseqLanguageModel, ModelConfig
+from fairseq.models.notes import CausalNoteConfig, give_notes
 from fairseq.models.pruning import keep_layers
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
@@ -33,7 +34,7 @@ from fairseq.modules.visibility import CAUSAL
 
 
 @dataclass(frozen=True)
-class TransformerLMConfig(ModelConfig):
+class TransformerLMConfig(CausalNoteConfig, ModelConfig):
     """The settings of a transformer language model."""
 
     activation_fn: str = flag("relu", "activation of the feed-forward networks", choices=tuple(ACTIVATIONS))
@@ -311,6 +312,7 @@ class TransformerLanguageModel(FairseqLanguageModel):
         "activation_fn",
         "no_scale_embedding",
         "no_token_positional_embeddings",
+        "note_lambda",
     )
 
     def __init__(self, decoder: TransformerDecoder) -> None:
@@ -328,7 +330,9 @@ class TransformerLanguageModel(FairseqLanguageModel):
                 "this model needs a padding symbol, which the dictionary does not have; name one as pad=WORD in the "
                 "#specials line of its dict.txt, or use --arch transformer_xl"
             )
-        return cls(TransformerDecoder(cfg, len(task.source_dictionary), task.source_dictionary.pad(), not cfg.no_apex))
+        model = cls(TransformerDecoder(cfg, len(task.source_dictionary), task.source_dictionary.pad(), not cfg.no_apex))
+        give_notes(model, cfg, task, cfg.decoder_embed_dim)
+        return model
 
     @property
     def output_layer(self) -> OutputLayer:  # type: ignore[override]

@@ -18,6 +18,7 @@ from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.models import register_model
 from fairseq.models.base import FairseqLanguageModel, ModelConfig
+from fairseq.models.notes import CausalNoteConfig, give_notes
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.attention import SelfAttention
 from fairseq.modules.attention_biases import AttentionBiases, name_as_layers_own
@@ -38,7 +39,7 @@ BY_DISTANCE = ("relative", "shaw")
 
 
 @dataclass(frozen=True)
-class TransformerXLConfig(ModelConfig, MemoryConfig):
+class TransformerXLConfig(CausalNoteConfig, ModelConfig, MemoryConfig):
     """The settings of a Transformer-XL."""
 
     n_layer: int = flag(12, "number of layers", low=1)
@@ -304,7 +305,7 @@ class TransformerXLDecoder(nn.Module):
 class TransformerXL(FairseqLanguageModel):
     """A Transformer-XL; see :class:`TransformerXLDecoder`."""
 
-    decisive_settings = ("pre_lnorm", "n_head", "position_encoding")
+    decisive_settings = ("pre_lnorm", "n_head", "position_encoding", "note_lambda")
 
     def __init__(self, decoder: TransformerXLDecoder) -> None:
         super().__init__(decoder)
@@ -322,7 +323,9 @@ class TransformerXL(FairseqLanguageModel):
                     f"--mem-len {cfg.mem_len}: with --position-encoding {cfg.position_encoding} every distance has "
                     "learned parameters; give --max-relative-length, beyond which distances count as the farthest"
                 )
-        return cls(TransformerXLDecoder(cfg, len(task.source_dictionary), not cfg.no_apex))
+        model = cls(TransformerXLDecoder(cfg, len(task.source_dictionary), not cfg.no_apex))
+        give_notes(model, cfg, task, cfg.d_model)
+        return model
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """*state*, if its tables of positions are as long as this model's.

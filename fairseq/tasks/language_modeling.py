@@ -12,8 +12,12 @@ import torch
 from fairseq.config import flag
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.folders import data_folders, load_dictionary, open_corpus
+from fairseq.data.folders import corpus_prefixes, data_folders, load_dictionary, open_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
+from fairseq.data.masking import word_parts
+from fairseq.data.note_spans import NoteSpans
+from fairseq.data.note_words import NoteWords
+from fairseq.data.noted_blocks import NotedStream
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
@@ -21,6 +25,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.settings import BREAK_MODES, Settings
 from fairseq.tasks import register_task
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.note_state import NoteState
 from fairseq.tasks.typed import typed_settings
 
 
@@ -42,6 +47,7 @@ class LanguageModelingConfig:
     streams: bool = flag(False, "rows that continue from batch to batch, for models without memory too")
     add_bos_token: bool = flag(False, "begin-of-sentence symbol before each block and as its first target")
     shuffle_lines: bool = flag(False, "training lines in a new order each epoch, before blocks are cut")
+    notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
 
 
 @register_task("language_modeling", dataclass=LanguageModelingConfig)
@@ -56,6 +62,12 @@ class LanguageModelingTask(FairseqTask):
         super().__init__(args)
         self.cfg = self.typed(LanguageModelingConfig)
         self.dictionary = dictionary
+        self.note_words: NoteWords | None = None
+        if self.cfg.notes:
+            if self.cfg.add_bos_token:
+                raise UserError("--notes: cannot be used with --add-bos-token; leave one of them out")
+            self.kinds = (*self.kinds, NoteState())
+            self.note_words = NoteWords.load(data_folders(self.settings.data_path)[0])
 
     @classmethod
     def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> LanguageModelingTask:
@@ -77,10 +89,12 @@ class LanguageModelingTask(FairseqTask):
         """
         return open_corpus(data_folders(self.settings.data_path)[0], split, self.dictionary)
 
-    def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> TokenBlocks:
+    def dataset(
+        self, split: str, *, training: bool = False, folder: str | Path | None = None
+    ) -> TokenBlocks | NotedStream:
         shuffled = training and self.cfg.shuffle_lines
         folder = folder or data_folders(self.settings.data_path)[0]
-        return TokenBlocks(
+        blocks = TokenBlocks(
             open_corpus(folder, split, self.dictionary, combine=training),
             self.cfg.tokens_per_sample,
             self.cfg.sample_break_mode,
@@ -89,11 +103,16 @@ class LanguageModelingTask(FairseqTask):
             shuffle_lines=self.settings.common.seed if shuffled else None,
             bos=self.dictionary.begin() if self.cfg.add_bos_token else None,
         )
+        if not self.cfg.notes:
+            return blocks
+        spans = NoteSpans(corpus_prefixes(folder, split, combine=training), notes=self.note_words)
+        return NotedStream(blocks, spans, word_parts(self.dictionary)[1])
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         mode = self.cfg.sample_break_mode
         if not (self.cfg.streams or model.memory_length > 0):
-            kept = dataset.kept if isinstance(dataset, TokenBlocks) else None
+            blocks = dataset.blocks if isinstance(dataset, NotedStream) else dataset
+            kept = blocks.kept if isinstance(blocks, TokenBlocks) else None
             return batching.blocks(dataset.sizes, by_size=mode != "none", kept=kept)
         if mode != "none":
             raise UserError(f"--sample-break-mode {mode}: streams, which a model with memory reads, need none")
