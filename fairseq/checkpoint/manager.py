@@ -1,4 +1,4 @@
-"""Which checkpoints a run writes, under fairseq's names, which it keeps, and which it starts from."""
+"""Names of the checkpoints that a run writes, keeps and starts from; fairseq's names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CheckpointManager:
             _prepare(self.folder)
 
     def names(self, epoch: int, updates: int, end_of_epoch: bool, is_best: bool) -> list[str]:
-        """The files that a save at this point writes."""
+        """Return the names of the files that a save at this point writes."""
         config = self.config
         chosen = {
             f"checkpoint{epoch}.pt": end_of_epoch
@@ -82,7 +82,7 @@ class CheckpointManager:
         return paths
 
     def restore_path(self) -> Path | None:
-        """The checkpoint that training starts from, None to start afresh.
+        """Return the checkpoint that training starts from; None to start afresh.
 
         Raises:
             UserError: ``--restore-file`` names a missing file, or is given beside ``--finetune-from-model``.

@@ -1,4 +1,4 @@
-"""One checkpoint file: written whole or not at all, read without running anything in it."""
+"""One checkpoint file: written atomically, read without executing anything in it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _on_host(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """The checkpoint at *path*, in today's form whichever fairseq 0.x wrote it.
+    """Return the checkpoint at *path* in the current layout, whichever fairseq 0.x wrote it.
 
     Returns:
         ``args`` (a plain dict), ``model`` (parameters by name), ``optimizer_history``, ``last_optimizer_state``,
@@ -72,13 +72,13 @@ def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
 
 
 def read(path: str | Path, map_location: Any = "cpu") -> Any:
-    """The tensors and plain data in a file of ``torch.save``, of the zip format or the older one.
+    """Return the tensors and plain data in a file of ``torch.save``, of the zip format or the older one.
 
     Memory-mapped where the format allows it: nothing is copied until it is used. The zip format has a checksum a
     tensor, which is verified.
 
     Raises:
-        UserError: the file is missing, empty, truncated, or asks for something that a checkpoint has no need of.
+        UserError: the file is missing, empty, truncated, or names something that no checkpoint needs.
     """
     magic = _first_bytes(Path(path))
     if magic == ZIP_MAGIC:
@@ -92,7 +92,7 @@ def read(path: str | Path, map_location: Any = "cpu") -> Any:
 
 
 def describe_mismatch(model_state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: str | Path) -> str | None:
-    """Which parameters of the checkpoint at *path* do not fit a model, in one line; None if all do.
+    """Name the parameters of the checkpoint at *path* that do not fit a model, in one line; None if all do.
 
     Args:
         model_state: parameters by name, as the checkpoint has them.

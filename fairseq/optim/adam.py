@@ -24,13 +24,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AdamConfig(RateConfig, KernelConfig):
-    """What ``--optimizer adam`` can be told."""
+    """Settings of ``--optimizer adam``."""
 
     adam_betas: list[float] = flag([0.9, 0.999], "decay of the two moments", low=0, below=1, metavar="B1,B2")
-    adam_eps: float = flag(1e-8, "what is added to the root of the second moment", low=0)
-    adam_torch_eps: bool = flag(
-        False, "add --adam-eps after the second moment is freed of its bias, as torch.optim.Adam does, not before"
-    )
+    adam_eps: float = flag(1e-8, "added to the root of the second moment", low=0)
+    adam_torch_eps: bool = flag(False, "add --adam-eps after bias correction, as torch.optim.Adam does, not before")
     weight_decay: float = flag(0.0, "weight decay, apart from the gradient", low=0)
 
 
@@ -38,8 +36,8 @@ class AdamConfig(RateConfig, KernelConfig):
 class FairseqAdam(FairseqOptimizer):
     """``--optimizer adam``: :class:`Adam`, or NVIDIA apex's FusedAdam where it is importable, unless ``--no-apex``.
 
-    apex adds ``--adam-eps`` after the second moment is freed of its bias, :class:`Adam` (as fairseq without apex)
-    before; with the usual values the difference shows in the first updates only. Each takes over the other's state.
+    apex adds ``--adam-eps`` after the second moment's bias correction, :class:`Adam` (as fairseq without apex) before;
+    with the usual values the difference shows in the first updates only. Each restores the other's state.
     """
 
     def __init__(self, args: argparse.Namespace | AdamConfig, params: Iterable[Any]) -> None:
@@ -71,8 +69,8 @@ class Adam(ElementwiseOptimizer):
     """Adam with decoupled weight decay: λ shrinks the parameter by 1 − η·λ before the update.
 
     With moments m and v after t updates: p ← p − η·√(1 − β₂ᵗ)/(1 − β₁ᵗ) · m / (√v + ε). ε is added to the root of
-    the second moment *as it is kept*: PyTorch's own Adam adds it after freeing the moment of its bias, and so does this
-    one with *torch_eps*.
+    the second moment *before* bias correction: PyTorch's own Adam adds it after that, and so does this one with
+    *torch_eps*.
 
     Source: Kingma & Ba 2015, "Adam", the remark that ends section 2; Loshchilov & Hutter 2019, "Decoupled weight
     decay regularization", algorithm 2.

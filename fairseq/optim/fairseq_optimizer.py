@@ -1,4 +1,4 @@
-"""What every optimizer offers the trainer, whoever computes the update."""
+"""Base class and registry of optimizers."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ OPTIMIZERS: Registry[type[FairseqOptimizer]] = Registry("optimizer", "--optimize
 
 
 def register_optimizer(name: str, dataclass: type | None = None) -> Callable[[T], T]:
-    """Class decorator: keep a :class:`FairseqOptimizer` under *name*.
+    """Class decorator: register a :class:`FairseqOptimizer` under *name*.
 
     Args:
         name: the value of ``--optimizer``.
         dataclass: the config whose fields become flags; without one the class's own ``add_args(parser)`` makes them.
 
     Raises:
-        ValueError: the name is taken, or the class is no optimizer.
+        ValueError: the name is taken, or the class is not an optimizer.
     """
 
     def keep(cls: T) -> T:

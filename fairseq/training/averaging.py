@@ -28,7 +28,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, num_updates: int) -> None:
-        """Take in the weights as they are after update *num_updates*."""
+        """Add the weights after update *num_updates* to the mean."""
         if num_updates < self.start:
             return
         self.count += 1
@@ -41,7 +41,7 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the parameters are the mean; without one yet, what they are."""
+        """Replace the parameters by the mean inside the ``with`` block; without a mean, leave them."""
         weights = [p.data for p in self.parameters]
         for parameter, mean in zip(self.parameters, self.mean, strict=bool(self.mean)):
             parameter.data = mean.to(parameter.dtype)
@@ -57,7 +57,7 @@ class WeightAverage:
         return {"count": self.count, "mean": list(self.mean), "weights": weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from *state*."""
+        """Restore *state*."""
         self.count = int(state["count"])
         pairs = zip(state["mean"], self.parameters, strict=bool(self.count))
         self.mean = [_float32(mean).to(p.device) for mean, p in pairs]
@@ -70,6 +70,6 @@ def _float32(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def restore_weights(parameters: Sequence[torch.nn.Parameter], state: Mapping[str, Any]) -> None:
-    """Give *parameters* the weights that training had reached when *state* was saved."""
+    """Set *parameters* to the weights that training had reached when *state* was saved."""
     for parameter, weight in zip(parameters, state["weights"], strict=bool(state["count"])):
         parameter.copy_(weight)

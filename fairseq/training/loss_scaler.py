@@ -13,7 +13,7 @@ class LossScaler:
     Args:
         init_scale: first scale.
         window: updates without overflow before the scale is doubled.
-        tolerance: share of overflowing updates since the last change that is borne before the scale is halved.
+        tolerance: share of overflowing updates since the last change above which the scale is halved.
         lowest: training stops below this.
         threshold: the scale is never lowered below this, if given.
     """
@@ -36,7 +36,7 @@ class LossScaler:
         self.overflows = 0
 
     def update(self, overflow: bool) -> None:
-        """Take note of one update.
+        """Record one update.
 
         Raises:
             UserError: the scale fell below the lowest.
@@ -51,11 +51,11 @@ class LossScaler:
             self._restart()
 
     def state_dict(self) -> dict[str, float | int]:
-        """All that changes."""
+        """Return what changes."""
         return {name: getattr(self, name) for name in ("scale", "updates", "last_rescale", "overflows")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state."""
+        """Restore a state."""
         for name, value in state.items():
             setattr(self, name, value)
 

@@ -20,9 +20,9 @@ class CosineConfig(RateConfig):
     max_lr: float | None = flag(None, "maximum; --lr is then the minimum (default: --lr, from --min-lr)", above=0)
     warmup_updates: int = flag(0, "updates of the warmup to the maximum", low=0)
     warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: the minimum)")
-    t_mult: float = flag(1.0, "each period is this many times as long as the one before", low=1)
-    lr_period_updates: float = flag(-1.0, "updates in the first period (default: --max-update less the warmup)")
-    lr_shrink: float = flag(0.1, "each period's rates are this many times those of the one before", above=0)
+    t_mult: float = flag(1.0, "factor of each period's length over the one before", low=1)
+    lr_period_updates: float = flag(-1.0, "updates of the first period (default: --max-update minus warmup)")
+    lr_shrink: float = flag(0.1, "factor of each period's rates over those before", above=0)
 
 
 @register_lr_scheduler("cosine", dataclass=CosineConfig)

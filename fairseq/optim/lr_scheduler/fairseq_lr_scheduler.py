@@ -1,4 +1,4 @@
-"""What every learning-rate schedule offers the trainer."""
+"""Base class and registry of learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FairseqLRScheduler:
         return self.optimizer.get_lr()
 
     def step(self, epoch: int, val_loss: float | None = None) -> float:
-        """Take note of the validation at the end of *epoch*; return the rate."""
+        """Record the validation at the end of *epoch*; return the rate."""
         if val_loss is not None:
             self.best = val_loss if self.best is None else min(self.best, val_loss)
         return self.optimizer.get_lr()
@@ -74,14 +74,14 @@ LR_SCHEDULERS: Registry[type[FairseqLRScheduler]] = Registry("learning-rate sche
 
 
 def register_lr_scheduler(name: str, dataclass: type | None = None) -> Callable[[T], T]:
-    """Class decorator: keep a :class:`FairseqLRScheduler` under *name*.
+    """Class decorator: register a :class:`FairseqLRScheduler` under *name*.
 
     Args:
         name: the value of ``--lr-scheduler``.
         dataclass: the config whose fields become flags; without one the class's own ``add_args(parser)`` makes them.
 
     Raises:
-        ValueError: the name is taken, or the class is no schedule.
+        ValueError: the name is taken, or the class is not a schedule.
     """
 
     def keep(cls: T) -> T:
@@ -93,7 +93,7 @@ def register_lr_scheduler(name: str, dataclass: type | None = None) -> Callable[
 
 
 def rate_of_epoch(rates: list[float], epoch: int) -> float:
-    """What a list of ``--lr`` gives for *epoch* (counted from 1); the last one holds on."""
+    """Return the rate of *epoch* (counted from 1) in a list of ``--lr``; its last one holds afterwards."""
     return rates[min(max(epoch, 1), len(rates)) - 1]
 
 

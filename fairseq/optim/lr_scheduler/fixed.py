@@ -13,13 +13,13 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class FixedConfig(RateConfig):
-    """What ``--lr-scheduler fixed`` can be told."""
+    """Settings of ``--lr-scheduler fixed``."""
 
     force_anneal: int | None = flag(
-        None, "epoch from which on the rate shrinks, instead of following --lr", aliases=("--fa",), low=1
+        None, "first epoch in which the rate shrinks instead of following --lr", aliases=("--fa",), low=1
     )
-    lr_shrink: float = flag(0.1, "what the rate is multiplied by each epoch from --force-anneal on", above=0)
-    warmup_updates: int = flag(0, "updates in which the rate rises to --lr", low=0)
+    lr_shrink: float = flag(0.1, "factor of the rate each epoch from --force-anneal on", above=0)
+    warmup_updates: int = flag(0, "updates of the warmup to --lr", low=0)
 
 
 @register_lr_scheduler("fixed", dataclass=FixedConfig)

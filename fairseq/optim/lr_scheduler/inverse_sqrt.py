@@ -14,10 +14,10 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class InverseSqrtConfig(RateConfig):
-    """What ``--lr-scheduler inverse_sqrt`` can be told."""
+    """Settings of ``--lr-scheduler inverse_sqrt``."""
 
-    warmup_updates: int = flag(4000, "updates in which the rate rises to --lr", low=0)
-    warmup_init_lr: float = flag(-1.0, "rate of the first update of the warmup (default: 0)")
+    warmup_updates: int = flag(4000, "updates of the warmup to --lr", low=0)
+    warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: 0)")
 
 
 @register_lr_scheduler("inverse_sqrt", dataclass=InverseSqrtConfig)

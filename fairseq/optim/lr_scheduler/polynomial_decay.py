@@ -14,15 +14,13 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class PolynomialDecayConfig(RateConfig):
-    """What ``--lr-scheduler polynomial_decay`` can be told."""
+    """Settings of ``--lr-scheduler polynomial_decay``."""
 
-    force_anneal: int | None = flag(
-        None, "epoch from which on a list of --lr is left aside: its rate there stays", aliases=("--fa",), low=1
-    )
-    warmup_updates: int = flag(0, "updates in which the rate rises to --lr", low=0)
-    end_learning_rate: float = flag(0.0, "rate at the end", low=0)
+    force_anneal: int | None = flag(None, "epoch whose rate in a list of --lr is the last", aliases=("--fa",), low=1)
+    warmup_updates: int = flag(0, "updates of the warmup to --lr", low=0)
+    end_learning_rate: float = flag(0.0, "final rate", low=0)
     power: float = flag(1.0, "exponent of the decay (1: linear)", above=0)
-    total_num_update: int = flag(1000000, "updates after which the rate has reached its end", low=1)
+    total_num_update: int = flag(1000000, "updates until the final rate", low=1)
 
 
 @register_lr_scheduler("polynomial_decay", dataclass=PolynomialDecayConfig)
