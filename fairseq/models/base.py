@@ -1,4 +1,4 @@
-"""What every model offers to tasks, criterions and the scorer."""
+"""Base classes of models: the interface that tasks, criterions and the scorer use."""
 
 from __future__ import annotations
 

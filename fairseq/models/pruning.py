@@ -9,6 +9,16 @@ from torch import Tensor
 from fairseq.errors import UserError
 
 
+def check_layers(keep: Sequence[int], flag: str) -> None:
+    """Check the numbers of layers to keep.
+
+    Raises:
+        UserError: there are none, or a number is negative or given twice; the message names *flag*.
+    """
+    if not keep or len(set(keep)) < len(keep) or min(keep) < 0:
+        raise UserError(f"{flag} {','.join(map(str, keep))}: give different numbers of layers, from 0")
+
+
 def keep_layers(state: Mapping[str, Tensor], prefix: str, keep: Sequence[int], flag: str) -> dict[str, Tensor]:
     """*state* with only the layers *keep* of those named ``{prefix}{number}.``, renumbered from 0 in their order.
 

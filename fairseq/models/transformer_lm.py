@@ -1,7 +1,7 @@
 """Transformer language models: the Baevski & Auli baseline and the Shortformer, one decoder.
 
 With ``position_infused_attention`` positions leave the bottom of the network and enter queries and keys of every layer;
-with ``tokens_from_prev`` a layer also attends to what it read of the previous tokens (Press et al. 2021, §5).
+with ``tokens_from_prev`` a layer also attends to its cached inputs of previous tokens (Press et al. 2021, §5).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fairseq.errors import UserError
 from fairseq.models import register_model
 from fairseq.models.base import FairseqLanguageModel, ModelConfig
 from fairseq.models.notes import CausalNoteConfig, give_notes
-from fairseq.models.pruning import keep_layers
+from fairseq.models.pruning import check_layers, keep_layers
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
@@ -52,31 +52,27 @@ class TransformerLMConfig(CausalNoteConfig, ModelConfig):
         None, "numbers of a checkpoint's layers to keep, from 0, such as 0,2,5 (default: all)", metavar="LAYERS"
     )
     decoder_attention_heads: int = flag(8, "attention heads of each layer", low=1)
-    decoder_normalize_before: bool = flag(True, "layer norm before each part of a layer, not after it", negative=True)
-    no_decoder_final_norm: bool = flag(False, "no layer norm after the last layer")
-    adaptive_softmax_cutoff: list[int] | None = flag(None, "adaptive softmax: first word of each band after the first")
+    decoder_normalize_before: bool = flag(True, "pre-norm: layer norm before each part of a layer", negative=True)
+    no_decoder_final_norm: bool = flag(False, "omit the layer norm after the last layer")
+    adaptive_softmax_cutoff: list[int] | None = flag(None, "adaptive softmax: first word of each band but the first")
     adaptive_softmax_dropout: float = flag(0.0, "dropout of the adaptive softmax", low=0, below=1)
-    adaptive_softmax_factor: float = flag(4.0, "how much narrower each band of the softmax is", low=1)
-    no_token_positional_embeddings: bool = flag(False, "no positions at all")
-    share_decoder_input_output_embed: bool = flag(False, "the output's weights are the input's embeddings")
-    decoder_learned_pos: bool = flag(False, "learned positions, not sinusoids")
-    decoder_layerdrop: float = flag(0.0, "probability that a layer is left out of a training step", low=0, below=1)
+    adaptive_softmax_factor: float = flag(4.0, "adaptive softmax: factor by which each band is narrower", low=1)
+    no_token_positional_embeddings: bool = flag(False, "omit position embeddings")
+    share_decoder_input_output_embed: bool = flag(False, "tie the output weights to the input embeddings")
+    decoder_learned_pos: bool = flag(False, "learned position embeddings instead of sinusoids")
+    decoder_layerdrop: float = flag(0.0, "LayerDrop: probability of skipping a layer in training", low=0, below=1)
     adaptive_input: bool = flag(False, "adaptive input embeddings")
-    adaptive_input_factor: float = flag(4.0, "how much narrower each band of the embeddings is", low=1)
-    adaptive_input_cutoff: list[int] | None = flag(None, "adaptive input: first word of each band after the first")
-    tie_adaptive_weights: bool = flag(False, "the adaptive softmax uses the adaptive input's embeddings")
-    tie_adaptive_proj: bool = flag(False, "the adaptive softmax uses the adaptive input's projections")
-    no_scale_embedding: bool = flag(False, "do not multiply embeddings by the square root of their width")
+    adaptive_input_factor: float = flag(4.0, "adaptive input: factor by which each band is narrower", low=1)
+    adaptive_input_cutoff: list[int] | None = flag(None, "adaptive input: first word of each band but the first")
+    tie_adaptive_weights: bool = flag(False, "tie the adaptive softmax to the adaptive input's embeddings")
+    tie_adaptive_proj: bool = flag(False, "tie the adaptive softmax to the adaptive input's projections")
+    no_scale_embedding: bool = flag(False, "do not scale embeddings by the square root of their width")
     layernorm_embedding: bool = flag(False, "layer norm after the embeddings")
     character_embeddings: bool = flag(False, "character-built word embeddings (not supported)")
-    position_infused_attention: bool = flag(
-        False, "Shortformer: positions enter queries and keys of every layer, not the embeddings"
-    )
-    tokens_from_prev: int = flag(
-        0, "Shortformer: also attend to a cache of this many previous tokens (implies --position-infused-attention)"
-    )
-    tokens_per_sample: int = flag(1024, "tokens in a block", low=1)
-    max_target_positions: int | None = flag(None, "most tokens of a row (default: --tokens-per-sample)", low=1)
+    position_infused_attention: bool = flag(False, "Shortformer: add positions to queries and keys of every layer")
+    tokens_from_prev: int = flag(0, "Shortformer: cached previous tokens; implies --position-infused-attention")
+    tokens_per_sample: int = flag(1024, "tokens per block", low=1)
+    max_target_positions: int | None = flag(None, "maximum tokens per row (default: --tokens-per-sample)", low=1)
 
     @property
     def memory_length(self) -> int:
@@ -98,21 +94,18 @@ class TransformerLMConfig(CausalNoteConfig, ModelConfig):
         return {**changes, "max_target_positions": longest} if self.decoder_learned_pos else changes
 
     def check(self, vocabulary: int) -> None:
-        """Refuse settings that contradict one another.
+        """Check that the settings are consistent.
 
         Raises:
-            UserError: they do; the message names the flags.
+            UserError: they are not; the message names the flags.
         """
         if self.decoder_embed_dim % self.decoder_attention_heads:
             raise UserError(
                 f"--decoder-attention-heads {self.decoder_attention_heads}: "
                 f"must divide --decoder-embed-dim {self.decoder_embed_dim}"
             )
-        keep = self.decoder_layers_to_keep
-        if keep is not None and (not keep or len(set(keep)) < len(keep) or min(keep) < 0):
-            raise UserError(
-                f"--decoder-layers-to-keep {','.join(map(str, keep))}: give different numbers of layers, from 0"
-            )
+        if self.decoder_layers_to_keep is not None:
+            check_layers(self.decoder_layers_to_keep, "--decoder-layers-to-keep")
         if self.character_embeddings:
             raise UserError("--character-embeddings: not supported; leave it out")
         infused = self.position_infused_attention or self.memory_length > 0
@@ -209,7 +202,7 @@ class TransformerDecoder(nn.Module):
             self.output_projection = LinearOutput(weight)
 
     def max_positions(self) -> int:
-        """The most tokens of a row."""
+        """Return the largest number of tokens in a row."""
         return self.cfg.max_target_positions or self.cfg.tokens_per_sample
 
     def forward(
@@ -238,7 +231,6 @@ class TransformerDecoder(nn.Module):
         new_memory: Memory | None = [] if self.memory_length and cache is None else None
         for i, layer in enumerate(self.layers):
             old = memory[i] if memory is not None else None
-            layer_cache = cache.layers[i] if cache is not None else None
             # A step of one token is faster uncompiled, and its changing offsets would make graph after graph.
             apply = layer.forward if cache is not None and x.size(1) == 1 else layer
             x, remembered = apply(
@@ -246,7 +238,7 @@ class TransformerDecoder(nn.Module):
                 memory=old,
                 positions=positions,
                 visible=CAUSAL,
-                cache=layer_cache,
+                cache=cache.layers[i] if cache is not None else None,
                 held=held,
                 skip=self._drops_layer(),
             )
@@ -261,7 +253,7 @@ class TransformerDecoder(nn.Module):
         return x, {"memory": new_memory}
 
     def _drops_layer(self) -> bool:
-        """Whether LayerDrop leaves the next layer out."""
+        """Draw whether LayerDrop skips the next layer."""
         return self.training and self.cfg.decoder_layerdrop > 0 and float(torch.rand(())) < self.cfg.decoder_layerdrop
 
     @torch.no_grad()
@@ -343,7 +335,7 @@ class TransformerLanguageModel(FairseqLanguageModel):
         return self.decoder.new_cache(batch, longest)  # type: ignore[operator]
 
     def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
-        """What the first layer reads for *tokens*; see :meth:`TransformerDecoder.embed`."""
+        """Return the input of the first layer; see :meth:`TransformerDecoder.embed`."""
         return self.decoder.embed(tokens, offset)  # type: ignore[operator]
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -405,7 +397,7 @@ def _projection(inputs: int, outputs: int) -> nn.Linear:
 
 
 def __getattr__(name: str) -> Any:
-    """The architectures' functions: plug-ins written for fairseq look for them here."""
+    """Architecture functions, under the path that fairseq's plug-ins import."""
     from fairseq.models.architectures import transformer_lm
 
     return getattr(transformer_lm, name)

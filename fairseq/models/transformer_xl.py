@@ -1,4 +1,4 @@
-"""Transformer-XL: segment-level recurrence with relative positions (Dai et al. 2019), and what it is compared with.
+"""Transformer-XL: segment-level recurrence with relative positions (Dai et al. 2019), and the paper's baselines.
 
 The layers' inputs for the last ``mem_len`` tokens go into a segment as memory and come out of it updated; keys are told
 apart by their distance, so what was computed in one segment means the same in the next.
@@ -48,27 +48,23 @@ class TransformerXLConfig(CausalNoteConfig, ModelConfig, MemoryConfig):
     d_head: int | None = flag(None, "width of a head (default: --d-model / --n-head)", low=1)
     d_inner: int = flag(2048, "width of the feed-forward networks", low=1)
     d_embed: int | None = flag(None, "width of the first band of embeddings (default: --d-model)", low=1)
-    dropout: float = flag(0.1, "dropout everywhere but on attention weights", low=0, below=1)
+    dropout: float = flag(0.1, "dropout, except of attention weights", low=0, below=1)
     dropatt: float = flag(0.0, "dropout of attention weights", low=0, below=1)
-    variational_dropout: bool = flag(False, "--dropout uses one mask for all time steps of a row")
-    pre_lnorm: bool = flag(False, "layer norm before each part of a layer, not after it")
-    untie_r: bool = flag(False, "biases u and v for each layer, not one pair for all")
-    cutoffs: list[int] | None = flag(
-        None, "adaptive input and softmax: first word of each band after the first (default: one band, a full softmax)"
-    )
-    div_val: int = flag(1, "each band of words is this many times narrower than the one before", low=1)
-    tie_weight: bool = flag(True, "the output's weights are the input's embeddings", negative=True)
+    variational_dropout: bool = flag(False, "one dropout mask for all time steps of a row")
+    pre_lnorm: bool = flag(False, "pre-norm: layer norm before each part of a layer")
+    untie_r: bool = flag(False, "separate biases u, v for each layer")
+    cutoffs: list[int] | None = flag(None, "adaptive input and softmax: first word of each band but the first")
+    div_val: int = flag(1, "factor by which each band of words is narrower", low=1)
+    tie_weight: bool = flag(True, "tie the output weights to the input embeddings", negative=True)
     tie_projs: str = flag(
         "none",
-        "bands whose output uses the input's projection: none, tails (all but the first; also the meaning without a "
-        "value), all, or numbers such as 1,2",
+        "bands with tied projections: none, tails (all but the first), all, or numbers",
         const="tails",
         metavar="BANDS",
     )
     position_encoding: str = flag(
         "relative",
-        "how positions enter: relative (Transformer-XL's four terms), shaw (learned relative), absolute (sinusoids "
-        "added to the embeddings), learned (a table added to every layer's input)",
+        "relative (Transformer-XL), shaw (learned relative), absolute (sinusoids), learned (every layer)",
         choices=("relative", "shaw", "absolute", "learned"),
     )
     max_relative_length: int | None = flag(
@@ -76,10 +72,10 @@ class TransformerXLConfig(CausalNoteConfig, ModelConfig, MemoryConfig):
     )
     memory_start: str = flag(
         "empty",
-        "what a text begins with: an empty memory, or one of zero vectors that are attended to (Hugging Face's)",
+        "initial memory: empty, or zero vectors as in Hugging Face's model",
         choices=("empty", "zeros"),
     )
-    tokens_per_sample: int = flag(1024, "tokens in a segment", low=1)
+    tokens_per_sample: int = flag(1024, "tokens per segment", low=1)
 
     @property
     def head_dim(self) -> int:
@@ -88,7 +84,7 @@ class TransformerXLConfig(CausalNoteConfig, ModelConfig, MemoryConfig):
 
     @property
     def table_length(self) -> int:
-        """Distances that the tables of shaw and learned tell apart."""
+        """Rows of the position tables of shaw and learned."""
         return self.max_relative_length or self.tokens_per_sample + self.mem_len
 
     def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
@@ -96,10 +92,10 @@ class TransformerXLConfig(CausalNoteConfig, ModelConfig, MemoryConfig):
         return {"max_relative_length": longest + self.mem_len} if self.max_relative_length is None else {}
 
     def tied_projections(self) -> frozenset[int]:
-        """The bands that ``tie_projs`` names.
+        """Return the bands of ``tie_projs``.
 
         Raises:
-            UserError: it names none that there is.
+            UserError: a band does not exist.
         """
         bands = len(self.cutoffs or []) + 1
         named = {"none": range(0), "tails": range(1, bands), "all": range(bands)}
@@ -113,10 +109,10 @@ class TransformerXLConfig(CausalNoteConfig, ModelConfig, MemoryConfig):
         return frozenset(map(int, numbers))
 
     def check(self, vocabulary: int) -> None:
-        """Refuse settings that contradict one another.
+        """Check that the settings are consistent.
 
         Raises:
-            UserError: they do; the message names the flags.
+            UserError: they are not; the message names the flags.
         """
         if self.d_head is None and self.d_model % self.n_head:
             raise UserError(f"--n-head {self.n_head}: must divide --d-model {self.d_model}, or give --d-head")
@@ -184,7 +180,7 @@ class TransformerXLDecoder(nn.Module):
             name_as_layers_own(self, "attention_biases", [f"layers.{i}.self_attn" for i in range(cfg.n_layer)])
 
     def max_positions(self) -> int | None:
-        """There is no limit to a row."""
+        """Return None: rows have no limit."""
         return None
 
     def forward(
@@ -287,7 +283,7 @@ class TransformerXLDecoder(nn.Module):
         return distance_sinusoids(count, self.cfg.d_model, self._device(), clamp)
 
     def _learned(self, layer: int, tokens: int) -> Tensor:
-        """What is added to the input of *layer*: the table's last rows, its first where there are too few: [T, C]."""
+        """Learned positions of *layer*: the last rows of its table, padded with the first row, [T, C]."""
         rows = self.layer_positions.size(1)
         place = torch.arange(rows - tokens, rows, device=self.layer_positions.device).clamp(min=0)
         return self.layer_positions[layer][place]

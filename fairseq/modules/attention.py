@@ -1,4 +1,4 @@
-"""Self-attention, one family: they differ in how positions enter, and share the call of the attention kernel."""
+"""Self-attention, absolute and position-infused: one family, which shares the call of the attention kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import LayerCache
 from fairseq.modules.visibility import CAUSAL, Causal, Visibility
 
-_CACHED_SCORES = 1 << 19  # attention scores that stay in a CPU's cache
+_CACHED_SCORES = 1 << 19  # attention scores that fit a CPU's cache
 
 
 class SelfAttention(nn.Module):
@@ -191,17 +191,17 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUS
 
 
 def is_cpu(x: Tensor) -> bool:
-    """Whether *x* is on a CPU."""
+    """Return True for a tensor on a CPU."""
     return x.device.type == "cpu"
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Whether *x* is computed by the steps written out for CPUs, which torch.compile replaces by kernels of its own."""
+    """Return True where *x* is computed by the steps written out for CPUs; torch.compile has kernels of its own."""
     return is_cpu(x) and not torch.compiler.is_compiling()
 
 
 def _attend_unfused(query: Tensor, key: Tensor, value: Tensor, visible: Visibility, dropout_p: float) -> Tensor:
-    """The same on a CPU; without gradient a few heads at a time, so that their scores stay in cache."""
+    """Attention in three matrix operations; without gradient some heads at a time, whose scores fit the cache."""
     batch, heads, queries, dim = query.shape
     q, k, v = (x.reshape(batch * heads, -1, dim) for x in (query, key, value))
     bias = visible.bias(queries, k.size(1), q.device, q.dtype)

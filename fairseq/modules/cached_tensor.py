@@ -1,4 +1,4 @@
-"""Results of pure functions that are kept, but not inside a compiled graph, which has no use for them."""
+"""A cache for tensors computed by pure functions; bypassed inside compiled graphs."""
 
 from __future__ import annotations
 

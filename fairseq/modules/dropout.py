@@ -1,4 +1,4 @@
-"""Dropout that does not wait for its random numbers.
+"""Dropout with a fast random generator for CPUs.
 
 torch draws one random number for each element on one CPU thread, which costs more than the matrix product that it
 follows. Here 16 bits decide about an element, four elements to a word of a faster generator; the rate is
@@ -70,7 +70,7 @@ def _noise(x: Tensor) -> Tensor:
 
 
 def _dropped(p: float) -> int:
-    """How many of the 65536 values of sixteen bits drop an element."""
+    """Number of the 65536 values of sixteen bits that drop an element."""
     return min(max(round(p * _LEVELS), 0), _LEVELS - 1)
 
 

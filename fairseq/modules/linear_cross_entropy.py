@@ -2,7 +2,8 @@
 
 The [N, V] matrix of logits is the largest thing a language model computes. Here it exists a few hundred rows at a
 time: a chunk's logits are turned into its loss and, while they are in cache, into the gradients of both factors, so the
-backward pass only scales what is there. Three matrix products, the floor, and memory for one chunk.
+backward pass only scales them: three matrix products, which is the minimum, and memory for one chunk. torch's
+``F.linear_cross_entropy`` is slower on CPUs and less exact in bfloat16 (``benchmarks/linear_cross_entropy.py``).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def target_log_probs(
 
 
 def rows_per_chunk(rows: int, columns: int, device: torch.device) -> int:
-    """How many rows of *columns* logits are computed at once: what stays in a CPU's cache, or fills a GPU."""
+    """Number of rows of *columns* logits to compute together: few enough for a CPU's cache, enough to fill a GPU."""
     limit = max(64, _CHUNK_ELEMENTS.get(device.type, 1 << 26) // max(columns, 1))
     return max(1, min(rows, limit))
 
@@ -96,7 +97,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scale: Tensor | None = grads[0]
         if grads[0].device.type == "cpu" and float(grads[0]) == 1.0:
-            scale = None  # as in most training: the matrices stay as they are
+            scale = None  # the usual case: no pass over the gradients
         scaled = [
             None if dtype is None else (own if scale is None else own * scale).to(dtype)
             for own, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
@@ -106,7 +107,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Of the factors, in float32."""
+    """Gradients of both factors, in float32."""
 
     hidden: Tensor
     weight: Tensor

@@ -1,4 +1,4 @@
-"""From hidden states to words: the plain softmax, and what every output layer offers."""
+"""Output layers: the interface, and the plain softmax."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fairseq.modules.linear_cross_entropy import linear_cross_entropy, target_lo
 
 
 class OutputLayer(nn.Module):
-    """The distribution over words, by three doors that build no more than they must.
+    """The distribution over words, with three entry points that avoid materialising unused logits.
 
-    A *partition* is what an output layer knows of targets before it sees hidden states. It is made on the host,
-    so that no device has to be waited for; here there is none.
+    A *partition* is the part of the loss that depends on the targets alone. It is made on the host, so that the loss
+    needs no synchronisation with the device.
     """
 
     def partition(self, target: Tensor, padding_idx: int, legacy_padding: bool = False) -> Any:
-        """Which rows have a target, and where each belongs. *target* [N] lies on the CPU."""
+        """Return the rows that have a target, and the band of each; *target* [N] is on the CPU."""
         raise NotImplementedError
 
     def loss(self, hidden: Tensor, partition: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where a token stands, and how far away: sinusoidal and learned position embeddings."""
+"""Sinusoidal and learned embeddings of positions and distances."""
 
 from __future__ import annotations
 

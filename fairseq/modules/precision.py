@@ -28,7 +28,7 @@ class Precision:
 
     @property
     def needs_scaling(self) -> bool:
-        """Whether gradients are float16 somewhere, so that small ones would vanish unscaled."""
+        """True if any gradients are float16, in which small values underflow without loss scaling."""
         return self.half_parameters or self.dtype == torch.float16
 
     def place(self, model: nn.Module, device: torch.device) -> None:

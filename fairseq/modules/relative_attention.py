@@ -1,4 +1,4 @@
-"""Attention that scores keys by their content and by their distance: Transformer-XL's, and Shaw et al.'s.
+"""Relative attention: Transformer-XL's, and that of Shaw et al.
 
 For query i and key j the score is qᵢ⁺ · kⱼ + qᵢ* · r(i − j) + b(i − j): content and distance, each with its own query.
 A segment of T queries over K keys meets K distances, so the second term is one product with K vectors, [T, K], whose
@@ -22,7 +22,7 @@ from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import LayerCache, RelativeLayerCache
 from fairseq.modules.visibility import CAUSAL, Causal, Visibility
 
-_CACHED_SCORES = 1 << 18  # attention scores that are worked on together where no gradient is wanted
+_CACHED_SCORES = 1 << 18  # attention scores that fit a CPU's cache, with what else is in it
 _HEAD_MULTIPLE = 8  # channels of a head that torch's fused kernels with a bias are made for
 
 
@@ -42,25 +42,25 @@ class RelativePositions:
 
 
 class Distances(NamedTuple):
-    """What a layer scores the distances K − 1, …, 0 with."""
+    """Keys and scores of the distances K − 1, …, 0 in one layer."""
 
     keys: Tensor
     """Multiplied by queries: [H, K, D]."""
     scores: Tensor | None = None
-    """The same for all queries: [H, K]."""
+    """Scores that do not depend on the query: [H, K]."""
 
     def heads(self, some: slice) -> Distances:
-        """Those of some heads."""
+        """Return the keys and scores of some heads."""
         return Distances(self.keys[some], None if self.scores is None else self.scores[some])
 
     def nearest(self, count: int) -> Distances:
-        """The distances count − 1, …, 0 alone."""
+        """Return those of the distances count − 1, …, 0."""
         first = self.keys.size(1) - count
         return Distances(self.keys[:, first:], None if self.scores is None else self.scores[:, first:])
 
 
 class DistanceAttention(SelfAttention):
-    """What both kinds share: two queries, keys of content and of distance, no biases in the linear maps."""
+    """Base of relative attention: queries and keys of content and of distance; linear maps without biases."""
 
     def forward(
         self,
@@ -227,7 +227,7 @@ class ShawAttention(DistanceAttention):
     farthest; its *first* row is the farthest, as in the authors' files.
 
     Args:
-        count: distances R that are told apart.
+        count: distances R with parameters of their own.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float, *, head_dim: int, count: int) -> None:
@@ -307,7 +307,7 @@ def _attend(
 def _attend_in_pieces(
     content_query: Tensor, distance_query: Tensor, key: Tensor, value: Tensor, distances: Distances, bias: Tensor | None
 ) -> Tensor:
-    """The same without gradient, some heads of some rows at a time, so that their scores stay in cache."""
+    """Attention without gradient, in groups of heads and rows whose scores fit the cache."""
     batch, heads, queries, _ = content_query.shape
     each = queries * key.size(2)
     rows = max(1, min(batch, _CACHED_SCORES // each))

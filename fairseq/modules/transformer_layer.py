@@ -26,13 +26,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The activation called *name*.
+    """Return the activation function called *name*.
 
     Raises:
-        UserError: there is none of that name.
+        UserError: *name* is unknown.
     """
     if name not in ACTIVATIONS:
-        raise UserError(f"--activation-fn {name}: no such activation; {nearest(name, ACTIVATIONS)}")
+        raise UserError(f"--activation-fn {name}: unknown activation; {nearest(name, ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

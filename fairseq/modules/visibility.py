@@ -12,7 +12,7 @@ from fairseq.modules.cached_tensor import cached_tensor
 
 
 class Visibility(ABC):
-    """Which of S keys each of T queries reads. With memory, its keys come first and are part of S."""
+    """The keys that each of T queries reads, of S; those of a memory come first."""
 
     @abstractmethod
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
