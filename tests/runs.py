@@ -32,6 +32,12 @@ BASELINE = f"--arch transformer_lm_tiny {SMALL}"
 SHORTFORMER = f"--arch shortformer_tiny {SMALL}"
 NO_DROPOUT = "--dropout 0 --attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0"
 TIMEOUT = 600  # seconds a process of a test may take: only to end a test that hangs, however slow the machine is
+NAG = "--optimizer nag --lr-scheduler cosine --lr 0.001 --max-lr 0.1 --warmup-updates 10"
+NAG += " --lr-period-updates 30 --t-mult 2"
+ADAM = "--optimizer adam --adam-betas 0.9,0.98 --weight-decay 0.01 --lr-scheduler inverse_sqrt --lr 0.002"
+ADAM += " --warmup-updates 9"
+LINES = "--sample-break-mode eos --tokens-per-sample 200 --max-tokens 200 --lr-scheduler polynomial_decay"
+DROPOUT = "--dropout 0.2 --attention-dropout 0.1 --activation-dropout 0.1 --adaptive-softmax-dropout 0.1"
 CLOCKS = ("wps", "ups", "train_wall", "wall")
 
 

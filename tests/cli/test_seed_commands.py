@@ -179,7 +179,7 @@ def test_shortformer_without_stages(folder):
 def test_variants_that_need_less_memory_run(folder):
     lengths = "--tokens-per-sample 16 --tokens-from-prev 16 --max-tokens-valid 16 --max-update 2"
     train("shortformer without stages", lengths, "--update-freq 2 --max-tokens 32")
-    train("shortformer without stages", lengths, "--update-freq 3 --max-tokens 16 --max-update 3")
+    train("shortformer without stages", lengths, "--update-freq 3 --max-tokens 16 --max-update 3 --save-dir other")
 
 
 def test_baseline_in_two_stages_and_its_evaluations(folder):
