@@ -32,12 +32,12 @@ from fairseq.settings import (
     GenerateConfig,
     InteractiveConfig,
     MemoryConfig,
-    ModelPathConfig,
     NotesConfig,
     OptimizationConfig,
     PreprocessConfig,
     ReclConfig,
     StreamConfig,
+    ValidateConfig,
 )
 
 EPILOG = "A YAML file given with --config FILE sets the same names (dashes or underscores); flags win over it."
@@ -174,7 +174,7 @@ def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
 
 def get_validation_parser(default_task: str | None = None) -> Parser:
     """The flags of ``fairseq-validate``."""
-    return _evaluation_parser("Compute a checkpoint's validation loss.", [ModelPathConfig])
+    return _evaluation_parser("Compute a checkpoint's validation loss.", [ValidateConfig])
 
 
 def get_recl_parser() -> Parser:

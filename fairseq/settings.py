@@ -211,6 +211,13 @@ class ModelPathConfig:
 
 
 @dataclass(frozen=True)
+class ValidateConfig(ModelPathConfig):
+    """What ``fairseq-validate`` validates."""
+
+    keep_notes: bool = flag(False, "notes of rare words kept and read, as in training")
+
+
+@dataclass(frozen=True)
 class EvalLMConfig(ModelPathConfig):
     """What ``fairseq-eval-lm`` evaluates, how, and what it reports."""
 

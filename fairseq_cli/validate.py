@@ -13,7 +13,7 @@ from fairseq.logging import progress_bar
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.settings import DataConfig, ModelPathConfig, Settings
+from fairseq.settings import DataConfig, Settings, ValidateConfig
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_models
 from fairseq.tasks.typed import typed_settings
@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     Raises:
         UserError: a checkpoint or the data cannot be used.
     """
-    settings = typed_settings(args, ModelPathConfig)
+    settings = typed_settings(args, ValidateConfig)
     cfg, common = settings.command, settings.common
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     splits = [split.strip() for split in settings.data.valid_subset.split(",") if split.strip()]

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from fairseq.config import flag
 from fairseq.criterions import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.criterions.rare_words import rare_figures, rare_parts, rare_sums
 from fairseq.errors import UserError
+from fairseq.logging.figures import Figure
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 
@@ -57,7 +59,14 @@ class CrossEntropyCriterion(FairseqCriterion):
             target = model.get_targets(sample, net_output).reshape(-1)
             loss = F.nll_loss(lprobs.flatten(0, -2), target, ignore_index=self.padding_idx, reduction="sum")
         sample_size = sample["nsentences"] if self.sentence_avg else sample["ntokens"]
-        return loss, sample_size, logging_output(loss, sample, sample_size)
+        sums = logging_output(loss, sample, sample_size)
+        if "rare" in sample and isinstance(layer, OutputLayer) and not self.training:
+            sums |= rare_sums(layer, hidden.flatten(0, -2), rare_parts(layer, sample, self.padding_idx))
+        return loss, sample_size, sums
+
+    def figures(self) -> dict[str, Figure]:
+        """Those of language models; in validations with notes also the losses of rare words."""
+        return {**super().figures(), **rare_figures("loss", "ntokens")}
 
     def _partition(self, layer: OutputLayer, sample: Sample) -> Any:
         return layer.partition(sample["target"].reshape(-1), self.padding_idx, self.legacy_padding)

@@ -12,6 +12,7 @@ from fairseq.config import flag
 from fairseq.criterions import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.criterions.masked_lm import mask_prob, output_layer
+from fairseq.criterions.rare_words import rare_figures, rare_token_sums
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
 from fairseq.modules.output_layer import move_partition
@@ -70,10 +71,15 @@ class ElectraCriterion(FairseqCriterion):
             "replaced": replaced.sum(),
             "correct": (logits.detach().gt(0).eq(extra["replaced"]) & real).sum(),
         }
+        if "rare" in sample and not self.training:
+            sums |= rare_token_sums(each, real, sample["rare"])
         return loss, sample["ntokens"], sums
 
     def figures(self) -> dict[str, Figure]:
-        """The whole loss; those of both halves in bits, a chosen token and a token; the discriminator's accuracy."""
+        """The whole loss; those of both halves in bits, a chosen token and a token; the discriminator's accuracy.
+
+        In validations with notes also the discriminator's losses on rare words.
+        """
         to_bits = 1 / math.log(2)
         return {
             "loss": ratio("loss", SIZE, to_bits),
@@ -82,4 +88,5 @@ class ElectraCriterion(FairseqCriterion):
             "discriminator_loss": ratio("discriminator_loss", "ntokens", to_bits),
             "discriminator_accuracy": ratio("correct", "ntokens"),
             "replaced": ratio("replaced", "ntokens"),
+            **rare_figures("discriminator_loss", "ntokens"),
         }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairseq.criterions import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.criterions.rare_words import rare_figures, rare_parts, rare_sums
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
 from fairseq.modules.output_layer import OutputLayer, move_partition
@@ -49,11 +50,15 @@ class MaskedLMCriterion(FairseqCriterion):
             target = sample["target"].reshape(-1)
             chosen = int(target.ne(self.padding_idx).sum())
             loss = nll(output, target, self.padding_idx)
-        return loss, chosen, logging_output(loss, sample, chosen)
+        sums = logging_output(loss, sample, chosen)
+        if "rare" in sample and not self.training:
+            layer = output_layer(model)
+            sums |= rare_sums(layer, output, rare_parts(layer, sample, self.padding_idx))
+        return loss, chosen, sums
 
     def figures(self) -> dict[str, Figure]:
-        """``loss`` in bits a chosen token, and ``ppl``."""
-        return {"loss": ratio("loss", SIZE, 1 / math.log(2)), "ppl": perplexity("loss", SIZE)}
+        """``loss`` in bits a chosen token, and ``ppl``; in validations with notes also the losses of rare words."""
+        return {"loss": ratio("loss", SIZE, 1 / math.log(2)), "ppl": perplexity("loss", SIZE), **rare_figures()}
 
 
 def mask_prob(criterion: str, task: Any) -> float:

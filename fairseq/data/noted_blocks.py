@@ -48,8 +48,9 @@ class NotedBlocks:
         and be taken from a text that hides the word.
 
         Returns:
-            What :class:`MaskedBlocks` returns; ``rare_words`` int64 [R, 4], all whole rare words of the rows; and for
-            the model ``spans`` int64 [S, 4], those without a chosen token, and ``longest_span``, most tokens of one.
+            What :class:`MaskedBlocks` returns; ``rare``, bool [B, T], the tokens of rare words; ``rare_words`` int64
+            [R, 4], all whole rare words of the rows; and for the model ``spans`` int64 [S, 4], those without a chosen
+            token, and ``longest_span``, most tokens of one.
         """
         sample = self.blocks.batch(indices)
         plain = self.blocks.blocks
@@ -57,8 +58,12 @@ class NotedBlocks:
         words[:, 1:3] += 1  # behind the begin symbol
         spans = words[~covered(words, sample["target"].numpy() != plain.pad)]
         longest = int((spans[:, 2] - spans[:, 1]).max(initial=1))
+        column = np.arange(sample["target"].size(1))
+        rare = self.spans.rare_at(plain.starts[indices][:, None] + column - 1)
+        rare &= (column > 0) & (column <= plain.sizes[indices][:, None])
         return {
             **sample,
+            "rare": torch.from_numpy(rare),
             "rare_words": torch.from_numpy(words),
             "net_input": {**sample["net_input"], "spans": torch.from_numpy(spans), "longest_span": longest},
         }

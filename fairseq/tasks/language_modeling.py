@@ -25,7 +25,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.settings import BREAK_MODES, Settings
 from fairseq.tasks import register_task
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.note_state import NoteState
+from fairseq.tasks.note_state import NoteState, with_no_rare_words
 from fairseq.tasks.typed import typed_settings
 
 
@@ -119,6 +119,10 @@ class LanguageModelingTask(FairseqTask):
         if self.cfg.add_bos_token:
             raise UserError("--add-bos-token: rows of streams, which a model with memory reads, continue; leave it out")
         return batching.streams(len(dataset), self.cfg.tokens_per_sample)
+
+    def dummy_sample(self, device: torch.device | str) -> Sample:
+        sample = super().dummy_sample(device)
+        return with_no_rare_words(sample) if self.cfg.notes else sample
 
     def prepare(self, sample: Sample, epoch: int, *, training: bool) -> Sample:
         return self._second_half(sample) if training and self.cfg.loss_positions == "half" else sample

@@ -68,6 +68,11 @@ def dictionary_of(model: BaseFairseqModel) -> NoteDictionary | None:
     return notes if isinstance(notes, NoteDictionary) else None
 
 
+def with_no_rare_words(sample: Sample) -> Sample:
+    """A *sample* of an empty batch that has the same sums as those with rare words."""
+    return {**sample, "rare": torch.zeros_like(sample["target"], dtype=torch.bool)}
+
+
 @torch.no_grad()
 def gather_notes(taken: Taken, notes: NoteDictionary, world: World) -> tuple[Tensor, Tensor]:
     """The notes of all batches of an update, in the order of ranks and batches: the same on every rank.

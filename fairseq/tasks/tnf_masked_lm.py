@@ -22,7 +22,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.settings import Settings
 from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
-from fairseq.tasks.note_state import NoteState, dictionary_of
+from fairseq.tasks.note_state import NoteState, dictionary_of, with_no_rare_words
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,9 @@ class TNFMaskedLMTask(MaskedLMTask):
         if prepare is not None and dictionary_of(model) is None:
             batches.prepare = lambda sample, epoch: prepare(_without_spans(sample), epoch)
         return batches
+
+    def dummy_sample(self, device: torch.device | str) -> Sample:
+        return with_no_rare_words(super().dummy_sample(device))
 
 
 def _without_spans(sample: Sample) -> Sample:

@@ -1,0 +1,63 @@
+"""Losses of a validation on rare words, and on rows with and without them.
+
+They are computed where a sample has ``rare``, bool [B, T], the targets that belong to rare words: in tasks with notes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from fairseq.criterions.fairseq_criterion import Sample
+from fairseq.logging.figures import SIZE, Figure, ratio
+from fairseq.modules.output_layer import OutputLayer, move_partition
+
+Parts = dict[str, tuple[Any, int]]
+"""Targets that a loss is computed on, as the output layer wants them, and their number, by name."""
+
+
+def rare_parts(layer: OutputLayer, sample: Sample, padding_idx: int) -> Parts:
+    """The targets of rare words (``rare``), and all targets of rows with rare words (``near``)."""
+    target, rare = sample["target"], sample["rare"]
+    marks = {"rare": rare, "near": rare.any(1, keepdim=True).expand_as(rare)}
+    chosen = {name: target.masked_fill(~mark, padding_idx).reshape(-1) for name, mark in marks.items()}
+    return {name: (layer.partition(one, padding_idx), int((one != padding_idx).sum())) for name, one in chosen.items()}
+
+
+def rare_sums(layer: OutputLayer, hidden: Tensor, parts: Parts) -> dict[str, Any]:
+    """Summed losses and numbers of targets of *parts*, for hidden states [N, C]."""
+    sums: dict[str, Any] = {}
+    for name, (partition, count) in parts.items():
+        loss = layer.loss(hidden, move_partition(partition, hidden.device)) if count else 0.0
+        sums |= {f"{name}_loss": loss, f"{name}_targets": count}
+    return sums
+
+
+def rare_token_sums(losses: Tensor, real: Tensor, rare: Tensor) -> dict[str, Any]:
+    """The same from the loss of every token [B, T], where *real*, bool [B, T], says which are no padding."""
+    sums: dict[str, Any] = {}
+    for name, mark in {"rare": rare, "near": rare.any(1, keepdim=True)}.items():
+        sums |= {f"{name}_loss": (losses * (real & mark)).sum(), f"{name}_targets": (real & mark).sum()}
+    return sums
+
+
+def rare_figures(total: str = "loss", count: str = SIZE) -> dict[str, Figure]:
+    """``rare_loss`` over rare words, ``near_loss`` over rows with some and ``far_loss`` over the other rows, in bits.
+
+    Args:
+        total: name of the summed loss over all targets.
+        count: name of their number.
+    """
+    to_bits = 1 / math.log(2)
+    needs = (total, count, "near_loss", "near_targets")
+
+    def far(sums: Any) -> float:
+        return to_bits * (sums[total] - sums["near_loss"]) / max(sums[count] - sums["near_targets"], 1)
+
+    return {
+        "rare_loss": ratio("rare_loss", "rare_targets", to_bits),
+        "near_loss": ratio("near_loss", "near_targets", to_bits),
+        "far_loss": Figure(far, needs),
+    }

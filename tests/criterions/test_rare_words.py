@@ -1,0 +1,97 @@
+"""Validations with notes tell the losses of rare words, and of rows with and without them."""
+
+from __future__ import annotations
+
+import math
+
+import noted
+import pytest
+import runs
+import torch
+import torch.nn.functional as F
+
+from fairseq.tasks import setup_task
+from fairseq.tasks.typed import training_settings
+from fairseq.training.trainer import Trainer
+from fairseq_cli import validate
+
+LM = """--arch transformer_xl_tiny --criterion cross_entropy --cpu --tokens-per-sample 8 --max-tokens 48
+    --required-batch-size-multiple 1 --lr 0.05 --seed 3 --notes --mem-len 0 --dropout 0 --log-format json"""
+EOS = "--sample-break-mode eos"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return noted.corpus(tmp_path_factory.mktemp("noted"))
+
+
+def a_trainer(data, *flags):
+    args = runs.arguments(*flags, data=data)
+    torch.manual_seed(1)
+    task = setup_task(args)
+    return Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
+
+
+def naive(losses, real, rare):
+    """Mean losses in bits, one token after the other."""
+    found = {"rare_loss": [], "near_loss": [], "far_loss": []}
+    for row in range(losses.size(0)):
+        near = bool(rare[row].any())
+        for t in range(losses.size(1)):
+            if real[row, t]:
+                found["near_loss" if near else "far_loss"].append(float(losses[row, t]) / math.log(2))
+                if rare[row, t]:
+                    found["rare_loss"].append(float(losses[row, t]) / math.log(2))
+    return found
+
+
+@pytest.mark.parametrize("flags", [noted.TNF_BERT, noted.TNF_ELECTRA, LM])
+def test_figures_are_means_over_the_tokens_they_name(flags, data):
+    trainer = a_trainer(data, flags, EOS)
+    batches = list(trainer.task.iterator("valid", trainer.model, trainer.criterion, training=False))
+    totals: dict[str, list[float]] = {}
+    trainer.model.eval()
+    for sample in batches:
+        torch.manual_seed(4)
+        with torch.no_grad():
+            output, extra = trainer.model(**sample["net_input"])
+        output, target = output.detach(), sample["target"]
+        if "replaced" in extra:
+            losses = F.binary_cross_entropy_with_logits(output, extra["replaced"].float(), reduction="none")
+            real = sample["net_input"]["src_tokens"] != trainer.task.dictionary.pad()
+        else:
+            lprobs = trainer.model.output_layer.log_probs(output)
+            losses = -lprobs.gather(2, target.unsqueeze(2)).squeeze(2).detach()
+            real = target != trainer.task.dictionary.pad()
+        for name, values in naive(losses, real, sample["rare"]).items():
+            totals.setdefault(name, []).extend(values)
+    torch.manual_seed(4)
+    figures = trainer.validate(batches).report(trainer.criterion.figures())
+    for name, values in totals.items():
+        assert values
+        assert figures[name] == pytest.approx(sum(values) / len(values), rel=1e-4), name
+
+
+def test_marks_are_on_the_tokens_of_rare_words(data):
+    trainer = a_trainer(data, noted.TNF_BERT, EOS)
+    for sample in trainer.task.iterator("valid", trainer.model, trainer.criterion, training=False):
+        expected = torch.zeros_like(sample["rare"])
+        for row, first, end, _ in sample["rare_words"].tolist():
+            expected[row, first:end] = True
+        assert torch.equal(sample["rare"], expected)
+
+
+def test_validation_with_and_without_notes(data, tmp_path):
+    runs.train(tmp_path, noted.TNF_BERT, EOS, "--max-update 8 --no-epoch-checkpoints", data=data)
+    file = tmp_path / "checkpoint_last.pt"
+
+    def figures(*flags):
+        words = runs.words(data, "--path", file, "--valid-subset valid --cpu --max-tokens 96", *flags)
+        parser = validate.options.get_validation_parser()
+        return validate.main(validate.options.parse_args_and_arch(parser, words))[str(file)]["valid"]
+
+    kept, dropped = figures("--keep-notes"), figures()
+    assert kept["rare_loss"] > 0 and "rare_loss" not in dropped
+    assert kept["loss"] != dropped["loss"]
+    marked = figures("--model-overrides", ["{'task':'tnf_masked_lm'}"])
+    assert marked["loss"] == pytest.approx(dropped["loss"]) and marked["rare_loss"] > 0
