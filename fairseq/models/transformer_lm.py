@@ -117,6 +117,8 @@ class TransformerLMConfig(CausalNoteConfig, ModelConfig):
         if self.adaptive_input:
             check_cutoffs("--adaptive-input-cutoff", self.adaptive_input_cutoff or [], vocabulary)
             self._check_widths("input", self.decoder_input_dim, self.adaptive_input_factor)
+        dim = self.decoder_embed_dim
+        differ = (self.decoder_input_dim or dim) != (self.decoder_output_dim or dim)
         if self.tie_adaptive_weights:
             if not self.adaptive_input or self.adaptive_softmax_cutoff is None:
                 raise UserError("--tie-adaptive-weights: needs --adaptive-input and --adaptive-softmax-cutoff")
@@ -124,16 +126,12 @@ class TransformerLMConfig(CausalNoteConfig, ModelConfig):
                 raise UserError("--tie-adaptive-weights: --adaptive-input-cutoff and --adaptive-softmax-cutoff differ")
             if self.adaptive_input_factor != self.adaptive_softmax_factor:
                 raise UserError("--tie-adaptive-weights: --adaptive-input-factor and --adaptive-softmax-factor differ")
-            if (self.decoder_input_dim or self.decoder_embed_dim) != (
-                self.decoder_output_dim or self.decoder_embed_dim
-            ):
+            if differ:
                 raise UserError("--tie-adaptive-weights: --decoder-input-dim and --decoder-output-dim differ")
         if self.share_decoder_input_output_embed:
             if self.adaptive_input:
                 raise UserError("--share-decoder-input-output-embed: with --adaptive-input use --tie-adaptive-weights")
-            if (self.decoder_input_dim or self.decoder_embed_dim) != (
-                self.decoder_output_dim or self.decoder_embed_dim
-            ):
+            if differ:
                 raise UserError(
                     "--share-decoder-input-output-embed: --decoder-input-dim and --decoder-output-dim differ"
                 )
