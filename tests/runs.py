@@ -38,6 +38,9 @@ ADAM = "--optimizer adam --adam-betas 0.9,0.98 --weight-decay 0.01 --lr-schedule
 ADAM += " --warmup-updates 9"
 LINES = "--sample-break-mode eos --tokens-per-sample 200 --max-tokens 200 --lr-scheduler polynomial_decay"
 DROPOUT = "--dropout 0.2 --attention-dropout 0.1 --activation-dropout 0.1 --adaptive-softmax-dropout 0.1"
+SHORT = f"{BASELINE} --max-update 2"
+
+
 CLOCKS = ("wps", "ups", "train_wall", "wall")
 
 

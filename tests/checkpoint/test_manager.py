@@ -1,0 +1,130 @@
+"""Checkpoints are named and kept as asked."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from states import a_state
+
+from fairseq.checkpoint import CheckpointManager, load, manager, save
+from fairseq.errors import UserError
+from fairseq.files import _temporary_name
+from fairseq.settings import CheckpointConfig
+from fairseq.training.best import Best
+
+
+def saved(tmp_path: Path, *points: tuple[int, int, bool, float | None], **settings) -> CheckpointManager:
+    config = CheckpointConfig(save_dir=str(tmp_path / "s"), **settings)
+    keeper, best = CheckpointManager(config), Best(config.maximize_best_checkpoint_metric)
+    for epoch, updates, end_of_epoch, figure in points:
+        is_best = best.is_worth_saving(figure)
+        keeper.save(a_state(float(updates)), epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best)
+        best = best.after_saving(figure)
+    return keeper
+
+
+def files(tmp_path: Path) -> dict[str, int]:
+    return {path.name: int(load(path)["model"]["w"][0]) for path in (tmp_path / "s").iterdir()}
+
+
+def test_checkpoints_have_fairseqs_names(tmp_path):
+    points = [(1, 5, False, None), (1, 10, True, 3.0), (2, 15, False, 4.0), (2, 20, True, 2.0)]
+    saved(tmp_path, *points, save_interval_updates=5)
+    assert files(tmp_path) == {
+        "checkpoint_1_5.pt": 5, "checkpoint1.pt": 10, "checkpoint_2_15.pt": 15, "checkpoint2.pt": 20,
+        "checkpoint_best.pt": 20, "checkpoint_last.pt": 20,
+    }  # fmt: skip
+
+
+def test_intervals_and_switches_decide_which_are_written(tmp_path):
+    def names(epoch=2, updates=6, end=True, best=False, **settings):
+        return CheckpointManager(CheckpointConfig(no_save=True, **settings)).names(epoch, updates, end, best)
+
+    assert names() == ["checkpoint2.pt", "checkpoint_last.pt"]
+    assert names(save_interval=2) == ["checkpoint2.pt", "checkpoint_last.pt"]
+    assert names(save_interval=3) == ["checkpoint_last.pt"]
+    assert names(no_epoch_checkpoints=True, best=True) == ["checkpoint_best.pt", "checkpoint_last.pt"]
+    assert names(end=False, save_interval_updates=3) == ["checkpoint_2_6.pt", "checkpoint_last.pt"]
+    assert names(end=False, save_interval_updates=4) == ["checkpoint_last.pt"]
+    assert names(no_last_checkpoints=True) == ["checkpoint2.pt"]
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    points = [(e, u, u % 20 == 0, None) for e in (9, 10, 11) for u in range(e * 20 - 15, e * 20 + 1, 5)]
+    saved(tmp_path, *points, save_interval_updates=5, keep_interval_updates=2, keep_last_epochs=2)
+    assert set(files(tmp_path)) == {
+        "checkpoint_11_210.pt", "checkpoint_11_215.pt", "checkpoint10.pt", "checkpoint11.pt", "checkpoint_last.pt",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("maximize", "expected"), [(False, 2), (True, 4)])
+def test_the_best_is_the_least_or_the_greatest(tmp_path, maximize, expected):
+    points = [(1, 1, True, 3.0), (2, 2, True, 1.0), (3, 3, True, float("nan")), (4, 4, True, 5.0)]
+    saved(tmp_path, *points, maximize_best_checkpoint_metric=maximize, no_epoch_checkpoints=True)
+    assert files(tmp_path) == {"checkpoint_best.pt": expected, "checkpoint_last.pt": 4}
+
+
+def test_further_names_are_copied_where_there_are_no_links(tmp_path, monkeypatch):
+    def no_links(*args):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    saved(tmp_path, (1, 1, True, 1.0), (2, 2, True, 0.5))
+    assert files(tmp_path) == {
+        "checkpoint1.pt": 1, "checkpoint2.pt": 2, "checkpoint_best.pt": 2, "checkpoint_last.pt": 2,
+    }  # fmt: skip
+
+
+def test_the_content_is_written_once(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(manager, "save", lambda path, state: calls.append(path) or save(path, state))
+    saved(tmp_path, (1, 1, True, 1.0))
+    assert len(calls) == 1 and len(files(tmp_path)) == 3
+
+
+def test_a_failed_save_leaves_the_checkpoints_before_it(tmp_path, monkeypatch):
+    keeper = saved(tmp_path, (1, 1, True, 3.0))
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left"):
+        keeper.save(a_state(2.0), epoch=2, updates=2, end_of_epoch=True, is_best=True)
+    assert files(tmp_path) == {"checkpoint1.pt": 1, "checkpoint_best.pt": 1, "checkpoint_last.pt": 1}
+
+
+def test_what_not_to_save_is_not_saved(tmp_path):
+    saved(tmp_path, (1, 1, True, 3.0), no_save=True)
+    assert not (tmp_path / "s").exists()
+    saved(tmp_path, (1, 1, True, 3.0), no_save_optimizer_state=True)
+    assert load(tmp_path / "s" / "checkpoint_last.pt")["last_optimizer_state"] is None
+
+
+def test_leftovers_of_killed_saves_are_removed_at_the_start(tmp_path):
+    saved(tmp_path, (1, 1, True, None))
+    (tmp_path / "s" / _temporary_name("checkpoint_last.pt")).write_bytes(b"half")
+    saved(tmp_path)
+    assert set(os.listdir(tmp_path / "s")) == {"checkpoint1.pt", "checkpoint_last.pt"}
+
+
+def test_a_run_starts_from_the_last_checkpoint_or_the_given_one(tmp_path):
+    keeper = saved(tmp_path)
+    assert keeper.restore_path() is None
+    saved(tmp_path, (1, 1, True, None))
+    assert keeper.restore_path() == tmp_path / "s" / "checkpoint_last.pt"
+    assert saved(tmp_path, restore_file="checkpoint1.pt").restore_path() == tmp_path / "s" / "checkpoint1.pt"
+    other = tmp_path / "other.pt"
+    other.touch()
+    assert saved(tmp_path, restore_file=str(other)).restore_path() == other
+    with pytest.raises(UserError, match="--restore-file gone.pt: no such checkpoint"):
+        saved(tmp_path, restore_file="gone.pt").restore_path()
+
+
+def test_a_save_dir_that_cannot_be_made_is_a_user_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="--save-dir .*cannot be made"):
+        CheckpointManager(CheckpointConfig(save_dir=str(tmp_path / "file" / "s")))
