@@ -1,4 +1,4 @@
-"""Draw where a model's heads look: attention over distance, at one position, and by the score's terms."""
+"""Plot the attention of a model's heads: over distance, at one position, and by the terms of the score."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from fairseq_cli.common import (
 
 logger = logging.getLogger(__name__)
 FILES = ("attention.npz", "attention-distance.png", "attention-position.png", "attention-terms.png", "results.json")
-SMALL_BATCH = 4096  # tokens of a batch where there is no memory and nothing else is asked for
+SMALL_BATCH = 4096  # default tokens of a batch without memory
 
 Head = tuple[int, int]
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Draw the attention of the checkpoint of ``--path`` on ``--gen-subset``; a table goes to stdout.
+    """Plot the attention of the checkpoint of ``--path`` on ``--gen-subset``; a table goes to stdout.
 
     Returns:
         The figures, as in ``results.json``.
@@ -53,9 +53,9 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     split = settings.data.gen_subset
     paths = checkpoint_paths(cfg)
     if len(paths) > 1:
-        raise UserError(f"--path: {len(paths)} checkpoints; the attention of one model is drawn at a time")
+        raise UserError(f"--path: {len(paths)} checkpoints; give one")
     if cfg.results_path is None:
-        raise UserError("--results-path: name a folder for the pictures and the numbers")
+        raise UserError("--results-path: is missing; give a folder for the plots and the figures")
     plots.require("--results-path")
     reader, heads, about = _load(args, settings)
     position = cfg.position
@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _load(args: argparse.Namespace, settings: Settings) -> tuple[AttentionReader, list[Head], dict[str, int]]:
-    """The model with the corpus before it, the heads that are asked for, and how the corpus is read."""
+    """The reader of the corpus, the heads to plot, and the settings of reading."""
     cfg: AttentionConfig = settings.command
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     (model,), task, _ = load_language_models(
@@ -81,7 +81,7 @@ def _load(args: argparse.Namespace, settings: Settings) -> tuple[AttentionReader
     modules = attention_modules(model)
     heads = parse_heads(cfg.heads, len(modules), modules[0].num_heads)
     if cfg.terms is None and not has_terms(modules):
-        logger.info("no picture of the score's terms: only relative attention has them")
+        logger.info("the terms of the score are not plotted: only relative attention has them")
     dictionary, length = task.source_dictionary, task.cfg.tokens_per_sample  # type: ignore[attr-defined]
     corpus = _first_tokens(task.corpus(settings.data.gen_subset), cfg.first_tokens)  # type: ignore[attr-defined]
     rows = _rows(settings.data, length, model.memory_length)
@@ -98,10 +98,10 @@ def _load(args: argparse.Namespace, settings: Settings) -> tuple[AttentionReader
 
 
 def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
-    """``0:3,15:8`` → [(0, 3), (15, 8)], each once; nothing: an empty list.
+    """``0:3,15:8`` → [(0, 3), (15, 8)], without duplicates; None → [].
 
     Raises:
-        UserError: *text* is no such list, or the model of *layers* layers with *heads* heads has no such head.
+        UserError: *text* is malformed, or a number is out of range for *layers* layers and *heads* heads.
     """
     found = []
     for item in text.split(",") if text is not None else []:
@@ -111,7 +111,7 @@ def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
         layer, head = int(match[1]), int(match[2])
         if layer >= layers or head >= heads:
             raise UserError(
-                f"--heads {layer}:{head}: no such head; layers go from 0 to {layers - 1}, heads from 0 to {heads - 1}"
+                f"--heads {layer}:{head}: out of range; layers go from 0 to {layers - 1}, heads from 0 to {heads - 1}"
             )
         found.append((layer, head))
     return list(dict.fromkeys(found))
@@ -119,7 +119,7 @@ def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
 
 @dataclass(frozen=True)
 class _Part:
-    """The beginning of a corpus, as one line."""
+    """The first tokens of a corpus as one line."""
 
     tokens: np.ndarray
 
@@ -137,14 +137,14 @@ def _first_tokens(corpus: Corpus, count: int | None) -> Corpus:
 
 
 def _rows(data: DataConfig, length: int, memory: int) -> int:
-    """Rows side by side: as asked for; else one with memory, some without."""
+    """Number of rows: as given; else one with memory, and as many as :data:`SMALL_BATCH` holds without."""
     if data.batch_size is None and data.max_tokens is None:
         return 1 if memory else max(1, SMALL_BATCH // length)
     return rows_per_batch(data.max_tokens, data.batch_size, length)
 
 
 def _table(maps: AttentionMaps) -> list[str]:
-    """A Markdown table: for each layer the mean distance, in tokens, of its heads, the narrowest and the widest."""
+    """A Markdown table: for each layer the mean distance of its heads in tokens, the narrowest and the widest head."""
     lines = ["| layer | mean distance (tokens) | narrowest head | widest head |", "| ---: | ---: | ---: | ---: |"]
     for layer, far in enumerate(maps.mean_distance()):
         ends = " | ".join(f"{head} ({far[head]:.1f})" for head in (int(far.argmin()), int(far.argmax())))
@@ -162,7 +162,7 @@ def _figures(maps: AttentionMaps) -> dict[str, Any]:
 
 
 def _write(folder: Path, maps: AttentionMaps, heads: list[Head], figures: dict[str, Any]) -> None:
-    """The numbers, the pictures and the figures, in *folder*: those of :data:`FILES` that there are."""
+    """Write the arrays, the plots and the figures to *folder*."""
     maps.save(folder / "attention.npz")
     plots.draw_distances(folder / "attention-distance.png", maps)
     plots.draw_position(folder / "attention-position.png", maps, heads)

@@ -25,8 +25,7 @@ logger = logging.getLogger(__name__)
 def main(args: argparse.Namespace) -> dict[str, Any]:
     """Score ``--gen-subset`` with the checkpoints of ``--path``; results go to stdout, progress to stderr.
 
-    Of the settings that a checkpoint holds too, ``--tokens-per-sample`` is taken from *args* where it is there;
-    ``--sample-break-mode`` is ``none`` unless given.
+    ``--tokens-per-sample`` overrides the checkpoint's if given; ``--sample-break-mode`` is ``none`` unless given.
 
     Returns:
         The figures, as in ``results.json``.

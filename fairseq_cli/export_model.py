@@ -1,4 +1,4 @@
-"""Write an encoder as a folder that Hugging Face's transformers loads."""
+"""Export an encoder as a Hugging Face transformers folder."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ WORDS = "vocab.txt"
 def main(args: argparse.Namespace) -> None:
     """Write the model of ``args.source`` to the folder ``args.out``.
 
-    ``vocab.txt`` has the dictionary's symbols in the order of their ids; it is no tokenizer.
+    ``vocab.txt`` lists the dictionary's symbols in the order of their ids; a tokenizer is not written.
 
     Raises:
-        UserError: the checkpoint is no encoder or cannot be read, or the folder cannot be written.
+        UserError: the checkpoint cannot be read or is not an encoder, or the folder cannot be written.
     """
     out = Path(args.out)
     try:
@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> None:
     except ImportError:
         raise UserError("--to hf: needs the safetensors package; install the [hub] extra") from None
     if out.exists() and (not out.is_dir() or set(os.listdir(out)) - {CONFIG, SAFE, WORDS}):
-        raise UserError(f"--out {out}: is a file, or has other files in it; give a new folder")
+        raise UserError(f"--out {out}: is a file or contains other files; give a new folder")
     model, task = hub.load_model(args.source, args.data)
     arch = str(checkpoint.load(hub.find_checkpoint(Path(args.source)))["args"].get("arch"))
     kind, shape, state = _half(model, args.half, arch, args.source)
@@ -54,10 +54,10 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _half(model: BaseFairseqModel, half: str, arch: str, source: str) -> tuple[str, EncoderShape, Mapping[str, Tensor]]:
-    """The kind of the model to write, its shape, and its parameters as those of an encoder alone.
+    """The kind of the model to write, its shape, and its parameters named as those of an encoder.
 
     Raises:
-        UserError: there is no such model in the checkpoint.
+        UserError: the checkpoint does not have that model.
     """
     state = model.state_dict()
     if isinstance(model, ElectraModel):
@@ -74,7 +74,7 @@ def _half(model: BaseFairseqModel, half: str, arch: str, source: str) -> tuple[s
         )
     if not isinstance(model, BertModel):
         raise UserError(
-            f"{source}: {type(model).__name__} is no encoder; give a checkpoint of bert, roberta or electra"
+            f"{source}: {type(model).__name__} is not an encoder; give a checkpoint of bert, roberta or electra"
         )
     shape = model.encoder.sentence_encoder.shape
     if arch == "electra_generator" or shape.embed_dim != shape.dim:

@@ -1,4 +1,4 @@
-"""Continue passages of a corpus with a language model, and set the continuations beside what really follows."""
+"""Continue passages of a corpus with a language model, and show the continuations beside the original text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, log_t
 def main(args: argparse.Namespace) -> list[Passage]:
     """Continue contexts of ``--gen-subset``; the texts go to stdout and to ``--results-path``, progress to stderr.
 
-    A passage is printed as soon as it is complete. ``--results-path`` holds all that are, even if the run is stopped.
+    A passage is printed as soon as it is complete. ``--results-path`` has all complete passages, even if the run is
+    interrupted.
 
     Raises:
         UserError: flags contradict each other, or a checkpoint or the data cannot be used.
@@ -52,12 +53,12 @@ def main(args: argparse.Namespace) -> list[Passage]:
 
 
 def _continue(settings: Settings, writer: Writer, tokens: np.ndarray, starts: list[int]) -> Iterator[Passage]:
-    """The passages whose contexts begin at *starts* of *tokens*, in their order, each when it is complete."""
+    """Passages for the contexts at *starts* of *tokens*, in that order, each as soon as it is complete."""
     cfg: GenerateConfig = settings.command
     length, new = cfg.context_tokens, cfg.max_new_tokens
     prompts = [tokens[start : start + length].tolist() for start in starts]
     texts = writer.continue_all(prompts, cfg.num_samples // len(starts), progress(settings.common, "tokens"))
-    for count, ((number, sample), text) in enumerate(texts, 1):  # as long as one another, they end in their order
+    for count, ((number, sample), text) in enumerate(texts, 1):  # contexts of equal length complete in order
         start = starts[number]
         reference = tokens[start + length : start + length + new].tolist()
         parts = passages.parts_of(writer.detokenizer, prompts[number], text, reference)
@@ -65,12 +66,12 @@ def _continue(settings: Settings, writer: Writer, tokens: np.ndarray, starts: li
 
 
 def _contexts(cfg: GenerateConfig) -> int:
-    """How many different contexts there are."""
+    """Number of different contexts."""
     contexts = cfg.num_contexts or cfg.num_samples
     if cfg.num_samples % contexts:
         raise UserError(
             f"--num-samples {cfg.num_samples}: must be a multiple of --num-contexts {contexts}, "
-            "so that each context has as many continuations"
+            "so that all contexts have as many continuations"
         )
     check_samples(cfg, cfg.num_samples // contexts)
     return contexts

@@ -1,4 +1,4 @@
-"""Import a model from elsewhere: a folder with ``checkpoint.pt`` and ``dict.txt`` that all commands read."""
+"""Import a foreign model as a folder with ``checkpoint.pt`` and ``dict.txt``, which all commands read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fairseq.files import atomic_folder
 from fairseq.tasks.loading import load_models
 
 CHECKPOINT, DICTIONARY = "checkpoint.pt", "dict.txt"
-NAMES = {  # of special symbols in vocabularies
+NAMES = {  # names of special symbols in vocabularies
     "bos": ("<s>", "[CLS]"),
     "pad": ("<pad>", "[PAD]"),
     "eos": ("<eos>", "</s>", "<S>", "[SEP]"),
@@ -32,7 +32,7 @@ NAMES_XL = {"eos": NAMES["eos"][:3], "unk": NAMES["unk"][:2], "pad": NAMES["pad"
 
 @dataclass(frozen=True)
 class Imported:
-    """A model from elsewhere.
+    """A foreign model.
 
     Attributes:
         model: parameters by name.
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> None:
     """Write the model of ``args.source`` to the folder ``args.out``.
 
     Raises:
-        UserError: the source is no such model or cannot be read, or the folder cannot be written; it stays as it was.
+        UserError: the source cannot be read or is not supported, or the folder cannot be written; it stays unchanged.
     """
     source, out = Path(args.source), Path(args.out)
     _check(source, out)
@@ -79,9 +79,9 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
         model, settings = _authors_model(source, config_file)
         return Imported(model, settings, _vocabulary_size(model), None, {}, NAMES_XL)
     if config_file is not None:
-        raise UserError("--config: a Hugging Face folder has its own config.json; leave it out")
+        raise UserError("--config: not used for a Hugging Face folder, which has a config.json; leave it out")
     if source_format == "hf" and not source.is_dir():
-        raise UserError(f"{source}: no such folder; give one with config.json and model.safetensors")
+        raise UserError(f"{source}: folder not found; give one with config.json and model.safetensors")
     kind = hf_folder.read_json(source / hf_folder.CONFIG).get("model_type") if source_format == "hf" else "transfo-xl"
     if kind == "transfo-xl":
         model, settings = hf_transfo_xl.read(source)
@@ -94,29 +94,29 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
 
 
 def _filled(words: list[str] | None, size: int) -> list[str] | None:
-    """*words* with unused ids at the end: tables of embeddings are often longer than vocabularies."""
+    """*words* padded to *size* with empty words: embedding tables are often longer than vocabularies."""
     return words if words is None else words + [""] * (size - len(words))
 
 
 def _check(source: Path, out: Path) -> None:
-    """Refuse what cannot work before any work is done."""
+    """Reject invalid paths before any work is done."""
     if not source.exists():
-        raise UserError(f"{source}: no such file or folder; check the path")
+        raise UserError(f"{source}: file or folder not found; check the path")
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file; give a new folder")
+        raise UserError(f"--out {out}: is not a folder; give a new folder")
     try:
         there = sorted(set(os.listdir(out)) - {CHECKPOINT, DICTIONARY}) if out.exists() else []
     except OSError as error:
         raise UserError(f"--out {out}: cannot be read ({error.strerror}); give another folder") from None
     if there:
-        raise UserError(f"--out {out}: has other files in it ({there[0]}); give a new folder")
+        raise UserError(f"--out {out}: contains other files ({there[0]}); give a new folder")
 
 
 def _authors_model(source: Path, config_file: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The authors' model at *source*; settings in *config_file* win over those that the file has."""
+    """The authors' model at *source*; *config_file* overrides the settings in the file."""
     state, own = pickled_module.read(source)
     if own is None and config_file is None:
-        raise UserError(f"{source}: is a state dict, which does not tell the model's settings; give --config FILE.json")
+        raise UserError(f"{source}: is a state dict without the model's settings; give --config FILE.json")
     given = hf_folder.read_json(Path(config_file)) if config_file is not None else {}
     return transformer_xl.convert(state, {**(own or {}), **given}, str(source))
 
@@ -127,16 +127,16 @@ def _vocabulary_size(model: dict[str, Tensor]) -> int:
 
 
 def _dictionary(imported: Imported, source: Path) -> Dictionary:
-    """Words with the ids of the source; ``token0``, ``token1``, … where it has none that text could hold.
+    """The dictionary with the ids of the source; ``token0``, ``token1``, … replace words that cannot occur in text.
 
-    The padding of an encoder is the id that its configuration names. Other special symbols are the words that are
-    usually called so, else the ids of the configuration; the end of a line is id 0 where nothing tells it.
+    The padding of an encoder is the id in its configuration. Other special symbols are words with the usual names, else
+    the ids of the configuration; the end of a line defaults to id 0.
     """
     words, size = imported.words, imported.size
     if words is None:
         words = [""] * size
     if len(words) != size:
-        raise UserError(f"{source}: its vocabulary has {len(words)} words, its model {size}; use the model's own")
+        raise UserError(f"{source}: has {len(words)} words, but its model {size}; use the model's vocabulary")
     for role, index in imported.ids.items():
         if not 0 <= index < size:
             raise UserError(
@@ -160,7 +160,7 @@ def _dictionary(imported: Imported, source: Path) -> Dictionary:
 
 
 def _is_word(word: str) -> bool:
-    """Whether splitting a text at white space can give *word*."""
+    """Return whether splitting text at white space can give *word*."""
     return word.split() == [word] and not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 

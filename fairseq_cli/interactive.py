@@ -1,4 +1,4 @@
-"""Continue prompts with a language model: each line of a terminal or a pipe as it comes, or a file's in batches."""
+"""Continue prompts with a language model: lines of stdin one by one, or the lines of a file in batches."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MOST_NAMED = 10  # unknown words in a warning
 
 
 def main(args: argparse.Namespace) -> None:
-    """Continue the prompts of ``--input``: prompt and continuation go to stdout.
+    """Print the prompts of ``--input`` with their continuations.
 
-    A line is a prompt, an empty one the start of a text. Prompt number n, from 0, and ``--seed`` decide what is
-    sampled, however the prompts are read. Texts are separated by a line of dashes.
+    Each line is a prompt; an empty line starts a new text. A sample depends on ``--seed`` and the number of its prompt,
+    not on how prompts are read. Texts are separated by a line of dashes.
 
     Raises:
         UserError: flags contradict each other; the input, a checkpoint or the dictionary cannot be used.
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> None:
-    """Continue each of *lines* as it comes, token by token."""
+    """Continue each of *lines* as soon as it is read, printing token by token."""
     for number, line in enumerate(lines):
         [prompt] = _encode([line], writer, number)
         for sample in range(cfg.num_samples):
@@ -54,7 +54,7 @@ def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> Non
 
 
 def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, common: CommonConfig) -> None:
-    """Continue *lines* in batches; each text is shown as soon as those before it are."""
+    """Continue *lines* in batches; print the texts in their order, each as early as possible."""
     prompts = _encode(lines, writer)
     order = iter([(number, sample) for number in range(len(prompts)) for sample in range(cfg.num_samples)])
     awaited, done = next(order), {}
@@ -71,7 +71,7 @@ def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, c
 
 
 def _encode(lines: list[str], writer: Writer, first: int = 0) -> list[list[int]]:
-    """The tokens of prompts, ``</s>`` before each; unknown words and too long prompts are named once."""
+    """The tokens of prompts, each after ``</s>``; warn once of unknown words and of too long prompts."""
     eos = writer.task.source_dictionary.eos()
     prompts, unknown = [], dict[str, None]()
     for line in lines:
@@ -87,7 +87,7 @@ def _encode(lines: list[str], writer: Writer, first: int = 0) -> list[list[int]]
 
 
 def _print_text(writer: Writer, prompt: list[int], tokens: Iterable[int], first: bool) -> None:
-    """The prompt and what follows it, each piece as soon as it is there."""
+    """Print the prompt and its continuation, each token as soon as it is chosen."""
     if not first:
         print("-" * 8)
     text = writer.detokenizer.stream()
@@ -108,23 +108,23 @@ def _read_file(path: Path) -> list[str]:
     """The lines of a file of prompts.
 
     Raises:
-        UserError: it cannot be read, is empty or not UTF-8.
+        UserError: the file cannot be read, is empty or is not UTF-8.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"--input {path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"--input {path}: cannot be read ({error.strerror}); give another file") from None
     if not content:
-        raise UserError(f"--input {path}: no prompts in it; give a file with a prompt a line")
+        raise UserError(f"--input {path}: is empty; give a file with one prompt per line")
     lines = content.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
     return [_text(line, f"--input {path}", number) for number, line in enumerate(lines, 1)]
 
 
 def _stdin_lines() -> Iterator[str]:
-    """The lines of stdin as they come; on a terminal each is asked for.
+    """The lines of stdin as they arrive, with a prompt sign on a terminal.
 
     Raises:
-        UserError: one is not UTF-8.
+        UserError: a line is not UTF-8.
     """
     asked = sys.stdin.isatty()
     for number in range(1, sys.maxsize):

@@ -25,10 +25,10 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     """Print a table of notes and their neighbours, and write all notes and their map to ``--results-path``.
 
     Returns:
-        What ``notes.json`` holds: figures of every note, and the neighbours of those shown.
+        The content of ``notes.json``: figures of every note, and the neighbours of those shown.
 
     Raises:
-        UserError: the checkpoint has no notes, the data are not its own, or a word has no note.
+        UserError: the checkpoint has no notes, the data do not match it, or a word has no note.
     """
     cfg = config.extract(NotesConfig, args)
     if cfg.results_path is not None:
@@ -57,7 +57,7 @@ def _study(path: str, data: str | None) -> NoteStudy:
     """The notes of the checkpoint at *path*, with the words of *data* or of the folder that it was trained on."""
     folder = data or str(checkpoint.load(path)["args"].get("data", "")).split(":")[0]
     if not folder or not Path(folder).is_dir():
-        raise UserError(f"DATA {folder}: no such folder; give the data folder that {path} was trained with")
+        raise UserError(f"DATA {folder}: folder not found; give the data folder that {path} was trained with")
     models, task, _ = load_models([path], folder, {"keep_notes": True})
     return NoteStudy(models[0], NoteWords.load(folder), task.source_dictionary, path)
 
@@ -95,7 +95,7 @@ def _report(path: str, study: NoteStudy, notes: list[Note], neighbours: Neighbou
 def _write(
     cfg: NotesConfig, study: NoteStudy, notes: list[Note], neighbours: Neighbours, report: dict[str, Any]
 ) -> None:
-    """Write :data:`FILES`; without a written note there is no map."""
+    """Write :data:`FILES`; without written notes, only the first."""
     drawn = study.most_taken(cfg.map_words)
     files = FILES if drawn else FILES[:1]
     assert cfg.results_path is not None

@@ -1,4 +1,4 @@
-"""Measure how long a context each model of a group makes use of: relative effective context length."""
+"""Measure the relative effective context length of each model of a group."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     unlimited = data.max_tokens is None and data.batch_size is None
     with results_folder(cfg.results_path):
         if len(paths) == 1:
-            logger.info("a single model is compared with itself; its RECL cannot be set beside that of other runs")
+            logger.info("a single model is compared with itself; its RECL is not comparable with other runs")
         measured = recl.measure(
             readers,
             tokens,
@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 def _load(
     args: argparse.Namespace, settings: Settings, paths: Sequence[str], names: Sequence[str], longest: int
 ) -> tuple[list[recl.WindowReader], np.ndarray]:
-    """The models of the group, able to read *longest* tokens, and the tokens of the split."""
+    """The models of the group, for windows of up to *longest* tokens, and the tokens of the split."""
     cfg: ReclConfig = settings.command
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     given = stream_settings(args)
@@ -107,7 +107,7 @@ def _write(
     gains: Sequence[recl.Gains],
     threshold: float,
 ) -> None:
-    """The table, the figures, every loss, and the pictures, in *folder*: :data:`FILES`."""
+    """Write the table, the figures, every loss and the plots, :data:`FILES`, to *folder*."""
     with atomic_file(folder / "recl.md", "--results-path") as file:
         file.write("\n".join([*recl.table(measured, gains, threshold), ""]).encode())
     with atomic_file(folder / "losses.npz", "--results-path") as file:

@@ -1,4 +1,4 @@
-"""Evaluation: corpora to log-probabilities, log-probabilities to figures."""
+"""Evaluation: log-probabilities of corpora, and figures computed from them."""
 
 from fairseq.evaluation.scorer import Scorer, Scores, Scoring
 

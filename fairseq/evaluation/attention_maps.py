@@ -1,8 +1,7 @@
-"""Where the heads of a model look: attention over distance, averaged over a corpus (Dai et al. 2019, Appendix D).
+"""Attention of a model's heads over distance, averaged over a corpus (Dai et al. 2019, Appendix D).
 
-A position reads a token; the hidden state that results predicts the next one. Distance 0 is the token that was just
-read, distance 1 the one before it. With memory the corpus is read as ``fairseq-eval-lm`` reads it, and only positions
-of segments whose memory is full are counted.
+Distance 0 is the token at the query's own position, distance 1 the one before it; the prediction is of the next token.
+With memory the corpus is read as by ``fairseq-eval-lm``, and only positions of segments with a full memory are counted.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ from fairseq.modules.visibility import CAUSAL, Visibility
 TERMS = ("a", "b", "c", "d")
 
 Call = tuple[Tensor, Tensor | None, Any, Visibility]
-"""What an attention module was called with: x [B, T, C], memory [B, M, C] or None, positions."""
+"""Arguments of an attention module: x [B, T, C], memory [B, M, C] or None, positions, visibility."""
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """What was found; L layers, H heads, D distances.
+    """Mean attention over distance, and attention at one position; L layers, H heads, D distances.
 
     Attributes:
-        attention: float64 [L, H, D]: mean over all counted positions of the weight on the token at each distance.
-            Each head's row sums to one.
-        reach: float64 [D]: the share of counted positions that have a token at this distance to look at: 1 up to the
-            memory's length, less beyond it and in models without memory, where a segment's first tokens see little.
-        queries: how many positions were counted.
-        terms: float64 [L, H, D] each: the same for the softmax over the span of one term of the score alone: (a)
+        attention: float64 [L, H, D]: mean weight at each distance over all counted positions; each head's row sums to
+            one.
+        reach: float64 [D]: share of the counted positions that have a token at this distance: 1 up to the length of the
+            memory, less beyond it and in models without memory.
+        queries: number of counted positions.
+        terms: float64 [L, H, D] each: the same for the softmax of one term of the score alone: (a)
             content, (b) content-dependent position, (c) global content bias, (d) global position bias (§3.3). Empty
-            if they were not asked for.
-        position: number of the token whose prediction ``at_position`` is of, in the split.
+            if not requested.
+        position: index in the split of the token that ``at_position`` predicts.
         at_position: float32 [L, H, S]: the weights there, at distances 0 … S − 1.
-        words: the S tokens there, by distance; "" where a memory that starts with zeros holds none.
-        target: the token that is predicted there.
+        words: the S tokens there, by distance; "" for the zeros of an initial memory.
+        target: the predicted token.
     """
 
     attention: np.ndarray
@@ -63,11 +62,11 @@ class AttentionMaps:
     target: str
 
     def given_reach(self, values: np.ndarray) -> np.ndarray:
-        """*values*, ``attention`` or a term, as means over those positions alone that have a token at the distance."""
+        """*values*, ``attention`` or a term, as means over only the positions that have a token at the distance."""
         return values / np.maximum(self.reach, 1e-12)
 
     def mean_distance(self) -> np.ndarray:
-        """How far each head looks on average, in tokens: float64 [L, H]."""
+        """Mean attention distance of each head in tokens: float64 [L, H]."""
         return (self.attention * np.arange(self.attention.shape[2])).sum(axis=2)
 
     def widest(self) -> list[tuple[int, int]]:
@@ -76,7 +75,7 @@ class AttentionMaps:
         return [(layer, int(far[layer].argmax())) for layer in sorted({0, (len(far) - 1) // 2, len(far) - 1})]
 
     def save(self, path: Path) -> None:
-        """Write the arrays by these names to the NPZ file *path*, terms as ``term_a`` …, whole or not at all.
+        """Write the arrays under these names, terms as ``term_a`` …, to the NPZ file *path* atomically.
 
         Raises:
             UserError: the file cannot be written.
@@ -97,13 +96,13 @@ class AttentionMaps:
 
 
 def distances(queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
-    """How far each key is behind each query, the last of which stands at the last key: int64 [T, S]; ahead: < 0."""
+    """Distance from each query back to each key, the last query at the last key: int64 [T, S]; later keys: < 0."""
     query = torch.arange(keys - queries, keys, device=device)
     return query[:, None] - torch.arange(keys, device=device)
 
 
 def sum_by_distance(weights: Tensor, counted: Tensor, span: int) -> Tensor:
-    """Attention weights summed over the rows and positions that count.
+    """Attention weights by distance, summed over rows and counted positions.
 
     Shape: weights [B, H, T, S], counted bool [B, T] → float64 [H, span], span ≥ S.
     """
@@ -116,7 +115,7 @@ def sum_by_distance(weights: Tensor, counted: Tensor, span: int) -> Tensor:
 
 @contextlib.contextmanager
 def record_calls(modules: Sequence[nn.Module]) -> Iterator[list[Call]]:
-    """A list that, while the ``with`` block lasts, each call of one of *modules* adds its arguments to."""
+    """Context manager: a list to which each call of one of *modules* appends its arguments."""
     calls: list[Call] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -133,33 +132,33 @@ def attention_modules(model: BaseFairseqModel) -> list[Any]:
     """The attention modules of *model*, one a layer.
 
     Raises:
-        UserError: they do not show their weights.
+        UserError: they do not expose their weights.
     """
     layers = getattr(getattr(model, "decoder", None), "layers", [])
     found = [getattr(layer, "self_attn", None) for layer in layers]
     if not found or not all(hasattr(m, "weights") and hasattr(m, "num_heads") for m in found):
-        raise UserError(f"--path: {type(model).__name__} does not show its attention (its layers' self_attn.weights)")
+        raise UserError(f"--path: {type(model).__name__} exposes no attention weights (self_attn.weights)")
     return found
 
 
 def has_terms(modules: Sequence[Any]) -> bool:
-    """Whether the scores of these attention modules are sums of the four terms."""
+    """Return whether the scores of these attention modules are sums of the four terms."""
     return all(hasattr(module, "terms") for module in modules)
 
 
 class AttentionReader:
-    """Reads a corpus with a model and sums up what its heads attend to.
+    """Reads a corpus with a model and accumulates the attention of its heads.
 
     Args:
         model: moved to *device* and put in evaluation mode.
         blocks: the corpus in segments, cut with break mode ``none``.
         dictionary: of the corpus.
-        rows: contiguous parts of the corpus that are read side by side, each with its memory.
-        terms: the scores' terms, too.
-        precision, device: of the forward pass; weights are computed from what the layers read in it.
+        rows: number of contiguous parts of the corpus read in parallel, each with its own memory.
+        terms: also accumulate the terms of the scores.
+        precision, device: of the forward pass; attention weights are computed from the inputs of the layers in it.
 
     Raises:
-        UserError: the model's attention does not offer what is asked for, or the corpus does not fill its memory.
+        UserError: the attention has no weights or terms, or the corpus does not fill the model's memory.
     """
 
     def __init__(
@@ -183,14 +182,14 @@ class AttentionReader:
         self.modules = attention_modules(model)
         self.terms = TERMS if terms else ()
         if terms and not has_terms(self.modules):
-            raise UserError("--terms: the model's attention is not relative and has no such terms; leave it out")
+            raise UserError("--terms: needs relative attention, which the model does not have; leave it out")
         number = np.arange(len(blocks)) % len(self.sampler)  # of each block in its row
         self.counted = np.flatnonzero(number * int(blocks.sizes[0]) >= model.memory_length)
         if not len(self.counted):
             raise UserError(self._too_few_tokens(rows))
 
     def _too_few_tokens(self, rows: int) -> str:
-        """What is wrong and what to do, where no position has its memory full."""
+        """The error message for a corpus in which no position has a full memory."""
         ways = ["fewer rows (--batch-size, --max-tokens)"] if rows > 1 else []
         if hasattr(getattr(self.model.decoder, "cfg", None), "mem_len"):
             ways.append("a shorter memory (--mem-len)")
@@ -202,26 +201,26 @@ class AttentionReader:
         )
 
     def choose_position(self, seed: int) -> int:
-        """A position at the end of a segment, drawn at random among those whose memory is full."""
+        """A position at the end of a segment, drawn at random from those with a full memory."""
         block = np.random.default_rng(seed).choice(self.counted)
         return int(self.blocks.starts[block] + self.blocks.sizes[block] - 1)
 
     def check_position(self, position: int) -> None:
-        """Refuse a position that the corpus does not have.
+        """Reject a position outside the corpus.
 
         Raises:
-            UserError: it is none of the corpus's.
+            UserError: the position is out of range.
         """
         tokens = len(self.blocks.corpus.tokens)
         if not 0 <= position < tokens:
-            raise UserError(f"--position {position}: the tokens read are number 0 to {tokens - 1}; choose one of them")
+            raise UserError(f"--position {position}: must be from 0 to {tokens - 1}")
 
     @torch.inference_mode()
     def read(self, position: int, progress: Progress | None = None) -> AttentionMaps:
-        """Read the corpus; *position* is the number of the token whose prediction is looked at by itself.
+        """Read the corpus; *position* is the index of the token whose prediction is shown separately.
 
         Raises:
-            UserError: the corpus has no such position.
+            UserError: the position is out of range.
         """
         self.check_position(position)
         block = int(np.searchsorted(self.blocks.starts, position, side="right")) - 1
@@ -243,7 +242,7 @@ class AttentionReader:
         return self._maps(sums, position, at_position)
 
     def _forward(self, tokens: Tensor, memory: Memory | None) -> Memory | None:
-        """Read a segment [B, T]; returns the memory after it."""
+        """Read a segment [B, T]; return the memory after it."""
         tokens = tokens.to(self.device)
         with self.precision.autocast(self.device):
             net_output = self.model(tokens) if memory is None else self.model(tokens, memory=memory)
@@ -265,7 +264,7 @@ class AttentionReader:
         places = position - 1 - np.arange(at_position.shape[2])
         words = [self.dictionary[int(tokens[place])] if place >= 0 else "" for place in places]
         if len(words) > position:
-            words[position] = self.dictionary[self.blocks.eos]  # what stands before a corpus
+            words[position] = self.dictionary[self.blocks.eos]  # the token before a corpus
         return AttentionMaps(
             attention=sums.mean("attention"),
             reach=sums.reached.numpy() / sums.queries,
@@ -279,7 +278,7 @@ class AttentionReader:
 
 
 class _Sums:
-    """Sums of attention by distance, over the positions that count."""
+    """Sums of attention by distance over the counted positions."""
 
     def __init__(self, span: int, layers: int) -> None:
         self.span = span
@@ -290,7 +289,7 @@ class _Sums:
         self.sums: dict[str, list[Tensor | None]] = {}
 
     def count(self, counted: Tensor, calls: Sequence[Call]) -> None:
-        """Take the positions of a new segment that count: bool [B, T]."""
+        """Begin a new segment with its counted positions, bool [B, T]."""
         x, memory, *_ = calls[0]
         keys = x.size(1) + (0 if memory is None else memory.size(1))
         self.counted = counted.to(x.device)
@@ -299,13 +298,13 @@ class _Sums:
         self.reached += sum_by_distance(every, counted, self.span)[0]
 
     def add(self, name: str, layer: int, weights: Tensor) -> None:
-        """Add the weights of a layer in this segment: [B, H, T, S]."""
+        """Add the weights [B, H, T, S] of a layer in this segment."""
         layers = self.sums.setdefault(name, [None] * self.layers)
         found, before = sum_by_distance(weights, self.counted, self.span), layers[layer]
         layers[layer] = found if before is None else before + found
 
     def mean(self, name: str) -> np.ndarray:
-        """float64 [L, H, D]."""
+        """Mean of a named sum over the counted positions: float64 [L, H, D]."""
         return torch.stack([layer for layer in self.sums[name] if layer is not None]).cpu().numpy() / self.queries
 
 

@@ -1,15 +1,15 @@
-"""Relative effective context length (RECL): up to where a longer context still helps (Dai et al. 2019, §4.3, App. C).
+"""Relative effective context length (RECL): the longest context that still helps (Dai et al. 2019, §4.3, App. C).
 
-With l_i(c, t) = −log P_i(x_t | x_{t−c} … x_{t−1}), the loss in nats of model i of a group on token t when it sees
-exactly the c tokens before it:
+With l_i(c, t) = −log P_i(x_t | x_{t−c} … x_{t−1}), the loss in nats of model i of a group on token t, given exactly the
+c tokens before it:
 
 * baseline   b(c, t) = min_i l_i(c, t), the best of the group with the short context;
 * hard positions T = the share r of positions with the largest b(c, t);
-* relative loss   f_i(c, c′) = 1/|T| Σ_{t∈T} min(b(c, t), l_i(c′, t)): only what beats the baseline counts;
+* relative loss   f_i(c, c′) = 1/|T| Σ_{t∈T} min(b(c, t), l_i(c′, t)): only improvements on the baseline count;
 * relative gain   g_i(c, c′) = (exp f_i(c, c) − exp f_i(c, c′)) / exp f_i(c, c), a relative reduction of perplexity.
 
 Since b(c, t) ≤ l_i(c, t), f_i(c, c) is the mean of b(c, ·) over T, the same for every model. The RECL of model i is
-the c at which the search ends that starts at c = Δ and goes on to c + Δ while g_i(c, c + Δ) reaches the threshold.
+the first c of Δ, 2Δ, … for which g_i(c, c + Δ) is below the threshold.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ContextLosses:
     """Losses of a group of models on the same positions with contexts of several lengths.
 
     Attributes:
-        names: of the models, M of them.
-        contexts: int64 [K], rising: the lengths in tokens.
-        losses: float64 [M, K, N] in nats, of N positions.
+        names: of the M models.
+        contexts: context lengths in tokens, int64 [K], rising.
+        losses: float64 [M, K, N] in nats, at N positions.
     """
 
     names: list[str]
@@ -49,20 +49,20 @@ class ContextLosses:
     losses: np.ndarray
 
     def perplexities(self) -> np.ndarray:
-        """Perplexity over all positions, without any baseline: float64 [M, K] (Figure 4)."""
+        """Perplexity over all positions, without a baseline: float64 [M, K] (Figure 4)."""
         return np.exp(self.losses.mean(axis=2))
 
 
 @dataclass(frozen=True)
 class Gains:
-    """What each step from a context c to the next longer one gains, on the hardest positions.
+    """Gains of each step from a context c to the next longer one, on the hardest positions.
 
     Attributes:
-        top_r: the share r of positions that count.
-        positions: how many those are.
+        top_r: the share r of counted positions.
+        positions: their number.
         baseline: float64 [K − 1], exp f(c, c), the perplexity of the group's best with the short context.
         relative: float64 [M, K − 1], g_i(c, c′).
-        errors: float64 [M, K − 1], standard errors of *relative* that come from the choice of positions.
+        errors: float64 [M, K − 1], standard errors of *relative*, from the sample of positions.
     """
 
     top_r: float
@@ -79,7 +79,7 @@ class Gains:
 
 @dataclass(frozen=True)
 class EffectiveLength:
-    """A RECL in tokens. ``bound`` says ``exact``, or where the lengths tried end: ``at least`` or ``at most``."""
+    """A RECL in tokens. ``bound`` is ``exact``, or ``at least`` or ``at most`` at the ends of the measured range."""
 
     tokens: int
     bound: str = "exact"
@@ -92,10 +92,10 @@ def context_lengths(step: int, longest: int) -> np.ndarray:
     """Δ, 2Δ, … up to *longest*: int64 [K].
 
     Raises:
-        UserError: those are fewer than two, so that there is nothing to compare.
+        UserError: there are fewer than two lengths to compare.
     """
     if longest < 2 * step:
-        raise UserError(f"--max-context {longest}: less than two steps of --step {step}; give {2 * step} or more")
+        raise UserError(f"--max-context {longest}: fewer than two steps of --step {step}; give {2 * step} or more")
     return np.arange(step, longest + 1, step, dtype=np.int64)
 
 
@@ -103,7 +103,7 @@ def draw_positions(tokens: int, longest: int, count: int, seed: int) -> np.ndarr
     """Up to *count* positions of a corpus of *tokens* tokens with *longest* tokens before each: int64 [N], rising.
 
     Raises:
-        UserError: there is no such position.
+        UserError: the corpus is too short.
     """
     if tokens <= longest:
         raise UserError(f"--max-context {longest}: the corpus has {tokens} tokens; give {tokens - 1} or less")
@@ -112,7 +112,7 @@ def draw_positions(tokens: int, longest: int, count: int, seed: int) -> np.ndarr
 
 
 def hardest(baseline: np.ndarray, top_r: float) -> np.ndarray:
-    """The positions T of the largest baseline losses: *baseline* [N] → indices int64 [⌈r·N⌉]; of equals the first."""
+    """The positions T with the largest baseline losses [N]: indices int64 [⌈r·N⌉]; the first of equal ones."""
     count = max(1, math.ceil(top_r * len(baseline) - 1e-9))
     return np.argsort(-baseline, kind="stable")[:count]
 
@@ -122,7 +122,7 @@ def relative_gains(losses: np.ndarray, top_r: float) -> Gains:
 
     Args:
         losses: float64 [M, K, N], see :class:`ContextLosses`.
-        top_r: the share of hardest positions that counts, in (0, 1].
+        top_r: the share of hardest positions to count, in (0, 1].
     """
     baselines, means, deviations = [], [], []
     for short, long in zip(losses.swapaxes(0, 1)[:-1], losses.swapaxes(0, 1)[1:], strict=True):  # each (M, N)
@@ -146,13 +146,13 @@ def effective_length(relative: np.ndarray, contexts: np.ndarray, threshold: floa
 
 
 class WindowReader:
-    """Losses of tokens for a model that sees windows of exactly c tokens before them.
+    """Losses of tokens for a model that reads exactly the c tokens before each.
 
-    A model without memory reads a window at once. One with memory reads it as ``fairseq-eval-lm`` reads a corpus, in
-    segments with memory, which is empty at the window's start; the last segment is a full one.
+    A model without memory reads a window at once. A model with memory reads it in segments, as ``fairseq-eval-lm``
+    reads a corpus; the memory is empty at the start of the window, and the last segment is a full one.
 
     Args:
-        name: what messages call the model.
+        name: of the model, for messages.
         segment: tokens of a segment; None: windows are read at once.
     """
 
@@ -186,10 +186,10 @@ def load_reader(
     settings: argparse.Namespace,
     whole: bool = False,
 ) -> tuple[WindowReader, Any]:
-    """The model of a checkpoint, able to read windows of up to *longest* tokens.
+    """Load a checkpoint's model for windows of up to *longest* tokens.
 
     Args:
-        whole: models with memory read windows at once, too.
+        whole: models with memory also read windows at once.
         data, overrides, settings: see :func:`~fairseq.evaluation.ensemble.load_language_models`.
 
     Returns:
@@ -205,7 +205,7 @@ def load_reader(
     if limit is None or limit >= longest:
         return WindowReader(name, model, None), task
     longer = argparse.Namespace(**{**vars(settings), "tokens_per_sample": longest})
-    with contextlib.suppress(UserError):  # positions that were learned, and are no more than they are
+    with contextlib.suppress(UserError):  # learned positions: their number is fixed
         (model,), task, _ = load_language_models([path], data, overrides, longer)
         if (model.max_positions() or longest) >= longest:
             return WindowReader(name, model, None), task
@@ -224,15 +224,15 @@ def measure(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> ContextLosses:
-    """The losses of *readers* at *positions* [N] of *tokens* with each of *contexts* [K]; one forward pass each.
+    """Measure losses of *readers* at *positions* [N] of *tokens* with each of *contexts* [K]; one forward pass each.
 
     Args:
-        tokens: of the corpus, integers; position t is predicted from ``tokens[t − c : t]``.
-        max_tokens: most tokens of a batch (None: no limit); a window that is longer is a batch by itself.
+        tokens: the corpus; token t is predicted from ``tokens[t − c : t]``.
+        max_tokens: most tokens of a batch (None: no limit); a longer window forms a batch of its own.
         batch_size: most windows of a batch (None: no limit).
 
     Raises:
-        UserError: a model's loss is no number.
+        UserError: a model's loss is NaN.
     """
     device = torch.device(device)
     precision = precision or Precision()
@@ -247,7 +247,7 @@ def measure(
         with precision.autocast(device):
             found = readers[number].losses(windows.to(device), targets.to(device))
         if not found.isfinite().all():
-            raise UserError(f"{readers[number].name}: its loss is no number; use a checkpoint that has not diverged")
+            raise UserError(f"{readers[number].name}: its loss is NaN; use a checkpoint that has not diverged")
         losses[number, k, part] = found.cpu().numpy()
     return ContextLosses([reader.name for reader in readers], contexts, losses)
 
@@ -255,7 +255,7 @@ def measure(
 def _batches(
     positions: int, contexts: np.ndarray, max_tokens: int | None, batch_size: int | None
 ) -> Iterator[tuple[int, slice]]:
-    """(number of the context, which positions): longest contexts first, so that memory runs out early if at all."""
+    """(context index, positions) pairs; longest contexts first, so that memory runs out early if at all."""
     for k in range(len(contexts) - 1, -1, -1):
         fitting = positions if max_tokens is None else max(1, max_tokens // int(contexts[k]))
         rows = min(fitting, batch_size or positions)
@@ -264,14 +264,14 @@ def _batches(
 
 
 def _windows(tokens: np.ndarray, positions: np.ndarray, context: int) -> tuple[Tensor, Tensor]:
-    """Windows int64 [B, c] of the tokens before *positions* [B], and the tokens there, int64 [B]."""
+    """Windows int64 [B, c] of the tokens before *positions* [B], and the tokens at them, int64 [B]."""
     places = positions[:, None] + np.arange(-context, 0)
     windows, targets = tokens[places].astype(np.int64), tokens[positions].astype(np.int64)
     return torch.from_numpy(windows), torch.from_numpy(targets)
 
 
 def table(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> list[str]:
-    """A Markdown table: for each model its RECL for each r, and its perplexity at both ends of the contexts."""
+    """A Markdown table with each model's RECL for each r and its perplexity with the shortest and longest context."""
     contexts = measured.contexts
     heads = [f"RECL, r = {gain.top_r:g}" for gain in gains]
     heads += [f"perplexity at {contexts[0]}", f"at {contexts[-1]}"]
@@ -284,7 +284,7 @@ def table(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> 
 
 
 def results(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> dict[str, Any]:
-    """The same and every gain, as plain values for JSON; lists of gains go with neighbouring pairs of ``contexts``."""
+    """The same and every gain as values for JSON; lists of gains are by neighbouring pairs of ``contexts``."""
     perplexities = measured.perplexities()
     return {
         "contexts": measured.contexts.tolist(),
@@ -316,10 +316,10 @@ def _model_results(measured: ContextLosses, gain: Gains, i: int, threshold: floa
 
 
 def distinct_names(paths: Sequence[str], names: str | None) -> list[str]:
-    """What tables and pictures call the models: *names*, between commas, or else what tells their paths apart.
+    """Names of the models: *names*, separated by commas, or else the parts in which their paths differ.
 
     Raises:
-        UserError: there are fewer or more names than paths; two are equal, or one is empty; a path comes twice.
+        UserError: the numbers of names and paths differ; a name is repeated or empty; a path is repeated.
     """
     if len({*paths}) < len(paths):
         raise UserError("--path: a checkpoint is named twice; name each model of the group once")

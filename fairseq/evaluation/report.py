@@ -1,4 +1,4 @@
-"""Figures of scores: loss, perplexity, words of subwords, and lines to print."""
+"""Figures of scores: loss and perplexity of tokens and of words joined from subwords, and their output."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ BYTES = frozenset(map(str, range(256)))
 
 @dataclass(frozen=True)
 class Words:
-    """Words and their log-probabilities, in the corpus's order; of subwords, the sums over their words.
+    """Words and their log-probabilities in the corpus's order; subwords are joined, their log-probabilities summed.
 
     Attributes:
-        scores: what the words are made of.
-        first: int64 [words]: where each word begins in the tokens.
+        scores: of the tokens.
+        first: int64 [words]: index of each word's first token.
         lprobs: float64 [words], natural logarithms.
         lines: int64 [lines + 1]: line i is words ``lines[i]`` … ``lines[i + 1] − 1``.
-        mark: what subwords end in, None if tokens are words.
+        mark: suffix of continued subwords, None if tokens are words.
     """
 
     scores: Scores
@@ -57,13 +57,13 @@ class Words:
 
 
 def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = None) -> Words:
-    """The words of *scores*: its tokens, or with *remove_bpe* what its subwords make.
+    """The words of *scores*: its tokens, or with *remove_bpe* its joined subwords.
 
     Args:
-        remove_bpe: the mark that a subword ends in where its word goes on; white space around it does not count.
+        remove_bpe: suffix of a subword that is continued by the next one; white space around it is ignored.
 
     Raises:
-        UserError: *remove_bpe* is empty, or asks for SentencePiece's marks.
+        UserError: *remove_bpe* is empty, or names SentencePiece, which is not supported.
     """
     lprobs = scores.lprobs.astype(np.float64)
     if remove_bpe is None:
@@ -80,11 +80,11 @@ def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = 
 
 
 def figures(words: Words, seconds: float) -> dict[str, Any]:
-    """What is reported of an evaluation that took *seconds*.
+    """The figures of an evaluation that took *seconds*.
 
-    ``loss_base2`` and ``perplexity`` are those of a token; of subwords joined to words also ``word_loss_base2`` and
-    ``word_perplexity``, as fairseq computes them: the same sum over the number of words. ``bits_per_character`` is
-    there for corpora of characters or bytes.
+    ``loss_base2`` and ``perplexity`` are per token. With joined subwords, ``word_loss_base2`` and ``word_perplexity``
+    divide the same sum by the number of words, as fairseq does. ``bits_per_character`` is added for corpora of
+    characters or bytes.
     """
     total, tokens = float(words.lprobs.sum()), len(words.scores)
     loss = -total / tokens / math.log(2)
@@ -104,13 +104,13 @@ def figures(words: Words, seconds: float) -> dict[str, Any]:
 
 
 def is_of_characters(dictionary: Dictionary) -> bool:
-    """Whether every symbol of *dictionary* but the special ones is one character, or every one a byte's number."""
+    """Return whether all symbols of *dictionary* but the special ones are characters, or all are bytes as numbers."""
     symbols = [word for word in dictionary.symbols[dictionary.nspecial :] if not word.startswith("madeupword")]
     return bool(symbols) and (all(len(word) == 1 for word in symbols) or BYTES.issuperset(symbols))
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
-    """The most memory this process has held, in MiB: resident, and on a GPU allocated."""
+    """Peak memory of this process in MiB: resident, and allocated on a GPU."""
     unit = 1 if sys.platform == "darwin" else 1024
     memory = {"peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
     if device.type == "cuda":
@@ -119,7 +119,7 @@ def peak_memory(device: torch.device) -> dict[str, float]:
 
 
 def summary(report: Mapping[str, Any]) -> list[str]:
-    """The figures in fairseq's words; with joined subwords the loss is that of a word, as fairseq prints it."""
+    """The figures in fairseq's output format; with joined subwords the loss is per word, as in fairseq."""
     lines = [
         f"Evaluated {report['tokens']} tokens in {report['seconds']:.1f} s ({report['tokens_per_second']:.2f} tokens/s)"
     ]
@@ -141,13 +141,13 @@ def summary(report: Mapping[str, Any]) -> list[str]:
 
 
 def word_lines(words: Words) -> Iterator[str]:
-    """A line of words, between tabs, for each line of the corpus: each with its natural-log probability in brackets."""
+    """One line per line of the corpus: tab-separated words, each with its natural-log probability in brackets."""
     for first, last in zip(words.lines[:-1], words.lines[1:], strict=True):
         yield "\t".join(f"{words.word(i)} [{words.lprobs[i]:.6f}]" for i in range(first, last))
 
 
 def word_table(words: Words) -> Iterator[str]:
-    """A table of different words, between tabs: the word, its count, its mean and summed natural-log probability."""
+    """A tab-separated table of distinct words: word, count, mean and summed natural-log probability."""
     counts: dict[str, int] = {}
     sums: dict[str, float] = {}
     for number, lprob in enumerate(words.lprobs.tolist()):
@@ -160,7 +160,7 @@ def word_table(words: Words) -> Iterator[str]:
 
 
 def write_results(folder: Path, report: Mapping[str, Any]) -> None:
-    """Write *report*, the command and the versions to ``results.json`` in *folder*, whole or not at all.
+    """Write *report*, the command and the versions to ``results.json`` in *folder* atomically.
 
     Raises:
         UserError: the file cannot be written.
@@ -174,7 +174,7 @@ def write_results(folder: Path, report: Mapping[str, Any]) -> None:
 
 
 def write_scores(path: Path, scores: Scores) -> None:
-    """Write ``tokens`` and ``lprobs`` to the NPZ file *path*, whole or not at all.
+    """Write ``tokens`` and ``lprobs`` to the NPZ file *path* atomically.
 
     Raises:
         UserError: the file cannot be written.

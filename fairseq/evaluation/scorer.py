@@ -1,4 +1,4 @@
-"""Log-probabilities of a corpus's tokens, three ways, with one result."""
+"""Log-probabilities of a corpus: non-overlapping, with a context window, or token by token."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.precision import Precision
 
 DEFAULT_MAX_TOKENS = 36000  # fairseq's
-TOGETHER = {"cpu": 512, "cuda": 16384}  # hidden states that are turned into probabilities together
+TOGETHER = {"cpu": 512, "cuda": 16384}  # hidden states projected to the vocabulary at once
 
 Progress = Callable[[Iterable[np.ndarray], int], Iterable[np.ndarray]]
-"""Shows how far an iterable of known length is: (items, length) → items."""
+"""A progress bar around an iterable of known length: (items, length) → items."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class Scores:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a corpus is scored.
+    """Settings of scoring.
 
     Attributes:
-        tokens_per_sample: tokens L of a block, or of a segment where there is memory.
-        break_mode: where blocks end.
+        tokens_per_sample: tokens L of a block, or of a segment with memory.
+        break_mode: rule for block boundaries.
         context_window: W: blocks have L − W tokens, each with up to W tokens before it as context.
         token_by_token: one token at a time, as in generation; needs a model with a cache.
-        batch_size: rows; with memory, rows of the corpus side by side.
+        batch_size: rows; with memory, contiguous parts of the corpus read in parallel.
         max_tokens: most tokens in a batch (default without *batch_size*: 36,000; with memory: one row).
-        multiple: without memory, batches of this many rows or more are cut to a multiple of it.
-        softmax_batch: most tokens whose output distribution exists at once.
+        multiple: without memory, larger batches are cut to a multiple of this number of rows.
+        softmax_batch: most tokens whose output distribution is in memory at once.
         skip_too_long: leave out blocks that are longer than the model's positions.
         add_bos_token: each block begins with ``<s>``, whose own probability is not reported.
     """
@@ -78,28 +78,26 @@ class Scoring:
 class Scorer:
     """Scores corpora with one model, or with the average of several models' probabilities.
 
-    * *Non-overlapping*: every block by itself. A model with memory reads segments in order, in one row or in several
-      rows of contiguous parts of the corpus, and remembers.
-    * *Context window*: a block's first tokens too have context, which is read but not scored again.
-    * *Token by token*: a segment's tokens one after the other through the key-value cache, one token's work per token.
-      The attended span grows from M to M + L and falls back, so with as many rows the numbers are those of
-      non-overlapping inference, to rounding. A token's hidden state depends on the tokens before it alone, so that
-      embeddings may be looked up, and hidden states turned into probabilities, for many tokens at once: the numbers
-      are the same.
+    * *Non-overlapping*: blocks are independent. A model with memory reads segments in order and keeps its memory, in
+      one row or in several rows of contiguous parts of the corpus.
+    * *Context window*: the first tokens of a block have context, too, which is read but not scored again.
+    * *Token by token*: the tokens of a segment are read one by one through the key-value cache. The attended span grows
+      from M to M + L and falls back, so with the same number of rows the results equal those of non-overlapping
+      inference up to rounding. Embeddings and output probabilities are computed for many tokens at once, which does
+      not change the results.
 
     Every token is scored once; with ``break_mode`` ``complete_doc``, blank lines are in no block and not scored.
 
     Args:
         models: over one dictionary; they are moved to *device*.
         dictionary: of the models and the corpora.
-        scoring: how.
-        precision: of the forward pass (default: float32), to which weights are cast once; softmax and logarithms are
-            float32 in any.
+        scoring: settings.
+        precision: of weights and forward pass (default: float32); softmax and logarithms are always float32.
         device: of the models.
-        int8: round the weights of matrices to int8, one scale an output.
+        int8: round weight matrices to int8, with one scale per output.
 
     Attributes:
-        models: the models that are evaluated, of that precision.
+        models: the models in that precision.
 
     Raises:
         UserError: *scoring* contradicts itself or a model.
@@ -130,7 +128,7 @@ class Scorer:
         """The log-probability of every token of *corpus*.
 
         Raises:
-            UserError: a block is longer than a model's positions or than ``max_tokens``, or none is left.
+            UserError: a block is longer than a model's positions or than ``max_tokens``, or no block is left.
         """
         blocks = self._blocks(corpus)
         progress = progress or (lambda items, length: items)
@@ -151,7 +149,7 @@ class Scorer:
         return _in_order(corpus, blocks, total)
 
     def _blocks(self, corpus: Corpus) -> TokenBlocks:
-        """The blocks that are scored."""
+        """The blocks to score."""
         scoring, dictionary = self.scoring, self.dictionary
         window = 0 if scoring.token_by_token else scoring.context_window
         blocks = TokenBlocks(
@@ -173,13 +171,16 @@ class Scorer:
                 )
             blocks = blocks.select(keep)
         if len(blocks) == 0:
-            raise UserError(f"--tokens-per-sample {scoring.tokens_per_sample}: no block of the corpus is left to score")
+            raise UserError(
+                f"--tokens-per-sample {scoring.tokens_per_sample}: no block to score; "
+                "the split is empty or its blocks are too long"
+            )
         return blocks
 
     def _read_blocks(
         self, model: BaseFairseqModel, blocks: TokenBlocks, collector: _Collector, progress: Progress
     ) -> None:
-        """Blocks that have nothing to do with one another."""
+        """Score independent blocks."""
         scoring = self.scoring
         lengths = blocks.sizes + np.minimum(blocks.starts, scoring.context_window).astype(np.int32)
         max_tokens = scoring.max_tokens
@@ -201,7 +202,7 @@ class Scorer:
             collector.add(net_output, sample["target"], *_places(blocks, indices, scoring.context_window))
 
     def _read_streams(self, reader: Reader, blocks: TokenBlocks, collector: _Collector, progress: Progress) -> None:
-        """Segments in rows, each row with the memory of what it has read."""
+        """Score segments in order, each row with its own memory."""
         scoring = self.scoring
         rows = 1
         if scoring.batch_size is not None or scoring.max_tokens is not None:
@@ -221,7 +222,7 @@ class Scorer:
     def _read_with_cache(
         self, reader: Reader, tokens: Tensor, cache: Any, segments: int
     ) -> tuple[tuple[Tensor, Any], KeyValueCache]:
-        """One of *segments* segments, its tokens at once or one at a time."""
+        """Score one of *segments* segments through the cache, its tokens at once or one by one."""
         if cache is None:
             cache = reader.new_cache(tokens.size(0), segments * self.scoring.tokens_per_sample)
         else:
@@ -237,7 +238,7 @@ class Scorer:
 
 
 class _Collector:
-    """Turns hidden states into log-probabilities of targets, some hundreds at a time, and puts them in order."""
+    """Computes log-probabilities of targets from hidden states in chunks, and puts them into the corpus's order."""
 
     def __init__(self, model: BaseFairseqModel, size: int, chunk: int | None, device: torch.device) -> None:
         self.model = model
@@ -252,13 +253,13 @@ class _Collector:
         self.places: list[np.ndarray] = []
 
     def add(self, net_output: Any, target: Tensor, index: Tensor | None, places: np.ndarray) -> None:
-        """Take a batch.
+        """Add a batch.
 
         Args:
-            net_output: the model's, [B, T, …].
+            net_output: of the model, [B, T, …].
             target: [B, T], on the CPU.
-            index: which of the B·T targets count; None: all.
-            places: where those are in the corpus.
+            index: indices of the scored targets among B·T; None: all.
+            places: their indices in the corpus.
         """
         self.places.append(places)
         target = target.flatten()
@@ -278,7 +279,7 @@ class _Collector:
             self._flush()
 
     def result(self) -> np.ndarray:
-        """Log-probabilities float32 [N] in the corpus's order, not a number where there was no target."""
+        """Log-probabilities float32 [N] in the corpus's order; NaN where there was no target."""
         self._flush()
         self.lprobs[np.concatenate(self.places)] = torch.cat(self.done).cpu().numpy()
         return self.lprobs
@@ -291,10 +292,10 @@ class _Collector:
 
 
 def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
-    """Refuse what contradicts itself or the model."""
+    """Reject settings that contradict each other or the model."""
     length, window = scoring.tokens_per_sample, scoring.context_window
     if window >= length:
-        raise UserError(f"--context-window {window}: must be less than the {length} of --tokens-per-sample")
+        raise UserError(f"--context-window {window}: must be less than --tokens-per-sample {length}")
     if scoring.token_by_token:
         if not model.memory_length or not hasattr(model, "new_cache"):
             raise UserError(
@@ -303,22 +304,22 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
             )
         if window not in (0, length - 1):
             raise UserError(
-                f"--context-window {window}: with --sliding-inf 1 it is {length - 1}, one less than the tokens per "
-                "sample, or left out"
+                f"--context-window {window}: with --sliding-inf 1 must be {length - 1}, one less than "
+                "--tokens-per-sample; or leave it out"
             )
     elif model.memory_length and window:
         raise UserError(
-            f"--context-window {window}: a model with memory has that as context; leave it out, or add --sliding-inf 1"
+            f"--context-window {window}: the model uses its memory as context; leave it out, or add --sliding-inf 1"
         )
     if scoring.add_bos_token and (window or model.memory_length):
         what = "--context-window" if window else "a model with memory"
-        raise UserError(f"--add-bos-token: begins every block anew, which {what} does not; leave one of them out")
+        raise UserError(f"--add-bos-token: needs independent blocks and excludes {what}; leave it out")
     if model.memory_length and scoring.break_mode != "none":
         raise UserError(f"--sample-break-mode {scoring.break_mode}: a model with memory reads streams; use none")
 
 
 def _places(blocks: TokenBlocks, indices: np.ndarray, context: int = 0) -> tuple[Tensor | None, np.ndarray]:
-    """Which targets of ``blocks.batch(indices, context)`` count (None: all), and where they are in the corpus."""
+    """Indices of the scored targets of ``blocks.batch(indices, context)`` (None: all), and those in the corpus."""
     starts, sizes = blocks.starts[indices], blocks.sizes[indices]
     before = np.minimum(starts, context) + (blocks.bos is not None)
     column = np.arange(int((before + sizes).max()))
@@ -330,7 +331,7 @@ def _places(blocks: TokenBlocks, indices: np.ndarray, context: int = 0) -> tuple
 
 
 def _in_order(corpus: Corpus, blocks: TokenBlocks, lprobs: np.ndarray) -> Scores:
-    """The scored tokens of *corpus*, in its lines."""
+    """The scored tokens of *corpus*, by lines."""
     tokens = np.asarray(corpus.tokens).astype(np.int64)
     lines = np.asarray(corpus.offsets, dtype=np.int64)
     if int(blocks.sizes.sum(dtype=np.int64)) == len(tokens):

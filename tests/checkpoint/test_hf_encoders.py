@@ -218,5 +218,5 @@ def test_export_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--half generator: .* has no generator"):
         exported(folder / "checkpoint.pt", tmp_path / "out", "--half", "generator")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match="--out .*: is a file, or has other files in it"):
+    with pytest.raises(UserError, match="--out .*: is a file or contains other files"):
         exported(folder / "checkpoint.pt", folder)

@@ -187,7 +187,7 @@ def test_flags_that_contradict_or_lead_nowhere_are_refused(tmp_path):
     ours = ["--from", "transformer-xl", "--out", tmp_path / "out"]
     assert "give --config FILE.json" in refusal(state_dict, *ours)
     assert "config.json: cannot be read" in refusal(state_dict, *ours, "--config", tmp_path / "config.json")
-    assert "no such file or folder" in refusal(tmp_path / "nothing", *ours)
+    assert "file or folder not found" in refusal(tmp_path / "nothing", *ours)
     assert "no model.pt in this folder" in refusal(AUTHORS, *ours)
     assert "leave it out" in refusal(HF, "--from", "hf-transfo-xl", "--out", tmp_path / "out", "--config", config)
     message = refusal(HF, "--from", "gpt2", "--out", tmp_path / "out")
@@ -199,11 +199,11 @@ def test_flags_that_contradict_or_lead_nowhere_are_refused(tmp_path):
 def test_folder_that_cannot_be_written_is_refused(tmp_path):
     argv = [AUTHORS / "base.state_dict.pt", "--from", "transformer-xl", "--config", AUTHORS / "base.json", "--out"]
     (tmp_path / "file").write_text("mine")
-    assert "is a file" in refusal(*argv, tmp_path / "file")
+    assert "is not a folder" in refusal(*argv, tmp_path / "file")
     assert "cannot be written" in refusal(*argv, tmp_path / "file" / "out")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "checkpoint_best.pt").write_text("mine")
-    assert "has other files in it (checkpoint_best.pt)" in refusal(*argv, tmp_path / "used")
+    assert "contains other files (checkpoint_best.pt)" in refusal(*argv, tmp_path / "used")
     assert os.listdir(tmp_path / "used") == ["checkpoint_best.pt"] and (tmp_path / "file").read_text() == "mine"
 
 
@@ -231,4 +231,4 @@ def test_command_ends_with_one_line_and_code_2(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         import_model.cli_main()
     assert end.value.code == 2
-    assert capsys.readouterr().err == f"fairseq-import: error: {tmp_path}/x: no such file or folder; check the path\n"
+    assert capsys.readouterr().err == f"fairseq-import: error: {tmp_path}/x: file or folder not found; check the path\n"

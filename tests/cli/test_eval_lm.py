@@ -299,10 +299,10 @@ def mistake(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "path, flags, line",
     [
-        (BASELINE, "--context-window 64", "--context-window 64: must be less than the 64 of --tokens-per-sample"),
+        (BASELINE, "--context-window 64", "--context-window 64: must be less than --tokens-per-sample 64"),
         (BASELINE, "--sliding-inf 1", "--sliding-inf 1: the model has no memory"),
-        (SHORTFORMER, "--context-window 48", "--context-window 48: a model with memory"),
-        (SHORTFORMER, "--sliding-inf 1 --context-window 31", "--context-window 31: with --sliding-inf 1 it is 63"),
+        (SHORTFORMER, "--context-window 48", "--context-window 48: the model uses its memory"),
+        (SHORTFORMER, "--sliding-inf 1 --context-window 31", "--context-window 31: with --sliding-inf 1 must be 63"),
         (SHORTFORMER, "--sample-break-mode eos", "--sample-break-mode eos: a model with memory"),
         (BASELINE, "--fp16 --bf16", "--fp16 --bf16: choose one"),
         (BASELINE, "--max-tokens 63", "--max-tokens 63: a block has 64 tokens"),

@@ -114,7 +114,7 @@ MISTAKES = {
     "": r"--path: name a checkpoint",
     "--path {model} --input {folder}/none": r"--input .*none: cannot be read \(No such file",
     "--path {model} --input {folder}": r"--input .*: cannot be read \(Is a directory",
-    "--path {model} --input {folder}/empty": r"--input .*empty: no prompts in it",
+    "--path {model} --input {folder}/empty": r"--input .*empty: is empty; give a file",
     "--path {model} --input {folder}/latin": r"--input .*latin: line 2, byte 3: not UTF-8",
     "--path {model}": r"stdin: line 1, byte 2: not UTF-8",
     "--path {model} --num-samples 2": r"--num-samples: 2 continuations .* without --sampling",

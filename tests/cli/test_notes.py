@@ -102,7 +102,7 @@ def test_the_map_keeps_what_varies_most():
 def test_bad_input_is_one_line(run, data, tmp_path):
     with pytest.raises(UserError, match="--words nowhere: has no note"):
         notes(run, "--words nowhere")
-    with pytest.raises(UserError, match="no such folder"):
+    with pytest.raises(UserError, match="folder not found"):
         notes(run, tmp_path / "nowhere")
     with pytest.raises(UserError, match="cannot be read"):
         notes(run, runs.DATA)

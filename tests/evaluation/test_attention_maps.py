@@ -289,16 +289,16 @@ def test_a_position_with_full_memory_is_chosen_by_the_seed():
     "flags, line",
     [
         ("--results-path out", "--path: name a checkpoint"),
-        (f"--path {BASELINE}", "--results-path: name a folder"),
+        (f"--path {BASELINE}", "--results-path: is missing"),
         (f"--path {BASELINE}:{SHORTFORMER} --results-path out", "--path: 2 checkpoints"),
-        (f"--path {BASELINE} --results-path out --terms", "--terms: the model's attention is not relative"),
+        (f"--path {BASELINE} --results-path out --terms", "--terms: needs relative attention"),
         (f"--path {BASELINE} --results-path out --heads 0", "--heads 0: expected layer:head pairs"),
         (f"--path {BASELINE} --results-path out --heads 0:1,", "--heads 0:1,: expected layer:head pairs"),
-        (f"--path {BASELINE} --results-path out --heads 0:1,2:0", "--heads 2:0: no such head; layers go from 0 to 1"),
+        (f"--path {BASELINE} --results-path out --heads 0:1,2:0", "--heads 2:0: out of range; layers go from 0 to 1"),
         (f"--path {BASELINE} --results-path out --heads -1:0", "--heads"),
         (f"--path {BASELINE} --results-path out --position -1", "--position -1: must be at least 0"),
-        (f"--path {BASELINE} --results-path out --position 2292", "--position 2292: the tokens read are number 0 to"),
-        (f"--path {BASELINE} --results-path out --first-tokens 9 --position 9", "number 0 to 8; choose one of them"),
+        (f"--path {BASELINE} --results-path out --position 2292", "--position 2292: must be from 0 to"),
+        (f"--path {BASELINE} --results-path out --first-tokens 9 --position 9", "--position 9: must be from 0 to 8"),
         (f"--path {BASELINE} --results-path /dev/null/x", "--results-path /dev/null/x: cannot be written"),
         (
             f"--path {SHORTFORMER} --results-path out --first-tokens 64",
@@ -323,7 +323,7 @@ def test_mistakes_are_one_line(flags, line, monkeypatch, capsys, tmp_path):
 def test_a_model_that_does_not_show_its_attention_is_refused():
     model = Stub(0)
     model.decoder.layers[0].self_attn = nn.Identity()
-    with pytest.raises(UserError, match="--path: Stub does not show its attention"):
+    with pytest.raises(UserError, match="--path: Stub exposes no attention weights"):
         command.attention_modules(model)
 
 

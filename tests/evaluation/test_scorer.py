@@ -161,7 +161,7 @@ def test_blocks_longer_than_positions_are_left_out_only_when_asked(load):
         Scorer([model], DICTIONARY, Scoring(8, break_mode="eos")).score(corpus)
     scores = Scorer([model], DICTIONARY, Scoring(8, break_mode="eos", skip_too_long=True)).score(corpus)
     assert np.array_equal(scores.tokens, np.delete(corpus.tokens, np.r_[5:14]))
-    with pytest.raises(UserError, match="no block of the corpus is left"):
+    with pytest.raises(UserError, match="no block to score"):
         Scorer([model], DICTIONARY, Scoring(8, break_mode="eos", skip_too_long=True)).score(text(9))
 
 
@@ -184,13 +184,13 @@ def test_ensemble_of_shortformer_and_baseline_reads_the_same_blocks(load):
 @pytest.mark.parametrize(
     "kind, scoring, message",
     [
-        ({}, Scoring(8, context_window=8), "--context-window 8: must be less than the 8"),
+        ({}, Scoring(8, context_window=8), "--context-window 8: must be less than --tokens-per-sample 8"),
         ({}, Scoring(8, token_by_token=True), "--sliding-inf 1: the model has no memory"),
-        (SHORTFORMER, Scoring(8, context_window=4), "--context-window 4: a model with memory"),
+        (SHORTFORMER, Scoring(8, context_window=4), "--context-window 4: the model uses its memory"),
         (
             SHORTFORMER,
             Scoring(8, context_window=4, token_by_token=True),
-            "--context-window 4: with --sliding-inf 1 it is 7",
+            "--context-window 4: with --sliding-inf 1 must be 7",
         ),
         (SHORTFORMER, Scoring(8, break_mode="complete"), "--sample-break-mode complete: a model with memory"),
     ],

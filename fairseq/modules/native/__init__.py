@@ -1,1 +1,1 @@
-"""Decoding kernels in C for CPUs, compiled at first use; inference falls back to torch where there is no compiler."""
+"""Decoding kernels in C for CPUs, compiled at first use; without a compiler inference uses torch."""

@@ -1,4 +1,4 @@
-"""Compile the decoding kernels for this machine, once, and load them."""
+"""Compilation of the decoding kernels for this machine, once, and loading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOURCE = Path(__file__).with_name("step.c")
 HEADER = Path(__file__).with_name("kernels.h")
 FLAGS = (
     *("-O2", "-ftree-vectorize", "-fPIC", "-Wno-psabi"),
-    # Sums may be reordered, so that loops are vectorised; infinities and NaN keep their meaning.
+    # Allow reordered sums, so that loops are vectorised; keep infinities and NaN.
     *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"),
 )
 TIMEOUT = 300  # seconds
@@ -30,7 +30,7 @@ TIMEOUT = 300  # seconds
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None, with a line in the log, where they cannot be compiled or loaded."""
+    """The compiled kernels; None, with a warning, if they cannot be compiled or loaded."""
     if sys.byteorder != "little" or os.name != "posix":
         return None
     try:
@@ -43,7 +43,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _compiled() -> Path:
-    """The shared library for this source, compiler and processor; compiled if it is not there yet."""
+    """The shared library for this source, compiler and processor, compiled on first use."""
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT).stdout
     key = hashlib.sha256()
@@ -55,7 +55,7 @@ def _compiled() -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             built = Path(scratch) / "decode.so"
             _compile(compiler, built)
-            os.replace(built, path)  # another process may have been as fast: the files are the same
+            os.replace(built, path)  # atomic: another process may have compiled the same file meanwhile
     return path
 
 
@@ -67,8 +67,8 @@ def _compile(compiler: list[str], target: Path) -> None:
         if result.returncode == 0:
             break
     result.check_returncode()
-    # Not linked with -fopenmp: the symbols are those of the OpenMP runtime that torch has loaded, so that there is one
-    # pool of threads. Where that runtime is another one, the library is linked with its own.
+    # Not linked with -fopenmp, so that symbols resolve to the OpenMP runtime that torch has loaded and there is one
+    # thread pool. If that runtime is a different one, link the compiler's own.
     for link in ([], ["-fopenmp"]):
         subprocess.run([*compiler, str(unit), *output, *link, "-lm"], capture_output=True, check=True, timeout=TIMEOUT)
         try:
@@ -80,7 +80,7 @@ def _compile(compiler: list[str], target: Path) -> None:
 
 
 def _folder() -> Path:
-    """A folder that only this user can write to, kept between processes where there is a home."""
+    """A cache folder that only this user can write to; temporary if there is no home folder."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "fairseq-short"
     try:
@@ -104,7 +104,7 @@ def _process_folder() -> Path:
 
 
 def _processor() -> bytes:
-    """What distinguishes the processors that -march=native compiles for."""
+    """Identification of the processor that -march=native compiles for."""
     about = f"{platform.machine()} {platform.processor()} {torch.__version__}"
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,4 +1,4 @@
-/* Numbers of several types, and products of few rows with a packed matrix. */
+/* Conversions between number types, and products of few rows with a packed matrix. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -136,7 +136,7 @@ INLINE void tile(int type, int ROWS, int BLOCKS, const char *weight, long inputs
 #pragma GCC unroll 8
         for (int j = 0; j < BLOCKS; j++) {
             const char *w = weight + j * panel + k * size;
-            __builtin_prefetch(w + BLOCKS * panel, 0, 2); /* what the next panels read here */
+            __builtin_prefetch(w + BLOCKS * panel, 0, 2); /* for the next panels */
 #ifdef __AVX512BF16__
             if (type == BFLOAT16) {
                 __m512bh pairs = (__m512bh)_mm512_loadu_si512(w);
@@ -196,7 +196,7 @@ INLINE void product_of(int type, const Matrix *m, const float *bias, const void 
     for (long panel = first, step; panel < end; panel += step) {
         const char *weight = (const char *)m->weight + panel * size;
         long r = 0;
-        /* At most 16 sums, and no more pointers to rows and panels than there are registers. */
+        /* Limited by registers: 16 sums, and the pointers to rows and panels. */
 #ifdef __AVX512F__
         long left = end - panel;
         step = rows == 1 ? (left >= 8 ? 8 : 1) : rows <= 4 ? (left >= 4 ? 4 : 1) : left >= 2 ? 2 : 1;
@@ -224,7 +224,7 @@ INLINE void product_of(int type, const Matrix *m, const float *bias, const void 
 }
 
 /* y (+)= x Wᵀ + bias for the panels first ... end - 1. x: float32 [rows, stride], or bfloat16 where products are PAIRED.
- * One function a type, so that each is compiled for its own. */
+ * One function per type, each compiled for it. */
 #define PRODUCT(NAME, TYPE)                                                                                        \
     static void NAME(const Matrix *m, const float *bias, const void *x, long stride, long rows, long first, long end, \
                      float *y, long y_stride, int add) {                                                           \

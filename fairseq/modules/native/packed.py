@@ -1,4 +1,4 @@
-"""Weights as the decoding kernels read them: in panels of 16 outputs, in one of four types."""
+"""Packed weights for the decoding kernels: panels of 16 outputs, in one of four types."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PackedMatrix:
     """A linear map x Wᵀ + b.
 
     Attributes:
-        struct: for the kernels; it points into *tensors*.
+        struct: arguments of the kernels; points into *tensors*.
         tensors: packed weight, scale and bias, kept alive.
     """
 
@@ -47,7 +47,7 @@ class PackedMatrix:
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Int8 values and a float32 scale for each row: [N, K] → [N, K], [N]. Symmetric, to the nearest."""
+    """Int8 values and a float32 scale for each row: [N, K] → [N, K], [N]. Symmetric, rounded to nearest."""
     weight = weight.float()
     scale = weight.abs().amax(1) / 127
     steps = torch.where(scale > 0, scale, torch.ones_like(scale))
@@ -55,7 +55,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantized(weight: Tensor) -> Tensor:
-    """*weight* [N, K] as int8 holds it, in its own type."""
+    """*weight* [N, K] rounded to int8 precision, in its own type."""
     values, scale = quantize(weight)
     return (values.float() * scale[:, None]).to(weight.dtype)
 
@@ -68,7 +68,7 @@ def pack(weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> P
     if int8:
         weight, scale = quantize(weight)
     weight = F.pad(weight, (0, 0, 0, -outputs % LANES))
-    if weight.dtype == torch.bfloat16:  # in pairs
+    if weight.dtype == torch.bfloat16:  # in pairs along K
         weight = F.pad(weight, (0, inputs % 2)).unflatten(1, (-1, 2))
         packed = weight.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()  # (N / 16, K / 2, 16, 2)
     else:

@@ -1,4 +1,4 @@
-"""The layers of a decoder, packed: a token at a time through all of them in one call."""
+"""Packed decoder layers: one call reads a token through all of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fairseq.modules.relative_attention import RelativeAttention, ShawAttention
 from fairseq.modules.transformer_layer import TransformerLayer
 
 ATTENTION = (SelfAttention, PositionInfusedAttention, RelativeAttention, ShawAttention)
-LEAST_WORK = 1 << 17  # multiplications for a thread: about as long as it takes threads to meet
+LEAST_WORK = 1 << 17  # multiplications per thread; less work takes no longer than synchronising threads
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2, "tanh": 3, "linear": 4}
 
 
 def threads_for(work: int) -> int:
-    """Threads that a parallel region of so many multiplications is worth."""
+    """Number of threads for a parallel region of *work* multiplications."""
     return max(1, min(torch.get_num_threads(), work // LEAST_WORK))
 
 
@@ -56,7 +56,7 @@ _Cache = _structure("_Cache", *_longs("type", "rows", "length", "bias_stride", "
 
 
 def packable(layer: nn.Module) -> bool:
-    """Whether the kernels compute what *layer* does."""
+    """Return whether the kernels support *layer*."""
     if type(layer) is not TransformerLayer or type(layer.self_attn) not in ATTENTION:
         return False
     norms = layer.self_attn_layer_norm, layer.final_layer_norm
@@ -64,15 +64,15 @@ def packable(layer: nn.Module) -> bool:
 
 
 class PackedStack:
-    """Decoder layers, the norm after them and the projection after that.
+    """Decoder layers, their final norm and output projection.
 
     Args:
         library: the compiled kernels.
         layers: of one size; see :func:`packable`.
         norm: after the last layer.
         project: after the norm.
-        biases: ``r_w_bias`` and ``r_r_bias`` of relative attention, where layers have none of their own.
-        int8: keep matrices as int8; else in their own type.
+        biases: ``r_w_bias`` and ``r_r_bias`` of relative attention, if the layers share them.
+        int8: store matrices as int8; else in their own type.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PackedStack:
         self.library = library
         self.int8 = int8
         self.size = sum(p.numel() for p in layers[0].parameters())
-        self.kept: list[Any] = []  # whatever the structures point to
+        self.kept: list[Any] = []  # tensors that the structures point to
         first = layers[0]
         attention = first.self_attn
         packed = (_Layer * len(layers))(*(self._layer(layer, biases) for layer in layers))
@@ -106,11 +106,11 @@ class PackedStack:
         self._bound: _Binding | None = None
 
     def read(self, embedded: Tensor, cache: KeyValueCache, window: int | None = None) -> Tensor:
-        """Read tokens one after the other, and add them to *cache*.
+        """Read tokens one by one and add them to *cache*.
 
         Args:
-            embedded: their embeddings, float32 [B, T, C]; no more than fit into the cache.
-            window: most keys that a token sees.
+            embedded: embeddings, float32 [B, T, C]; at most as many tokens as the cache has room for.
+            window: most keys that a token attends to.
 
         Returns:
             Hidden states, float32 [B, T, C'].
@@ -135,7 +135,7 @@ class PackedStack:
         return hidden
 
     def _bind(self, cache: KeyValueCache) -> _Binding:
-        """Pointers to the tensors of *cache*, made anew where these are others than in the step before."""
+        """Pointers to the tensors of *cache*, rebuilt if the tensors have changed since the last step."""
         bound = self._bound
         first = cache.layers[0].keys
         if bound is None or bound.first is not first or bound.struct_threads != self.struct.threads:
@@ -169,12 +169,12 @@ class PackedStack:
 
 @dataclass(frozen=True)
 class _Binding:
-    """A cache as the kernels see it.
+    """Kernel arguments for a cache.
 
     Attributes:
-        first: the first layer's keys, by which the cache is recognised.
-        scratch: float32.
-        kept: what the structures point to.
+        first: keys of the first layer; other keys mean another cache.
+        scratch: float32 working memory.
+        kept: objects that the structures point to.
     """
 
     struct: Any
@@ -227,7 +227,7 @@ def linear(library: ctypes.CDLL, matrix: PackedMatrix, x: Tensor) -> Tensor:
 
 
 def largest(library: ctypes.CDLL, x: Tensor, count: int, columns: int) -> tuple[Tensor, Tensor]:
-    """The *count* largest of the first *columns* of each row, from the largest on, and where: x float32 [B, N]."""
+    """The *count* largest of the first *columns* of each row of x, float32 [B, N], falling, and their indices."""
     values, places = torch.empty(x.size(0), count), torch.empty(x.size(0), count, dtype=torch.long)
     library.largest(
         ctypes.c_void_p(x.data_ptr()),

@@ -1,12 +1,12 @@
 /* One token through a stack of transformer decoder layers, for a few rows at a time.
  *
- * A decoding step reads every weight once and computes little with it, so its floor is the memory's bandwidth. Kernels
- * that torch calls one by one stay far from it at small sizes: each call costs more than the reading. Here the whole
- * stack is one parallel region.
+ * A decoding step reads every weight once for little arithmetic, so it is bound by memory bandwidth. At small sizes
+ * separate torch kernels are far from that bound, because launching one costs more than reading its weights. Here the
+ * whole stack is one parallel region.
  *
  * Activations are float32. Weights are float32, bfloat16, float16, or int8 with a scale for each output, in panels of 16
  * outputs: [ceil(N / 16), K, 16]; bfloat16 in pairs along K: [ceil(N / 16), ceil(K / 2), 16, 2]. Structures match
- * step.py. Compiled at run time for the machine at hand.
+ * stack.py. Compiled at run time for this machine.
  */
 #include "kernels.h"
 
@@ -62,7 +62,7 @@ typedef struct {
 
 /* ---- parts of a layer ---- */
 
-/* Wait for all workers. After some microseconds the core is given up: on a busy machine the others may need it. */
+/* Barrier. After some microseconds of spinning it yields the core, which other workers may need on a busy machine. */
 static void wait_for_all(const Worker *worker) {
     Barrier *barrier = worker->barrier;
     if (worker->count == 1) return;
@@ -148,7 +148,7 @@ INLINE void weighted_sum(int type, const float *weight, const void *values, long
         for (long i = d; i < dim; i++) to[i] += weight[j] * get(type, values, j * dim + i);
 }
 
-/* One head of one row: the new key and value join the cache, and the query attends to what it sees of it. */
+/* One head of one row: append key and value to the cache, then attend to the visible keys. */
 INLINE void attend(int type, const long dim, const Stack *stack, const Layer *layer, const Cache *cache, const LayerCache *own,
                    long row, long head, long held, const float *qkv, float *scores, float *attended) {
     const long inner = stack->heads * dim, size = type == FLOAT32 ? 4 : 2;
@@ -181,7 +181,7 @@ INLINE void attend(int type, const long dim, const Stack *stack, const Layer *la
 #define ATTEND(NAME, TYPE)                                                                                         \
     static void NAME(const Stack *stack, const Layer *layer, const Cache *cache, const LayerCache *own, long row,  \
                      long head, long held, const float *qkv, float *scores, float *attended) {                     \
-        if (stack->head_dim == 64) /* known to the compiler */                                                     \
+        if (stack->head_dim == 64) /* constant for the compiler */                                                     \
             attend(TYPE, 64, stack, layer, cache, own, row, head, held, qkv, scores, attended);                    \
         else                                                                                                       \
             attend(TYPE, stack->head_dim, stack, layer, cache, own, row, head, held, qkv, scores, attended);       \
@@ -209,7 +209,7 @@ static void layer_step(const Worker *worker, const Shared *shared, const Stack *
         normalize(layer->attention_norm, stack->norm_eps, shared->x, width, rows, worker->normed);
         input = worker->normed;
     }
-    for (long i = 0; i < 3 * inner; i++) /* all of it by every worker: the same values, and no one to wait for */
+    for (long i = 0; i < 3 * inner; i++) /* every worker writes all of it: the same values, without a barrier */
         shared->bias[worker->number * 3 * inner + i] = get(cache->type, own->bias, held * cache->bias_stride + i);
     multiply(worker, &layer->qkv, shared->bias + worker->number * 3 * inner, input, width, rows, shared->qkv, 3 * inner,
              0);
@@ -249,14 +249,14 @@ static long of_worker(const Stack *stack, const Cache *cache) {
     return cache->rows * (stack->width + widest(stack)) + cache->length + 16;
 }
 
-/* float32 numbers that steps() needs room for */
+/* size of the scratch memory of steps(), in float32 numbers */
 long scratch_size(const Stack *stack, const Cache *cache) {
     long inner = stack->heads * stack->head_dim;
     return cache->rows * (stack->width + 4 * inner + stack->ffn_width) +
            stack->threads * (3 * inner + of_worker(stack, cache));
 }
 
-/* Read tokens one after the other.
+/* Read tokens one by one.
  *
  * embedded: [B, T, C]; hidden: [B, T, C'] in the width of the output; scratch: scratch_size() floats. */
 void steps(const Stack *stack, const Cache *cache, const float *embedded, long tokens, float *hidden, float *scratch) {
@@ -347,7 +347,7 @@ void embed(const Embedding *embedding, const int64_t *tokens, long rows, const f
     }
 }
 
-/* The k largest of the first n of each row of x [rows, stride], from the largest on; of equal ones the first. values, places: [rows, k] */
+/* The k largest of the first n of each row of x [rows, stride] in falling order, the first of equal ones; values, places: [rows, k] */
 void largest(const float *x, long rows, long n, long stride, long k, float *values, int64_t *places) {
     for (long r = 0; r < rows; r++, x += stride, values += k, places += k) {
         long held = 0;

@@ -1,4 +1,4 @@
-"""Embeddings and output layers, packed: the ends of a decoding step."""
+"""Packed embeddings and output layers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fairseq.modules.native.packed import NOTHING, TYPES, Matrix, PackedMatrix, 
 from fairseq.modules.native.stack import largest, linear, threads_for
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
 
-MOST_CANDIDATES = 256  # beyond, torch's topk is faster than insertion
-MARGIN = 1e-3  # of a band's log-probability against rounding
+MOST_CANDIDATES = 256  # above this torch's topk is faster than insertion
+MARGIN = 1e-3  # tolerance for rounding of a band's log-probability
 
 
 class _Embedding(ctypes.Structure):
@@ -32,13 +32,13 @@ class _Embedding(ctypes.Structure):
 
 
 class PackedEmbedding:
-    """Embeddings in one or several bands, each behind a projection or none, times a scale.
+    """Scaled embeddings in one or several bands, each with or without a projection.
 
     Args:
         library: the compiled kernels.
-        embeddings: what is looked up.
-        project: applied to what *embeddings* give; of adaptive ones each band has its own.
-        scale: embeddings are multiplied by it.
+        embeddings: the embedding module.
+        project: projection of the embeddings; adaptive inputs have one per band instead.
+        scale: factor on the embeddings.
     """
 
     def __init__(self, library: ctypes.CDLL, embeddings: Any, project: Any = None, *, scale: float) -> None:
@@ -87,7 +87,7 @@ class PackedEmbedding:
 
 @dataclass(frozen=True)
 class _Band:
-    """One softmax: a projection or none, then the logits."""
+    """Logits of one band, with or without a projection."""
 
     narrow: PackedMatrix | None
     words: PackedMatrix
@@ -102,12 +102,12 @@ class _Band:
 
 
 class PackedOutput:
-    """An output layer: log-probabilities of all words, or of the most probable ones with as little work as that takes.
+    """Output layer: log-probabilities of all words, or only the most probable words, skipping bands that have none.
 
     Args:
         library: the compiled kernels.
         layer: see :func:`packable_output`.
-        int8: keep the words' weights as int8.
+        int8: store the words' weights as int8.
     """
 
     def __init__(self, library: ctypes.CDLL, layer: OutputLayer, *, int8: bool = False) -> None:
@@ -117,7 +117,7 @@ class PackedOutput:
         self.bounds: list[int] = getattr(layer, "bounds", None) or [0, self.head.words.outputs]
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        """Of all words: [B, C] → [B, V], float32."""
+        """Log-probabilities of all words: [B, C] → [B, V], float32."""
         head = self.head.logits(self.library, hidden).log_softmax(-1)
         if not self.tails:
             return head
@@ -129,10 +129,10 @@ class PackedOutput:
         return torch.cat([head[:, :words], *tails], dim=1)
 
     def best(self, hidden: Tensor, count: int, forbidden: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """The *count* most probable words, from the most probable on: [B, C] → scores and words [B, count].
+        """The *count* most probable words in falling order: [B, C] → scores and words [B, count].
 
-        Scores are log-probabilities but for a constant a row. No word of a tail band is more probable than the band:
-        a band that is less probable than *count* words of the head is not computed.
+        Scores are log-probabilities up to a constant for each row. No word of a tail band is more probable than its
+        band, so bands less probable than *count* words already found are skipped.
         """
         head = self.head.logits(self.library, hidden)
         words = self.bounds[1]
@@ -143,7 +143,7 @@ class PackedOutput:
         for band, tail in enumerate(self.tails):
             mass = head[:, words + band]
             rows = (mass + MARGIN >= scores[:, -1]).nonzero()[:, 0] if found.size(1) == count else None
-            if rows is None:  # the words so far are fewer than asked for
+            if rows is None:  # fewer than count words so far
                 more = self._of_band(band, tail, hidden, mass, count, forbidden)
                 scores, found = _merged((scores, found), more, count)
             elif len(rows):
@@ -178,12 +178,12 @@ def _merged(some: tuple[Tensor, Tensor], more: tuple[Tensor, Tensor], count: int
 
 
 def packable_output(layer: OutputLayer | None) -> bool:
-    """Whether the kernels compute what *layer* does."""
+    """Return whether the kernels support *layer*."""
     return type(layer) in (LinearOutput, AdaptiveSoftmax, ClusteredSoftmax)
 
 
 def packable_embedding(embeddings: nn.Module) -> bool:
-    """Whether the kernels compute what *embeddings* do."""
+    """Return whether the kernels support *embeddings*."""
     return type(embeddings) in (nn.Embedding, AdaptiveInput)
 
 
@@ -192,7 +192,7 @@ Parts = tuple[Tensor | None, Tensor, Tensor | None]
 
 
 def _bands(layer: OutputLayer, rounded: Callable[[Tensor], Tensor]) -> list[Parts]:
-    """The head, then the tail bands; projections *rounded* as they are stored."""
+    """The head, then the tail bands; projections are *rounded* as stored."""
     if isinstance(layer, LinearOutput):
         return [(None, layer.weight, None)]
     if isinstance(layer, ClusteredSoftmax):
