@@ -32,6 +32,7 @@ from fairseq.criterions import (  # noqa: E402  (register themselves)
     electra,
     label_smoothed_cross_entropy,
     masked_lm,
+    sentence_prediction,
 )
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     "label_smoothed_cross_entropy",
     "masked_lm",
     "register_criterion",
+    "sentence_prediction",
 ]

@@ -1,4 +1,4 @@
-"""Output layers of encoders: from hidden states to words, or to whether a token was replaced."""
+"""Output layers of encoders: words, whether a token was replaced, classes of sentences."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq.modules.dropout import dropout
 from fairseq.modules.encoder import initialize
 from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.linear_cross_entropy import linear_cross_entropy, target_log_probs
@@ -80,3 +81,20 @@ class DiscriminatorHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits of "replaced": [..., C] → [...]."""
         return self.out_proj(self.activation(self.dense(hidden))).squeeze(-1)
+
+
+class ClassificationHead(nn.Module):
+    """Dropout, dense layer, activation, dropout, projection to n classes (Devlin et al. 2019, §3.2)."""
+
+    def __init__(self, dim: int, outputs: int, dropout: float = 0.0, activation_fn: str = "tanh") -> None:
+        super().__init__()
+        self.dense = nn.Linear(dim, dim)
+        self.out_proj = nn.Linear(dim, outputs)
+        self.activation = activation(activation_fn)
+        self.dropout = dropout
+        initialize(self)
+
+    def forward(self, first: Tensor) -> Tensor:
+        """Logits from the hidden states of the rows' first tokens: [B, C] → [B, n]."""
+        x = self.activation(self.dense(dropout(first, self.dropout, self.training)))
+        return self.out_proj(dropout(x, self.dropout, self.training))

@@ -26,6 +26,20 @@ def setup_task(settings: Settings | argparse.Namespace) -> FairseqTask:
     return cls.setup_task(settings.given_to(cls, settings) if isinstance(settings, Settings) else settings)
 
 
-from fairseq.tasks import language_modeling, masked_lm, tnf_masked_lm  # noqa: E402  (register themselves)
+from fairseq.tasks import (  # noqa: E402  (register themselves)
+    language_modeling,
+    masked_lm,
+    sentence_prediction,
+    tnf_masked_lm,
+)
 
-__all__ = ["TASKS", "FairseqTask", "language_modeling", "masked_lm", "register_task", "setup_task", "tnf_masked_lm"]
+__all__ = [
+    "TASKS",
+    "FairseqTask",
+    "language_modeling",
+    "masked_lm",
+    "register_task",
+    "sentence_prediction",
+    "setup_task",
+    "tnf_masked_lm",
+]

@@ -1,0 +1,132 @@
+"""The loss and the metrics of classes and scores of sentences."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq.criterions import register_criterion
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.errors import UserError
+from fairseq.logging.figures import SIZE, Figure, Gathered, Values, ratio
+
+PREDICTIONS = "predictions"
+LIBRARIES = {
+    "accuracy": "sklearn.metrics",
+    "f1": "sklearn.metrics",
+    "mcc": "sklearn.metrics",
+    "pearson": "scipy.stats",
+    "spearman": "scipy.stats",
+}
+
+
+@register_criterion("sentence_prediction")
+class SentencePredictionCriterion(FairseqCriterion):
+    """Cross-entropy of a row's class, or the squared error of its score; a mean over rows.
+
+    Figures are those that GLUE reports for the task, in percent, and ``score``, their mean.
+
+    Raises:
+        UserError: the task has no classes or scores, or a metric's package is missing.
+    """
+
+    def __init__(self, task: Any) -> None:
+        super().__init__(task)
+        layout = getattr(task, "layout", None)
+        if layout is None:
+            raise UserError("--criterion sentence_prediction: needs --task sentence_prediction")
+        self.is_regression: bool = layout.is_regression
+        self.metrics: tuple[str, ...] = layout.metrics
+        for metric in self.metrics:
+            _library(metric)
+
+    def check(self, model: Any) -> None:
+        if not hasattr(model, "classification_heads"):
+            raise UserError(
+                f"--criterion sentence_prediction: {type(model).__name__} has no classification head; "
+                "use --task sentence_prediction"
+            )
+
+    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
+        if "target" not in sample:
+            raise UserError("the split has no labels, so that it has no loss; give a split with a label column")
+        target = sample["target"]
+        logits = net_output[0][: target.size(0)].float()  # (B, n); a dummy sample has no targets
+        predicted = predictions(logits, self.is_regression)
+        if self.is_regression:
+            loss = F.mse_loss(logits.squeeze(1), target, reduction="sum")
+        else:
+            loss = F.cross_entropy(logits, target, reduction="sum")
+        rows = torch.stack([predicted.detach().double(), target.double()], dim=1)  # (B, 2)
+        size = sample["nsentences"]
+        return loss, size, {**logging_output(loss, sample, size), PREDICTIONS: Gathered(rows)}
+
+    def figures(self) -> dict[str, Figure]:
+        """``loss`` in bits a row (regression: mean squared error); in validation also the metrics and ``score``."""
+        loss = ratio("loss", SIZE, 1.0 if self.is_regression else 1 / math.log(2))
+        return {"loss": loss, **metric_figures(self.metrics)}
+
+
+def predictions(logits: Tensor, is_regression: bool) -> Tensor:
+    """The classes or scores that *logits* [B, n] give: [B]."""
+    return logits.squeeze(1) if is_regression else logits.argmax(1)
+
+
+def metric_figures(metrics: tuple[str, ...]) -> dict[str, Figure]:
+    """Figures of gathered predictions (predicted, target), float64 [rows, 2]: *metrics*, and their mean ``score``."""
+
+    def figure(*names: str) -> Figure:
+        def compute(sums: Values) -> float:
+            predicted, target = sums[PREDICTIONS].double().unbind(1)
+            return sum(metric(name, predicted, target) for name in names) / len(names)
+
+        return Figure(compute, (PREDICTIONS,))
+
+    return {**{name: figure(name) for name in metrics}, "score": figure(*metrics)}
+
+
+def metric(name: str, predicted: Tensor, target: Tensor) -> float:
+    """A metric in percent, from scikit-learn or scipy.
+
+    A correlation with a constant is 0, as scikit-learn has it for Matthews'; so is F1 without any positive row.
+
+    Args:
+        name: a key of :data:`LIBRARIES`; of F1 the positive class is 1.
+        predicted, target: classes or scores [n].
+    """
+    library = _library(name)
+    x, y = predicted.numpy(), target.numpy()
+    if name in ("pearson", "spearman"):
+        if len(x) < 2 or (x == x[0]).all() or (y == y[0]).all():
+            return 0.0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of inputs that are nearly constant
+            return 100 * float(getattr(library, f"{name}r")(x, y).statistic)
+    x, y = x.astype(int), y.astype(int)
+    if name == "accuracy":
+        return 100 * float(library.accuracy_score(y, x))
+    if name == "f1":
+        return 100 * float(library.f1_score(y, x, zero_division=0.0))
+    return 100 * float(library.matthews_corrcoef(y, x))
+
+
+def _library(name: str) -> Any:
+    """The module that has a metric.
+
+    Raises:
+        UserError: its package is not installed.
+    """
+    try:
+        return importlib.import_module(LIBRARIES[name])
+    except ImportError:
+        package = {"sklearn": "scikit-learn"}.get(LIBRARIES[name].split(".")[0], "scipy")
+        raise UserError(
+            f"--criterion sentence_prediction: {name} needs {package}; install the [glue] extra: "
+            "pip install 'fairseq-short[glue]'"
+        ) from None

@@ -1,0 +1,202 @@
+"""Sentences and labels in TSV files: the nine GLUE tasks (Wang et al. 2019), MR, and files with the same columns."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq.errors import UserError, nearest
+
+logger = logging.getLogger(__name__)
+
+Label = float
+"""The number of a class, or a score."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Columns, labels and metrics of a task.
+
+    Attributes:
+        sentences: columns of the sentences, one or two.
+        label: column of the label.
+        labels: the classes by number; empty for regression.
+        metrics: figures that GLUE reports; their mean is the score.
+        header: columns of the files that have no header line; empty where all have one.
+        dev: name of the development file, without ``.tsv``.
+        ragged: whether the published files have incomplete lines, which are left out.
+    """
+
+    sentences: tuple[str, ...]
+    label: str = "label"
+    labels: tuple[str, ...] = ("0", "1")
+    metrics: tuple[str, ...] = ("accuracy",)
+    header: tuple[str, ...] = ()
+    dev: str = "dev"
+    ragged: bool = False
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether labels are scores."""
+        return not self.labels
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that a model computes for an example."""
+        return len(self.labels) or 1
+
+
+_PAIR = ("sentence1", "sentence2")
+_ENTAILMENT = ("not_entailment", "entailment")
+
+GLUE = {
+    "CoLA": Layout(("sentence",), metrics=("mcc",), header=("source", "label", "mark", "sentence")),
+    "SST-2": Layout(("sentence",)),
+    "MR": Layout(("sentence",)),
+    "MRPC": Layout(("#1 String", "#2 String"), "Quality", metrics=("accuracy", "f1")),
+    "STS-B": Layout(_PAIR, "score", labels=(), metrics=("pearson", "spearman")),
+    "QQP": Layout(("question1", "question2"), "is_duplicate", metrics=("accuracy", "f1"), ragged=True),
+    "MNLI": Layout(_PAIR, "gold_label", labels=("contradiction", "neutral", "entailment"), dev="dev_matched"),
+    "QNLI": Layout(("question", "sentence"), labels=_ENTAILMENT),
+    "RTE": Layout(_PAIR, labels=_ENTAILMENT),
+    "WNLI": Layout(_PAIR),
+}
+
+
+def layout_of(name: str) -> Layout:
+    """The layout of a GLUE task; upper and lower case are the same.
+
+    Raises:
+        UserError: no task has that name.
+    """
+    for known, layout in GLUE.items():
+        if known.lower() == name.lower():
+            return layout
+    raise UserError(f"--glue-task {name}: no such task; {nearest(name, GLUE)}")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row of a file.
+
+    Attributes:
+        line: its number in the file, from 1.
+        sentences: one or two texts.
+        label: None where the file has none.
+    """
+
+    line: int
+    sentences: tuple[str, ...]
+    label: Label | None
+
+
+def split_file(folder: str | Path, split: str, layout: Layout) -> Path:
+    """The file of *split*: ``valid`` is GLUE's development file, other names are those of files."""
+    return Path(folder) / f"{layout.dev if split == 'valid' else split}.tsv"
+
+
+def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Example]:
+    """The rows of a TSV file; tabs divide columns, quotes have no meaning.
+
+    Args:
+        path: the file.
+        layout: its columns.
+        labelled: whether every row must have a label; otherwise the column may be missing.
+
+    Raises:
+        UserError: the file is missing, empty or not UTF-8, or lacks a column; a row lacks a field, has an empty
+            sentence or an unknown label.
+    """
+    lines = _lines(path)
+    header, first = _header(path, lines, layout)
+    wanted = [_column(path, header, name) for name in layout.sentences]
+    label = header.index(layout.label) if layout.label in header else None
+    if label is None and labelled:
+        raise UserError(f"{path}: no column {layout.label!r}; the columns are {', '.join(header)}")
+    columns = [*wanted, *([] if label is None else [label])]
+    examples, incomplete = [], 0
+    for number, line in enumerate(lines[first:], first + 1):
+        fields = line.split("\t")
+        problem = _problem(fields, columns, wanted, header)
+        if problem is None:
+            value = None if label is None else _label(f"{path}: line {number}", fields[label].strip(), layout)
+            examples.append(Example(number, tuple(fields[column].strip() for column in wanted), value))
+        elif layout.ragged:
+            incomplete += 1
+        else:
+            raise UserError(f"{path}: line {number}: {problem}; correct or remove the line")
+    if incomplete:
+        logger.warning("%s: left out %d incomplete lines", path, incomplete)
+    if not examples:
+        raise UserError(f"{path}: no examples; the file needs lines after its header")
+    return examples
+
+
+def check_labels(path: Path, examples: Sequence[Example]) -> None:
+    """See that there is something to learn.
+
+    Raises:
+        UserError: all *examples* have one label.
+    """
+    if len({example.label for example in examples}) < 2:
+        raise UserError(
+            f"{path}: all {len(examples)} examples have the same label; training needs at least two different ones"
+        )
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check DATA and the split's name") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}: line {line}, byte offset {error.start}: not UTF-8; convert the file") from None
+    if not text.strip():
+        raise UserError(f"{path}: empty file; make or download it again")
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+
+
+def _header(path: Path, lines: Sequence[str], layout: Layout) -> tuple[list[str], int]:
+    """The names of the columns, and the number of lines before the first example."""
+    first = [field.strip() for field in lines[0].split("\t")]
+    if layout.header and not set(layout.sentences) <= set(first):
+        if len(first) < len(layout.header):
+            raise UserError(
+                f"{path}: line 1: {len(first)} columns; expected {len(layout.header)} ({', '.join(layout.header)})"
+            )
+        return list(layout.header), 0
+    return first, 1
+
+
+def _column(path: Path, header: Sequence[str], name: str) -> int:
+    if name in header:
+        return header.index(name)
+    raise UserError(f"{path}: no column {name!r}; the columns are {', '.join(header)[:200]}")
+
+
+def _problem(fields: list[str], columns: list[int], sentences: list[int], header: list[str]) -> str | None:
+    """What is wrong with a row; None if nothing is."""
+    if len(fields) <= max(columns):
+        return f"{len(fields)} columns where the header has {len(header)}"
+    empty = [header[column] for column in sentences if not fields[column].strip()]
+    return f"empty {empty[0]}" if empty else None
+
+
+def _label(where: str, text: str, layout: Layout) -> Label:
+    if layout.is_regression:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise UserError(f"{where}: label {text!r}: expected a number")
+        return value
+    if text not in layout.labels:
+        raise UserError(f"{where}: label {text[:80]!r}: not one of {', '.join(layout.labels)}")
+    return float(layout.labels.index(text))

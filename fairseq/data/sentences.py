@@ -1,0 +1,165 @@
+"""Sentences as rows of tokens: encoded as the pre-training text was, with labels for each row."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairseq.data.dataset import Sample
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.glue import Label
+from fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+class SentenceEncoder:
+    """Ids of raw text, made in the steps of the pre-training corpus.
+
+    Args:
+        dictionary: that of pre-training.
+        bpe_codes: codes that subword-nmt learned; text then passes sacremoses and subword-nmt. None: words are split
+            at white space.
+
+    Raises:
+        UserError: the codes cannot be read, or a package is missing.
+    """
+
+    def __init__(self, dictionary: Dictionary, bpe_codes: str | Path | None = None) -> None:
+        self.dictionary = dictionary
+        self._split = _splitter(bpe_codes) if bpe_codes else str.split
+
+    def __call__(self, text: str) -> np.ndarray:
+        """The ids of *text*, without special symbols: int32 [tokens]."""
+        return np.array([self.dictionary.index(word) for word in self._split(text)], dtype=np.int32)
+
+
+def _splitter(codes: str | Path) -> Callable[[str], list[str]]:
+    try:
+        from sacremoses import MosesTokenizer
+        from subword_nmt.apply_bpe import BPE
+    except ImportError as error:
+        raise UserError(f"--bpe-codes {codes}: needs the package {error.name}; install it with pip") from None
+    try:
+        with open(codes, encoding="utf-8") as file:
+            bpe: Any = BPE(file)
+    except (OSError, UnicodeDecodeError, ValueError, IndexError) as error:
+        raise UserError(f"--bpe-codes {codes}: cannot be read as subword-nmt codes ({error})") from None
+    except SystemExit:  # subword-nmt's answer to a malformed line
+        raise UserError(f"--bpe-codes {codes}: not a file of subword-nmt codes; give that of pre-training") from None
+    tokenizer = MosesTokenizer(lang="en")
+
+    def split(text: str) -> list[str]:
+        words = tokenizer.tokenize(text, aggressive_dash_splits=True, escape=False)
+        return bpe.segment_tokens(words)
+
+    return split
+
+
+class SentenceRows:
+    """Rows ``<s> a </s>`` or ``<s> a </s> b </s>`` and their labels, in memory.
+
+    Rows longer than *limit* lose tokens at the end of the longer sentence; a warning gives their number once.
+
+    Args:
+        rows: the ids of each example's sentences.
+        labels: a class number or score for each example; None: unknown.
+        dictionary: of the ids.
+        limit: most tokens of a row.
+        token_types: whether samples hold the number of the sentence (0, 1) that a token belongs to.
+        regression: whether labels are scores.
+        name: of the file, for messages.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[np.ndarray, ...]],
+        labels: Sequence[Label | None],
+        dictionary: Dictionary,
+        *,
+        limit: int,
+        token_types: bool = False,
+        regression: bool = False,
+        name: str = "",
+    ) -> None:
+        cut = [_cut(row, limit - 1 - len(row)) for row in rows]
+        shortened = sum(sum(map(len, row)) < sum(map(len, old)) for row, old in zip(cut, rows, strict=True))
+        if shortened:
+            logger.warning("%s: truncated %d of %d examples to %d tokens", name, shortened, len(rows), limit)
+        self._rows = [self._row(row, dictionary) for row in cut]
+        self._firsts = np.array([2 + len(row[0]) for row in cut])  # tokens with type 0
+        self._labels = labels
+        self._pad = dictionary.pad()
+        self._token_types = token_types
+        self._regression = regression
+        self._numbers = np.arange(len(rows))
+        self._sizes = np.array([len(row) for row in self._rows], dtype=np.int64)
+
+    @staticmethod
+    def _row(sentences: tuple[np.ndarray, ...], dictionary: Dictionary) -> np.ndarray:
+        parts: list[Any] = [[dictionary.bos()]]
+        for sentence in sentences:
+            parts += [sentence, [dictionary.eos()]]
+        return np.concatenate(parts).astype(np.int32)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Tokens of each row: int64 [n]."""
+        return self._sizes[self._numbers]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def at_epoch(self, epoch: int) -> SentenceRows:
+        """The rows themselves: nothing in them is random."""
+        return self
+
+    def select(self, keep: np.ndarray) -> SentenceRows:
+        """Those rows for which *keep*, bool [n], is true, numbered anew."""
+        view = copy.copy(self)
+        view._numbers = self._numbers[keep]
+        return view
+
+    def batch(self, indices: np.ndarray) -> Sample:
+        """Rows *indices* [B], padded on the right.
+
+        Returns:
+            ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the tokens that are no padding; ``net_input`` with
+            ``src_tokens`` int64 [B, T] and, with token types, ``token_types`` int64 [B, T]; ``target``, int64 classes
+            or float32 scores [B], where all labels are known.
+        """
+        numbers = self._numbers[indices]
+        rows = [self._rows[number] for number in numbers]
+        tokens = np.full((len(rows), max(map(len, rows))), self._pad, dtype=np.int64)  # (B, T)
+        for row, ids in zip(tokens, rows, strict=True):
+            row[: len(ids)] = ids
+        net_input = {"src_tokens": torch.from_numpy(tokens)}
+        if self._token_types:
+            second = np.arange(tokens.shape[1]) >= self._firsts[numbers][:, None]
+            net_input["token_types"] = torch.from_numpy((second & (tokens != self._pad)).astype(np.int64))
+        sample = {
+            "id": torch.from_numpy(np.asarray(indices, dtype=np.int64)),
+            "nsentences": len(rows),
+            "ntokens": sum(map(len, rows)),
+            "net_input": net_input,
+        }
+        labels = [self._labels[number] for number in numbers]
+        if all(label is not None for label in labels):
+            sample["target"] = torch.tensor(labels, dtype=torch.float32 if self._regression else torch.int64)
+        return sample
+
+
+def _cut(sentences: tuple[np.ndarray, ...], room: int) -> tuple[np.ndarray, ...]:
+    """*sentences* of at most *room* tokens together: the longer one is cut until it is as long as the other."""
+    if sum(map(len, sentences)) <= room or len(sentences) == 1:
+        return tuple(sentence[: max(room, 0)] for sentence in sentences)
+    first, second = sentences
+    half = room // 2
+    kept = max(room - len(second), half) if len(first) > len(second) else min(len(first), room - half)
+    return first[:kept], second[: room - kept]

@@ -1,0 +1,86 @@
+"""An encoder with a classification head in place of its pre-training head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fairseq.errors import UserError
+from fairseq.models.base import BaseFairseqModel
+from fairseq.models.bert import upgrade_names
+from fairseq.models.heads import ClassificationHead
+from fairseq.modules.encoder import TransformerEncoder
+
+HEADS = "classification_heads."
+ONLY_IN_PRETRAINING = ("generator_size",)
+
+
+class SentenceEncoderOnly(nn.Module):
+    """Holds an encoder under fairseq's name ``sentence_encoder``."""
+
+    def __init__(self, sentence_encoder: TransformerEncoder) -> None:
+        super().__init__()
+        self.sentence_encoder = sentence_encoder
+
+
+class SentenceModel(BaseFairseqModel):
+    """The encoder of a pre-training model and a head over the first token, with fairseq's parameter names.
+
+    The pre-training model's other parts, such as its output layer and ELECTRA's generator, are dropped.
+
+    Args:
+        pretrained: BERT or ELECTRA; of ELECTRA the discriminator is used.
+        name: of the head.
+        outputs: number n of classes; 1 for regression.
+        dropout: of the head's input and hidden state.
+        activation_fn: of the head.
+
+    Raises:
+        UserError: *pretrained* is not an encoder.
+    """
+
+    predicts_next_token = False
+
+    def __init__(
+        self, pretrained: BaseFairseqModel, name: str, outputs: int, dropout: float = 0.0, activation_fn: str = "tanh"
+    ) -> None:
+        super().__init__()
+        encoder = getattr(getattr(pretrained, "encoder", None), "sentence_encoder", None)
+        if not isinstance(encoder, TransformerEncoder):
+            raise UserError(
+                f"--task sentence_prediction: {type(pretrained).__name__} is no encoder; use a bert or electra "
+                "architecture"
+            )
+        self.encoder = SentenceEncoderOnly(encoder)
+        head = ClassificationHead(encoder.shape.dim, outputs, dropout, activation_fn)
+        self.classification_heads = nn.ModuleDict({name: head})
+        self.name = name
+        self.config_class = pretrained.config_class
+        self.cfg: Any = pretrained.cfg
+        self.decisive_settings = tuple(s for s in pretrained.decisive_settings if s not in ONLY_IN_PRETRAINING)
+
+    def max_positions(self) -> int:
+        return self.encoder.sentence_encoder.shape.max_positions
+
+    def forward(
+        self, src_tokens: Tensor, token_types: Tensor | None = None, features_only: bool = False
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Logits of each row's classes, or its score.
+
+        Args:
+            src_tokens: int64 [B, T]; padding is seen from the tokens.
+            token_types: int64 [B, T], where the model has token types; None: all 0.
+            features_only: return hidden states.
+
+        Returns:
+            Logits [B, n], or the last layer's hidden states [B, T, C]; and ``{"hidden": hidden states}``.
+        """
+        hidden = self.encoder.sentence_encoder(src_tokens, token_types)  # (B, T, C)
+        output = hidden if features_only else self.classification_heads[self.name](hidden[:, 0])
+        return output, {"hidden": hidden}
+
+    def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Names of fairseq's several versions of RoBERTa, and the heads, as this model has them."""
+        heads = {name: value for name, value in state.items() if name.startswith(HEADS)}
+        return {**upgrade_names(state, tied=False), **heads}

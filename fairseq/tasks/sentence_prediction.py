@@ -1,0 +1,144 @@
+"""Classes or scores of single sentences and pairs: fine-tuning of encoders."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairseq.config import flag
+from fairseq.criterions.fairseq_criterion import Sample
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.folders import data_folders, load_dictionary
+from fairseq.data.glue import Layout, check_labels, layout_of, read_examples, split_file
+from fairseq.data.sentences import SentenceEncoder, SentenceRows
+from fairseq.errors import UserError
+from fairseq.models import BaseFairseqModel
+from fairseq.models.sentence import SentenceModel
+from fairseq.modules.transformer_layer import ACTIVATIONS
+from fairseq.settings import Settings
+from fairseq.tasks import register_task
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.typed import typed_settings
+
+UNLABELLED = "test"
+"""First part of the names of splits that may lack labels."""
+
+
+@dataclass(frozen=True)
+class SentencePredictionConfig:
+    """Settings of sentence prediction."""
+
+    glue_task: str | None = flag(None, "GLUE task that gives columns, labels and metrics", metavar="NAME")
+    labels: str = flag("0,1", "without --glue-task: classes in column label, comma-separated", metavar="LABEL,…")
+    regression_target: bool = flag(False, "without --glue-task: scores, not classes, in column label")
+    sentence_pairs: bool = flag(False, "without --glue-task: columns sentence1, sentence2, not sentence")
+    data_bin: str | None = flag(None, "data folder of pre-training, for its dictionary (default: DATA)", metavar="DIR")
+    bpe_codes: str | None = flag(None, "subword-nmt codes of pre-training; text also passes sacremoses", metavar="FILE")
+    tokens_per_sample: int = flag(512, "most tokens in a row; longer ones are truncated", low=4)
+    classification_head_name: str = flag("sentence_classification_head", "name of the head", metavar="NAME")
+    pooler_dropout: float = flag(0.0, "dropout in the head", low=0, below=1)
+    pooler_activation_fn: str = flag("tanh", "activation of the head", choices=tuple(ACTIVATIONS))
+
+    def layout(self) -> Layout:
+        """Columns, labels and metrics.
+
+        Raises:
+            UserError: no such GLUE task, or fewer than two classes.
+        """
+        if self.glue_task is not None:
+            return layout_of(self.glue_task)
+        sentences = ("sentence1", "sentence2") if self.sentence_pairs else ("sentence",)
+        if self.regression_target:
+            return Layout(sentences, labels=(), metrics=("pearson", "spearman"))
+        labels = tuple(label.strip() for label in self.labels.split(","))
+        if len(set(labels)) < 2 or len(set(labels)) < len(labels) or "" in labels:
+            raise UserError(f"--labels {self.labels}: expected two or more different classes, such as no,yes")
+        return Layout(sentences, labels=labels)
+
+
+@register_task("sentence_prediction", dataclass=SentencePredictionConfig)
+class SentencePredictionTask(FairseqTask):
+    """Prediction of a class or a score of each row of the TSV files in the data folder.
+
+    Text is encoded as the pre-training text was, with the dictionary of ``--data-bin``, to which ``<mask>`` is added as
+    in pre-training. Rows are ``<s> a </s>`` or ``<s> a </s> b </s>``.
+    """
+
+    def __init__(self, args: Settings | argparse.Namespace, dictionary: Dictionary) -> None:
+        super().__init__(args)
+        self.cfg = self.typed(SentencePredictionConfig)
+        self.layout = self.cfg.layout()
+        self.dictionary = dictionary
+        if dictionary.nspecial:
+            dictionary.add_mask()
+        for role in ("bos", "pad"):
+            if getattr(dictionary, f"{role}_index") < 0:
+                raise UserError(
+                    f"{dictionary.path or 'dict.txt'}: --task sentence_prediction needs a {role} symbol, which this "
+                    f"dictionary does not have; name one as {role}=WORD in its #specials line"
+                )
+        self._rows: dict[Path, SentenceRows] = {}
+
+    @classmethod
+    def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> SentencePredictionTask:
+        settings = typed_settings(args)
+        folder = settings.task.data_bin or settings.data_path
+        path = Path(folder)
+        if path.is_dir() and not (path / "dict.txt").exists():
+            raise UserError(f"--data-bin: no dict.txt in {path}; give the data folder of pre-training")
+        return cls(args, Dictionary.load(path) if path.is_file() else load_dictionary(folder))
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    def build_model(self, args: Settings | argparse.Namespace) -> BaseFairseqModel:
+        """The encoder of the chosen architecture, with a new head in place of that of pre-training."""
+        arch = typed_settings(args).chosen.arch
+        if arch.startswith("tnf_"):
+            raise UserError(f"--arch {arch}: notes are dropped at fine-tuning; use --arch {arch.removeprefix('tnf_')}")
+        cfg = self.cfg
+        return SentenceModel(
+            super().build_model(args),
+            cfg.classification_head_name,
+            self.layout.outputs,
+            cfg.pooler_dropout,
+            cfg.pooler_activation_fn,
+        )
+
+    def batch_settings(self) -> dict[str, Any]:
+        return {"tokens_per_sample": self.cfg.tokens_per_sample}
+
+    def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> SentenceRows:
+        """The rows of ``SPLIT.tsv``, encoded once and kept in memory; ``valid`` is the development file."""
+        path = split_file(folder or data_folders(self.settings.data_path)[0], split, self.layout)
+        if path not in self._rows:
+            self._rows[path] = self._read(path, split, training)
+        return self._rows[path]
+
+    def _read(self, path: Path, split: str, training: bool) -> SentenceRows:
+        examples = read_examples(path, self.layout, labelled=not split.startswith(UNLABELLED))
+        if training:
+            check_labels(path, examples)
+        encode = SentenceEncoder(self.dictionary, self.cfg.bpe_codes)
+        model: Any = self.settings.model
+        known = vars(model) if model is not None else {}
+        return SentenceRows(
+            [tuple(encode(text) for text in example.sentences) for example in examples],
+            [example.label for example in examples],
+            self.dictionary,
+            limit=min(self.cfg.tokens_per_sample, known.get("max_positions", self.cfg.tokens_per_sample)),
+            token_types=known.get("token_types", 0) > 1,
+            regression=self.layout.is_regression,
+            name=str(path),
+        )
+
+    def dummy_sample(self, device: torch.device | str) -> Sample:
+        tokens = torch.full((2, 2), self.dictionary.eos(), dtype=torch.long, device=device)
+        kind = torch.float32 if self.layout.is_regression else torch.long
+        target = torch.empty(0, dtype=kind, device=device)
+        return {"nsentences": 0, "ntokens": 0, "net_input": {"src_tokens": tokens}, "target": target}
