@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: the checkpoint has no notes, the data do not match it, or a word has no note.
     """
-    cfg = config.extract(NotesConfig, args)
+    cfg = config.typed(NotesConfig, args)
     if cfg.results_path is not None:
         plots.require("--results-path")
     study = _study(args.checkpoint, args.data)
