@@ -1,1 +1,1 @@
-"""What measures speed and memory. Results are kept in docs/benchmarks.md with machine, date, commit and command."""
+"""Benchmarks of speed and memory. docs/benchmarks.md has the results with machine, date, commit and command."""

@@ -1,4 +1,4 @@
-"""Measurements that each have a process of their own, so that none sees another's memory or caches."""
+"""Benchmarks whose cases run in separate processes, so that memory and caches are not shared."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A table of speeds, and the program that makes it.
+    """A table of speeds and the program that measures it.
 
     Attributes:
         module: run with ``python -m``; its docstring is the help.
-        cases: dataclasses with a ``name`` and ``compile``, on a CPU.
-        full_size: the same on a GPU (``--wiki103``).
-        compiled: how many of *cases* ``--compile`` measures once more.
-        make_corpus: writes a corpus to a folder, for the full size or not.
-        measure: (case, folder, full size, device, seconds) → figures, of which ``median`` is printed.
-        table: (results, GFLOP/s by precision, on a CPU?) → Markdown.
+        cases: dataclasses with ``name`` and ``compile``, for a CPU.
+        full_size: the same for a GPU (``--wiki103``).
+        compiled: number of first *cases* that ``--compile`` also measures compiled.
+        make_corpus: (folder, full size) → None; writes a corpus.
+        measure: (case, folder, full size, device, seconds) → figures; ``median`` is printed.
+        table: (results, GFLOP/s by precision, whether on a CPU) → Markdown.
     """
 
     module: str
@@ -48,18 +48,18 @@ class Benchmark:
             description=self.description, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
-        parser.add_argument("--seconds", type=float, default=15, help="how long each line is measured (default: 15)")
+        parser.add_argument("--seconds", type=float, default=15, help="time for each case in seconds (default: 15)")
         parser.add_argument("--compile", action="store_true", help="also measure with torch.compile")
         parser.add_argument("--wiki103", action="store_true", help="full-size models, on a GPU")
         parser.add_argument(
-            "--only", choices=sorted({c.mode for c in self.cases if hasattr(c, "mode")}), help="only lines of this kind"
+            "--only", choices=sorted({c.mode for c in self.cases if hasattr(c, "mode")}), help="only cases of this kind"
         )
         parser.add_argument("--case", help=argparse.SUPPRESS)
         parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
         args = parser.parse_args(argv)
         device = torch.device("cuda" if args.wiki103 else "cpu")
         if args.wiki103 and not torch.cuda.is_available():
-            parser.error("--wiki103: needs a GPU, and none is there")
+            parser.error("--wiki103: needs a GPU; leave it out")
         kind = type(self.cases[0])
         if args.case:
             case = kind(**json.loads(args.case))
@@ -82,9 +82,9 @@ class Benchmark:
 
 
 def measure_apart(module: str, cases: Sequence[Any], folder: Path, flags: Sequence[str]) -> list[dict[str, Any]]:
-    """Let ``python -m MODULE --folder FOLDER --case CASE`` measure each case, a dataclass with a name; prints speeds.
+    """Measure each case with ``python -m MODULE --folder FOLDER --case CASE``, and print its speed.
 
-    The process prints a JSON object with ``median`` as its last line.
+    The last line that the process prints is a JSON object with ``median``.
     """
     results = []
     for case in cases:
@@ -96,12 +96,12 @@ def measure_apart(module: str, cases: Sequence[Any], folder: Path, flags: Sequen
 
 
 def ceiling(device: torch.device) -> dict[str, float]:
-    """What the machine's matrix product reaches now, in GFLOP/s by precision."""
+    """Current speed of the matrix product in GFLOP/s, by precision."""
     return {name: machine.matrix_product(device, dtype) for name, dtype in TYPES.items()}
 
 
 def report(results: list[dict[str, Any]], gflops: dict[str, float], device: torch.device, path: Path | None) -> None:
-    """Print everything as JSON, and write it to *path*."""
+    """Print all results as JSON, and write them to *path*."""
     content = {"machine": machine.describe(device), "gflops": gflops, "results": results}
     print(f"\n{json.dumps(content)}")
     if path:

@@ -1,11 +1,11 @@
-"""Pre-training speed of encoders beside Hugging Face's of equal shape.
+"""Pre-training speed of encoders, compared with Hugging Face's of equal shape.
 
     python -m benchmarks.encoders [--arch bert_base] [--layers 12] [--bf16] [--seconds 60] [--profile] [--json FILE]
 
-Both train in one process on the same batches, a step of one after a step of the other; a step is forward, backward,
-clipping and Adam. The ratio of each pair of steps is what counts. Hugging Face's model (transformers must be
-importable) is driven by a plain loop with torch's fused AdamW: BertForMaskedLM, or for ELECTRA ElectraForMaskedLM and
-ElectraForPreTraining with shared embeddings, trained together.
+Both models train in one process on the same batches, with alternating steps of forward, backward, clipping and Adam.
+The result is the median ratio of pairs of steps. Hugging Face's model (needs transformers) is trained by a plain loop
+with torch's fused AdamW: BertForMaskedLM, or for ELECTRA ElectraForMaskedLM and ElectraForPreTraining with shared
+embeddings, trained jointly.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 
 TOKENS = 1 << 18
-IGNORED = -100  # transformers' label of tokens that are not predicted
+IGNORED = -100  # transformers' label of positions without a target
 
 
 def make_corpus(folder: Path, vocabulary: int, seed: int = 1) -> None:
-    """Random text with the frequencies of Zipf's law."""
+    """Write random text with Zipfian frequencies."""
     rng = np.random.default_rng(seed)
     dictionary = Dictionary()
     for i in range(vocabulary - 4):
@@ -54,7 +54,7 @@ def make_corpus(folder: Path, vocabulary: int, seed: int = 1) -> None:
 
 
 def trainer_of(args: argparse.Namespace, folder: Path, device: torch.device) -> Trainer:
-    """Our trainer, with random weights."""
+    """Our trainer with random weights."""
     criterion = "electra" if "electra" in args.arch else "masked_lm"
     flags = [str(folder), "--arch", args.arch, "--task", "masked_lm", "--criterion", criterion, "--seed", "1"]
     flags += ["--sample-break-mode", "none", "--optimizer", "adam", "--lr", "1e-4", "--clip-norm", "1"]
@@ -70,7 +70,7 @@ def trainer_of(args: argparse.Namespace, folder: Path, device: torch.device) -> 
 
 
 def theirs(trainer: Trainer, args: argparse.Namespace, device: torch.device) -> Callable[[Any], None]:
-    """A training step of Hugging Face's model of the same shape."""
+    """A training step of Hugging Face's model of equal shape."""
     model: nn.Module = _Electra(trainer.model) if "electra" in args.arch else _Bert(trainer.model)
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -143,7 +143,7 @@ def _config(shape: EncoderShape) -> dict[str, Any]:
 
 
 def measure(args: argparse.Namespace, folder: Path, device: torch.device) -> dict[str, Any]:
-    """Milliseconds of a step of both, and the ratio of their pairs."""
+    """Milliseconds per step of both, and the ratio of pairs."""
     trainer = trainer_of(args, folder, device)
     iterator = trainer.task.iterator("train", trainer.model, trainer.criterion, training=True, device=device)
     samples = [sample for _, sample in zip(range(8), iterator, strict=False)]
@@ -172,7 +172,7 @@ def measure(args: argparse.Namespace, folder: Path, device: torch.device) -> dic
 
 
 def _profile(step: Callable[[Any], Any], sample: Any) -> None:
-    """Print what a step of ours spends its time on."""
+    """Print a profile of our step."""
     with torch.profiler.profile() as profile:
         for _ in range(3):
             step(sample)
@@ -204,13 +204,13 @@ def main(argv: list[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="bert_base", help="our architecture (default: %(default)s)")
-    parser.add_argument("--layers", type=int, help="layers, where not those of the architecture")
+    parser.add_argument("--layers", type=int, help="number of layers (default: the architecture's)")
     parser.add_argument("--rows", type=int, default=8, help="rows of a batch (default: %(default)s)")
     parser.add_argument("--length", type=int, default=128, help="tokens of a row (default: %(default)s)")
     parser.add_argument("--vocabulary", type=int, default=32768, help="symbols (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=60, help="how long is measured (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=60, help="duration in seconds (default: %(default)s)")
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16")
-    parser.add_argument("--cpu", action="store_true", help="run on the CPU even where a GPU is there")
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU even if a GPU is available")
     parser.add_argument("--profile", action="store_true", help="print a profile of our step")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     return parser

@@ -1,11 +1,11 @@
-"""Table 9 of Dai et al. 2019: time a token of evaluation, memory reused against a window recomputed for every token.
+"""Table 9 of Dai et al. 2019: evaluation time per token with reused memory and with a recomputed window.
 
     python -m benchmarks.evaluation_speed [--arch transformer_xl_enwik8_base] [--json FILE]
 
-At attention length L the Transformer-XL reads segments of ``--segment`` tokens, and every token sees the last L, whose
-keys and values are kept. The vanilla model (``--position-encoding absolute``, the same sizes) reads the last L tokens
-anew for every token that it predicts, and only that token's distribution is computed. Both have random weights and one
-row, and run in this process one after the other; their ratio is what counts.
+At attention length L the Transformer-XL reads segments of ``--segment`` tokens; every token attends to the last L,
+whose keys and values are cached. The vanilla model (``--position-encoding absolute``, the same sizes) reads the last L
+tokens again for every predicted token, and computes only that token's distribution. Both have random weights and one
+row, and run one after the other in one process; the result is their ratio.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def build(arch: str, vocabulary: int, device: torch.device, **settings: Any) -> 
 
 
 def seconds(work: Callable[[], object], device: torch.device, at_least: float) -> float:
-    """The median duration of *work*, repeated three times or more."""
+    """Median duration of *work*, repeated at least three times."""
     durations: list[float] = []
     while len(durations) < 3 or sum(durations) < at_least:
         machine.synchronize(device)
@@ -54,7 +54,7 @@ def score(model: TransformerXL, hidden: Tensor, target: Tensor) -> Tensor:
 
 
 def with_memory(args: argparse.Namespace, length: int, tokens: Tensor, device: torch.device) -> float:
-    """Seconds a token of the Transformer-XL, its memory full."""
+    """Seconds per token of the Transformer-XL with a full memory."""
     segment = args.segment
     model = build(args.arch, args.vocabulary, device, tokens_per_sample=segment, mem_len=length, same_length=True)
     cache = model.new_cache(1)
@@ -71,7 +71,7 @@ def with_memory(args: argparse.Namespace, length: int, tokens: Tensor, device: t
 
 
 def without(args: argparse.Namespace, length: int, tokens: Tensor, device: torch.device) -> float:
-    """Seconds a token of the vanilla model, which reads *length* tokens for each."""
+    """Seconds per token of the vanilla model, which reads *length* tokens for each."""
     model = build(args.arch, args.vocabulary, device, position_encoding="absolute", mem_len=0)
     source = tokens[:, :length]
 
@@ -94,9 +94,9 @@ def main(argv: list[str] | None = None) -> None:
         "--segment", type=int, default=128, help="tokens read at once with memory (default: %(default)s)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=5, help="least time for each measurement (default: %(default)s)"
+        "--seconds", type=float, default=5, help="minimum seconds per measurement (default: %(default)s)"
     )
-    parser.add_argument("--cpu", action="store_true", help="run on the CPU even where a GPU is there")
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU even if a GPU is available")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     args = parser.parse_args(argv)
     keep_freed_memory()

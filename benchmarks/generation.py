@@ -1,7 +1,7 @@
-"""Speed of generation: softmax and choice at every token, beside the floor of reading the weights and GPT-2's.
+"""Speed of generation, with softmax and choice at every token, compared with the memory bandwidth bound and GPT-2.
 
-Part of ``python -m benchmarks.language_model``; ``--only generation`` runs it alone. All contenders take turns in one
-process, so that their ratios hold on a machine whose speed changes.
+Part of ``python -m benchmarks.language_model``; ``--only generation`` runs it alone. All models alternate in one
+process, so that their ratios are valid on a machine whose speed varies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fairseq.models.inference import Reader
 
 TOKENS, TOP_K = 192, 40
 ROWS = (1, 16)
-PRECISIONS: dict[str, tuple[torch.dtype | None, bool, float]] = {  # type, int8, bytes a weight
+PRECISIONS: dict[str, tuple[torch.dtype | None, bool, float]] = {  # type, int8, bytes per weight
     "fp32": (None, False, 4),
     "bf16": (torch.bfloat16, False, 2),
     "int8": (None, True, 1),
@@ -28,11 +28,11 @@ PRECISIONS: dict[str, tuple[torch.dtype | None, bool, float]] = {  # type, int8,
 
 @dataclass
 class Line:
-    """One contender.
+    """One measured model.
 
     Attributes:
-        megabytes: read in a step: weights of layers and output layer, and the cache; 0 where that is not known.
-        speeds: tokens a second, one number for each turn.
+        megabytes: read per step: weights of layers and output layer, and the cache; 0 if unknown.
+        speeds: tokens per second, one number per turn.
     """
 
     name: str
@@ -42,15 +42,15 @@ class Line:
 
     @property
     def median(self) -> float:
-        """Of the speeds."""
+        """Median of the speeds."""
         return sorted(self.speeds)[len(self.speeds) // 2]
 
 
 def measure(model: Any, vocabulary: int, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Let everyone generate in turn for about *seconds* in all, three turns at least; bandwidth before each turn.
+    """Generate with all models in turn for about *seconds* in total, at least three turns; measure bandwidth each turn.
 
     Returns:
-        ``lines`` and the ``bandwidth`` in GB/s, its median.
+        ``lines``, and ``bandwidth``, the median in GB/s.
     """
     contenders: list[tuple[Line, Callable[[], None]]] = []
     for rows in ROWS:
@@ -78,9 +78,9 @@ def measure(model: Any, vocabulary: int, device: torch.device, seconds: float) -
 
 
 def step_bytes(model: Any, rows: int, weight_size: float, cache_size: float) -> float:
-    """Bytes of weights and cache that a step reads at least, on average over a text.
+    """Minimum bytes of weights and cache that a step reads, averaged over a text.
 
-    Counted are the matrices of the layers and of the whole output layer, once, and what each row has in its cache.
+    The matrices of the layers and of the whole output layer count once, the cache once for each row.
     """
     layers, output = model.decoder.layers, model.output_layer
     weights = sum(p.numel() for p in {*layers.parameters(), *output.parameters()} if p.dim() == 2)
@@ -120,7 +120,7 @@ def _ours(reader: Reader, rows: int, vocabulary: int) -> Callable[[], None]:
 
 
 def _gpt2(model: Any, rows: int, vocabulary: int, device: torch.device) -> Callable[[], None] | None:
-    """GPT-2 of as many layers, heads, channels and words, random weights, in float32; None without transformers."""
+    """GPT-2 with equal layers, heads, width and vocabulary, random weights, float32; None without transformers."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:

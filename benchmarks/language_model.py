@@ -1,10 +1,10 @@
-"""Speed and memory of a Shortformer in training, evaluation and generation, beside the original's on two cores.
+"""Speed and memory of a Shortformer in training, evaluation and generation, compared with the original on two cores.
 
     python -m benchmarks.language_model [--compile] [--only generation] [--json FILE]
     python -m benchmarks.language_model --wiki103        # the full-size model, on a GPU
 
-Every line of the table is measured in a process of its own, through the task, the trainer and the scorer that the
-commands use, on a corpus of random words with natural frequencies. The matrix product is measured in the same run.
+Each case runs in a separate process, through the task, the trainer and the scorer that the commands use, on a corpus of
+random words with Zipfian frequencies. The matrix product is measured in the same run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SMALL = [
     ),
 ]
 
-# The original in fp32, on a 2-core machine that multiplies matrices at so many GFLOP/s.
+# The original in fp32, on a 2-core machine with this speed of the matrix product in GFLOP/s.
 ORIGINAL_GFLOPS = 193.0
 ORIGINAL = {"train": 3800.0, "evaluate": 9400.0, "token by token": 138.0}
 
@@ -76,7 +76,7 @@ CASES = [
 
 
 def command(case: Case, folder: Path, full_size: bool, device: torch.device) -> argparse.Namespace:
-    """The training command whose model is measured."""
+    """The training command of the measured model."""
     flags = [str(folder), "--arch", "shortformer_wiki103", "--criterion", "adaptive_loss", "--optimizer", "nag"]
     flags += [
         "--lr",
@@ -97,7 +97,7 @@ def command(case: Case, folder: Path, full_size: bool, device: torch.device) -> 
 
 
 def measure(case: Case, folder: Path, full_size: bool, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Tokens a second of *case*, median (which the table shows) and best, and its peak memory."""
+    """Tokens per second of *case*, median (shown in the table) and best, and its peak memory."""
     keep_freed_memory()
     args = command(case, folder, full_size, device)
     torch.manual_seed(1)
@@ -124,7 +124,7 @@ def measure(case: Case, folder: Path, full_size: bool, device: torch.device, sec
 def training_speeds(
     args: argparse.Namespace, task: Any, model: Any, device: torch.device, seconds: float
 ) -> list[float]:
-    """Tokens a second of one group of updates after another, for about *seconds*."""
+    """Tokens per second of successive groups of updates, for about *seconds*."""
     criterion = task.build_criterion(args)
     trainer = Trainer(training_settings(args), task, model, criterion, World(device=device))
     batches = task.iterator("train", model, criterion, training=True, device=device)
@@ -169,7 +169,7 @@ def _scoring(
 
 
 def make_corpus(folder: Path, vocabulary: int) -> None:
-    """Random words with frequencies 1/rank: 600,000 tokens to train on, 65,536 and 4,096 to evaluate."""
+    """Write random words with frequencies 1/rank: 600,000 tokens for training, 65,536 and 4,096 for evaluation."""
     dictionary = Dictionary()
     for i in range(vocabulary - 4):
         dictionary.add_symbol(f"w{i}", max(1, 10**7 // (i + 1)))

@@ -2,7 +2,8 @@
 
     python -m benchmarks.linear_cross_entropy [--rows 512] [--width 512] [--rounds 7]
 
-The ways take turns; the time is the median of the rounds, the memory that a process of its own needs beyond its inputs.
+The implementations alternate. Time is the median of the rounds; memory is measured in separate processes, inputs not
+included.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def ours(hidden: Tensor, weight: Tensor, target: Tensor, dtype: torch.dtype) -> Tensor:
-    """This project's."""
+    """This project's implementation."""
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype != torch.float32):
         return linear_cross_entropy(hidden, weight, target)
 
 
 def chunked(hidden: Tensor, weight: Tensor, target: Tensor, dtype: torch.dtype) -> Tensor:
-    """torch's, in chunks that it chooses."""
+    """torch's chunked implementation with its default chunks."""
     options = nn.LinearCrossEntropyOptions()
     return F.linear_cross_entropy(hidden.to(dtype), weight.to(dtype), target, reduction="sum", options=options)
 
 
 def plain(hidden: Tensor, weight: Tensor, target: Tensor, dtype: torch.dtype) -> Tensor:
-    """All logits at once, the loss in float32."""
+    """All logits at once, and the loss in float32."""
     return F.cross_entropy(F.linear(hidden.to(dtype), weight.to(dtype)).float(), target, reduction="sum")
 
 
@@ -50,7 +51,7 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor, torch.dtype], Tensor]] = {
 
 
 def inputs(rows: int, width: int, words: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states and weights in float32, as training has them, and targets."""
+    """Hidden states and weights in float32, as in training, and targets."""
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(rows, width, generator=generator).requires_grad_()
     weight = (torch.randn(words, width, generator=generator) / width**0.5).requires_grad_()
@@ -65,14 +66,14 @@ def step(way: str, data: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> f
 
 
 def memory(way: str, rows: int, width: int, words: int, precision: str) -> float:
-    """Peak memory of a step in MiB beyond the inputs, in a process of its own."""
+    """Peak memory of a step in MiB without the inputs, in a separate process."""
     command = [sys.executable, "-m", "benchmarks.linear_cross_entropy", "--peak", way, "--words", str(words)]
     command += ["--rows", str(rows), "--width", str(width), "--precision", precision]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def peak(way: str, data: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> float:
-    """The growth of this process in MiB over a step; a small one comes first, to load the kernels. Linux only."""
+    """Growth of this process in MiB during a step, after a small step that loads the kernels. Linux only."""
     step(way, inputs(8, 16, 32), dtype)
     before = _resident("VmRSS")
     step(way, data, dtype)
@@ -80,7 +81,7 @@ def peak(way: str, data: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> f
 
 
 def _resident(field: str) -> float:
-    """A size of this process in MiB: VmRSS is that of now, VmHWM the largest so far."""
+    """Size of this process in MiB: VmRSS is the current one, VmHWM the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
@@ -97,7 +98,7 @@ def table(rows: int, width: int, rounds: int) -> None:
             for number in range(rounds + 1):
                 for way, times in seconds.items():
                     taken = step(way, data, dtype)
-                    if number:  # the first is for warming up
+                    if number:  # the first round is a warm-up
                         times.append(taken)
             logits = F.linear(data[0].detach().double(), data[1].detach().double())
             exact = float(F.cross_entropy(logits, data[2], reduction="sum"))
@@ -113,9 +114,9 @@ def table(rows: int, width: int, rounds: int) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=512, help="hidden states of a batch (default: 512)")
+    parser.add_argument("--rows", type=int, default=512, help="number of hidden states (default: 512)")
     parser.add_argument("--width", type=int, default=512, help="their channels (default: 512)")
-    parser.add_argument("--rounds", type=int, default=7, help="measured steps of each way (default: 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="measured steps of each implementation (default: 7)")
     for hidden in ("--peak", "--precision"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--words", type=int, help=argparse.SUPPRESS)

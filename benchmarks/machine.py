@@ -1,4 +1,4 @@
-"""What a measurement was made on: the machine, the versions, and its ceiling."""
+"""Description of the machine and its peak speeds."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def describe(device: torch.device) -> dict[str, object]:
 
 
 def matrix_product(device: torch.device, dtype: torch.dtype, repeats: int = 20) -> float:
-    """GFLOP/s of a 2048 × 1024 × 4096 matrix product, the best of *repeats*."""
+    """Speed in GFLOP/s of a 2048 × 1024 × 4096 matrix product, the best of *repeats*."""
     a = torch.randn(2048, 1024, device=device).to(dtype)
     b = torch.randn(1024, 4096, device=device).to(dtype)
     return 2 * 2048 * 1024 * 4096 / best_seconds(lambda: a @ b, device, repeats) / 1e9
 
 
 def read_bandwidth(device: torch.device, repeats: int = 5) -> float:
-    """GB/s of one streaming read of 256 MiB, more than caches hold, with all threads: the best of *repeats*."""
+    """Bandwidth in GB/s of reading 256 MiB, more than caches hold, with all threads: the best of *repeats*."""
     data = torch.ones(1 << 26, device=device)
     return data.numel() * 4 / best_seconds(data.sum, device, repeats) / 1e9
 
 
 def best_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The shortest of *repeats* runs of *work*, after three that do not count."""
+    """Shortest of *repeats* runs of *work*, after three warm-up runs."""
     for _ in range(3):
         work()
     times = []
@@ -52,18 +52,18 @@ def best_seconds(work: Callable[[], object], device: torch.device, repeats: int)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device."""
+    """Wait for the device's work to finish."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_rss() -> float:
-    """The most memory this process has had, in MiB."""
+    """Peak resident memory of this process in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def peak_gpu(device: torch.device) -> float | None:
-    """The most GPU memory that was allocated, in MiB; None without a GPU."""
+    """Peak allocated GPU memory in MiB; None without a GPU."""
     return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
 
 

@@ -1,10 +1,10 @@
-"""Table 6 of Dai et al. 2019 in small: recurrence × position encodings × where the loss is taken, on your own corpus.
+"""A small version of table 6 of Dai et al. 2019: recurrence × position encoding × half or full loss.
 
     python -m benchmarks.recurrence DATA --updates 3000 --out DIR
 
-Every row is trained alike (size, segments, their order, updates, seed, learning rate) and then evaluated on the
+All rows are trained with the same size, segments, order, updates, seed and learning rate, and evaluated on the
 validation split at several attention lengths: models with relative positions by segments with memory, the others by a
-sliding window. A run that was interrupted goes on from the last row that was finished. Writes a JSON of all figures.
+sliding window. An interrupted run resumes after the last complete row. Writes all figures as JSON.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """A folder's name."""
+        """Name of the row's folder."""
         return f"{self.encoding}-{'recurrent' if self.recurrence else 'alone'}-{self.loss}"
 
     @property
     def by_distance(self) -> bool:
-        """Whether a memory may be given at evaluation."""
+        """True if positions are relative, so that evaluation can use a memory."""
         return self.encoding in ("relative", "shaw")
 
 
@@ -78,7 +78,7 @@ def train_command(args: argparse.Namespace, row: Row) -> list[str]:
 
 
 def evaluate_command(args: argparse.Namespace, row: Row, attention: int) -> list[str]:
-    """The evaluation at an attention length of up to *attention* tokens."""
+    """The evaluation command for an attention length of up to *attention* tokens."""
     step = args.segment // 2
     if row.by_distance:
         reading = ["--tokens-per-sample", str(step), "--mem-len", str(attention - step), "--batch-size", "8"]
@@ -92,7 +92,7 @@ def evaluate_command(args: argparse.Namespace, row: Row, attention: int) -> list
 
 
 def run(command: list[str], log: Path) -> None:
-    """Run a command of the project; its output goes to *log*."""
+    """Run a command of the project; write its output to *log*."""
     print("$ python " + shlex.join(command), flush=True)
     with open(log, "w", encoding="utf-8") as file:
         script = [sys.executable, str(ROOT / command[0]), *command[1:]]
@@ -102,7 +102,7 @@ def run(command: list[str], log: Path) -> None:
 
 
 def measure(args: argparse.Namespace, row: Row) -> dict[str, Any]:
-    """Train and evaluate *row*; what it did before is not done again."""
+    """Train and evaluate *row*, skipping complete steps."""
     folder = args.out / row.name
     folder.mkdir(parents=True, exist_ok=True)
     done = folder / "row.json"
@@ -120,7 +120,7 @@ def measure(args: argparse.Namespace, row: Row) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]], lengths: list[int], bits: bool) -> str:
-    """The figures as Markdown: perplexity, or bits a character."""
+    """The figures as Markdown: perplexity, or bits per character."""
     figures = [{n: figure(result["perplexity"][str(n)], bits) for n in lengths} for result in results]
     lines = [
         "| recurrence | encoding | loss | " + " | ".join(f"attention {n}" for n in lengths) + " | best |",
@@ -145,13 +145,13 @@ def main(argv: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder made by fairseq-preprocess")
-    parser.add_argument("--updates", type=int, default=3000, help="of every row, 200 of them warmup (default: 3000)")
+    parser.add_argument("--updates", type=int, default=3000, help="updates per row, 200 of them warmup (default: 3000)")
     parser.add_argument("--segment", type=int, default=64, help="tokens of a segment, and of memory (default: 64)")
     parser.add_argument("--attention", default="64,128,256,512", help="attention lengths of evaluation")
     parser.add_argument("--cutoffs", default=None, help="bands of the vocabulary (default: one)")
-    parser.add_argument("--bits", action="store_true", help="report bits a token, not perplexity: for characters")
-    parser.add_argument("--rows", default=None, help="which rows, e.g. 0,3 (default: all)")
-    parser.add_argument("--out", type=Path, default=Path("recurrence"), metavar="DIR", help="folder for everything")
+    parser.add_argument("--bits", action="store_true", help="report bits per token instead of perplexity")
+    parser.add_argument("--rows", default=None, help="numbers of rows, e.g. 0,3 (default: all)")
+    parser.add_argument("--out", type=Path, default=Path("recurrence"), metavar="DIR", help="output folder")
     args = parser.parse_args(argv)
     args.attention = [int(n) for n in args.attention.split(",")]
     chosen = range(len(ROWS)) if args.rows is None else map(int, args.rows.split(","))

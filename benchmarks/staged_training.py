@@ -1,10 +1,10 @@
-"""Staged against unstaged training at equal wall-clock time, Shortformer and baseline, on a corpus of your own.
+"""Staged and unstaged training at equal wall-clock time, Shortformer and baseline.
 
     python -m benchmarks.staged_training DATA --minutes 5 --stage-updates 300
 
-Two runs go side by side, each on one core: one in two stages (``--short`` tokens per sample for ``--stage-updates``
-updates, then ``--long``), one on ``--long`` tokens throughout. Both are stopped after the same time. Then both are
-evaluated on the test split. Writes a JSON of all figures and a PNG of the validation curves.
+Two runs train in parallel, each on one core: one in two stages (``--short`` tokens per sample for ``--stage-updates``
+updates, then ``--long``), one on ``--long`` tokens throughout. Both stop after the same time and are evaluated on the
+test split. Writes all figures as JSON and the validation curves as PNG.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def evaluate_command(args: argparse.Namespace, folder: Path, *flags: str) -> lis
 
 
 def side_by_side(commands: list[tuple[list[str], Path]]) -> None:
-    """Run commands at the same time, each on a core of its own, their output into files."""
+    """Run commands in parallel, each on its own core, with output to files."""
     cores = sorted(os.sched_getaffinity(0))
     running = []
     for number, (command, log) in enumerate(commands):
@@ -95,7 +95,7 @@ def summary(log: Path, folder: Path) -> dict[str, Any]:
 
 
 def plot(curves: dict[str, list[tuple[float, float]]], title: str, path: Path) -> None:
-    """Validation loss over minutes of training."""
+    """Plot validation loss over minutes of training."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -107,7 +107,7 @@ def plot(curves: dict[str, list[tuple[float, float]]], title: str, path: Path) -
         minutes = [seconds / 60 for seconds, _ in points]
         colour = next(c for word, c in styles.items() if name.startswith(word))
         axes.plot(minutes, [loss for _, loss in points], "--" if "unstaged" in name else "-", color=colour, label=name)
-    axes.set(xlabel="wall-clock time (minutes, one core)", ylabel="validation loss (bits a token)", title=title)
+    axes.set(xlabel="wall-clock time (minutes, one core)", ylabel="validation loss (bits per token)", title=title)
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
     axes.legend()
@@ -123,11 +123,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--stage-updates", type=int, default=300, help="updates of the first stage (default: 300)")
     parser.add_argument("--short", type=int, default=64, help="tokens per sample of the first stage (default: 64)")
     parser.add_argument("--long", type=int, default=512, help="tokens per sample afterwards (default: 512)")
-    parser.add_argument("--max-tokens", type=int, default=2048, help="tokens an update (default: 2048)")
+    parser.add_argument("--max-tokens", type=int, default=2048, help="tokens per update (default: 2048)")
     parser.add_argument("--validate-every", type=int, default=50, help="updates between validations (default: 50)")
     parser.add_argument("--cutoffs", default="2000,8000", help="bands of the vocabulary (default: 2000,8000)")
-    parser.add_argument("--title", default="Staged against unstaged training", help="title of the plot")
-    parser.add_argument("--out", type=Path, default=Path("staged"), metavar="DIR", help="folder for everything")
+    parser.add_argument("--title", default="Staged and unstaged training", help="title of the plot")
+    parser.add_argument("--out", type=Path, default=Path("staged"), metavar="DIR", help="output folder")
     args, extra = parser.parse_known_args(argv)
     args.extra = extra
     args.out.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.tnf [--arch bert_base] [--layers 12] [--words 200000] [--seconds 60] [--bf16] [--json FILE]
 
-Both models train in one process on the same batches, a step of one after a step of the other; the ratio of each pair of
-steps is what counts. Memory is that of processes of their own. Over ranks, what is measured is the end of an update:
-the exchange of touched rows and the change of the table, which must be the same everywhere.
+Both models train in one process on the same batches with alternating steps; the result is the median ratio of pairs of
+steps. Memory is measured in separate processes. With several ranks the end of an update is measured: the exchange of
+touched rows and the update of the table, which must be equal on all ranks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PREFIX = "tnf_"
 
 
 def make_corpus(folder: Path, words: int, share: float, seed: int = 1) -> None:
-    """Random text in which *share* of the words are rare, of three subwords each."""
+    """Write random text in which *share* of the words are rare, with three subwords each."""
     rng = np.random.default_rng(seed)
     dictionary = Dictionary()
     for i in range(VOCABULARY - 4):
@@ -90,7 +90,7 @@ def batches_of(trainer: Trainer) -> list[Any]:
 
 
 def step_times(args: argparse.Namespace, folder: Path, device: torch.device) -> dict[str, Any]:
-    """Milliseconds of a step of both models, and the ratio of their pairs."""
+    """Milliseconds per step of both models, and the ratio of pairs."""
     trainers = [trainer_of(arch, args, folder, device) for arch in (args.arch, PREFIX + args.arch)]
     samples = [batches_of(trainer) for trainer in trainers]
     times: list[list[float]] = [[], []]
@@ -118,7 +118,7 @@ def step_times(args: argparse.Namespace, folder: Path, device: torch.device) -> 
 
 @torch.no_grad()
 def part_times(model: BaseFairseqModel, sample: Any, device: torch.device) -> dict[str, float]:
-    """Milliseconds of reading, taking and writing the notes of one batch."""
+    """Milliseconds for reading, collecting and writing the notes of one batch."""
     notes = model.notes
     assert isinstance(notes, NoteDictionary)
     net_input = sample["net_input"]
@@ -135,7 +135,7 @@ def part_times(model: BaseFairseqModel, sample: Any, device: torch.device) -> di
 
 
 def peak_memory(arch: str, args: argparse.Namespace, folder: Path) -> float:
-    """The most MiB that a process that trains *arch* has."""
+    """Peak MiB of a process that trains *arch*."""
     flags = ["--peak-of", arch, "--folder", str(folder)]
     flags += [f"--{name}" for name in ("cpu", "bf16") if getattr(args, name)]
     for name in ("layers", "rows", "length"):
@@ -145,7 +145,7 @@ def peak_memory(arch: str, args: argparse.Namespace, folder: Path) -> float:
 
 
 def print_peak(args: argparse.Namespace, device: torch.device) -> None:
-    """Train ``args.peak_of`` for a few steps, and print the peak of the memory."""
+    """Train ``args.peak_of`` for a few steps, and print the peak memory."""
     trainer = trainer_of(args.peak_of, args, args.folder, device)
     for sample in batches_of(trainer)[:3]:
         trainer.train_step([sample])
@@ -153,7 +153,7 @@ def print_peak(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def rank_main(rank: int, ranks: int, words: int, dim: int, spans: int, folder: str) -> None:
-    """End updates on one of several processes; the first one writes what it measured."""
+    """Measure the end of updates on one of several ranks; rank 0 writes the result."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     torch.set_num_threads(1)
     world = World(rank, ranks)
@@ -240,9 +240,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--words", type=int, default=200_000, help="rare words (default: %(default)s)")
     parser.add_argument("--rare", type=float, default=0.02, help="share of words that are rare (default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=4, help="processes that exchange notes (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=60, help="time for the steps (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=60, help="duration in seconds (default: %(default)s)")
     parser.add_argument("--bf16", action="store_true", help="train in bfloat16")
-    parser.add_argument("--cpu", action="store_true", help="run on the CPU even where a GPU is there")
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU even if a GPU is available")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

@@ -1,10 +1,10 @@
-"""Speed and memory of training a Transformer-XL, beside the authors' code on a machine of two cores.
+"""Speed and memory of training a Transformer-XL, compared with the authors' code on two cores.
 
     python -m benchmarks.transformer_xl [--compile] [--json FILE]
     python -m benchmarks.transformer_xl --wiki103     # the full-size models, on a GPU, eager and compiled
 
-Every line of the table is measured in a process of its own, through the task and the trainer that the commands use, on
-a corpus of random words with natural frequencies. The matrix product is measured in the same run.
+Each case runs in a separate process, through the task and the trainer that the commands use, on a corpus of random
+words with Zipfian frequencies. The matrix product is measured in the same run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fairseq.tasks import setup_task
 SMALL = """--arch transformer_xl --n-layer 4 --d-model 256 --n-head 4 --d-inner 1024 --cutoffs 2000,8000
     --tokens-per-sample 128 --mem-len 128"""
 
-# The authors' code in fp32, on a 2-core machine that multiplies matrices at so many GFLOP/s.
+# The authors' code in fp32, on a 2-core machine with this speed of the matrix product in GFLOP/s.
 AUTHORS_SPEED = 3385.0
 AUTHORS_GFLOPS = 193.0
 
@@ -46,7 +46,7 @@ CASES = [Case("training, fp32", SMALL, target=1.4), Case("training, bf16", SMALL
 
 
 def measure(case: Case, folder: Path, full_size: bool, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Tokens a second of *case*, median (which the table shows) and range, and its peak memory."""
+    """Tokens per second of *case*, median (shown in the table) and range, and its peak memory."""
     keep_freed_memory()
     flags = [str(folder), *case.flags.split(), "--criterion", "cross_entropy", "--optimizer", "adam", "--lr", "0.00025"]
     flags += ["--clip-norm", "0.25", "--batch-size", str(case.rows), "--required-batch-size-multiple", "1"]
@@ -80,7 +80,7 @@ def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool
         per = speed / ceiling["fp32" if case.precision == "fp32" else "bf16"]
         cells = ["", f"{per:.2f}", "", ""]
         if on_cpu:
-            reference = AUTHORS_SPEED / AUTHORS_GFLOPS  # they had no half precision on a CPU
+            reference = AUTHORS_SPEED / AUTHORS_GFLOPS  # measured in fp32 only
             cells = [f"{speed / AUTHORS_SPEED:.2f}", f"{per:.1f}", f"{per / reference:.2f}", f"{case.target}"]
             if case.precision != "fp32":
                 cells[2] = "–"

@@ -1,7 +1,7 @@
-"""From nothing to a trained Shortformer in a few minutes on two cores: what ``make demo`` runs.
+"""Train and evaluate a small Shortformer in a few minutes on two cores (``make demo``).
 
-Prepares a corpus, preprocesses it, trains in two stages, evaluates segment by segment and token by token, prints a
-table and a sample of generated text, and draws the loss. Everything is written below ``demo/``.
+Prepares a corpus, preprocesses it, trains in two stages, evaluates non-overlapping and token by token, prints a table
+and a sample of generated text, and plots the loss. All output is written to ``demo/``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT = "This function returns"
-BATCH = 1024  # tokens an update
+BATCH = 1024  # tokens per update
 SHORT, LONG = 32, 128  # tokens per sample of the two stages
 
 
 @dataclass
 class Finished:
-    """A command that ran: what it printed, how long it took and the most memory it held."""
+    """Result of a command: output, duration and peak memory."""
 
     output: list[str]
     seconds: float
@@ -48,9 +48,9 @@ class Row:
 
 
 def run(script: str, *flags: str, show: Callable[[str], str | None] = str) -> Finished:
-    """Run a script of this repository; *show* makes of a line of its output what is shown of it.
+    """Run a script of this repository; *show* maps a line of its output to the text to print, or None.
 
-    If it fails, the end of its output is shown, and this program ends with its exit code.
+    If it fails, print the end of its output and exit with its exit code.
     """
     print(f"\n$ python {shlex.join([script, *flags])}", flush=True)
     start = time.perf_counter()
@@ -76,7 +76,7 @@ def run(script: str, *flags: str, show: Callable[[str], str | None] = str) -> Fi
 
 
 def prepare(folder: Path, max_words: int | None) -> None:
-    """The corpus and its binary form."""
+    """Make the corpus and preprocess it."""
     limit = ["--max-words", str(max_words)] if max_words else []
     run("scripts/prepare_pydoc.py", str(folder / "corpus"), *limit)
     texts = [word for s in ("train", "valid", "test") for word in (f"--{s}pref", f"{folder}/corpus/pydoc.{s}.tokens")]
@@ -91,7 +91,7 @@ def prepare(folder: Path, max_words: int | None) -> None:
 
 
 def train(folder: Path, stages: tuple[int, int], cutoffs: str) -> Finished:
-    """Two stages in one run; the log goes to ``train.jsonl``."""
+    """Train in two stages in one run; write the log to ``train.jsonl``."""
     finished = run(
         "train.py",
         str(folder / "data-bin"),
@@ -112,7 +112,7 @@ def train(folder: Path, stages: tuple[int, int], cutoffs: str) -> Finished:
 
 
 def evaluate(folder: Path, name: str, *flags: str) -> Row:
-    """One way of inference on the test text."""
+    """Evaluate the test text with one kind of inference."""
     summary = re.compile(r"Evaluated .*|Loss \(base 2\).*")
     finished = run(
         "eval_lm.py",
@@ -128,7 +128,7 @@ def evaluate(folder: Path, name: str, *flags: str) -> Row:
 
 
 def sample(folder: Path) -> str:
-    """A few sentences of the trained model."""
+    """Text sampled from the trained model."""
     from fairseq.hub import LanguageModel
 
     model = LanguageModel.from_pretrained(str(folder / "checkpoints" / "checkpoint_last.pt"), str(folder / "data-bin"))
@@ -139,7 +139,7 @@ def sample(folder: Path) -> str:
 
 
 def record(line: str) -> dict[str, Any] | None:
-    """The figures in a line of a JSON log, None if it is another line."""
+    """The figures of a line of a JSON log, None for other lines."""
     if not line.startswith("{"):
         return None
     values: dict[str, Any] = json.loads(line)
@@ -151,7 +151,7 @@ def records(lines: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def progress(line: str) -> str | None:
-    """A line of the training log for people."""
+    """A readable line for a validation record of the training log, None for other lines."""
     values = record(line)
     if values is None:
         return None
@@ -164,7 +164,7 @@ def progress(line: str) -> str | None:
 
 
 def training_rows(finished: Finished, boundary: int) -> list[Row]:
-    """The two stages' speeds, and perplexities at the last validation of each."""
+    """Speed and last validation perplexity of both stages."""
     log = records(finished.output)
     rows = []
     for name, low, high in ((f"training, {SHORT} tokens", 0, boundary), (f"training, {LONG} tokens", boundary, 10**9)):
@@ -185,7 +185,7 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(log: list[dict[str, Any]], boundary: int, path: Path) -> None:
-    """The training and validation losses over the tokens read."""
+    """Plot training and validation losses over the tokens read."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -198,7 +198,7 @@ def plot(log: list[dict[str, Any]], boundary: int, path: Path) -> None:
     axes.plot(*zip(*train, strict=True), color="#1f77b4", linewidth=1.5, label="training")
     if valid:
         axes.plot(*zip(*valid, strict=True), "o-", color="#d62728", linewidth=1.5, markersize=5, label="validation")
-    axes.set(xlabel="tokens read (thousands)", ylabel="cross-entropy (bits a token)")
+    axes.set(xlabel="tokens read (thousands)", ylabel="cross-entropy (bits per token)")
     axes.set_title("Shortformer, 4 layers of width 256, trained in two stages")
     axes.set_xlim(left=0)
     axes.margins(y=0.08)
@@ -219,10 +219,10 @@ def main(argv: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--output", type=Path, default=Path("demo"), metavar="DIR", help="folder for everything (default: demo)"
+        "--output", type=Path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
     )
     parser.add_argument("--updates", type=int, nargs=2, default=(220, 560), metavar="N", help="ends of the two stages")
-    parser.add_argument("--max-words", type=int, metavar="N", help="take only so many words of text")
+    parser.add_argument("--max-words", type=int, metavar="N", help="most words of text")
     parser.add_argument("--cutoffs", default="1000,4000", help="bands of the vocabulary")
     args = parser.parse_args(argv)
 

@@ -1,10 +1,10 @@
-"""A small corpus of real English that every installation carries: the prose of Python's documentation topics and
-of the docstrings of the standard library, NumPy and PyTorch, laid out like WikiText.
+"""A small corpus of English from installed packages: prose of Python's help topics and of the docstrings of the
+standard library, NumPy and PyTorch, in WikiText's format.
 
     python scripts/prepare_pydoc.py DIR        # DIR/pydoc.train.tokens, DIR/pydoc.valid.tokens, DIR/pydoc.test.tokens
 
 A topic or a module is an article, a docstring with some prose is a section of it, a paragraph is a line. Sources are
-parsed, never imported; the same installation always gives the same bytes.
+parsed, never imported. The output is deterministic for one installation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fairseq.files import atomic_file
 MIN_COUNT = 3  # as in WikiText: rarer words of the training text become <unk>
 MIN_SECTION_WORDS = 30
 MIN_ARTICLE_WORDS = 40
-SPLIT_EVERY = 30  # of so many articles one goes to valid and one to test (of fewer, where there are few)
+SPLIT_EVERY = 30  # of this many articles one goes to valid and one to test (of fewer in small corpora)
 PACKAGES = ("numpy", "torch")
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "testing", "_bundled", "lib2to3", "turtledemo"}
 FUNCTION_WORDS = frozenset(
@@ -78,7 +78,7 @@ class Section(NamedTuple):
 
 @dataclass
 class Article:
-    """What opens with ``= title =``: its own paragraphs and its sections."""
+    """An article, which begins with ``= title =``: its own paragraphs and its sections."""
 
     title: str
     sections: list[Section]
@@ -91,18 +91,18 @@ class Article:
 
 
 def paragraphs(text: str) -> list[str]:
-    """The paragraphs of *text*, reStructuredText or a docstring, that are running English, one line each."""
+    """The paragraphs of *text*, reStructuredText or a docstring, that are prose, one line each."""
     lines = (plain(_join(block)) for block in _blocks(inspect.cleandoc(text).expandtabs().splitlines()))
     return [line for line in lines if is_prose(line)]
 
 
 def _join(block: list[str]) -> str:
-    """The lines as one; a hyphen at a line's end belongs to its word."""
+    """The lines joined; a hyphen at the end of a line joins the word."""
     return re.sub(r"(?<=\w)-\n(?=\w)", "-", "\n".join(block))
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Runs of lines of one indentation; what is indented below ``::``, a doctest or a directive is code: left out."""
+    """Blocks of equally indented lines, without code: blocks indented below ``::``, a doctest or a directive."""
     block: list[str] = []
     indent = 0
     code_above: int | None = None
@@ -151,7 +151,7 @@ _MARKUP = [
     (re.compile(r"^:(?:param|type|return|returns|raises)\b[^:]*: *"), ""),
     (re.compile(r"\\([*_`\\])"), r"\1"),
     (re.compile(r"\s+"), " "),
-    (re.compile(r"(?<=[.!?]) [^.!?]*:$"), ""),  # the sentence that announces what is left out
+    (re.compile(r"(?<=[.!?]) [^.!?]*:$"), ""),  # a final sentence that introduces omitted text
 ]
 
 
@@ -164,7 +164,7 @@ def plain(text: str) -> str:
 
 
 def is_prose(text: str) -> bool:
-    """Whether *text* reads as English sentences: it ends as one, and has words rather than symbols."""
+    """Return whether *text* looks like English prose: it ends like a sentence and consists mostly of words."""
     words = text.split()
     if len(words) < 6 or not re.search(r"[.!?][\"')]*$", text) or not re.match(r"[\"'(]?[A-Z\d]", text):
         return False
@@ -191,7 +191,7 @@ def topics() -> list[Article]:
 
 
 def topic(name: str, text: str) -> Article:
-    """A topic as an article: its underlined headings open its sections."""
+    """A topic as an article, with a section for each underlined heading."""
     lines = text.splitlines()
     underlined = [
         i for i in range(len(lines) - 1) if lines[i].strip() and re.fullmatch(r"([*=~^\"-])\1{2,}", lines[i + 1])
@@ -208,7 +208,7 @@ def topic(name: str, text: str) -> Article:
 
 
 def sources() -> list[tuple[str, Path]]:
-    """(dotted name, file) of every module to read, in order."""
+    """(dotted name, file) of each module to read, in order."""
     roots = [("", Path(sysconfig.get_path("stdlib")))]
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
@@ -225,7 +225,7 @@ def sources() -> list[tuple[str, Path]]:
 
 
 def module(source: tuple[str, Path]) -> Article:
-    """A module as an article: its docstrings, and those that it gives to compiled functions, are the sections."""
+    """A module as an article, with a section for each docstring, including those added to compiled functions."""
     name, path = source
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -272,7 +272,7 @@ def _added(call: ast.Call) -> Iterator[tuple[str, str]]:
 
 
 def unique(articles: Iterable[Article]) -> Iterator[Article]:
-    """*articles* without the paragraphs of earlier ones, and without sections and articles that are then too short."""
+    """*articles* without repeated paragraphs, and without the sections and articles that become too short."""
     seen: set[str] = set()
     for article in articles:
         sections: list[Section] = []
@@ -290,7 +290,7 @@ def unique(articles: Iterable[Article]) -> Iterator[Article]:
 
 
 class Tokenizer:
-    """Moses tokens with ``@-@`` for hyphens inside words, as WikiText has them; identifiers stay whole."""
+    """Moses tokenizer with ``@-@`` for hyphens inside words, as in WikiText; identifiers are not split."""
 
     def __init__(self) -> None:
         from sacremoses import MosesTokenizer
@@ -311,7 +311,7 @@ def heading(name: str) -> str:
 
 
 def layout(article: Article, tokenize: Tokenizer) -> list[list[str]]:
-    """The article's lines in WikiText's form, each a list of tokens: headings stand between empty lines."""
+    """The article's lines in WikiText's format, each a list of tokens; headings are between empty lines."""
     lines: list[list[str]] = [[], ["=", *tokenize(heading(article.title)), "="], []]
     for section in article.sections:
         if section.title:
@@ -321,10 +321,10 @@ def layout(article: Article, tokenize: Tokenizer) -> list[list[str]]:
 
 
 def split(articles: list[Article]) -> dict[str, list[Article]]:
-    """Of every thirty articles the last is for the test, the one before for validation, the others for training."""
+    """Split articles: of every thirty the last is for test, the one before for validation, the others for training."""
     every = min(SPLIT_EVERY, len(articles) // 2)
     if every < 3:
-        raise SystemExit("prepare_pydoc.py: too few articles to split; raise --max-words")
+        raise SystemExit("prepare_pydoc.py: --max-words: too few articles to split; raise it")
     parts: dict[str, list[Article]] = {"train": [], "valid": [], "test": []}
     for number, article in enumerate(articles):
         parts[{every - 2: "valid", every - 1: "test"}.get(number % every, "train")].append(article)
@@ -332,7 +332,7 @@ def split(articles: list[Article]) -> dict[str, list[Article]]:
 
 
 def collect(max_words: int | None = None) -> list[Article]:
-    """Every article of this installation, topics first; after *max_words* words no further one is begun."""
+    """All articles of this installation, topics first; stop after the one that reaches *max_words* words."""
     with ProcessPoolExecutor() as pool:
         modules = map(module, sources()) if max_words else pool.map(module, sources(), chunksize=16)
         articles = []
@@ -344,7 +344,7 @@ def collect(max_words: int | None = None) -> list[Article]:
 
 
 def write(parts: dict[str, list[Article]], destdir: Path) -> None:
-    """Write the splits, rare words of the training text as ``<unk>``, and say what they hold."""
+    """Write the splits with ``<unk>`` for rare words of the training text, and print their sizes."""
     tokenize = Tokenizer()
     lines = {
         name: [line for article in articles for line in layout(article, tokenize)] for name, articles in parts.items()

@@ -1,12 +1,11 @@
-"""Write a text byte by byte, or letter by letter, as symbols between spaces, for ``fairseq-preprocess``.
+"""Write the bytes or letters of a text as symbols separated by spaces, for ``fairseq-preprocess``.
 
-    python -m scripts.text_to_symbols enwik8 DIR --kind bytes       # every byte as its number, 0 to 255
-    python -m scripts.text_to_symbols text8 DIR --kind letters      # a to z, of a text of letters and spaces
+    python -m scripts.text_to_symbols enwik8 DIR --kind bytes       # bytes as numbers, 0 to 255
+    python -m scripts.text_to_symbols text8 DIR --kind letters      # a to z and spaces
 
 Writes ``train.txt`` (the first 90 %), ``valid.txt`` and ``test.txt`` (5 % each), cut at exact bytes, and ``dict.txt``,
-the symbols of all three by falling frequency (``--srcdict``). A line ends where the text has a line feed (of bytes) or
-a space (of letters): the ``</s>`` that ends each line stands for that character, so that a split has as many tokens as
-characters, or one more, if the split ends in the middle of a line.
+the symbols of all three by falling frequency (``--srcdict``). A line ends at each line feed (bytes) or space (letters),
+which ``</s>`` represents: a split has as many tokens as characters, or one more if it ends in the middle of a line.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ CHUNK = 1 << 20
 
 
 def symbol(byte: int, kind: str) -> str:
-    """How *byte* is written."""
+    """The symbol for *byte*."""
     return str(byte) if kind == "bytes" else chr(byte)
 
 
 def split_sizes(total: int) -> dict[str, int]:
-    """The bytes of each split of a text of *total*: 90, 5 and 5 %, of enwik8 and text8 90, 5 and 5 million."""
+    """Bytes of each split of a text of *total* bytes: 90, 5 and 5 %; for enwik8 and text8 90, 5 and 5 million."""
     part = total // 20
     return {"train": total - 2 * part, "valid": part, "test": part}
 
@@ -44,18 +43,19 @@ def split_sizes(total: int) -> dict[str, int]:
 def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
     """Write the splits of *source* and their dictionary to *destdir*: all four files, or none.
 
-    Memory does not depend on the text's length.
+    Memory is constant in the length of the text.
 
     Returns:
         The tokens of each split.
 
     Raises:
-        UserError: the text cannot be read, is too short to split or has what is no letter; the files cannot be written.
+        UserError: the text cannot be read, is too short to split or has other characters than letters; the files cannot
+            be written.
     """
     try:
         total = source.stat().st_size
         if total < 20:
-            raise UserError(f"{source}: {total} bytes; 20 are needed for a split of 90, 5 and 5 %")
+            raise UserError(f"{source}: has {total} bytes; a split of 90, 5 and 5 % needs at least 20")
         destdir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:
             text = files.enter_context(open(source, "rb"))
@@ -71,7 +71,7 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
 
 
 def _write_split(text: BinaryIO, out: BinaryIO, size: int, kind: str, counts: np.ndarray, bar: tqdm) -> int:
-    """Write the next *size* bytes of *text* as symbols, and count them; returns the tokens."""
+    """Write the next *size* bytes of *text* as symbols, and count them; return the number of tokens."""
     end = LINE_ENDS[kind]
     table = [b"\n" if byte == end else f"{symbol(byte, kind)} ".encode("latin-1") for byte in range(256)]
     tokens, last = size, end
@@ -96,7 +96,7 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
     while size:
         chunk = file.read(min(size, CHUNK))
         if not chunk:
-            raise UserError(f"{file.name}: became shorter while it was read; start again when it is complete")
+            raise UserError(f"{file.name}: became shorter while reading; run again when it is complete")
         size -= len(chunk)
         yield chunk
 
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, metavar="TEXT", help="the text, one file")
     parser.add_argument("destdir", type=Path, metavar="DIR", help="folder for the four files")
-    parser.add_argument("--kind", choices=sorted(LINE_ENDS), required=True, help="what a symbol is")
+    parser.add_argument("--kind", choices=sorted(LINE_ENDS), required=True, help="kind of symbol")
     args = parser.parse_args(argv)
     try:
         tokens = convert(args.source, args.destdir, args.kind)
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"text_to_symbols.py: error: {error}", file=sys.stderr)
         sys.exit(2)
     for name, size in split_sizes(args.source.stat().st_size).items():
-        added = "" if tokens[name] == size else ", and one </s> more: it ends in the middle of a line"
+        added = "" if tokens[name] == size else ", plus one </s>: it ends in the middle of a line"
         print(f"{args.destdir / name}.txt: {size:,} characters{added}")
 
 

@@ -1,9 +1,9 @@
-"""Tokenise text with sacremoses, for ``fairseq-preprocess``: one paragraph a line in, words between spaces out.
+"""Tokenise text, one paragraph per line, with sacremoses, for ``fairseq-preprocess``.
 
     python scripts/tokenize_text.py novels.txt novels.tokens --workers 2
 
-Hyphens inside words become ``@-@`` as in WikiText. Headings (``= Title =``) and blank lines stay as they are. A name
-that ends in .xz or .gz is read through its decompressor. The result is the same for any number of workers.
+Hyphens inside words become ``@-@`` as in WikiText. Headings (``= Title =``) and blank lines are unchanged. Files
+that end in .xz or .gz are decompressed. The result does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LINES_A_TASK = 500
 
 
 def open_text(path: Path) -> IO[str]:
-    """A text file, decompressed as its name says."""
+    """Open a text file, decompressed by its suffix."""
     if path.suffix == ".xz":
         return lzma.open(path, "rt", encoding="utf-8")
     if path.suffix == ".gz":
@@ -35,7 +35,7 @@ def open_text(path: Path) -> IO[str]:
 
 
 def tokenize(lines: list[str]) -> list[str]:
-    """*lines* with their words and marks apart."""
+    """*lines* with words and punctuation separated by spaces."""
     from sacremoses import MosesTokenizer
 
     tokenizer = MosesTokenizer(lang="en")
@@ -48,7 +48,7 @@ def tokenize(lines: list[str]) -> list[str]:
 
 
 def tasks(file: IO[str]) -> Iterator[list[str]]:
-    """Runs of lines."""
+    """Chunks of lines."""
     lines: list[str] = []
     for line in file:
         lines.append(line)
@@ -62,8 +62,8 @@ def tasks(file: IO[str]) -> Iterator[list[str]]:
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="text, one paragraph a line (.txt, .xz, .gz)")
-    parser.add_argument("target", type=Path, help="where the tokenised text goes")
+    parser.add_argument("source", type=Path, help="text, one paragraph per line (.txt, .xz, .gz)")
+    parser.add_argument("target", type=Path, help="file for the tokenised text")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
     args = parser.parse_args(argv)
     if not args.source.is_file():

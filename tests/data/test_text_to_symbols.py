@@ -117,7 +117,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:
     result = run(tmp_path / "source", tmp_path / "out", "--kind", "letters")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[0] == (
-        f"{tmp_path}/out/train.txt: 90 characters, and one </s> more: it ends in the middle of a line"
+        f"{tmp_path}/out/train.txt: 90 characters, plus one </s>: it ends in the middle of a line"
     )
     assert result.stdout.splitlines()[1] == f"{tmp_path}/out/valid.txt: 5 characters"
 
@@ -126,7 +126,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:
     "text, message",
     [
         (b"abc def ghi jkl mno pqr Stu", "byte 24 is b'S', neither a letter from a to z nor a space"),
-        (b"too short", "9 bytes; 20 are needed"),
+        (b"too short", "has 9 bytes; a split of 90, 5 and 5 % needs at least 20"),
         (None, "No such file or directory"),
     ],
 )
