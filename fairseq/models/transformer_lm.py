@@ -100,10 +100,8 @@ class TransformerLMConfig(CausalNoteConfig, ModelConfig):
             UserError: they are not; the message names the flags.
         """
         if self.decoder_embed_dim % self.decoder_attention_heads:
-            raise UserError(
-                f"--decoder-attention-heads {self.decoder_attention_heads}: "
-                f"must divide --decoder-embed-dim {self.decoder_embed_dim}"
-            )
+            heads = f"--decoder-attention-heads {self.decoder_attention_heads}"
+            raise UserError(f"{heads}: must divide --decoder-embed-dim {self.decoder_embed_dim}")
         if self.decoder_layers_to_keep is not None:
             check_layers(self.decoder_layers_to_keep, "--decoder-layers-to-keep")
         if self.character_embeddings:
