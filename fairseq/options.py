@@ -29,6 +29,7 @@ from fairseq.settings import (
     DataConfig,
     DistributedConfig,
     EvalLMConfig,
+    FinetuneConfig,
     GenerateConfig,
     InteractiveConfig,
     MemoryConfig,
@@ -232,6 +233,18 @@ def get_export_parser() -> Parser:
     parser.add_argument(
         "--half", choices=("discriminator", "generator"), default="discriminator", help="part of ELECTRA to write"
     )
+    return parser
+
+
+def get_finetune_parser() -> Parser:
+    """The flags of ``fairseq-finetune``."""
+    from fairseq.tasks.sentence_prediction import SentencePredictionConfig
+
+    parser = Parser(
+        "Fine-tune an encoder with several seeds and learning rates.",
+        [FinetuneConfig, SentencePredictionConfig, CommonConfig, DistributedConfig],
+    )
+    parser.add_argument("data", metavar="DATA", help="folder with train.tsv and the development file")
     return parser
 
 

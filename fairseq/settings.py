@@ -357,6 +357,24 @@ class NotesConfig:
 
 
 @dataclass(frozen=True)
+class FinetuneConfig:
+    """What ``fairseq-finetune`` trains, and how often."""
+
+    path: str | None = flag(None, "checkpoint of pre-training", metavar="FILE")
+    from_scratch: bool = flag(False, "random initial weights, for comparison; --path gives the sizes")
+    seeds: list[int] = flag([1, 2, 3], "seeds, one run each", low=0)
+    lrs: list[float] = flag([1e-5, 3e-5, 5e-5], "learning rates to choose from", above=0)
+    max_epoch: int = flag(10, "epochs of each run", low=1)
+    batch_size: int = flag(16, "rows of an update, over all processes", aliases=("--max-sentences",), low=1)
+    warmup_ratio: float = flag(0.06, "share of the updates in which the rate rises", low=0, below=1)
+    weight_decay: float = flag(0.01, "weight decay of matrices", low=0)
+    clip_norm: float = flag(1.0, "largest gradient norm (0: no clipping)", low=0)
+    predict: str = flag("valid", "comma-separated splits whose predictions are written", metavar="SPLIT,…")
+    save_dir: str = flag("finetuned", "folder of checkpoints, predictions and results.json", metavar="DIR")
+    train_flags: str = flag("", "further flags of fairseq-train, as one argument", metavar="TEXT")
+
+
+@dataclass(frozen=True)
 class PreprocessConfig:
     """What ``fairseq-preprocess`` reads and writes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -84,3 +85,23 @@ class SentenceModel(BaseFairseqModel):
         """Names of fairseq's several versions of RoBERTa, and the heads, as this model has them."""
         heads = {name: value for name, value in state.items() if name.startswith(HEADS)}
         return {**upgrade_names(state, tied=False), **heads}
+
+    def check_encoder(self, parameters: Mapping[str, Tensor], source: str) -> None:
+        """See that a checkpoint's *parameters* fill the whole encoder.
+
+        Raises:
+            UserError: they lack some of it, or have other shapes, as those of another dictionary do.
+        """
+        given = self.upgrade_state_dict(dict(parameters))
+        for name, wanted in self.encoder.state_dict(prefix="encoder.").items():
+            if name not in given:
+                raise UserError(f"{source}: has no {name}; give a checkpoint of a bert or electra model")
+            if given[name].shape == wanted.shape:
+                continue
+            if name.endswith("embed_tokens.weight"):
+                raise UserError(
+                    f"{source}: was trained with a dictionary of {len(given[name])} symbols, but --data-bin has "
+                    f"{len(wanted)}; give the data folder it was trained with"
+                )
+            shapes = f"{list(given[name].shape)}, not {list(wanted.shape)}"
+            raise UserError(f"{source}: {name} has the shape {shapes}; leave the model's sizes as they were")

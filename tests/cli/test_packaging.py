@@ -15,7 +15,7 @@ import fairseq
 
 ROOT = Path(__file__).parents[2]
 DOORS = ("preprocess", "train", "eval_lm", "validate", "generate", "interactive")  # fairseq's
-COMMANDS = (*DOORS, "recl", "attention", "notes", "import_model", "export_model")
+COMMANDS = (*DOORS, "recl", "attention", "notes", "finetune", "import_model", "export_model")
 HEAVY = (
     "matplotlib",
     "tensorboard",

@@ -1,0 +1,216 @@
+"""Fine-tune an encoder with several seeds and learning rates, and choose the rate by the development score."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq import checkpoint, config, distributed, options
+from fairseq.errors import UserError, nearest
+from fairseq.evaluation.sentences import FinetunedRun, as_table, best_rate, predict, summarize
+from fairseq.files import atomic_file, prepare_folder
+from fairseq.models import ARCHITECTURES, MODELS
+from fairseq.models.sentence import SentenceModel
+from fairseq.modules.precision import Precision
+from fairseq.settings import CommonConfig, DistributedConfig, FinetuneConfig, Settings
+from fairseq.tasks import setup_task
+from fairseq.tasks.loading import load_models
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+from fairseq.tasks.typed import training_settings, typed_settings
+from fairseq_cli import train
+from fairseq_cli.common import escape_what_stdout_lacks, log_to_stderr
+
+BEST = "checkpoint_best.pt"
+RESULT = "result.json"
+
+
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    """Train every learning rate with every seed, print a table, and write ``results.json`` to ``--save-dir``.
+
+    A run is what ``fairseq-train`` does with the same flags. Runs that are complete in ``--save-dir`` are not repeated.
+
+    Returns:
+        What ``results.json`` holds.
+
+    Raises:
+        UserError: a setting, the checkpoint or the data cannot be used.
+    """
+    settings = typed_settings(args, FinetuneConfig)
+    cfg: FinetuneConfig = settings.command
+    if not cfg.path:
+        raise UserError("--path: name the checkpoint of pre-training")
+    if settings.common.seed != CommonConfig().seed:
+        raise UserError(f"--seed {settings.common.seed}: give --seeds {settings.common.seed}, one run for each seed")
+    stored, parameters = _pretrained(cfg.path)
+    folder = Path(cfg.save_dir)
+    prepare_folder("--save-dir", folder)
+    updates = _updates(settings, _train_flags(settings, stored, cfg.lrs[0], cfg.seeds[0], 0), parameters)
+    runs = []
+    for lr in cfg.lrs:
+        for seed in cfg.seeds:
+            flags = _train_flags(settings, stored, lr, seed, updates)
+            runs.append(_run(settings, flags, lr, seed, folder / f"lr{lr:g}-seed{seed}"))
+    report = _report(settings, runs, updates)
+    with atomic_file(folder / "results.json", "--save-dir") as file:
+        file.write((json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
+    print(as_table(summarize(runs)))
+    return report
+
+
+def _pretrained(path: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """Settings and parameters of the model in a checkpoint, without notes."""
+    state = checkpoint.load(path)
+    stored = state["args"]
+    arch = str(stored.get("arch"))
+    if arch not in ARCHITECTURES:
+        raise UserError(f"--path {path}: its architecture {arch} is not known here; {nearest(arch, ARCHITECTURES)}")
+    args, parameters = MODELS[ARCHITECTURES[arch].model].finished(argparse.Namespace(**stored), state["model"])
+    return vars(args), parameters
+
+
+def _train_flags(settings: Settings, stored: Mapping[str, Any], lr: float, seed: int, updates: int) -> list[str]:
+    """The command line of ``fairseq-train``, without DATA and ``--save-dir``."""
+    cfg: FinetuneConfig = settings.command
+    given = settings.namespace
+    flags = f"""--task sentence_prediction --criterion sentence_prediction --arch {stored["arch"]} --optimizer adam
+        --lr-scheduler polynomial_decay --no-decay-on-norms-and-biases --lr {lr:g} --seed {seed} --no-epoch-checkpoints
+        --no-last-checkpoints --no-save-optimizer-state --best-checkpoint-metric score --required-batch-size-multiple 1
+        --maximize-best-checkpoint-metric --max-epoch {cfg.max_epoch} --weight-decay {cfg.weight_decay:g}
+        --clip-norm {cfg.clip_norm:g} --warmup-updates {int(cfg.warmup_ratio * updates)}
+        --total-num-update {max(updates, 1)}""".split()
+    if not cfg.from_scratch:
+        flags += ["--finetune-from-model", str(cfg.path)]
+    model = MODELS[ARCHITECTURES[stored["arch"]].model].config_class
+    assert model is not None
+    flags += _as_flags({name: stored[name] for name in config.defaults(model) if stored.get(name) is not None})
+    for part in (SentencePredictionConfig, CommonConfig, DistributedConfig):
+        defaults = {name: default for name, default in config.defaults(part).items() if name != "seed"}
+        chosen = {name: vars(given)[name] for name, default in defaults.items() if vars(given)[name] != default}
+        flags += _as_flags(chosen)
+    return [*flags, *shlex.split(cfg.train_flags)]
+
+
+def _as_flags(values: Mapping[str, Any]) -> list[str]:
+    """Settings as flags; a false one has none."""
+    flags = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            flags += [config.flag_name(name)] if value else []
+        else:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            flags.append(f"{config.flag_name(name)}={text}")
+    return flags
+
+
+def _parse(settings: Settings, flags: list[str], save_dir: Path | str, world_size: int) -> argparse.Namespace:
+    """The flat settings of a run; ``--batch-size`` is divided among *world_size* processes."""
+    cfg: FinetuneConfig = settings.command
+    if cfg.batch_size % world_size:
+        raise UserError(f"--batch-size {cfg.batch_size}: cannot be divided by {world_size} processes; choose another")
+    sizes = ["--batch-size", str(cfg.batch_size // world_size), "--save-dir", str(save_dir)]
+    return options.parse_args_and_arch(options.get_training_parser(), [settings.data_path, *sizes, *flags])
+
+
+def _world_size(settings: Settings) -> int:
+    given = config.typed(DistributedConfig, settings.namespace).distributed_world_size
+    return given or (1 if settings.common.cpu else max(1, torch.cuda.device_count()))
+
+
+def _updates(settings: Settings, flags: list[str], parameters: Mapping[str, Tensor]) -> int:
+    """The updates of a run; data and weights are read, so that mistakes are found before anything is trained."""
+    size = _world_size(settings)
+    args = _parse(settings, flags, settings.command.save_dir, size)
+    run = training_settings(args)
+    task = setup_task(run)
+    model, criterion = task.build_model(run), task.build_criterion(run)
+    assert isinstance(model, SentenceModel)
+    model.check_encoder(parameters, str(settings.command.path))
+    for split in dict.fromkeys(["valid", *_splits(settings.command)]):
+        task.dataset(split)
+    batches = task.iterator("train", model, criterion, training=True, world_size=size)
+    return math.ceil(len(batches) / run.optimization.update_freq[0]) * settings.command.max_epoch
+
+
+def _run(settings: Settings, flags: list[str], lr: float, seed: int, folder: Path) -> FinetunedRun:
+    """Train one model, unless its result is there already, and write its predictions."""
+    done = _finished(folder / RESULT, flags)
+    if done is not None:
+        return FinetunedRun(lr, seed, done, str(folder))
+    (folder / BEST).unlink(missing_ok=True)  # of a run with other settings
+    train.main(_parse(settings, flags, folder, _world_size(settings)))
+    figures = _predict(settings, folder)
+    with atomic_file(folder / RESULT) as file:
+        file.write(json.dumps({"flags": flags, "figures": figures}, indent=1).encode())
+    return FinetunedRun(lr, seed, figures, str(folder))
+
+
+def _finished(path: Path, flags: list[str]) -> dict[str, float] | None:
+    """The figures of a complete run with the same *flags*."""
+    try:
+        result = json.loads(path.read_text())
+        return result["figures"] if result["flags"] == flags else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _predict(settings: Settings, folder: Path) -> dict[str, float]:
+    """The development file's figures by the best checkpoint; predictions are written to ``predictions.SPLIT.tsv``."""
+    models, task, _ = load_models([folder / BEST], settings.data_path)
+    assert isinstance(task, SentencePredictionTask)
+    device = distributed.device_of(settings.common)
+    Precision(settings.common).place(models[0], device)
+    figures: dict[str, float] = {}
+    for split in dict.fromkeys(["valid", *_splits(settings.command)]):
+        found = predict(models[0], task, split, settings.command.batch_size, device)
+        found.write(folder / f"predictions.{split}.tsv")
+        figures = figures or found.figures()
+    return figures
+
+
+def _splits(cfg: FinetuneConfig) -> list[str]:
+    return [split.strip() for split in cfg.predict.split(",") if split.strip()]
+
+
+def _report(settings: Settings, runs: list[FinetunedRun], updates: int) -> dict[str, Any]:
+    summaries = summarize(runs)
+    best = best_rate(summaries)
+    cfg: FinetuneConfig = settings.command
+    return {
+        "task": settings.namespace.glue_task,
+        "data": settings.data_path,
+        "checkpoint": cfg.path,
+        "from_scratch": cfg.from_scratch,
+        "updates": updates,
+        "best_lr": best.lr,
+        "score": _finite(best.mean)["score"],
+        "deviation": _finite(best.deviation)["score"],
+        "rates": [
+            {"lr": s.lr, "runs": s.runs, "mean": _finite(s.mean), "deviation": _finite(s.deviation)} for s in summaries
+        ],
+        "runs": [dataclasses.asdict(run) for run in runs],
+    }
+
+
+def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
+    """*figures* for JSON, which has no NaN: the deviation of one run is null."""
+    return {name: None if math.isnan(value) else value for name, value in figures.items()}
+
+
+def cli_main() -> None:
+    """``fairseq-finetune``."""
+    log_to_stderr()
+    escape_what_stdout_lacks()
+    options.run_command(main, options.get_finetune_parser)
+
+
+if __name__ == "__main__":
+    cli_main()

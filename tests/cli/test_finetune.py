@@ -1,0 +1,120 @@
+"""fairseq-finetune: runs for seeds and rates, mean and deviation, the best rate, predictions, one-line errors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+from sentences import write_dictionary, write_pretrained, write_task
+
+from fairseq import options
+from fairseq.data.glue import GLUE
+from fairseq.errors import UserError
+from fairseq.evaluation.sentences import FinetunedRun, Predictions, as_table, best_rate, summarize
+from fairseq_cli import finetune
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finetune")
+    write_dictionary(folder / "bin")
+    write_task(folder / "MR")
+    write_pretrained(folder / "bert.pt", folder / "bin", "--token-types 0", tnf=True)
+    return folder
+
+
+def arguments(home: Path, *flags: Any) -> argparse.Namespace:
+    words = runs.words(
+        home / "MR",
+        "--glue-task MR --cpu --log-format none --path",
+        home / "bert.pt",
+        "--data-bin",
+        home / "bin",
+        *flags,
+    )
+    return options.parse_args_and_arch(options.get_finetune_parser(), words)
+
+
+def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--seeds 1,2 --lrs 1e-9,0.02 --max-epoch 5 --batch-size 8 --predict valid,test --save-dir", tmp_path)
+    report = finetune.main(arguments(home, *flags))
+    table = capsys.readouterr().out
+    assert report["best_lr"] == 0.02 and "| 0.02 (best) | 2 |" in table and "±" in table
+    assert len(report["runs"]) == 4 and json.loads((tmp_path / "results.json").read_text()) == report
+    own = [run["figures"]["score"] for run in report["runs"] if run["lr"] == 0.02]
+    assert report["score"] == pytest.approx(statistics.fmean(own)) and report["score"] > 80
+    assert report["deviation"] == pytest.approx(statistics.stdev(own))
+    folder = tmp_path / "lr0.02-seed1"
+    state = runs.checkpoint.read(folder / "checkpoint_best.pt")
+    assert state["extra_state"]["val_loss"] == report["runs"][2]["figures"]["score"], "what the training run validated"
+    assert state["args"]["arch"] == "bert_tiny" and state["args"]["token_types"] == 0, "settings of the checkpoint"
+    assert len((folder / "predictions.test.tsv").read_text().splitlines()) == 8
+
+    def never(args: argparse.Namespace) -> None:
+        raise AssertionError("complete runs are not repeated")
+
+    monkeypatch.setattr(finetune.train, "main", never)
+    assert finetune.main(arguments(home, *flags)) == report
+    with pytest.raises(AssertionError):
+        finetune.main(arguments(home, *flags, "--max-epoch 6"))
+
+
+def test_a_model_from_scratch_has_no_initial_weights_and_flags_of_training_pass(home: Path, tmp_path: Path) -> None:
+    flags = ["--from-scratch --seeds 4 --lrs 0.001 --max-epoch 1 --save-dir", tmp_path]
+    args = arguments(home, *flags)
+    args.train_flags = "--dropout 0.3 --adam-betas 0.9,0.98"
+    report = finetune.main(args)
+    assert report["from_scratch"] and report["deviation"] is None
+    stored = runs.checkpoint.read(tmp_path / "lr0.001-seed4" / "checkpoint_best.pt")["args"]
+    assert (stored["dropout"], stored["adam_betas"], stored["finetune_from_model"]) == (0.3, [0.9, 0.98], None) or (
+        "finetune_from_model" not in stored
+    )
+
+
+def test_predictions_are_written_in_the_order_of_the_file(tmp_path: Path) -> None:
+    found = Predictions(torch.tensor([1.0, 0.0]).double(), torch.tensor([1.0, 1.0]).double(), GLUE["RTE"])
+    found.write(tmp_path / "out.tsv")
+    assert (tmp_path / "out.tsv").read_text() == "index\tprediction\n0\tentailment\n1\tnot_entailment\n"
+    assert found.figures() == {"accuracy": 50, "score": 50}
+    scores = Predictions(torch.tensor([1.25]).double(), None, GLUE["STS-B"])
+    scores.write(tmp_path / "out.tsv")
+    assert (tmp_path / "out.tsv").read_text().endswith("0\t1.2500\n") and scores.figures() == {}
+
+
+def test_mean_deviation_and_the_best_rate() -> None:
+    found = [FinetunedRun(lr, seed, {"score": score}, "") for lr, seed, score in [(1, 1, 70), (1, 2, 80), (2, 1, 74)]]
+    first, second = summarize(found)
+    assert (first.mean["score"], first.runs, second.runs) == (75, 2, 1)
+    assert first.deviation["score"] == pytest.approx(50**0.5) and best_rate([first, second]) is first
+    assert as_table([first, second]).splitlines()[2:] == ["| 1 (best) | 2 | 75.00 ± 7.07 |", "| 2 | 1 | 74.00 |"]
+
+
+def test_mistakes_are_one_line_before_anything_is_trained(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no checkpoint")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "dict.txt").write_text("w1 1\n")
+    for flags, message in {
+        "--glue-task NLI": "--glue-task NLI: no such task",
+        "--seed 4": "--seed 4: give --seeds 4",
+        f"--path {tmp_path / 'text'}": "text",
+        f"--path {tmp_path / 'missing'}": "missing",
+        "--batch-size 5 --distributed-world-size 2": "--batch-size 5: cannot be divided by 2 processes",
+        "--glue-task RTE": "dev.tsv: no column 'sentence1'",
+        f"--data-bin {other}": "bert.pt: was trained with a dictionary of 25 symbols, but --data-bin has 6",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            finetune.main(arguments(home, "--save-dir", tmp_path / "out", flags))
+    args = arguments(home, "--save-dir", tmp_path / "out")
+    args.path = None
+    with pytest.raises(UserError, match="--path: name the checkpoint"):
+        finetune.main(args)
+    assert not list((tmp_path / "out").glob("*/checkpoint*"))
