@@ -154,7 +154,7 @@ def print_peak(args: argparse.Namespace, device: torch.device) -> None:
 
 def rank_main(rank: int, ranks: int, words: int, dim: int, spans: int, folder: str) -> None:
     """Measure the end of updates on one of several ranks; rank 0 writes the result."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     torch.set_num_threads(1)
     world = World(rank, ranks)
     torch.manual_seed(1)
