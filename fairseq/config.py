@@ -11,6 +11,7 @@ import argparse
 import ast
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -131,6 +132,15 @@ def typed(config: type[C], settings: C | Mapping[str, Any] | argparse.Namespace)
 def defaults(config: type) -> dict[str, Any]:
     """Every field of *config* with its default."""
     return {field.name: _default(field) for field, _ in _fields(config)}
+
+
+def shown(value: Any) -> str:
+    """*value* as ``--help`` shows it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value)
 
 
 def fill(args: argparse.Namespace, config: type) -> None:
@@ -273,10 +283,12 @@ def _help_text(field: dataclasses.Field[Any], default: Any, otherwise: str | Non
     text = str(field.metadata.get("help", "")).replace("%", "%%")
     if otherwise is not None:
         return f"{text} (default: {otherwise})"
-    if default is None or default is False or default == "" or default == []:
+    if "(default:" in text or default is None or default is False or default == "" or default == []:
         return text
-    shown = ",".join(map(str, default)) if isinstance(default, list) else default
-    return f"{text} (default: {shown})"
+    meaning = re.search(rf" \({re.escape(shown(default))}: ([^()]*)\)$", text)
+    if meaning:  # "(0: no limit)" of a default of 0
+        return f"{text[: meaning.start()]} (default: {shown(default)}, {meaning[1]})"
+    return f"{text} (default: {shown(default)})"
 
 
 def _metavar(field: dataclasses.Field[Any], kind: type, many: bool) -> str:

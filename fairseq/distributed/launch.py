@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from fairseq.allocator import keep_freed_memory
 from fairseq.distributed import rendezvous
+from fairseq.distributed.device import device_of
 from fairseq.distributed.heartbeat import Heartbeat, publish_failure
 from fairseq.distributed.interruption import EXIT_CODES
 from fairseq.distributed.plan import Launch, plan
@@ -73,21 +74,6 @@ def run(job: Job) -> None:
         server, url = rendezvous.listen(url, cfg.distributed_timeout)
     _join(job, World(launch.first, launch.size, device), url, _fail_alone(launch.size))
     del server  # only now: the other processes' heartbeats went through it
-
-
-def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:
-    """Return GPU *local_rank*, or the CPU with --cpu or without any GPU.
-
-    Raises:
-        UserError: there is no GPU of that number.
-    """
-    if common.cpu or not torch.cuda.is_available():
-        return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise UserError(f"--device-id {local_rank}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
 
 
 def _check_gpu(job: Job) -> None:

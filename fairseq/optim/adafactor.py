@@ -19,7 +19,7 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class AdafactorConfig(RateConfig):
-    """Settings of ``--optimizer adafactor``."""
+    """Adafactor."""
 
     adafactor_eps: list[float] = flag([1e-30, 1e-3], "added to squares; smallest scale", low=0, metavar="E1,E2")
     clip_threshold: float = flag(1.0, "largest root mean square of an update", above=0)

@@ -16,7 +16,7 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class AdagradConfig(RateConfig):
-    """Settings of ``--optimizer adagrad``."""
+    """Adagrad."""
 
     weight_decay: float = flag(0.0, "weight decay, added to the gradient", low=0)
 

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AdamConfig(RateConfig, KernelConfig):
-    """Settings of ``--optimizer adam``."""
+    """Adam."""
 
     adam_betas: list[float] = flag([0.9, 0.999], "decay of the two moments", low=0, below=1, metavar="B1,B2")
     adam_eps: float = flag(1e-8, "added to the root of the second moment", low=0)

@@ -19,7 +19,7 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class LAMBConfig(RateConfig):
-    """Settings of ``--optimizer lamb``."""
+    """LAMB."""
 
     lamb_betas: list[float] = flag([0.9, 0.999], "decay of the two moments", low=0, below=1, metavar="B1,B2")
     lamb_eps: float = flag(1e-8, "added to the root of the second moment", low=0)

@@ -18,7 +18,7 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class NAGConfig(RateConfig):
-    """Settings of ``--optimizer nag``."""
+    """Nesterov accelerated gradient."""
 
     momentum: float = flag(0.99, "momentum", low=0, below=1)
     weight_decay: float = flag(0.0, "weight decay", low=0)

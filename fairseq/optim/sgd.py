@@ -18,7 +18,7 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class SGDConfig(RateConfig):
-    """Settings of ``--optimizer sgd``."""
+    """Stochastic gradient descent with momentum."""
 
     momentum: float = flag(0.0, "momentum", low=0, below=1)
     weight_decay: float = flag(0.0, "weight decay, added to the gradient", low=0)

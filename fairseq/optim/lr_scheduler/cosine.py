@@ -15,7 +15,7 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class CosineConfig(RateConfig):
-    """Settings of ``--lr-scheduler cosine``. With ``--max-lr`` those of fairseq 0.9, without it those of 0.10."""
+    """Cosine annealing with warm restarts. With ``--max-lr`` those of fairseq 0.9, without it those of 0.10."""
 
     max_lr: float | None = flag(None, "maximum; --lr is then the minimum (default: --lr, from --min-lr)", above=0)
     warmup_updates: int = flag(0, "updates of the warmup to the maximum", low=0)

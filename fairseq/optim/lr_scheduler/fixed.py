@@ -13,7 +13,7 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class FixedConfig(RateConfig):
-    """Settings of ``--lr-scheduler fixed``."""
+    """Fixed learning rates."""
 
     force_anneal: int | None = flag(
         None, "first epoch in which the rate shrinks instead of following --lr", aliases=("--fa",), low=1

@@ -14,7 +14,7 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class InverseSqrtConfig(RateConfig):
-    """Settings of ``--lr-scheduler inverse_sqrt``."""
+    """Inverse square root schedule."""
 
     warmup_updates: int = flag(4000, "updates of the warmup to --lr", low=0)
     warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: 0)")

@@ -14,7 +14,7 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class PolynomialDecayConfig(RateConfig):
-    """Settings of ``--lr-scheduler polynomial_decay``."""
+    """Polynomial decay."""
 
     force_anneal: int | None = flag(None, "epoch whose rate in a list of --lr is the last", aliases=("--fa",), low=1)
     warmup_updates: int = flag(0, "updates of the warmup to --lr", low=0)

@@ -17,7 +17,7 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class ReduceLROnPlateauConfig(RateConfig):
-    """Settings of ``--lr-scheduler reduce_lr_on_plateau``."""
+    """Reduction on a plateau."""
 
     lr_shrink: float = flag(0.1, "factor of the rate after each plateau", above=0, below=1)
     lr_threshold: float = flag(1e-4, "smallest relative improvement of the validation figure", low=0)

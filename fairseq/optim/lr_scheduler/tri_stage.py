@@ -15,7 +15,7 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class TriStageConfig(RateConfig):
-    """Settings of ``--lr-scheduler tri_stage``."""
+    """Three-stage schedule."""
 
     warmup_steps: int = flag(4000, "updates of the warmup to --lr", low=0)
     hold_steps: int = flag(20000, "updates at --lr after the warmup", low=0)

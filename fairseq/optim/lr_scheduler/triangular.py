@@ -14,7 +14,7 @@ from fairseq.settings import RateConfig
 
 @dataclass(frozen=True)
 class TriangularConfig(RateConfig):
-    """Settings of ``--lr-scheduler triangular``."""
+    """Triangular schedule."""
 
     max_lr: float | None = flag(None, "maximum learning rate, greater than --lr", above=0)
     lr_period_updates: float = flag(5000.0, "updates of one rise and fall", low=2)

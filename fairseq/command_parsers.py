@@ -1,0 +1,257 @@
+"""The parser of each command: its flags, its help and two examples."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from fairseq import config
+from fairseq.errors import UserError
+from fairseq.parsing import Parser
+from fairseq.settings import (
+    AttentionConfig,
+    CheckpointConfig,
+    CommonConfig,
+    DataConfig,
+    DistributedConfig,
+    EvalLMConfig,
+    FinetuneConfig,
+    GenerateConfig,
+    InteractiveConfig,
+    MemoryConfig,
+    NotesConfig,
+    OptimizationConfig,
+    PreprocessConfig,
+    ReclConfig,
+    StreamConfig,
+    ValidateConfig,
+)
+
+ONLY_IN_TRAINING = (  # of the settings that evaluation shares with training
+    *("fp16_init_scale", "fp16_scale_window", "fp16_scale_tolerance", "min_loss_scale", "threshold_loss_scale"),
+    *("tensorboard_logdir", "metrics_file", "curriculum", "dataset_impl"),
+)
+SOURCE_FORMATS = ("transformer-xl", "hf-transfo-xl", "hf")  # of fairseq-import
+
+
+# Flags that fairseq's parser of this command takes and its preprocessing of one language does not read.
+PREPROCESSING_SWITCHES = (
+    "no-progress-bar cpu tpu fp16 bf16 memory-efficient-fp16 memory-efficient-bf16 fp16-no-flatten-grads profile"
+)
+PREPROCESSING_VALUES = (
+    "seed log-interval log-format tensorboard-logdir task criterion optimizer lr-scheduler fp16-init-scale "
+    "fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale empty-cache-freq all-gather-list-size "
+    "model-parallel-size quantization-config-path scoring target-lang tgtdict nwordstgt thresholdtgt alignfile "
+    "align-suffix"
+)
+
+
+class _WithoutEffect(argparse.Action):
+    """Accepts a flag and says once that nothing reads it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        print(f"{option_string}: has no effect on preprocessing", file=sys.stderr)
+
+
+def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-preprocess``."""
+    examples = [
+        "fairseq-preprocess --only-source --trainpref train.txt --validpref valid.txt --destdir data-bin",
+        "fairseq-preprocess --only-source --srcdict data-bin/dict.txt --testpref test.txt --destdir test-bin",
+    ]
+    parser = Parser("Make a dictionary of text, and binary data of both.", [PreprocessConfig], examples=examples)
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="folder with parts of your own")
+    for nargs, names in ((0, PREPROCESSING_SWITCHES), (None, PREPROCESSING_VALUES)):
+        for name in names.split():
+            short = ("-t",) if name == "target-lang" else ()
+            parser.add_argument(
+                *short, f"--{name}", action=_WithoutEffect, nargs=nargs, default=argparse.SUPPRESS,
+                dest=argparse.SUPPRESS, help=argparse.SUPPRESS,
+            )  # fmt: skip
+    return parser
+
+
+def get_training_parser(default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-train``; those of the chosen parts join when a command line is parsed."""
+    parser = Parser(
+        "Train a model on data made by fairseq-preprocess; --arch NAME --help shows the flags of an architecture.",
+        [CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig],
+        ["task", "arch", "criterion", "optimizer", "lr_scheduler"],
+        examples=[
+            "fairseq-train data-bin --arch transformer_lm_demo --max-tokens 4096 --max-update 1000",
+            "fairseq-train data-bin --arch transformer_xl_enwik8_base --optimizer adam --lr 0.00025 --batch-size 22",
+        ],
+        hidden=("gen_subset", "dataset_impl"),
+    )
+    parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
+    return parser
+
+
+def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-eval-lm``."""
+    examples = [
+        "fairseq-eval-lm data-bin --path checkpoints/checkpoint_best.pt --batch-size 4",
+        "fairseq-eval-lm data-bin --path checkpoints/checkpoint_best.pt --context-window 400 --bf16",
+    ]
+    hidden = ("train_subset", "valid_subset", "max_tokens_valid", "batch_size_valid", "num_workers", "seed")
+    return _evaluation_parser("Perplexity of a language model.", examples, [EvalLMConfig], hidden=hidden)
+
+
+def get_validation_parser(default_task: str | None = None) -> Parser:
+    """The flags of ``fairseq-validate``."""
+    examples = [
+        "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt",
+        "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt --valid-subset valid,test",
+    ]
+    hidden = ("train_subset", "gen_subset", "seed")
+    return _evaluation_parser("Validation loss of a checkpoint.", examples, [ValidateConfig], hidden=hidden)
+
+
+def get_recl_parser() -> Parser:
+    """The flags of ``fairseq-recl``."""
+    examples = [
+        "fairseq-recl data-bin --path xl/checkpoint_best.pt:base/checkpoint_best.pt --results-path recl",
+        "fairseq-recl data-bin --path xl/checkpoint_best.pt --max-context 300 --positions 200",
+    ]
+    description = "Relative effective context length of a group of language models."
+    return _evaluation_parser(description, examples, [ReclConfig], [StreamConfig])
+
+
+def get_attention_parser() -> Parser:
+    """The flags of ``fairseq-attention``."""
+    examples = [
+        "fairseq-attention data-bin --path checkpoints/checkpoint_best.pt --results-path attention",
+        "fairseq-attention data-bin --path xl/checkpoint_best.pt --results-path attention --heads 0:3,15:0",
+    ]
+    description = "Plots of the distances that a language model's heads attend over."
+    return _evaluation_parser(description, examples, [AttentionConfig], [StreamConfig], hidden=("compile",))
+
+
+def get_interactive_generation_parser(default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-interactive``."""
+    examples = [
+        "fairseq-interactive data-bin --path checkpoints/checkpoint_best.pt --sampling --sampling-topk 40",
+        "fairseq-interactive data-bin --path checkpoints/checkpoint_best.pt --input prompts.txt --beam 4",
+    ]
+    description = "Continue prompts of a terminal, a pipe or a file."
+    return _evaluation_parser(description, examples, [InteractiveConfig], [], hidden=("compile",))
+
+
+def get_generation_parser(interactive: bool = False, default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-generate``."""
+    if interactive:
+        return get_interactive_generation_parser(default_task)
+    examples = [
+        "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --sampling --results-path out",
+        "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --context-tokens 64 --beam 4",
+    ]
+    description = "Continue passages of a corpus, and show them beside the original text."
+    return _evaluation_parser(description, examples, [GenerateConfig], [], hidden=("compile",))
+
+
+def get_import_parser() -> Parser:
+    """The flags of ``fairseq-import``."""
+    examples = [
+        "fairseq-import model.pt --from transformer-xl --out imported",
+        "fairseq-import bert-base-uncased --from hf --out imported",
+    ]
+    description = "Import a model from elsewhere into a folder that all commands read."
+    parser = Parser(description, examples=examples, settings_file=False)
+    parser.add_argument("source", metavar="IN", help="file of the authors' (a state dict or a model.pt), or a folder")
+    parser.add_argument(
+        "--from",
+        dest="source_format",
+        required=True,
+        type=_source_format,
+        choices=SOURCE_FORMATS,
+        help="origin: Transformer-XL's authors, or a Hugging Face folder (hf: any known kind)",
+    )
+    parser.add_argument("--out", metavar="DIR", required=True, help="new folder for checkpoint.pt and dict.txt")
+    parser.add_argument(
+        "--config",
+        dest="config_file",
+        metavar="FILE.json",
+        help="settings of the model under the authors' names: needed for a state dict; win over those of a model.pt",
+    )
+    return parser
+
+
+def get_export_parser() -> Parser:
+    """The flags of ``fairseq-export``."""
+    examples = [
+        "fairseq-export checkpoints/checkpoint_best.pt --to hf --out bert --data data-bin",
+        "fairseq-export electra/checkpoint_best.pt --to hf --out generator --half generator",
+    ]
+    description = "Write an encoder as a folder that Hugging Face's transformers loads."
+    parser = Parser(description, examples=examples, settings_file=False)
+    parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of a bert, roberta or electra model")
+    parser.add_argument("--to", dest="target_format", required=True, choices=("hf",), help="format of the folder")
+    parser.add_argument("--out", metavar="DIR", required=True, help="new folder")
+    parser.add_argument("--data", metavar="DATA", help="data folder or dict.txt (default: beside the checkpoint)")
+    parser.add_argument(
+        "--half", choices=("discriminator", "generator"), default="discriminator", help="part of ELECTRA to write"
+    )
+    return parser
+
+
+def get_finetune_parser() -> Parser:
+    """The flags of ``fairseq-finetune``."""
+    from fairseq.tasks.sentence_prediction import SentencePredictionConfig
+
+    examples = [
+        "fairseq-finetune glue/CoLA --path checkpoints/checkpoint_best.pt --glue-task CoLA --save-dir cola",
+        "fairseq-finetune glue/MNLI --path checkpoints/checkpoint_best.pt --seeds 1,2 --lrs 2e-5,5e-5",
+    ]
+    parser = Parser(
+        "Fine-tune an encoder with several seeds and learning rates.",
+        [FinetuneConfig, SentencePredictionConfig, CommonConfig, DistributedConfig],
+        examples=examples,
+    )
+    parser.add_argument("data", metavar="DATA", help="folder with train.tsv and the development file")
+    return parser
+
+
+def get_notes_parser() -> Parser:
+    """The flags of ``fairseq-notes``."""
+    examples = [
+        "fairseq-notes tnf/checkpoint_best.pt --words 'photosynthesis quasar'",
+        "fairseq-notes tnf/checkpoint_best.pt data-bin --results-path notes",
+    ]
+    parser = Parser(
+        "Show the notes of rare words in a checkpoint.", [NotesConfig], examples=examples, settings_file=False
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of a model trained with notes")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="its data folder (default: the one of its training)")
+    return parser
+
+
+def _source_format(name: str) -> str:
+    if name not in SOURCE_FORMATS:
+        raise UserError(f"--from {name}: choose from {', '.join(SOURCE_FORMATS)}")
+    return name
+
+
+def _evaluation_parser(
+    description: str,
+    examples: Sequence[str],
+    configs: Sequence[type],
+    reading: Sequence[type] = (DataConfig,),
+    hidden: Sequence[str] = (),
+) -> Parser:
+    def task_config() -> type:
+        from fairseq.tasks.language_modeling import LanguageModelingConfig
+
+        return LanguageModelingConfig
+
+    optional = [
+        (task_config, ("tokens_per_sample", "sample_break_mode", "add_bos_token")),
+        (lambda: MemoryConfig, tuple(config.defaults(MemoryConfig))),
+    ]
+    hidden = (*hidden, *ONLY_IN_TRAINING)
+    parser = Parser(
+        description, [*configs, *reading, CommonConfig], ["task"], optional, examples=examples, hidden=hidden
+    )
+    parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
+    return parser

@@ -1,0 +1,196 @@
+"""The argument parser of the commands: flags of dataclasses and registered parts, help, and one-line errors."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import importlib
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from fairseq import config
+from fairseq.errors import UserError
+from fairseq.registry import Registry
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A flag that chooses a registered part."""
+
+    name: str
+    registry: str
+    default: str
+    help: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        return config.flag_name(self.name)
+
+    def parts(self) -> Registry[Any]:
+        """The registry, which is imported only now."""
+        module, attribute = self.registry.split(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def part(self, name: str) -> Any:
+        """The class called *name*; for an architecture its model.
+
+        Raises:
+            UserError: there is none.
+        """
+        part = self.parts()[name]
+        return _models()[part.model] if self.name == "arch" else part
+
+
+CHOICES = {
+    "task": Choice("task", "fairseq.tasks:TASKS", "language_modeling", "task"),
+    "arch": Choice("arch", "fairseq.models:ARCHITECTURES", "transformer_lm", "architecture", ("-a",)),
+    "criterion": Choice("criterion", "fairseq.criterions:CRITERIONS", "cross_entropy", "loss function"),
+    "optimizer": Choice("optimizer", "fairseq.optim:OPTIMIZERS", "nag", "optimizer"),
+    "lr_scheduler": Choice(
+        "lr_scheduler", "fairseq.optim.lr_scheduler:LR_SCHEDULERS", "fixed", "learning-rate schedule"
+    ),
+}
+
+
+class Formatter(argparse.HelpFormatter):
+    """Help with a usage line of what is required, and with examples left as they are written."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+    def _format_usage(
+        self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any], prefix: str | None
+    ) -> str:
+        words = [self._prog]
+        for action in actions:
+            shown = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+            if not action.option_strings:
+                words.append(f"[{shown}]" if action.nargs == "?" else shown)
+            elif action.required:
+                words.append(f"{action.option_strings[0]} {shown}")
+        return f"usage: {' '.join(words)} [flags]\n\n"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line.
+
+    Args:
+        description: one sentence.
+        configs: dataclasses whose flags there always are.
+        choices: names of the flags that choose parts (see :data:`CHOICES`).
+        optional: dataclasses, and which of their fields, whose flags are accepted but whose defaults are not filled in:
+            a checkpoint's setting is the default.
+        examples: command lines that ``--help`` ends with.
+        hidden: fields whose flags are accepted for fairseq's sake, and not shown because the command does not read
+            them.
+        settings_file: whether ``--config`` names a YAML file with settings.
+
+    Attributes:
+        chosen: what the command line chooses, by the name of the choice; set while it is parsed.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        configs: Sequence[type] = (),
+        choices: Sequence[str] = (),
+        optional: Sequence[tuple[Callable[[], type], Sequence[str]]] = (),
+        *,
+        examples: Sequence[str] = (),
+        hidden: Collection[str] = (),
+        settings_file: bool = True,
+    ) -> None:
+        super().__init__(
+            description=description,
+            epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
+            allow_abbrev=False,
+            conflict_handler="resolve",
+            formatter_class=Formatter,
+        )
+        self.configs = list(configs)
+        self.choices = list(choices)
+        self.settings_file = settings_file
+        self.chosen: dict[str, str] = {}
+        if settings_file:
+            help = "YAML file of flags, without the dashes; flags win over it"
+            self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)
+        for name in choices:
+            choice = CHOICES[name]
+            self.add_argument(
+                choice.flag, *choice.aliases, dest=name, metavar="NAME", default=argparse.SUPPRESS, help=choice.help
+            )
+        for cls in configs:
+            config.add_flags(self.add_argument_group(title_of(cls)), cls)
+        for load, names in optional:
+            group = self.add_argument_group(title_of(load()))
+            config.add_flags(group, load(), names, otherwise="the checkpoint's")
+        for action in self._actions:
+            if action.dest in hidden:
+                action.help = argparse.SUPPRESS
+
+    def show_defaults(self, values: Mapping[str, Any]) -> None:
+        """Show *values* as the defaults of their flags: an architecture's differ from the dataclass's."""
+        for action in self._actions:
+            if action.dest in values and action.help not in (None, argparse.SUPPRESS):
+                text = re.sub(r" \(default: [^()]*\)$", "", str(action.help))
+                action.help = f"{text} (default: {config.shown(values[action.dest])})"
+
+    def format_help(self) -> str:
+        """The help text; each choice lists its values, those of plug-ins too."""
+        for name in self.choices:
+            choice = CHOICES[name]
+            for action in self._actions:
+                if action.dest == name:
+                    values = ", ".join(choice.parts())
+                    action.help = f"{choice.help} (default: {choice.default}): {values}".replace("%", "%%")
+        return super().format_help()
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a :class:`UserError`; an unknown flag gets the nearest one, or the part that it belongs to."""
+        unknown = re.match(r"unrecognized arguments: (\S+)", message)
+        if unknown and unknown[1].startswith("-"):
+            flag = unknown[1].split("=")[0]
+            raise UserError(self._owner(flag) or f"{flag}: no such flag; {self._close(flag)}")
+        raise UserError(f"{message}; see --help")
+
+    def _owner(self, flag: str) -> str | None:
+        """The error for a flag of parts that are not chosen, if *flag* is one."""
+        for name in self.choices:
+            choice = CHOICES[name]
+            owners = [part for part in choice.parts() if flag in _flags(choice.part(part))]
+            if owners:
+                shown = ", ".join(owners[:3]) + (", …" if len(owners) > 3 else "")
+                chosen = self.chosen.get(name, choice.default)
+                return f"{flag}: belongs to {choice.flag} {shown}, not to {choice.flag} {chosen}"
+        return None
+
+    def _close(self, flag: str) -> str:
+        flags = [s for action in self._actions for s in action.option_strings if s.startswith("--")]
+        close = difflib.get_close_matches(flag, flags, n=2, cutoff=0.6)
+        return f"did you mean {' or '.join(close)}?" if close else "see --help"
+
+
+def title_of(cls: type, name: str | None = None) -> str:
+    """The title of a dataclass's flags: the beginning of its docstring, and the *name* it is registered under."""
+    first = (cls.__doc__ or cls.__name__).strip().splitlines()[0]
+    title = re.sub(r"^(The )?[Ss]ettings of (an? |the )?", "", re.split(r"[:;]|\.(?:\s|$)", first)[0])
+    title = title[:1].upper() + title[1:]
+    return f"{title} ({name})" if name else title
+
+
+def _flags(part: Any) -> set[str]:
+    """Every flag of the dataclass of *part*."""
+    cls = getattr(part, "config_class", None)
+    fields = dataclasses.fields(cls) if cls is not None else ()
+    return {flag for field in fields for flag in (config.flag_name(field), *field.metadata.get("aliases", ()))}
+
+
+def _models() -> Registry[Any]:
+    return importlib.import_module("fairseq.models").MODELS

@@ -1,0 +1,101 @@
+"""``--help`` is short, complete and named for people; a flag in the wrong place says where it belongs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+import pytest
+import runs
+
+from fairseq import options
+from fairseq.errors import UserError
+from fairseq.models import ARCHITECTURES
+
+PARSERS = {name: make for name, make in vars(options).items() if re.fullmatch(r"get_\w+_parser", name)}
+EVALUATION = ("get_eval_lm_parser", "get_validation_parser", "get_recl_parser", "get_interactive_generation_parser")
+
+
+def shown(make: Any, *flags: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        options.parse_args_and_arch(make(), [*runs.words(*flags), "--help"])
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def train_help(capsys: pytest.CaptureFixture[str]) -> Any:
+    return lambda *flags: shown(options.get_training_parser, *flags, capsys=capsys)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_help_has_one_line_of_usage_two_examples_and_no_default_twice(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(PARSERS[name], capsys=capsys)
+    usage, rest = text.split("\n", 1)
+    assert usage.startswith("usage: ") and usage.endswith("[flags]") and rest.startswith("\n")
+    examples = text.split("examples:\n")[1].strip().splitlines()
+    assert len(examples) == 2 and all(line.strip().startswith("fairseq-") for line in examples)
+    entries = re.split(r"\n  (?=-)", text)
+    assert [entry for entry in entries if entry.count("(default") > 1] == []
+    assert not re.search(r"^Fairseq|Config\b|``", text, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_the_examples_parse(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import shlex
+
+    for line in shown(PARSERS[name], capsys=capsys).split("examples:\n")[1].strip().splitlines():
+        assert options.parse_args_and_arch(PARSERS[name](), shlex.split(line)[1:])
+
+
+def test_choices_list_their_values(train_help: Any) -> None:
+    text = " ".join(train_help().split())
+    for names in (ARCHITECTURES, ("language_modeling", "adaptive_loss", "nag", "inverse_sqrt")):
+        assert [name for name in names if not re.search(rf"\W{name}\W", text)] == []
+
+
+def test_groups_have_names_for_people(train_help: Any) -> None:
+    text = train_help("--arch transformer_xl_tiny --lr-scheduler cosine")
+    titles = re.findall(r"^(\S.*):$", text, flags=re.MULTILINE)
+    assert {"Nesterov accelerated gradient (nag)", "Transformer-XL (transformer_xl_tiny)"} <= set(titles)
+    assert {"Device, precision and logging", "Cosine annealing with warm restarts (cosine)"} <= set(titles)
+
+
+def test_help_shows_the_chosen_architectures_flags_and_defaults(train_help: Any) -> None:
+    small, large = (" ".join(train_help("--arch", arch).split()) for arch in ("transformer_xl_tiny", "transformer_xl"))
+    assert "number of layers (default: 2)" in small and "number of layers (default: 12)" in large
+    assert "--adaptive-input-cutoff" not in small
+    wiki = " ".join(train_help("--arch transformer_lm_wiki103").split())
+    assert "(default: 20000,60000)" in wiki and "adaptive input embeddings (default: on)" in wiki
+
+
+@pytest.mark.parametrize("name", EVALUATION)
+def test_evaluation_shows_only_what_acts_and_takes_fairseqs_other_flags(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(PARSERS[name], capsys=capsys)
+    for flag in ("--fp16-init-scale", "--tensorboard-logdir", "--train-subset", "--curriculum", "--dataset-impl"):
+        assert flag not in text
+    args = options.parse_args_and_arch(PARSERS[name](), ["d", "--fp16-init-scale", "4"])
+    assert args.fp16_init_scale == 4
+
+
+@pytest.mark.parametrize(
+    "flag, line",
+    [
+        ("--n-layer", "--n-layer: belongs to --arch transformer_xl, transformer_xl_enwik8_base, "),
+        ("--adam-eps", "--adam-eps: belongs to --optimizer adam, not to --optimizer nag"),
+        ("--max-lr", "--max-lr: belongs to --lr-scheduler cosine, triangular, not to"),
+    ],
+)
+def test_a_flag_of_another_part_says_whose_it_is(flag: str, line: str) -> None:
+    with pytest.raises(UserError) as error:
+        runs.arguments("--arch transformer_lm_tiny", flag, "2")
+    assert str(error.value).startswith(line)
+
+
+def test_a_default_with_a_meaning_is_said_once() -> None:
+    action = next(a for a in options.get_training_parser()._actions if a.dest == "max_epoch")
+    assert isinstance(action, argparse.Action) and str(action.help).endswith("epochs (default: 0, no limit)")

@@ -1,0 +1,75 @@
+"""A process computes on the device that it is given, as exactly as it is asked to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import runs
+import torch
+
+from fairseq import distributed
+from fairseq.distributed import device
+from fairseq.errors import UserError
+from fairseq.settings import CommonConfig
+from fairseq.tasks.typed import training_settings
+
+
+@pytest.fixture
+def selected(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """torch.cuda with four GPUs that do nothing; the devices that were selected."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    return chosen
+
+
+@pytest.fixture(autouse=True)
+def precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def worlds(*flags: Any) -> list[distributed.World]:
+    """The worlds in which the job of these flags runs."""
+    settings = training_settings(runs.arguments(runs.BASELINE.replace("--cpu", ""), *flags))
+    seen: list[distributed.World] = []
+    job = distributed.Job(lambda value, world: seen.append(world), None, settings.common, settings.distributed)
+    distributed.run(job)
+    return seen
+
+
+def test_one_process_uses_the_gpu_that_it_is_given(selected: list[torch.device]) -> None:
+    (world,) = worlds("--distributed-world-size 1 --device-id 3")
+    assert world.device == torch.device("cuda", 3) and selected == [world.device]
+    assert worlds("--distributed-world-size 1")[0].device == torch.device("cuda", 0)
+
+
+def test_a_gpu_that_does_not_exist_is_refused(selected: list[torch.device]) -> None:
+    with pytest.raises(UserError, match="--device-id 4: there are 4 GPUs, numbered from 0"):
+        worlds("--distributed-world-size 1 --device-id 4")
+
+
+def test_float32_is_exact_unless_tf32_is_asked_for() -> None:
+    torch.set_float32_matmul_precision("medium")
+    distributed.device_of(CommonConfig(cpu=True))
+    assert torch.get_float32_matmul_precision() == "highest"
+    distributed.device_of(CommonConfig(cpu=True, tf32=True))
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+@pytest.mark.parametrize("supported, lines", [(False, 1), (True, 0)])
+@pytest.mark.parametrize("flag", ["fp16", "memory_efficient_fp16"])
+def test_float16_on_a_cpu_without_its_arithmetic_names_bf16(
+    flag: str, supported: bool, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device, "_has_float16_arithmetic", lambda: supported)
+    with caplog.at_level(logging.WARNING):
+        distributed.device_of(CommonConfig(cpu=True, **{flag: True}))
+        distributed.device_of(CommonConfig(cpu=True, bf16=True))
+    assert len(caplog.messages) == lines
+    assert all("use --bf16" in message for message in caplog.messages)
