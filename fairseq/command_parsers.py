@@ -201,8 +201,8 @@ def get_finetune_parser() -> Parser:
     from fairseq.tasks.sentence_prediction import SentencePredictionConfig
 
     examples = [
-        "fairseq-finetune glue/CoLA --path checkpoints/checkpoint_best.pt --glue-task CoLA --save-dir cola",
-        "fairseq-finetune glue/MNLI --path checkpoints/checkpoint_best.pt --seeds 1,2 --lrs 2e-5,5e-5",
+        "fairseq-finetune glue/CoLA --glue-task CoLA --path bert/checkpoint_best.pt --data-bin data-bin",
+        "fairseq-finetune glue/RTE --glue-task RTE --path bert/checkpoint_best.pt --data-bin data-bin --seeds 1,2",
     ]
     parser = Parser(
         "Fine-tune an encoder with several seeds and learning rates.",

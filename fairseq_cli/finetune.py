@@ -53,12 +53,12 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     stored, parameters = _pretrained(cfg.path)
     folder = Path(cfg.save_dir)
     prepare_folder("--save-dir", folder)
-    updates = _updates(settings, _train_flags(settings, stored, cfg.lrs[0], cfg.seeds[0], 0), parameters)
+    task, updates = _checked_task(settings, _train_flags(settings, stored, cfg.lrs[0], cfg.seeds[0], 0), parameters)
     runs = []
     for lr in cfg.lrs:
         for seed in cfg.seeds:
             flags = _train_flags(settings, stored, lr, seed, updates)
-            runs.append(_run(settings, flags, lr, seed, folder / f"lr{lr:g}-seed{seed}"))
+            runs.append(_run(settings, task, flags, lr, seed, folder / f"lr{lr:g}-seed{seed}"))
     report = _report(settings, runs, updates)
     with atomic_file(folder / "results.json", "--save-dir") as file:
         file.write((json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
@@ -125,29 +125,37 @@ def _world_size(settings: Settings) -> int:
     return given or (1 if settings.common.cpu else max(1, torch.cuda.device_count()))
 
 
-def _updates(settings: Settings, flags: list[str], parameters: Mapping[str, Tensor]) -> int:
-    """The updates of a run; data and weights are read, so that mistakes are found before anything is trained."""
+def _checked_task(
+    settings: Settings, flags: list[str], parameters: Mapping[str, Tensor]
+) -> tuple[SentencePredictionTask, int]:
+    """The task with its splits encoded, and the updates of a run.
+
+    Raises:
+        UserError: data or weights cannot be used; found before anything is trained.
+    """
     size = _world_size(settings)
     args = _parse(settings, flags, settings.command.save_dir, size)
     run = training_settings(args)
     task = setup_task(run)
     model, criterion = task.build_model(run), task.build_criterion(run)
-    assert isinstance(model, SentenceModel)
+    assert isinstance(task, SentencePredictionTask) and isinstance(model, SentenceModel)
     model.check_encoder(parameters, str(settings.command.path))
     for split in dict.fromkeys(["valid", *_splits(settings.command)]):
         task.dataset(split)
     batches = task.iterator("train", model, criterion, training=True, world_size=size)
-    return math.ceil(len(batches) / run.optimization.update_freq[0]) * settings.command.max_epoch
+    return task, math.ceil(len(batches) / run.optimization.update_freq[0]) * settings.command.max_epoch
 
 
-def _run(settings: Settings, flags: list[str], lr: float, seed: int, folder: Path) -> FinetunedRun:
+def _run(
+    settings: Settings, task: SentencePredictionTask, flags: list[str], lr: float, seed: int, folder: Path
+) -> FinetunedRun:
     """Train one model, unless its result is there already, and write its predictions."""
     done = _finished(folder / RESULT, flags)
     if done is not None:
         return FinetunedRun(lr, seed, done, str(folder))
     (folder / BEST).unlink(missing_ok=True)  # of a run with other settings
     train.main(_parse(settings, flags, folder, _world_size(settings)))
-    figures = _predict(settings, folder)
+    figures = _predict(settings, task, folder)
     with atomic_file(folder / RESULT) as file:
         file.write(json.dumps({"flags": flags, "figures": figures}, indent=1).encode())
     return FinetunedRun(lr, seed, figures, str(folder))
@@ -162,10 +170,9 @@ def _finished(path: Path, flags: list[str]) -> dict[str, float] | None:
         return None
 
 
-def _predict(settings: Settings, folder: Path) -> dict[str, float]:
+def _predict(settings: Settings, task: SentencePredictionTask, folder: Path) -> dict[str, float]:
     """The development file's figures by the best checkpoint; predictions are written to ``predictions.SPLIT.tsv``."""
-    models, task, _ = load_models([folder / BEST], settings.data_path)
-    assert isinstance(task, SentencePredictionTask)
+    models, _, _ = load_models([folder / BEST], settings.data_path)
     device = distributed.device_of(settings.common)
     Precision(settings.common).place(models[0], device)
     figures: dict[str, float] = {}
