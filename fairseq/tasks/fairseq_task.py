@@ -24,6 +24,7 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel, build_model
 from fairseq.settings import DataConfig, Settings
+from fairseq.tasks import legacy
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory, extras
 from fairseq.tasks.typed import typed_settings
 
@@ -41,6 +42,7 @@ class LossGraph(nn.Module):
         self.model = model
         self.criterion = criterion
         self.plugin = type(criterion).forward is not FairseqCriterion.forward
+        self.update_num = 0
 
     def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> tuple[StepOutput, Mapping[str, Any]]:
         """Return the criterion's loss on *sample*, and the ``extra`` that the model returned.
@@ -57,6 +59,21 @@ class LossGraph(nn.Module):
         return self.criterion.compute_loss(self.model, net_output, sample), extras(net_output)
 
 
+class StepGraph(LossGraph):
+    """A model and its criterion under a task that defines ``train_step`` or ``valid_step`` as fairseq's plug-ins do.
+
+    Attributes:
+        update_num: updates done so far, which fairseq tells ``train_step``; set before each.
+    """
+
+    def __init__(self, task: FairseqTask, model: BaseFairseqModel, criterion: FairseqCriterion) -> None:
+        super().__init__(model, criterion)
+        self.task = task
+
+    def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> tuple[StepOutput, Mapping[str, Any]]:
+        return legacy.run_step(self.task, self, sample, self.update_num), {}
+
+
 class FairseqTask:
     """A registered task: data, batches, model and criterion, and the state that training steps carry along.
 
@@ -66,6 +83,7 @@ class FairseqTask:
     Attributes:
         settings: all settings, typed.
         args: the flat namespace, for plug-ins.
+        datasets: what ``load_dataset`` loaded, by split.
         kinds: the kinds of state that a step hands to the next.
         carried: their values in training. Only :meth:`commit`, :meth:`restart` and :meth:`load_carried` set it.
     """
@@ -76,6 +94,7 @@ class FairseqTask:
     def __init__(self, args: Settings | argparse.Namespace) -> None:
         self.settings = typed_settings(args)
         self.args = self.settings.namespace
+        self.datasets: dict[str, Any] = {}
         self.carried: Carried = {}
 
     @staticmethod
@@ -117,6 +136,22 @@ class FairseqTask:
             UserError: the data are missing or damaged.
         """
         raise NotImplementedError
+
+    def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
+        """Put the examples of *split* into :attr:`datasets`; plug-ins of fairseq's kind override it."""
+        self.datasets[split] = self.dataset(split, training=combine)
+
+    def train_step(
+        self, sample: Sample, model: Any, criterion: Any, optimizer: Any, update_num: int = 0, ignore_grad: bool = False
+    ) -> StepOutput:
+        """Give the loss on *sample* to ``optimizer.backward``; plug-ins of fairseq's kind override it."""
+        loss, sample_size, log = criterion(model, sample)
+        optimizer.backward(loss * 0 if ignore_grad else loss)
+        return loss, sample_size, log
+
+    def valid_step(self, sample: Sample, model: Any, criterion: Any) -> StepOutput:
+        """Return loss, sample size and log of *sample*; plug-ins of fairseq's kind override it."""
+        return criterion(model, sample)
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         """Return the batches of *dataset* for *model*: by default examples of similar sizes together."""
@@ -161,7 +196,10 @@ class FairseqTask:
 
     def _fitting(self, split: str, folder: Path, model: BaseFairseqModel, training: bool, skip: bool) -> Dataset:
         """The examples of *split* in *folder* that the model can read."""
-        dataset = self.dataset(split, training=training, folder=folder)
+        if legacy.overrides(self, FairseqTask, "load_dataset"):
+            dataset = legacy.loaded_dataset(self, split, training)
+        else:
+            dataset = self.dataset(split, training=training, folder=folder)
         limit = model.max_positions()
         keep = dataset.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
         left_out = int((~keep).sum())
@@ -200,7 +238,14 @@ class FairseqTask:
             UserError: they do not fit, or cannot carry the task's state from step to step.
         """
         criterion.check(model)
-        graph = LossGraph(model, criterion)
+        legacy.check_methods(self, FairseqTask)
+        own_step = any(legacy.overrides(self, FairseqTask, name) for name in ("train_step", "valid_step"))
+        if own_step and model.memory_length:
+            raise UserError(
+                f"--task {self.settings.chosen.task}: its train_step or valid_step cannot carry the model's memory "
+                "(--tokens-from-prev, --mem-len); use a model without memory"
+            )
+        graph = StepGraph(self, model, criterion) if own_step else LossGraph(model, criterion)
         for kind in self.kinds:
             kind.check(model, criterion, graph.plugin)
         return graph

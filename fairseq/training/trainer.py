@@ -110,6 +110,7 @@ class Trainer:
         """
         # Forward and backward. The state that steps carry goes from batch to batch as a value, provisionally.
         self.graph.train()
+        self.graph.update_num = self.num_updates
         carried = self.task.carried
         sums: NamedSums | None = None
         host_size = 0

@@ -1,0 +1,135 @@
+"""Methods of fairseq's tasks that plug-ins override: ``load_dataset``, ``train_step`` and ``valid_step``."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fairseq.data.dataset import Dataset, Sample
+from fairseq.errors import UserError
+
+EXPECTED = {
+    "load_dataset": "(split, combine=False, **kwargs)",
+    "train_step": "(sample, model, criterion, optimizer, update_num, ignore_grad=False)",
+    "valid_step": "(sample, model, criterion)",
+}
+
+
+def overrides(task: Any, base: type, name: str) -> bool:
+    """Whether *task* has a method *name* of its own, not that of *base*."""
+    return getattr(type(task), name, None) is not getattr(base, name, None)
+
+
+def check_methods(task: Any, base: type) -> None:
+    """Refuse overridden methods that are not called, or that take other arguments than fairseq's.
+
+    Raises:
+        UserError: there is one; the message names it.
+    """
+    name = task.settings.chosen.task or type(task).__name__
+    if overrides(task, base, "get_batch_iterator"):
+        raise UserError(
+            f"--task {name}: its get_batch_iterator would not be called; override sampler(dataset, model, batching)"
+        )
+    calls = {"load_dataset": ("train", True), "train_step": (None,) * 4, "valid_step": (None,) * 3}
+    for method, values in calls.items():
+        if overrides(task, base, method):
+            try:
+                _signature(task, method).bind(*values, **keywords(task, method, 0))
+            except TypeError as error:
+                raise UserError(f"--task {name}: {method} must take {EXPECTED[method]} ({error})") from None
+
+
+def keywords(task: Any, method: str, update_num: int) -> dict[str, Any]:
+    """Those of fairseq's further arguments of *method* that *task*'s takes."""
+    if method != "train_step":
+        return {}
+    taken = _signature(task, method).parameters
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
+    values = {"update_num": update_num, "ignore_grad": False}
+    return {name: value for name, value in values.items() if open_ended or name in taken}
+
+
+def loaded_dataset(task: Any, split: str, training: bool) -> Dataset:
+    """The dataset that the ``load_dataset`` of *task* puts into ``self.datasets``.
+
+    Raises:
+        UserError: it puts none there, or one that cannot be read.
+    """
+    task.load_dataset(split, combine=training)
+    dataset = task.datasets.get(split)
+    if hasattr(dataset, "batch"):
+        return dataset
+    if not all(hasattr(dataset, name) for name in ("__getitem__", "__len__", "collater")):
+        raise UserError(
+            f"--task {task.settings.chosen.task}: load_dataset left {type(dataset).__name__} in "
+            f"self.datasets[{split!r}]; expected a dataset with __getitem__, __len__, num_tokens and collater"
+        )
+    return CollatedDataset(dataset)
+
+
+class CollatedDataset:
+    """A dataset of fairseq's kind: examples by number, sizes by ``num_tokens``, batches by ``collater``.
+
+    Args:
+        dataset: fairseq's kind. ``src_lengths`` of its batches are left out: no model here takes them.
+        indices: numbers of its examples, int [n]; None: all.
+    """
+
+    def __init__(self, dataset: Any, indices: np.ndarray | None = None) -> None:
+        self.dataset = dataset
+        self.indices = np.arange(len(dataset)) if indices is None else indices
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.array([int(np.max(self.dataset.num_tokens(int(i)))) for i in self.indices], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def batch(self, indices: np.ndarray) -> Sample:
+        sample = self.dataset.collater([self.dataset[int(i)] for i in self.indices[indices]])
+        inputs = {name: value for name, value in sample["net_input"].items() if name != "src_lengths"}
+        return {"nsentences": len(indices), **sample, "net_input": inputs}
+
+    def at_epoch(self, epoch: int) -> CollatedDataset:
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+        return self
+
+    def select(self, keep: np.ndarray) -> CollatedDataset:
+        return CollatedDataset(self.dataset, self.indices[keep])
+
+
+class DeferredOptimizer:
+    """The optimizer argument of ``train_step``: ``backward`` keeps the loss, the trainer computes gradients."""
+
+    def __init__(self) -> None:
+        self.loss: Tensor | None = None
+
+    def backward(self, loss: Tensor) -> None:
+        """Add *loss* to what the step minimizes."""
+        self.loss = loss if self.loss is None else self.loss + loss
+
+
+def run_step(task: Any, graph: Any, sample: Sample, update_num: int) -> tuple[Any, int, dict[str, Any]]:
+    """Loss, sample size and log of the task's own ``train_step``, or in evaluation of its ``valid_step``.
+
+    Raises:
+        UserError: ``train_step`` gave no loss to ``optimizer.backward``.
+    """
+    if not graph.training:
+        return task.valid_step(sample, graph.model, graph.criterion)
+    optimizer = DeferredOptimizer()
+    given = keywords(task, "train_step", update_num)
+    _, size, log = task.train_step(sample, graph.model, graph.criterion, optimizer, **given)
+    if optimizer.loss is None:
+        raise UserError(f"--task {task.settings.chosen.task}: train_step must call optimizer.backward(loss)")
+    return optimizer.loss, size, log
+
+
+def _signature(task: Any, method: str) -> inspect.Signature:
+    return inspect.signature(getattr(task, method))
