@@ -26,7 +26,7 @@ from fairseq.tasks import setup_task
 from fairseq.tasks.loading import load_models
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from fairseq.tasks.typed import training_settings, typed_settings
-from fairseq_cli import train
+from fairseq.training import launch
 from fairseq_cli.common import escape_what_stdout_lacks, log_to_stderr
 
 BEST = "checkpoint_best.pt"
@@ -154,7 +154,7 @@ def _run(
     if done is not None:
         return FinetunedRun(lr, seed, done, str(folder))
     (folder / BEST).unlink(missing_ok=True)  # of a run with other settings
-    train.main(_parse(settings, flags, folder, _world_size(settings)))
+    launch(training_settings(_parse(settings, flags, folder, _world_size(settings))))
     figures = _predict(settings, task, folder)
     with atomic_file(folder / RESULT) as file:
         file.write(json.dumps({"flags": flags, "figures": figures}, indent=1).encode())

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import sys
 
-from fairseq import distributed, options
-from fairseq.distributed import Interruption, Job, World
-from fairseq.settings import TrainingSettings
+from fairseq import options
 from fairseq.tasks.typed import training_settings
-from fairseq.training.job import train
+from fairseq.training import launch
 
 
 def main(args: argparse.Namespace) -> None:
-    """Train what *args* describe, in as many processes as they ask for."""
-    settings = training_settings(args)
-    distributed.run(Job(train_process, settings, settings.common, settings.distributed))
-
-
-def train_process(settings: TrainingSettings, world: World) -> None:
-    """One process of a run."""
-    logging.basicConfig(
-        format="%(asctime)s | %(levelname)s | %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-        level=logging.INFO if world.is_first else logging.ERROR,
-        stream=sys.stderr,
-    )
-    with Interruption() as interruption:
-        number = train(settings, world, interruption)
-    if number:
-        sys.exit(128 + number)
+    """Train what *args* describe, on as many processes as they ask for."""
+    launch(training_settings(args))
 
 
 def cli_main() -> None:
-    """The command."""
+    """Run the command."""
     options.run_command(main, options.get_training_parser)
 
 

@@ -1,15 +1,16 @@
-"""A training job on one process: restore, every stage that is left, save."""
+"""A training job: its processes, and on each of them restoring, the remaining stages and saving."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from dataclasses import fields
 from typing import Any
 
-from fairseq import checkpoint
+from fairseq import checkpoint, distributed
 from fairseq.checkpoint import CheckpointManager
-from fairseq.distributed import Interruption, World
+from fairseq.distributed import Interruption, Job, World
 from fairseq.models.loading import load_fitting
 from fairseq.settings import CheckpointConfig, TrainingSettings
 from fairseq.training import stages
@@ -19,6 +20,29 @@ from fairseq.training.stop import describe_interruption
 logger = logging.getLogger(__name__)
 
 RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.name.startswith("reset_")}
+
+
+def launch(settings: TrainingSettings) -> None:
+    """Train on as many processes as *settings* ask for.
+
+    Raises:
+        SystemExit: a signal stopped the run, with 128 plus its number.
+    """
+    distributed.run(Job(run_process, settings, settings.common, settings.distributed))
+
+
+def run_process(settings: TrainingSettings, world: World) -> None:
+    """Train as one process of *world*, with a log on stderr."""
+    logging.basicConfig(
+        format="%(asctime)s | %(levelname)s | %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+        level=logging.INFO if world.is_first else logging.ERROR,
+        stream=sys.stderr,
+    )
+    with Interruption() as interruption:
+        number = train(settings, world, interruption)
+    if number:
+        sys.exit(128 + number)
 
 
 def train(settings: TrainingSettings, world: World, interruption: Interruption | None = None) -> int:

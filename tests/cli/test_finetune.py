@@ -61,7 +61,7 @@ def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(
     def never(args: argparse.Namespace) -> None:
         raise AssertionError("complete runs are not repeated")
 
-    monkeypatch.setattr(finetune.train, "main", never)
+    monkeypatch.setattr(finetune, "launch", never)
     assert finetune.main(arguments(home, *flags)) == report
     with pytest.raises(AssertionError):
         finetune.main(arguments(home, *flags, "--max-epoch 6"))
