@@ -169,7 +169,7 @@ def test_a_recipe_runs_end_to_end_when_small(recipe: str, small_data: dict[str, 
     result = run(recipe, SMALL=1, DATA=small_data[AUTHORS[recipe].corpus], SAVE_DIR=tmp_path)
     output = "\n".join(printed(result)) + result.stderr
     loss = float(re.findall(r"Loss \(base 2\): ([\d.]+), Perplexity: [\d.]+\n", output)[0])
-    validation = float(re.findall(r"valid on 'valid' subset .* \| loss (\S+)", output)[-1])
+    validation = float(re.findall(r"valid on 'valid' subset.* \| loss (\S+)", output)[-1])
     assert loss == pytest.approx(validation, rel=0.1), "another text, the same kind"
     assert re.findall(r"Bits per character: ([\d.]+)", output) == ([] if AUTHORS[recipe].words else [f"{loss:.4f}"])
     assert (tmp_path / recipe / "checkpoint_best.pt").is_file()
