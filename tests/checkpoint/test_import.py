@@ -218,7 +218,7 @@ def test_words_that_no_text_can_hold_become_placeholders(tmp_path):
 @pytest.mark.parametrize(
     "file, content, reason",
     [
-        ("vocab.txt", "one\ntwo\n", "has 2 words, its model 700"),
+        ("vocab.txt", "one\ntwo\n", "has 2 words, but its model 700"),
         ("vocab.json", "{", "not valid JSON"),
         ("vocab.json", '{"a": 0, "b": 2}', "no vocabulary that is known"),
         ("vocab.pkl", [1, 2], "no vocabulary that is known"),
