@@ -1,4 +1,4 @@
-"""How the C library hands memory back."""
+"""Settings of the C library's allocator for returning freed memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes a user can mend: one line, exit code 2, no traceback."""
+"""Errors caused by the user's input: one line, exit code 2, no traceback."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """What is wrong with the input, and what to do about it, in one line.
+    """Invalid input, described in one line with the remedy.
 
-    The message names the flag or file. The commands print it to stderr and exit with code 2; anything else
-    that escapes a command is a bug and shows its traceback.
+    The message names the flag or file. The commands print it to stderr and exit with code 2; any other
+    exception is a bug and shows its traceback.
     """
 
 
+def read_failure(error: OSError) -> str:
+    """The reason why a file could not be read, for an error message after its path."""
+    if isinstance(error, FileNotFoundError):
+        return "file not found"
+    return f"cannot be read ({error.strerror})"
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
-    """The names of *known* closest to *name*, as the end of an error message."""
+    """The names in *known* closest to *name*, worded as the end of an error message."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
     if close:
@@ -24,14 +31,14 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether *error* says that host or device memory ran out."""
+    """Return whether *error* is an out-of-memory error of the host or the device."""
     return isinstance(error, MemoryError) or any(
         words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
     )
 
 
 def out_of_memory_message(error: BaseException) -> str:
-    """What to tell a user whose run did not fit into memory."""
+    """Error message of a run that ran out of memory, with the flags that reduce it."""
     where = "GPU" if "CUDA" in str(error) or "HIP" in str(error) else "host"
     return (
         f"out of {where} memory: lower --max-tokens or --batch-size (and raise --update-freq to keep the same batch), "

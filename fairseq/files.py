@@ -124,7 +124,7 @@ def remove_leftovers(folder: str | Path) -> None:
 
 
 def is_special(path: str | Path) -> bool:
-    """Whether *path* is there and is a device, a pipe or a socket."""
+    """Return whether *path* exists and is a device, a pipe or a socket."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -194,7 +194,7 @@ def _system_error(error: BaseException | None) -> OSError | None:
 
 
 def _is_about(error: OSError, path: str | Path) -> bool:
-    """Whether *error* concerns *path*, a folder of it, or a temporary file; errors of ``write`` name no file."""
+    """Return whether *error* concerns *path*, a folder of it, or a temporary file; errors of ``write`` name no file."""
     if error.filename is None:
         return True
     named, target = Path(os.path.realpath(error.filename)), Path(os.path.realpath(path))

@@ -27,7 +27,7 @@ from fairseq.models.transformer_xl import BY_DISTANCE
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_language_models, load_models
 
-CHECKPOINT_NAMES = (BEST, "checkpoint.pt", LAST)  # in a folder, the first that is there
+CHECKPOINT_NAMES = (BEST, "checkpoint.pt", LAST)  # in a folder, the first that exists is loaded
 DICTIONARY = "dict.txt"
 MOST = (1 << 31) - 1  # tokens of a segment or a memory
 
@@ -66,16 +66,16 @@ class LanguageModel:
         device: torch.device | str = "cpu",
         overrides: Mapping[str, Any] | None = None,
     ) -> LanguageModel:
-        """Load a checkpoint, ours or fairseq's.
+        """Load a checkpoint of this project or of fairseq.
 
         Args:
             checkpoint: a file, or a folder with ``checkpoint_best.pt``, ``checkpoint.pt`` or ``checkpoint_last.pt``.
-            data: a folder made by ``fairseq-preprocess``, or a ``dict.txt``; None: the one beside the checkpoint.
+            data: a ``fairseq-preprocess`` folder, or a ``dict.txt``; None: the ``dict.txt`` beside the checkpoint.
             device: where the model runs.
             overrides: settings of the checkpoint to change, e.g. ``{"tokens_per_sample": 256}``.
 
         Raises:
-            UserError: a file is missing or cannot be used, or checkpoint and dictionary do not belong together.
+            UserError: a file is missing or invalid, or the dictionary is not that of the checkpoint.
         """
         models, task, _ = load_language_models(*_paths(checkpoint, data), overrides)
         cfg = task.cfg  # type: ignore[attr-defined]
@@ -86,9 +86,9 @@ class LanguageModel:
     @overload
     def score(self, text: list[str]) -> list[Scored]: ...
     def score(self, text: str | list[str]) -> Scored | list[Scored]:
-        """The tokens of a text and the natural logarithms of their probabilities, float32 [tokens].
+        """Return the tokens of a text and the natural logarithms of their probabilities, float32 [tokens].
 
-        A list of texts gives a list; they have nothing to do with one another. A text longer than the model's segment
+        A list of texts gives a list; texts are independent. A text longer than the model's segment
         is read as ``fairseq-eval-lm`` reads a corpus, in non-overlapping segments.
         """
         if not isinstance(text, str):
@@ -97,23 +97,23 @@ class LanguageModel:
         return [self.dictionary[token] for token in scores.tokens], torch.from_numpy(scores.lprobs)
 
     def perplexity(self, text: str | list[str]) -> float:
-        """Two to the power of the average loss of a token in bits, over one text or several.
+        """Return the perplexity, exp of the mean loss in nats per token, of one text or several.
 
         Raises:
-            ValueError: there is no text.
+            ValueError: *text* is an empty list.
         """
         texts = [text] if isinstance(text, str) else text
         if not texts:
-            raise ValueError("perplexity: there is no text")
+            raise ValueError("perplexity: no text; give at least one")
         lprobs = np.concatenate([self._scores(one).lprobs for one in texts]).astype(np.float64)
         return math.exp(-float(lprobs.mean()))
 
     @torch.inference_mode()
     def score_tokens(self, tokens: Tensor, segment_length: int, memory_length: int = 0) -> Tensor:
-        """Negative natural-log likelihood of each token after the first, by ids: float32 [B, T], on the CPU.
+        """Return the loss in nats of each token after the first: float32 [B, T], on the CPU.
 
-        Rows are read side by side and have nothing to do with one another. Each is read in segments, the last of which
-        may be shorter, and what a segment leaves in memory goes into the next one.
+        Rows are independent. Each is read in segments, of which the last may be shorter, and the memory of a segment
+        is passed to the next one.
 
         Args:
             tokens: ids, int64 [B, T + 1].
@@ -121,8 +121,8 @@ class LanguageModel:
             memory_length: tokens remembered from segment to segment, whatever the model was trained with.
 
         Raises:
-            ValueError: *tokens* are no ids of the dictionary, a length is no whole number or out of range, or memory is
-                asked of a model without memory.
+            ValueError: *tokens* are not ids of the dictionary, a length is not a whole number or out of range, or
+                *memory_length* is not 0 for a model without memory.
         """
         self._check_tokens(tokens)
         _check_length("segment_length", segment_length, 1)
@@ -159,11 +159,11 @@ class LanguageModel:
         top_p: float = 1.0,
         seed: int | None = None,
     ) -> str:
-        """The prompt and up to *max_tokens* tokens that follow it, an end of line counted as one.
+        """Return the prompt and up to *max_tokens* generated tokens, an end of line counted as one.
 
         Args:
-            prompt: what the text begins with; nothing: the start of a text.
-            max_tokens: how many tokens are generated.
+            prompt: beginning of the text; empty: generate from the start of a text.
+            max_tokens: most tokens to generate.
             temperature, top_k, top_p: see :func:`fairseq.generation.sampling.sample`.
             seed: the same seed gives the same text; None: another text each time.
 
@@ -185,7 +185,7 @@ class LanguageModel:
         return self._text(words)
 
     def _packed(self) -> Reader:
-        """The model's reader, kept between texts; made anew after a change of the model's weights."""
+        """The reader of the model, cached between texts until the weights change."""
         weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.model.parameters()]
         key = id(self.model), weights
         if self._reader is None or self._reader[0] != key:
@@ -215,30 +215,30 @@ def load_model(
     device: torch.device | str = "cpu",
     overrides: Mapping[str, Any] | None = None,
 ) -> tuple[BaseFairseqModel, FairseqTask]:
-    """Load any model, in evaluation mode, and its task, which has the dictionary.
+    """Load any model in evaluation mode, and its task with the dictionary.
 
-    ``model(src_tokens)[0]`` is what the model computes for every token: logits [B, T, V] of BERT, [B, T] of ELECTRA's
-    discriminator; with ``features_only=True`` the last layer's hidden states [B, T, C].
+    ``model(src_tokens)[0]`` is the output for every token: logits [B, T, V] of BERT, [B, T] of ELECTRA's
+    discriminator; with ``features_only=True`` the hidden states of the last layer, [B, T, C].
 
     Args:
         checkpoint, data, device, overrides: see :meth:`LanguageModel.from_pretrained`.
 
     Raises:
-        UserError: a file is missing or cannot be used, or checkpoint and dictionary do not belong together.
+        UserError: a file is missing or invalid, or the dictionary is not that of the checkpoint.
     """
     models, task, _ = load_models(*_paths(checkpoint, data), overrides)
     return models[0].to(device), task
 
 
 def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path], str | Path]:
-    """The checkpoint's file, and the data or the dictionary beside it."""
+    """Paths of the checkpoint, and of the data or the dictionary in its folder."""
     path = find_checkpoint(Path(checkpoint))
     if data is None:
         data = path.parent / DICTIONARY
         if not data.exists():
-            raise UserError(f"{data}: no dictionary beside the checkpoint; give a data-bin folder or its dict.txt")
+            raise UserError(f"{data}: file not found; give a data-bin folder or its dict.txt")
     if not Path(data).exists():
-        raise UserError(f"{data}: no such folder or dictionary; give a data-bin folder or its dict.txt")
+        raise UserError(f"{data}: folder or file not found; give a data-bin folder or its dict.txt")
     return [path], data
 
 
@@ -254,20 +254,20 @@ class _Text:
 def _encode(text: str, dictionary: Dictionary) -> _Text:
     lines = re.split(r"\r\n|\r|\n", text)
     if len(lines) > 1 and not lines[-1]:
-        lines.pop()  # the last line's own end
+        lines.pop()  # end of the last line
     encoded = [dictionary.encode_line(line) for line in lines]
     sizes = np.array([len(line) for line in encoded], dtype=np.int32)
     return _Text(np.concatenate(encoded), sizes, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
 
 
 def _check_length(name: str, value: Any, least: int) -> None:
-    """Raises ValueError if *value* is no whole number, or not from *least* to :data:`MOST`."""
+    """Raise ValueError unless *value* is a whole number from *least* to :data:`MOST`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= MOST:
         raise ValueError(f"{name} {reprlib.repr(value)}: expected a whole number from {least} to {MOST}")
 
 
 def _remembering(model: BaseFairseqModel, length: int) -> BaseFairseqModel:
-    """*model* with a memory of *length* tokens; it shares everything else with *model*, which stays as it is."""
+    """*model* with a memory of *length* tokens; a shallow copy that shares the parameters."""
     if length == model.memory_length:
         return model
     if not model.memory_length and getattr(getattr(model, "cfg", None), "position_encoding", None) not in BY_DISTANCE:
@@ -283,10 +283,10 @@ def _remembering(model: BaseFairseqModel, length: int) -> BaseFairseqModel:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint at *path*, or in the folder *path*."""
+    """Return the checkpoint at *path*, or in the folder *path*."""
     if not path.is_dir():
         return path
     for name in CHECKPOINT_NAMES:
         if (path / name).exists():
             return path / name
-    raise UserError(f"{path}: no checkpoint in this folder; looked for {', '.join(CHECKPOINT_NAMES)}")
+    raise UserError(f"{path}: no checkpoint in this folder; expected {', '.join(CHECKPOINT_NAMES)}")

@@ -1,4 +1,4 @@
-"""A user's own parts: the package that ``--user-dir`` names."""
+"""Import of plug-ins from the package given with ``--user-dir``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fairseq.errors import UserError
 
 
 def import_user_module(folder: str) -> None:
-    """Import the package in *folder*, so that it registers its parts; a second time nothing happens.
+    """Import the package in *folder*, so that it registers its parts; repeated calls have no effect.
 
     Raises:
-        UserError: there is no such folder, or its name cannot be that of a package.
+        UserError: the folder is missing, or its name is not a valid package name.
     """
     path = Path(folder).absolute()
     if path.is_dir():
@@ -22,12 +22,12 @@ def import_user_module(folder: str) -> None:
     elif path.with_suffix(".py").is_file():
         name = path.stem
     else:
-        raise UserError(f"--user-dir {folder}: no such folder")
+        raise UserError(f"--user-dir {folder}: folder not found; give the folder of a Python package")
     if "." in name:
-        raise UserError(f"--user-dir {folder}: a package's name has no dots; rename the folder")
+        raise UserError(f"--user-dir {folder}: a package name cannot contain dots; rename the folder")
     known = sys.modules.get(name)
     if known is not None and not _comes_from(known, path):
-        raise UserError(f"--user-dir {folder}: there is another package of that name, {name}; rename the folder")
+        raise UserError(f"--user-dir {folder}: a different package named {name} is already imported; rename the folder")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     importlib.import_module(name)

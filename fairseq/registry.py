@@ -1,4 +1,4 @@
-"""Named parts: models, architectures, tasks, criterions, optimizers and schedulers are all kept the same way."""
+"""Registry of named parts: models, architectures, tasks, criterions, optimizers and schedulers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ P = TypeVar("P")
 
 
 class Registry(Generic[T]):
-    """Parts of one kind by name.
+    """Parts of one kind, by name.
 
     Args:
         kind: what a part is called in messages, e.g. ``"criterion"``.
@@ -25,7 +25,7 @@ class Registry(Generic[T]):
         self._parts: dict[str, T] = {}
 
     def register(self, name: str, config_class: type | None = None) -> Callable[[P], P]:
-        """Decorator that keeps a part under *name*, with the dataclass of its settings if it has one.
+        """Decorator that registers a part as *name*, with the dataclass of its settings if it has one.
 
         Raises:
             ValueError: another part has that name.
@@ -46,7 +46,7 @@ class Registry(Generic[T]):
         """The part called *name*.
 
         Raises:
-            UserError: no part has that name; the message offers the nearest ones.
+            UserError: no part has that name; the message names the nearest ones.
         """
         try:
             return self._parts[name]
@@ -61,12 +61,12 @@ class Registry(Generic[T]):
 
 
 def is_plugin(part: Any) -> bool:
-    """Whether a registered class was defined outside this package: it is given the flat namespace, as in fairseq."""
+    """Return whether a class was defined outside this package; if so, it gets the flat namespace, as in fairseq."""
     return str(part.__module__).partition(".")[0] != __name__.partition(".")[0]
 
 
 def _same_source(known: Any, part: Any) -> bool:
-    """Whether two parts are one definition imported twice (a ``--user-dir`` that is also a package)."""
+    """Return whether two parts are one definition imported twice (a ``--user-dir`` that is also a package)."""
     return getattr(known, "__qualname__", None) == getattr(part, "__qualname__", object()) and getattr(
         getattr(known, "__code__", None), "co_filename", getattr(known, "__module__", None)
     ) == getattr(getattr(part, "__code__", None), "co_filename", getattr(part, "__module__", None))

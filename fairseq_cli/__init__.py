@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def _is_command(program: str) -> bool:
-    """Whether *program*, the process's ``sys.argv[0]``, is one of the commands, not something that imports them."""
+    """Return whether *program*, the process's ``sys.argv[0]``, is one of the commands."""
     path = Path(program)
     if program == "-m":  # its value while the module of ``python -m fairseq_cli.train`` is looked for
         return True

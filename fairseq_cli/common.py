@@ -1,4 +1,4 @@
-"""What several commands share: their checkpoints, how they read a corpus, their notes and their progress bars."""
+"""Helpers shared by commands: checkpoints, corpora, notes and progress bars."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fairseq import options
-from fairseq.errors import UserError
+from fairseq.errors import UserError, read_failure
 from fairseq.generation.writer import Writer, check_samples
 from fairseq.settings import CommonConfig, InteractiveConfig
 from fairseq.tasks.typed import typed_settings
@@ -113,7 +113,7 @@ def _read_file(path: Path) -> list[str]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"--input {path}: cannot be read ({error.strerror}); give another file") from None
+        raise UserError(f"--input {path}: {read_failure(error)}; give another file") from None
     if not content:
         raise UserError(f"--input {path}: is empty; give a file with one prompt per line")
     lines = content.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")

@@ -58,7 +58,7 @@ def _own_settings(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _batches(trained: DataConfig, given: DataConfig) -> dict[str, Any]:
-    """What *given* says of batches that *trained*, the training run's settings, does not; a default if neither does."""
+    """Batch settings from *given*, else from *trained*, the settings of the training run, else the defaults."""
     changes = {name: getattr(given, name) for name in BATCH_LIMITS}
     if all(value is None for value in changes.values()):
         unlimited = all(getattr(trained, name) is None for name in BATCH_LIMITS)

@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
     args = parser.parse_args(argv)
     if not args.source.is_file():
-        print(f"{args.source}: no such file; check the path", file=sys.stderr)
+        print(f"{args.source}: file not found; check the path", file=sys.stderr)
         sys.exit(2)
     try:
         with (

@@ -43,7 +43,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _is_entry(value: Any) -> bool:
-    """Whether *value* is an optimizer's state of one parameter."""
+    """Return whether *value* is an optimizer's state of one parameter."""
     return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
 
 

@@ -15,7 +15,7 @@ from fairseq.checkpoint import schema
 from fairseq.checkpoint.foreign import fairseq0x
 from fairseq.checkpoint.foreign.standins import SAFE_GLOBALS
 from fairseq.checkpoint.integrity import check_finite, check_records, check_room
-from fairseq.errors import UserError
+from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file
 
 ZIP_MAGIC = b"PK\x03\x04"
@@ -125,11 +125,11 @@ def _first_bytes(path: Path) -> bytes:
         with open(path, "rb") as file:
             magic = file.read(len(ZIP_MAGIC))
     except FileNotFoundError:
-        raise UserError(f"{path}: no such checkpoint; check the path") from None
+        raise UserError(f"{path}: file not found; check the path") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a folder; name a checkpoint file in it") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
+        raise UserError(f"{path}: {read_failure(error)}; check the path and its permissions") from None
     if not magic:
         raise UserError(f"{path}: is empty; use another checkpoint")
     return magic
@@ -139,12 +139,12 @@ def _fault(error: Exception) -> str:
     refused = _REFUSED.search(str(error))
     if refused:
         return (
-            f"refused: it asks for {refused[1]}, which no checkpoint needs and which could run code; "
-            "nothing was run; use a checkpoint from a source you trust"
+            f"rejected: the pickle contains {refused[1]}, which checkpoints do not need and which could run code; "
+            "nothing was executed; use a checkpoint from a source you trust"
         )
     detail = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the documentation")[0]
     reason = " ".join(detail.split())[:120]
     return (
-        f"cannot be read as a checkpoint: truncated, damaged or of another kind ({type(error).__name__}: {reason}); "
+        f"cannot be read as a checkpoint: truncated, damaged or in another format ({type(error).__name__}: {reason}); "
         "use another checkpoint"
     )

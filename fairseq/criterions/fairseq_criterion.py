@@ -1,4 +1,4 @@
-"""What every criterion offers to the trainer."""
+"""Base class of criterions: the interface that the trainer uses."""
 
 from __future__ import annotations
 

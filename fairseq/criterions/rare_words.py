@@ -36,7 +36,7 @@ def rare_sums(layer: OutputLayer, hidden: Tensor, parts: Parts) -> dict[str, Any
 
 
 def rare_token_sums(losses: Tensor, real: Tensor, rare: Tensor) -> dict[str, Any]:
-    """The same from the loss of every token [B, T], where *real*, bool [B, T], says which are no padding."""
+    """The sums of :func:`rare_sums` from the losses of all tokens [B, T]; *real*, bool [B, T], is false at padding."""
     sums: dict[str, Any] = {}
     for name, mark in {"rare": rare, "near": rare.any(1, keepdim=True)}.items():
         sums |= {f"{name}_loss": (losses * (real & mark)).sum(), f"{name}_targets": (real & mark).sum()}

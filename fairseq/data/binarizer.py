@@ -24,7 +24,7 @@ from fairseq.data.dictionary import NONE, Dictionary
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.data.note_spans import NoteSpansWriter, number_dtype
 from fairseq.data.note_words import LINE_END, NoteWords, SubwordMarks, WordMarker, WordRule, read_words
-from fairseq.errors import UserError
+from fairseq.errors import UserError, read_failure
 
 CHUNK_BYTES = 1 << 24  # given to a process at once
 BLOCK_BYTES = 1 << 20  # decoded at once
@@ -146,7 +146,7 @@ def check_text(path: str) -> int:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise UserError(f"{path}: the text cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: {read_failure(error)}; give a text file") from None
     if not os.path.isfile(path):
         raise UserError(f"{path}: not a regular file; the text is read more than once, so save it to a file first")
     if size == 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.errors import UserError
+from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file
 
 ROLES = ("bos", "pad", "eos", "unk")
@@ -209,7 +209,7 @@ class Dictionary:
         try:
             content = Path(path).read_bytes()
         except OSError as error:
-            raise UserError(f"{path}: the dictionary cannot be read ({error.strerror})") from None
+            raise UserError(f"{path}: {read_failure(error)}; give a dict.txt made by fairseq-preprocess") from None
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -26,7 +26,7 @@ def load_dictionary(data: str | Path) -> Dictionary:
     folders = data_folders(data)
     for folder in folders or [Path(data)]:
         if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; make it with fairseq-preprocess --destdir {folder}")
+            raise UserError(f"{folder}: folder not found; make it with fairseq-preprocess --destdir {folder}")
     first, *others = (Dictionary.load(str(folder / "dict.txt")) for folder in folders)
     for folder, dictionary in zip(folders[1:], others, strict=True):
         if dictionary != first:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq.errors import UserError, nearest
+from fairseq.errors import UserError, nearest, read_failure
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Layout:
 
     @property
     def is_regression(self) -> bool:
-        """Whether labels are scores."""
+        """True if labels are scores."""
         return not self.labels
 
     @property
@@ -151,7 +151,7 @@ def _lines(path: Path) -> list[str]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check DATA and the split's name") from None
+        raise UserError(f"{path}: {read_failure(error)}; check DATA and the name of the split") from None
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -181,7 +181,7 @@ def _column(path: Path, header: Sequence[str], name: str) -> int:
 
 
 def _problem(fields: list[str], columns: list[int], sentences: list[int], header: list[str]) -> str | None:
-    """What is wrong with a row; None if nothing is."""
+    """Error of an invalid row; None if the row is valid."""
     if len(fields) <= max(columns):
         return f"{len(fields)} columns where the header has {len(header)}"
     empty = [header[column] for column in sentences if not fields[column].strip()]

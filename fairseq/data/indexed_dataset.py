@@ -21,7 +21,7 @@ import numpy as np
 
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.joined import JoinedArray
-from fairseq.errors import UserError
+from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -145,7 +145,7 @@ def _file_size(path: str) -> int:
     try:
         return os.path.getsize(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); make it with fairseq-preprocess") from None
+        raise UserError(f"{path}: {read_failure(error)}; make it with fairseq-preprocess") from None
 
 
 def _read_header(path: str) -> tuple[np.dtype, int]:
@@ -155,7 +155,7 @@ def _read_header(path: str) -> tuple[np.dtype, int]:
         with open(path, "rb") as file:
             header = file.read(_HEADER.size)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: {read_failure(error)}; make it with fairseq-preprocess") from None
     if len(header) < _HEADER.size or not header.startswith(MAGIC):
         raise UserError(f"{path}: not a corpus index in the mmap format; preprocess the text again")
     _, version, code, lines = _HEADER.unpack(header)

@@ -94,7 +94,7 @@ class EpochIterator:
         self.read = 0
 
     def _samples(self) -> Generator[Sample | None, None, None]:
-        """The same on the host; for a GPU in pinned memory, from where copies run beside the arithmetic."""
+        """The prepared sample on the host; for a GPU in pinned memory, so that copies overlap with computation."""
         epoch = self.epoch
         dataset = self.dataset.at_epoch(epoch)
         for indices in self.sampler.epoch(epoch, self.read):

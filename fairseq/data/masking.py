@@ -1,4 +1,4 @@
-"""Blocks of which some tokens are hidden and are to be predicted (Devlin et al. 2019, §3.1)."""
+"""Blocks with some tokens masked, to be predicted (Devlin et al. 2019, §3.1)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _WORDS, _ROWS, _ACTIONS, _SYMBOLS, _NOISE = range(5)  # independent random numbe
 
 @dataclass(frozen=True)
 class Masking:
-    """The tokens that are chosen, and what the model reads in their place.
+    """Settings of masking: the share of chosen tokens and their replacements.
 
     Attributes:
-        seed: of all random choices.
+        seed: seed of all random choices.
         prob: share of the words of a row that are chosen.
         leave_prob: share of the chosen tokens that stay as they are.
         random_prob: share of the chosen tokens that become a random symbol; all others become the mask symbol.
@@ -41,7 +41,7 @@ class Masking:
 
 
 def special_symbols(dictionary: Dictionary) -> np.ndarray:
-    """Which symbols are begin, padding, end or mask: bool [V]."""
+    """Mask of the symbols for begin, padding, end and mask: bool [V]."""
     special = np.zeros(len(dictionary), dtype=bool)
     ids = [dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.mask()]
     special[[index for index in ids if index >= 0]] = True
@@ -49,22 +49,22 @@ def special_symbols(dictionary: Dictionary) -> np.ndarray:
 
 
 def word_parts(dictionary: Dictionary) -> tuple[np.ndarray, np.ndarray]:
-    """Which symbols continue the word before them (``##…``), and which are continued by the next (``…@@``)."""
+    """Masks of symbols that continue the word before them (``##…``) and of those the next continues (``…@@``)."""
     continues = np.array([len(word) > 2 and word.startswith("##") for word in dictionary.symbols])
     joins = np.array([len(word) > 2 and word.endswith("@@") for word in dictionary.symbols])
     return continues, joins
 
 
 class MaskedBlocks:
-    """Blocks of a corpus with a begin symbol before each, of which some tokens are chosen for prediction.
+    """Blocks of a corpus, each after a begin symbol, with some tokens chosen for prediction.
 
-    The choice for a token follows from the seed, the epoch and the token's place in the corpus alone.
+    The choice depends on the seed, the epoch and the position of the token in the corpus only.
 
     Args:
         blocks: the blocks, each at least one token shorter than the model's rows.
-        masking: what is chosen.
+        masking: settings.
         bos: id of the symbol before each block.
-        fixed: the same choice in every epoch, for validation.
+        fixed: use the same choice in every epoch, for validation.
     """
 
     def __init__(self, blocks: TokenBlocks, masking: Masking, bos: int, fixed: bool = False) -> None:
@@ -92,7 +92,7 @@ class MaskedBlocks:
         return view
 
     def select(self, keep: np.ndarray) -> MaskedBlocks:
-        """Those blocks for which *keep*, bool [n], is true, numbered anew."""
+        """The blocks for which *keep*, bool [n], is true, renumbered."""
         view = copy.copy(self)
         view.blocks = self.blocks.select(keep)
         return view
@@ -101,8 +101,8 @@ class MaskedBlocks:
         """Blocks *indices* [B] as rows padded on the right.
 
         Returns:
-            ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the tokens that are no padding; ``net_input.src_tokens``
-            int64 [B, T]; ``target`` int64 [B, T], the original of each chosen token and padding elsewhere; ``noise``
+            ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, tokens except padding; ``net_input.src_tokens``
+            int64 [B, T]; ``target`` int64 [B, T], the original of each chosen token, padding elsewhere; ``noise``
             float32 [M], a random number for each of the M chosen tokens, in the order of rows.
         """
         plain = self.blocks.batch(indices)
@@ -147,7 +147,7 @@ class MaskedBlocks:
         return joined
 
     def _replace(self, tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """What the model would read in the place of each token: int64 [B, T]."""
+        """Replacement of each token if it is chosen: int64 [B, T]."""
         action = self._uniform(_ACTIONS, places)
         symbols = self._drawn[(self._uniform(_SYMBOLS, places) * len(self._drawn)).astype(np.int64)]
         leave, draw = self.masking.leave_prob, self.masking.random_prob
@@ -160,8 +160,8 @@ class MaskedBlocks:
 def uniform(places: np.ndarray, *key: int) -> np.ndarray:
     """A random number for each of *places*, uniform on [0, 1), float64: a function of *key* and the place alone.
 
-    Counters through the finalizer of SplitMix64 (Steele et al. 2014), so that any token's number can be had without
-    those before it.
+    Counters through the finalizer of SplitMix64 (Steele et al. 2014), so that the number of any token can be computed
+    without those before it.
     """
     state = np.zeros(1, dtype=np.uint64)
     for part in key:

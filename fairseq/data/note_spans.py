@@ -22,7 +22,7 @@ from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.data.joined import JoinedArray
 from fairseq.data.note_words import AGAIN, NOTES, NoteWords
-from fairseq.errors import UserError
+from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file
 
 MAGIC = b"FSNOTES\x00"
@@ -239,11 +239,11 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read(_HEADER.size)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); run fairseq-preprocess --notes") from None
+        raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None
 
 
 def _size(path: str) -> int:
     try:
         return os.path.getsize(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); run fairseq-preprocess --notes") from None
+        raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None

@@ -1,7 +1,7 @@
-"""The rare words that notes are taken for (Wu et al. 2021, "Taking Notes on the Fly", section 3.1).
+"""Rare words with notes (Wu et al. 2021, "Taking Notes on the Fly", section 3.1).
 
-A *word* here is what stood between white space before it was split into subwords. Which tokens make a word is known
-to a :class:`WordRule`, so that every kind of subwords can have notes.
+A *word* here is a word of the text before it was split into subwords. A :class:`WordRule` groups tokens into words,
+so that any subword encoding can have notes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from fairseq.data.dictionary import DIGITS, Dictionary
-from fairseq.errors import UserError
+from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file
 
 NOTES = "notes.txt"
@@ -26,10 +26,10 @@ LINE_END = "\n"  # among words: the </s> of a line
 
 
 class WordRule(Protocol):
-    """The tokens of a line that make words. It is sent to worker processes, so it can be pickled."""
+    """Rule that groups the tokens of a line into words; picklable, because worker processes receive it."""
 
     def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        """Return the words of a line's *tokens*, in order, and the number of tokens of each, which sum to all."""
+        """Return the words of a line's *tokens*, in order, and the number of tokens of each; every token counts."""
         ...
 
 
@@ -37,7 +37,7 @@ class WordRule(Protocol):
 class SubwordMarks:
     """Words whose subwords, but for the last, end in a mark, as subword-nmt writes them: ``wo@@ r@@ ds``.
 
-    A mark on the last token of a line has nothing to join and is dropped: the line's end ends the word.
+    A mark on the last token of a line is dropped: the end of the line ends the word.
     """
 
     mark: str = "@@"
@@ -48,7 +48,7 @@ class SubwordMarks:
             return tokens, [1] * len(tokens)
         words = line.replace(self.mark + " ", "").split(" ")
         words[-1] = words[-1].removesuffix(self.mark)
-        # No token has white space in it, so a line feed can stand for what was joined.
+        # No token has white space in it, so a line feed can mark the joins.
         joins = line.replace(self.mark + " ", "\n").split(" ")
         return words, [word.count("\n") + 1 for word in joins]
 
@@ -58,8 +58,8 @@ class NoteWords:
     """The words that have notes, numbered from 0, and their occurrences in the training text.
 
     Attributes:
-        words: by falling count, ties in code-point order.
-        counts: of each word.
+        words: sorted by falling count, ties in code-point order.
+        counts: occurrences of each word.
     """
 
     words: tuple[str, ...]
@@ -70,10 +70,10 @@ class NoteWords:
 
     @classmethod
     def choose(cls, counter: Mapping[str, int], low: int, high: int, dictionary: Dictionary) -> NoteWords:
-        """Return the words of *counter* that occur *low* to *high* times; special symbols are no words.
+        """Return the words of *counter* that occur *low* to *high* times; special symbols are excluded.
 
         Raises:
-            UserError: there are none.
+            UserError: no word occurs that often.
         """
         special = {dictionary.bos_word, dictionary.pad_word, dictionary.eos_word, dictionary.unk_word, ""}
         chosen = [(word, n) for word, n in counter.items() if low <= n <= high and word not in special]
@@ -87,7 +87,7 @@ class NoteWords:
         return cls(words, counts)
 
     def save(self, folder: str | Path) -> None:
-        """Write ``notes.txt``: a line ``word count`` for each."""
+        """Write ``notes.txt``, a line ``word count`` for each word."""
         with atomic_file(os.path.join(folder, NOTES)) as file:
             file.write(self._text())
 
@@ -96,13 +96,13 @@ class NoteWords:
         """Read ``notes.txt``.
 
         Raises:
-            UserError: it is missing, not UTF-8 or truncated, or a word is there twice.
+            UserError: it is missing, not UTF-8 or truncated, or has a word twice.
         """
         path = os.path.join(folder, NOTES)
         try:
             text = Path(path).read_bytes().decode("utf-8")
         except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror}); run fairseq-preprocess --notes") from None
+            raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: byte offset {error.start}: not UTF-8; {AGAIN}") from None
         words: dict[str, int] = {}
@@ -125,9 +125,9 @@ class NoteWords:
 def read_words(blocks: Iterable[str], rule: WordRule) -> Iterator[tuple[list[str], list[int]]]:
     """Yield the words of text that comes in *blocks*, cut at white space, and the number of tokens of each.
 
-    ``LINE_END`` stands at the end of each line. A word that a cut splits comes whole, with the block after it.
+    ``LINE_END`` stands at the end of each line. A word split between two blocks is yielded with the second.
     """
-    pending: list[str] = []  # tokens of a line that goes on in the next block, from its last word on
+    pending: list[str] = []  # last word of a line that continues in the next block
     unfinished = False
     for text in blocks:
         words: list[str] = []
@@ -161,7 +161,7 @@ def _add(words: list[str], lengths: list[int], rule: WordRule, tokens: list[str]
 
 
 class WordMarker:
-    """Finds the words that have notes in text; it is sent to worker processes."""
+    """Finder of words with notes in text; picklable, because worker processes receive it."""
 
     def __init__(self, notes: NoteWords, rule: WordRule, dtype: np.dtype) -> None:
         self._numbers = {word: number for number, word in enumerate(notes.words, 1)}

@@ -75,7 +75,7 @@ class NotedBlocks:
 
 
 def covered(spans: np.ndarray, marked: np.ndarray) -> np.ndarray:
-    """Which of *spans* [S, 4] have a *marked* token: marked bool [B, T] → bool [S]."""
+    """Mask of the *spans* [S, 4] with a *marked* token: marked bool [B, T] → bool [S]."""
     before = np.zeros((marked.shape[0], marked.shape[1] + 1), dtype=np.int64)
     np.cumsum(marked, axis=1, out=before[:, 1:])
     row, first, end, _ = spans.T

@@ -32,6 +32,6 @@ def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:
 
 
 def _has_float16_arithmetic() -> bool:
-    """Whether the CPU's matrix products run in float16; a build of PyTorch that cannot say counts as one that does."""
+    """Return whether CPU matrix products run in float16; True where the build of PyTorch does not report it."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
     return supported is None or bool(supported())

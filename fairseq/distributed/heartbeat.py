@@ -155,7 +155,7 @@ def _is_timeout(error: BaseException) -> bool:
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Whether *error* comes from a reduction that another process did not take part in."""
+    """Return whether *error* comes from a reduction that another process did not take part in."""
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(
         words in text for words in ("timed out", "timeout", "connection closed", "connection reset", "gloo", "nccl")

@@ -42,7 +42,7 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """What the process exits with: 128 + the signal's number, or 0 without one."""
+        """Exit code of the process: 128 + the signal number, or 0 without a signal."""
         return 128 + self.signal if self.signal else 0
 
     def _record(self, number: int, frame: FrameType | None) -> None:

@@ -65,7 +65,7 @@ def connect(url: str, rank: int, size: int, timeout: float) -> dist.Store:
 
 
 def hosts_store(url: str, rank: int) -> bool:
-    """Whether the process of *rank* opens the store at *url*: rank 0, where the URL is an address."""
+    """Return whether *rank* opens the store at *url*: rank 0 does, where the URL is an address."""
     return rank == 0 and url.startswith("tcp://")
 
 

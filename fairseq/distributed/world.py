@@ -21,7 +21,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which writes logs and checkpoints."""
+        """True on rank 0, which writes logs and checkpoints."""
         return self.rank == 0
 
     def sum(self, value: Tensor) -> Tensor:

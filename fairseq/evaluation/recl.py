@@ -284,7 +284,7 @@ def table(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> 
 
 
 def results(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> dict[str, Any]:
-    """The same and every gain as values for JSON; lists of gains are by neighbouring pairs of ``contexts``."""
+    """The results and every gain as values for JSON; lists of gains are by neighbouring pairs of ``contexts``."""
     perplexities = measured.perplexities()
     return {
         "contexts": measured.contexts.tolist(),

@@ -110,7 +110,7 @@ class NamedSums:
         return NamedSums(names, values, rows)
 
     def reduced(self, world: World) -> NamedSums:
-        """The same over all ranks: one reduction of the sums, and predictions of every rank in rank order."""
+        """The sums over all ranks: one reduction of the sums, and predictions of every rank in rank order."""
         if world.size == 1:
             return self
         rows = {

@@ -49,9 +49,9 @@ class BaseFairseqModel(nn.Module):
     memory_length: int = 0
     """Tokens that the model remembers from segment to segment; 0: none."""
     skips_parameters: bool = False
-    """Whether a training step may leave parameters without a gradient."""
+    """True if a training step may leave parameters without a gradient."""
     predicts_next_token: bool = True
-    """Whether the model is a language model that can be scored and sampled from left to right."""
+    """True if the model is a language model that can be scored and sampled from left to right."""
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:

@@ -69,7 +69,7 @@ class MaskedLMHead(OutputLayer):
 
 
 class DiscriminatorHead(nn.Module):
-    """Whether a token was replaced: dense layer, activation, one logit a token (Clark et al. 2020, §2)."""
+    """Head that detects replaced tokens: dense layer, activation, one logit a token (Clark et al. 2020, §2)."""
 
     def __init__(self, dim: int, activation_fn: str) -> None:
         super().__init__()

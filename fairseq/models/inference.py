@@ -125,7 +125,7 @@ class _Packed:
     window: int | None
 
     def embed(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        """What the first layer reads for *tokens* [B, 1]: [B, 1, C]."""
+        """Input of the first layer for *tokens* [B, 1]: [B, 1, C]."""
         if self.lookup is None:
             return self.model.embed(tokens, cache.held).float()
         decoder, added = self.model.decoder, None
@@ -159,7 +159,7 @@ def _biases(model: nn.Module) -> set[int]:
 
 
 def _packable(model: Any) -> bool:
-    """Whether the kernels compute what *model* does, and nobody looks on through hooks."""
+    """Return whether the kernels cover all of *model*, and no hooks are registered on it."""
     if not isinstance(model, FairseqLanguageModel) or type(model) not in (TransformerLanguageModel, TransformerXL):
         return False
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):

@@ -106,7 +106,7 @@ def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], settings:
 
 
 def stored_settings(settings: Settings, model: BaseFairseqModel) -> dict[str, Any]:
-    """What a checkpoint holds of *settings*: fairseq's flat dict of plain values, and what *model* was built with."""
+    """The settings a checkpoint stores: a flat dict of plain values, as fairseq's, and what *model* was built with."""
     cfg: Any = getattr(model, "cfg", None)
     built: dict[str, Any] = dataclasses.asdict(cfg) if model.config_class is not None and cfg is not None else {}
     return {name: value for name, value in {**vars(settings.namespace), **built}.items() if _is_plain(value)}

@@ -81,7 +81,7 @@ def give_notes(model: FairseqLanguageModel, cfg: CausalNoteConfig, task: Any, di
 
 
 def shows_ends(symbols: Sequence[str]) -> bool:
-    """Whether the last token of a word shows that the word ends, in a dictionary of *symbols*.
+    """Return whether the last token of a word marks its end, in a dictionary of *symbols*.
 
     It does where tokens that are continued are marked (``…@@``), or where none are marked at all. It does not where
     those that begin a word are (``▁…``, ``Ġ…``), or those that continue one (``##…``).

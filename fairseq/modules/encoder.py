@@ -130,7 +130,7 @@ class TransformerEncoder(nn.Module):
         return x
 
     def _padding(self, src_tokens: Tensor) -> Tensor | None:
-        """Where *src_tokens* is padding, bool [B, T]; None where a look shows that there is none.
+        """Padding of *src_tokens*, bool [B, T]; None where the host knows that there is none.
 
         Reading the answer from a GPU would synchronise, so there the mask always goes along.
         """

@@ -155,5 +155,5 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def is_half(tensor: Tensor) -> bool:
-    """Whether *tensor* is float16 or bfloat16."""
+    """Return whether *tensor* is float16 or bfloat16."""
     return tensor.dtype in (torch.float16, torch.bfloat16)

@@ -28,7 +28,7 @@ class FairseqOptimizer:
 
     config_class: type | None = None
     supports_half_parameters = True
-    """Whether parameters may be float16 (``--memory-efficient-fp16``): the state must be float32."""
+    """True if parameters may be float16 (``--memory-efficient-fp16``): the state must be float32."""
 
     def __init__(self, args: Any, params: Iterable[Any] | None = None) -> None:
         self.args = args

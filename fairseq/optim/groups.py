@@ -29,5 +29,5 @@ def parameter_groups(
 
 
 def is_norm_or_bias(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a vector or is named a bias, as Transformer-XL's matrices ``r_w_bias`` are."""
+    """Return whether a parameter is a vector or named as a bias, like Transformer-XL's matrices ``r_w_bias`` are."""
     return parameter.dim() < 2 or name.endswith("bias")

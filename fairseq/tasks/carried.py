@@ -109,6 +109,6 @@ class RowMemory:
 
 
 def extras(net_output: Any) -> Mapping[str, Any]:
-    """What a model returned beside its output, {} for plug-ins that return nothing of the kind."""
+    """The extra outputs of a model; {} for plug-ins that return none."""
     extra = net_output[1] if isinstance(net_output, tuple) and len(net_output) > 1 else None
     return extra if isinstance(extra, Mapping) else {}

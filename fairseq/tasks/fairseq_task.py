@@ -1,4 +1,4 @@
-"""What every task offers to the trainer."""
+"""Base class of tasks: the interface that the trainer uses."""
 
 from __future__ import annotations
 

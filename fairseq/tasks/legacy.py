@@ -19,7 +19,7 @@ EXPECTED = {
 
 
 def overrides(task: Any, base: type, name: str) -> bool:
-    """Whether *task* has a method *name* of its own, not that of *base*."""
+    """Return whether *task* overrides the method *name* of *base*."""
     return getattr(type(task), name, None) is not getattr(base, name, None)
 
 

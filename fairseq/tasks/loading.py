@@ -84,7 +84,7 @@ def load_language_models(
     overrides: Mapping[str, Any] | None = None,
     settings: argparse.Namespace | None = None,
 ) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
-    """The same for models that predict the next token.
+    """Load models that predict the next token; see :func:`load_models`.
 
     Raises:
         UserError: as :func:`load_models`, or a model is an encoder.

@@ -34,7 +34,7 @@ class Best:
         return replace(self, without_improvement=self.without_improvement + 1)
 
     def is_worth_saving(self, figure: float | None) -> bool:
-        """Whether a checkpoint with *figure* becomes ``checkpoint_best.pt``; an equal figure does, NaN never."""
+        """Return whether a checkpoint with *figure* becomes ``checkpoint_best.pt``: ties do, NaN never does."""
         if figure is None or math.isnan(figure):
             return False
         return self.saved is None or self._sign * figure <= self._sign * self.saved

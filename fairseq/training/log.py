@@ -64,7 +64,7 @@ def epoch_line(trainer: Trainer, batches: EpochIterator, stage: Stage | None, cl
 
 
 def is_late(cfg: OptimizationConfig, wall: float) -> bool:
-    """Whether *wall* seconds of training are more than ``--stop-time-hours``."""
+    """Return whether *wall* seconds of training exceed ``--stop-time-hours``."""
     return 0 < cfg.stop_time_hours * 3600 < wall
 
 

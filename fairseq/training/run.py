@@ -242,7 +242,7 @@ class Run:
             raise UserError(f"--best-checkpoint-metric {metric}: not a figure of validation; {nearest(metric, known)}")
 
     def _at_limit(self) -> bool:
-        """Whether training ends here; the same on every process."""
+        """Return whether training ends here; equal on all ranks."""
         between = self.batches.end_of_epoch or self.batches.iterations_in_epoch == 0
         epochs = self.batches.epoch if self.batches.end_of_epoch else self.batches.epoch - 1
         updates = self.trainer.num_updates

@@ -40,7 +40,7 @@ class StopVote:
 
     @property
     def decided(self) -> bool:
-        """Whether the run stops after this update."""
+        """Return whether the run stops after this update."""
         return self.late or self.interrupted
 
     def reduced(self, sums: NamedSums) -> NamedSums:

@@ -201,7 +201,7 @@ def test_numpy_objects_do_not_pass_as_numbers(tmp_path):
             return scalar, (np.dtype("O"), b"\0" * 8)
 
     torch.save({**a_state(), "extra_state": {"x": Smuggler()}}, tmp_path / "c.pt")
-    with pytest.raises(UserError, match="no plain number"):
+    with pytest.raises(UserError, match="not a number type"):
         load(tmp_path / "c.pt")
 
 
@@ -259,7 +259,7 @@ def test_hostile_pickles_are_refused_by_name_and_run_nothing(tmp_path, kind, pla
         torch.save(state, path, _use_new_zipfile_serialization=form == "zip")
     with pytest.raises(UserError) as error:
         load(path)
-    assert re.search(rf"refused: it asks for {name}, .*nothing was run", only_line(error, path))
+    assert re.search(rf"rejected: the pickle contains {name}, .*nothing was executed", only_line(error, path))
     assert not marker.exists()
 
 
@@ -277,7 +277,7 @@ def test_a_checkpoint_cut_anywhere_is_a_user_error(tmp_path, zipped):
 
 def test_files_that_are_no_checkpoints_are_user_errors(tmp_path):
     path = tmp_path / "c.pt"
-    with pytest.raises(UserError, match="no such checkpoint"):
+    with pytest.raises(UserError, match="file not found"):
         load(path)
     with pytest.raises(UserError, match="is a folder"):
         load(tmp_path)

@@ -168,14 +168,14 @@ def test_names_of_2018_and_unused_heads_are_understood(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("bert", {"model_type": "t5"}, "model_type is 't5'; known are bert, roberta"),
-        ("bert", {"hidden_act": "silu"}, "hidden_act is 'silu'; known are gelu"),
+        ("bert", {"model_type": "t5"}, "model_type is 't5'; known: bert, roberta"),
+        ("bert", {"hidden_act": "silu"}, "hidden_act is 'silu'; known: gelu"),
         ("bert", {"hidden_act": ["gelu"]}, "hidden_act is "),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ("bert", {"is_decoder": True}, "is_decoder is True; only False"),
         ("bert", {"hidden_size": 64}, r"is \[131, 32\], but the configuration says \[131, 64\]"),
         ("bert", {"num_hidden_layers": 3}, "the tensor bert.encoder.layer.2.attention.self.query.weight is missing"),
-        ("bert", {"num_hidden_layers": 1}, "16 tensors that this configuration has no place for"),
+        ("bert", {"num_hidden_layers": 1}, "16 tensors are not part of this configuration"),
         ("bert", {"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000; expected a whole number"),
         ("bert", {"num_attention_heads": 5}, "num_attention_heads 5 does not divide hidden_size 32"),
         ("bert", {"num_attention_heads": 0}, "num_attention_heads is 0; expected"),

@@ -220,9 +220,9 @@ def test_words_that_no_text_can_hold_become_placeholders(tmp_path):
     [
         ("vocab.txt", "one\ntwo\n", "has 2 words, but its model 700"),
         ("vocab.json", "{", "not valid JSON"),
-        ("vocab.json", '{"a": 0, "b": 2}', "no vocabulary that is known"),
-        ("vocab.pkl", [1, 2], "no vocabulary that is known"),
-        ("vocab.pkl", {"sym2idx": 3}, "no vocabulary that is known"),
+        ("vocab.json", '{"a": 0, "b": 2}', "unknown vocabulary format"),
+        ("vocab.pkl", [1, 2], "unknown vocabulary format"),
+        ("vocab.pkl", {"sym2idx": 3}, "unknown vocabulary format"),
     ],
 )
 def test_vocabulary_that_does_not_fit_is_refused(file, content, reason, tmp_path):
@@ -318,7 +318,7 @@ def test_dictionary_must_be_given_where_none_is_beside_the_checkpoint(tmp_path):
     assert len(LanguageModel.from_pretrained(out / "checkpoint.pt").dictionary) == 40
     (out / "dict.txt").rename(tmp_path / "dict.txt")
     assert len(LanguageModel.from_pretrained(out, tmp_path / "dict.txt").dictionary) == 40
-    with pytest.raises(UserError, match="no dictionary beside the checkpoint"):
+    with pytest.raises(UserError, match="dict.txt: file not found"):
         LanguageModel.from_pretrained(out)
 
 

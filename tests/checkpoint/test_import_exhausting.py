@@ -63,14 +63,14 @@ def inside(name: bytes, deeper: bytes) -> bytes:
     return text("_modules") + b"}" + name + SHELL + b"}" + deeper + b"bss"
 
 
-FLAT, NAME, KIND = "keys of an unknown kind", "a name that is none", "tensor of impossible size"
-AGAIN, SHAPE, LARGER = "again and again", "tensor of impossible shape", "larger than what is stored"
+FLAT, NAME, KIND = "invalid key of a mapping", "invalid name", "invalid tensor size"
+AGAIN, SHAPE, LARGER = "too many repeated copies", "invalid tensor shape", "larger than its storage"
 EXHAUSTING = {
     "deep key": (b"\x80\x02}" + DEEP + b"K\x01s.", FLAT),
     "deep key of a DICT": (b"\x80\x02(" + NESTED + b"K\x01d.", FLAT),
     "deep key of an OrderedDict": (b"\x80\x02" + ORDERED + b"]" + NESTED + b"K\x01\x86a\x85R.", FLAT),
     "deep key of an object": (b"\x80\x02" + SHELL + NESTED + b"K\x01s.", FLAT),
-    "deep key of numbers": (legacy(b"}", b"\x80\x02]" + NESTED + b"a."), "numbers of no tensor"),
+    "deep key of numbers": (legacy(b"}", b"\x80\x02]" + NESTED + b"a."), "data without a tensor"),
     "doubled name": (b"\x80\x04" + DOUBLED + b"2\x93.", NAME),
     "long name": (b"\x80\x04" + text("a" * 10_000) + b"2\x93.", NAME),
     "doubled key of numbers": (b"\x80\x02" + storage(key=DOUBLED) + b".", KIND),
@@ -80,7 +80,7 @@ EXHAUSTING = {
         "whose _parameters are damaged",
     ),
     "long name of a parameter": (module(inside(text("a" * 200), inside(text("a" * 200), b""))), "_modules are damaged"),
-    "names of tensors": (state_dict(b"").replace(text(TABLE), b"}K\x01" + tensor(0, (4,), (1,))), "no text"),
+    "names of tensors": (state_dict(b"").replace(text(TABLE), b"}K\x01" + tensor(0, (4,), (1,))), "not text"),
     "parameters of two": (
         module(
             text("_parameters")
@@ -102,7 +102,7 @@ EXHAUSTING = {
     "objects of one mapping": (b"\x80\x02}(" + MANY + b"uq\x01" + (SHELL + b"h\x01b") * ITEMS + b".", AGAIN),
     "objects of one tuple": (b"\x80\x02(" + b"N" * ITEMS + b"tq\x01" + (SHELL + b"h\x01b") * ITEMS + b".", AGAIN),
     "calls of one tuple": (b"\x80\x02(" + b"N" * ITEMS + b"tq\x01" + (PATTERN + b"h\x01R") * ITEMS + b".", AGAIN),
-    "numbers that are nowhere": (b"\x80\x02}" + text(TABLE) + tensor(0, (4,), (1,)) + b"s.", "is not all there"),
+    "numbers that are nowhere": (b"\x80\x02}" + text(TABLE) + tensor(0, (4,), (1,)) + b"s.", "tensor data truncated"),
     "count beyond 64 bits": (b"\x80\x02" + storage(1 << 63) + b".", KIND),
     "count of far more numbers": (legacy(storage(1 << 50), numbers=struct.pack("<q", 1 << 50)), "cannot be read"),
     "stride beyond 64 bits": (state_dict(tensor(0, (1,), (1 << 70,))), SHAPE),
@@ -113,7 +113,7 @@ EXHAUSTING = {
     "empty, but of a size that overflows": (state_dict(tensor(0, (0, 1 << 62, 1 << 62), (1, 1, 1))), ""),
     "call with a line end": (
         b"\x80\x04" + text("os\nx") + text("system\x1b[2J") + b"\x93)R.",
-        "asks for os x.system [2J,",
+        "contains os x.system [2J,",
     ),
 }
 
@@ -143,7 +143,9 @@ def test_exhausting_files_in_a_hugging_face_folder_are_refused(kind, file, tmp_p
 
 def test_deep_content_that_is_no_key_is_only_no_model(tmp_path):
     (tmp_path / "model.pt").write_bytes(b"\x80\x02" + DEEP + b".")
-    assert "no model" in refusal(tmp_path / "model.pt", "--from", "transformer-xl", "--out", tmp_path / "out")
+    assert "neither tensors by name nor a saved module" in refusal(
+        tmp_path / "model.pt", "--from", "transformer-xl", "--out", tmp_path / "out"
+    )
 
 
 @pytest.mark.parametrize("value", [b"]" + b"2\x86" * 60, b"]" + DEEP[1:], SHELL + b"}K\x00h\x01sb", DEEP])
@@ -198,12 +200,12 @@ def test_hugging_face_settings_of_any_kind_give_a_short_complaint(key, tmp_path)
 @pytest.mark.parametrize(
     "name, value, reason",
     [
-        ("x" * 300, torch.zeros(1), "is no tensor's name"),
-        ("a\nb", torch.zeros(1), "is no tensor's name"),
-        (TABLE, torch.zeros(1).expand(1 << 40, 64), "views of far fewer numbers"),
-        (TABLE, torch.zeros(2, 2).to_sparse(), "no plain tensor"),
-        (TABLE, torch.zeros(2, 2, dtype=torch.complex64), "no plain tensor"),
-        (TABLE, torch.zeros(2, 2, device="meta"), "no plain tensor"),
+        ("x" * 300, torch.zeros(1), "invalid tensor name"),
+        ("a\nb", torch.zeros(1), "invalid tensor name"),
+        (TABLE, torch.zeros(1).expand(1 << 40, 64), "views far larger than their storage"),
+        (TABLE, torch.zeros(2, 2).to_sparse(), "not a dense tensor"),
+        (TABLE, torch.zeros(2, 2, dtype=torch.complex64), "not a dense tensor"),
+        (TABLE, torch.zeros(2, 2, device="meta"), "not a dense tensor"),
     ],
 )
 def test_tensors_that_cannot_be_a_models_are_refused(name, value, reason, tmp_path):
@@ -222,7 +224,7 @@ def test_many_views_of_one_storage_are_not_multiplied(tmp_path):
     assert len({loaded.tensor(value).untyped_storage().data_ptr() for value in loaded.root.values()}) == 1
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     argv = ["--from", "transformer-xl", "--out", tmp_path / "out", "--config", tmp_path / "config.json"]
-    assert "views of far fewer numbers" in refusal(tmp_path / "x.pt", *argv)
+    assert "views far larger than their storage" in refusal(tmp_path / "x.pt", *argv)
 
 
 def test_square_views_that_differ_in_their_strides_stay_apart(tmp_path):

@@ -158,7 +158,7 @@ def test_refusal_names_what_a_hostile_file_asks_for(kind, tmp_path):
     )
     wanted = "os.system" if kind == "STACK_GLOBAL" else wanted
     message = refusal(tmp_path / "model.pt", "--from", "transformer-xl", "--out", tmp_path / "out")
-    assert f"refused: it asks for {wanted}, " in message and "nothing was run" in message
+    assert f"rejected: the pickle contains {wanted}, " in message and "nothing was executed" in message
 
 
 @pytest.mark.parametrize("place", ["hook", "attribute", "parameter"])
@@ -168,7 +168,7 @@ def test_hostile_object_inside_a_real_module_is_refused(place, tmp_path, monkeyp
     {"hook": module._forward_hooks, "attribute": module.__dict__, "parameter": module._parameters}[place]["x"] = call
     torch.save(module, tmp_path / "model.pt")
     monkeypatch.delitem(sys.modules, "mem_transformer")
-    assert "refused" in refusal(tmp_path / "model.pt", "--from", "transformer-xl", "--out", tmp_path / "out")
+    assert "rejected" in refusal(tmp_path / "model.pt", "--from", "transformer-xl", "--out", tmp_path / "out")
     assert not (tmp_path / "canary").exists()
 
 
@@ -204,12 +204,12 @@ def test_damaged_files_are_refused_wherever_the_damage_is(tmp_path):
 @pytest.mark.parametrize(
     "offset, size, stride, reason",
     [
-        (0, (1 << 40,), (0,), "larger than what is stored"),
-        (3, (2,), (1,), "larger than what is stored"),
-        (0, (2, 2), (1, 3), "larger than what is stored"),
-        (-1, (2,), (1,), "impossible shape"),
-        (0, (2,), (1, 1), "impossible shape"),
-        (0, ("2",), (1,), "impossible shape"),
+        (0, (1 << 40,), (0,), "larger than its storage"),
+        (3, (2,), (1,), "larger than its storage"),
+        (0, (2, 2), (1, 3), "larger than its storage"),
+        (-1, (2,), (1,), "invalid tensor shape"),
+        (0, (2,), (1, 1), "invalid tensor shape"),
+        (0, ("2",), (1,), "invalid tensor shape"),
     ],
 )
 def test_tensor_that_claims_more_than_is_stored_is_refused(offset, size, stride, reason, tmp_path):

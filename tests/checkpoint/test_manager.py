@@ -120,7 +120,7 @@ def test_a_run_starts_from_the_last_checkpoint_or_the_given_one(tmp_path):
     other = tmp_path / "other.pt"
     other.touch()
     assert saved(tmp_path, restore_file=str(other)).restore_path() == other
-    with pytest.raises(UserError, match="--restore-file gone.pt: no such checkpoint"):
+    with pytest.raises(UserError, match="--restore-file gone.pt: file not found"):
         saved(tmp_path, restore_file="gone.pt").restore_path()
 
 

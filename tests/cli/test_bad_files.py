@@ -16,7 +16,7 @@ from fairseq import checkpoint
 
 def test_data_folder_that_is_not_there(mistake, tmp_path):
     assert mistake(data=tmp_path / "none").startswith(
-        f"{tmp_path}/none: no such folder; make it with fairseq-preprocess"
+        f"{tmp_path}/none: folder not found; make it with fairseq-preprocess"
     )
 
 
@@ -68,7 +68,7 @@ def test_validation_set_empty_after_filtering(mistake):
 
 def test_checkpoint_that_is_not_there(mistake, tmp_path):
     assert mistake("--restore-file", tmp_path / "none.pt").startswith(
-        f"--restore-file {tmp_path}/none.pt: no such checkpoint"
+        f"--restore-file {tmp_path}/none.pt: file not found"
     )
 
 
@@ -171,7 +171,7 @@ def test_old_checkpoint_survives_when_writing_stops_halfway(mistake, tmp_path):
 @pytest.mark.parametrize(
     "flags, line",
     [
-        (["nowhere", runs.SHORT], "train.py: error: nowhere: no such folder"),
+        (["nowhere", runs.SHORT], "train.py: error: nowhere: folder not found"),
         (
             [runs.DATA, runs.SHORT, "--restore-file hostile.pt --no-save"],
             "train.py: error: hostile.pt: cannot be read as",

@@ -212,7 +212,7 @@ def test_config_file_that_is_not_there(mistake, tmp_path):
     assert mistake("--config", tmp_path / "none").startswith(f"--config {tmp_path}/none: cannot be read")
 
 
-@pytest.mark.parametrize("name, line", [("none", "no such folder"), ("torch", "another package"), ("a.b", "no dots")])
+@pytest.mark.parametrize("name, line", [("none", "folder not found"), ("torch", "different package"), ("a.b", "dots")])
 def test_user_dirs_that_cannot_be(mistake, tmp_path, name, line):
     if name != "none":
         (tmp_path / name).mkdir()

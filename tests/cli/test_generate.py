@@ -417,7 +417,7 @@ MISTAKES = {
     "--path {baseline} --num-samples 2 --num-contexts 3": r"--num-samples 2: must be a multiple of --num-contexts 3",
     "--path {baseline} --compile": r"--compile: .*leave it out",
     "--path {baseline} --max-new-tokens 0": r"--max-new-tokens 0: must be at least 1",
-    "--path {baseline} --gen-subset nothing": r"nothing.idx: cannot be read",
+    "--path {baseline} --gen-subset nothing": r"nothing.idx: file not found",
     "--path {baseline} --results-path {file}": r"--results-path .*: cannot be written",
     "--path {file}": r"file: .*checkpoint",
 }

@@ -112,7 +112,7 @@ def test_prompt_longer_than_the_model_looks_back_is_read_and_told(pipe, caplog, 
 
 MISTAKES = {
     "": r"--path: name a checkpoint",
-    "--path {model} --input {folder}/none": r"--input .*none: cannot be read \(No such file",
+    "--path {model} --input {folder}/none": r"--input .*none: file not found",
     "--path {model} --input {folder}": r"--input .*: cannot be read \(Is a directory",
     "--path {model} --input {folder}/empty": r"--input .*empty: is empty; give a file",
     "--path {model} --input {folder}/latin": r"--input .*latin: line 2, byte 3: not UTF-8",

@@ -61,8 +61,8 @@ def test_command_in_a_process_of_its_own():
     "flags, line",
     [
         ([], "--path: name a checkpoint"),
-        (["--path", "missing.pt"], "missing.pt: no such checkpoint"),
-        (["--path", str(BASELINE), "--valid-subset", "nothing"], "nothing.idx: cannot be read"),
+        (["--path", "missing.pt"], "missing.pt: file not found"),
+        (["--path", str(BASELINE), "--valid-subset", "nothing"], "nothing.idx: file not found"),
         (["--path", str(BASELINE), "--max-tokens", "63"], "a block"),
     ],
 )

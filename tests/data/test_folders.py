@@ -93,7 +93,7 @@ def test_folders_must_have_one_dictionary(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{two}/dict.txt: is not that of {one}; preprocess {two} with --srcdict {one}/dict.txt"
     )
-    with pytest.raises(UserError, match=f"{tmp_path}/3: no such folder"):
+    with pytest.raises(UserError, match=f"{tmp_path}/3: folder not found"):
         load_dictionary(f"{one}:{tmp_path}/3")
 
 

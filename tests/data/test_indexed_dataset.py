@@ -119,7 +119,7 @@ def refused(prefix: str) -> str:
 @pytest.mark.parametrize("ending", ["bin", "idx"])
 def test_a_missing_file_is_named(prefix: str, ending: str) -> None:
     Path(f"{prefix}.{ending}").unlink()
-    assert refused(prefix).startswith(f"{prefix}.{ending}: cannot be read (No such file or directory)")
+    assert refused(prefix).startswith(f"{prefix}.{ending}: file not found; ")
 
 
 @pytest.mark.parametrize("ending", ["bin", "idx"])

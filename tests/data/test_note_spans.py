@@ -233,5 +233,5 @@ def test_a_number_that_no_word_has_is_found_by_check(folder: Path) -> None:
 
 
 def test_without_notes_the_command_that_makes_them_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"notes\.txt: cannot be read .* fairseq-preprocess --notes"):
+    with pytest.raises(UserError, match=r"notes\.txt: file not found; run fairseq-preprocess --notes"):
         NoteSpans(tmp_path / "train")

@@ -306,7 +306,7 @@ def test_a_position_with_full_memory_is_chosen_by_the_seed():
         ),
         (f"--path {SHORTFORMER} --results-path out --batch-size 40", "do not fill the memory of 64; give fewer rows"),
         (f"--path {SHORTFORMER} --results-path out --batch-size 40 --position 3", "do not fill the memory of 64"),
-        (f"--path {BASELINE} --results-path out --gen-subset nothing", "nothing.idx: cannot be read"),
+        (f"--path {BASELINE} --results-path out --gen-subset nothing", "nothing.idx: file not found"),
         (f"--path {BASELINE} --results-path out --sample-break-mode eos", "--sample-break-mode eos: the split is read"),
     ],
 )

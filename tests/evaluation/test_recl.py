@@ -203,7 +203,7 @@ def test_names_tell_models_apart():
     "flags, line",
     [
         ("", "--path: name a checkpoint"),
-        ("--path missing.pt", "missing.pt: no such checkpoint"),
+        ("--path missing.pt", "missing.pt: file not found"),
         (f"--path {BASELINE}:{BASELINE}", "--path: a checkpoint is named twice"),
         (f"--path {BASELINE} --step 0", "--step 0: must be at least 1"),
         (f"--path {BASELINE} --step 300", "--max-context 500: fewer than two steps of --step 300; give 600"),
@@ -217,7 +217,7 @@ def test_names_tell_models_apart():
         (f"--path {BASELINE}:{SHORTFORMER} --names a", "--names a: 1 names for the 2 checkpoints"),
         (f"--path {BASELINE}:{SHORTFORMER} --names a,a", "--names a,a: names must differ"),
         (f"--path {BASELINE} --results-path /dev/null/x", "--results-path /dev/null/x: cannot be written"),
-        (f"--path {BASELINE} --gen-subset nothing", "nothing.idx: cannot be read"),
+        (f"--path {BASELINE} --gen-subset nothing", "nothing.idx: file not found"),
         (f"--path {BASELINE} --sample-break-mode eos", "--sample-break-mode eos: the split is read as one"),
     ],
 )

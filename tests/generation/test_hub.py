@@ -69,7 +69,7 @@ def test_text_is_split_at_white_space_and_lines_end_in_eos(model, text, words):
 
 
 def test_perplexity_of_nothing_is_refused(model):
-    with pytest.raises(ValueError, match="there is no text"):
+    with pytest.raises(ValueError, match="no text"):
         model.perplexity([])
 
 
@@ -126,8 +126,8 @@ def test_best_checkpoint_of_a_folder_is_taken(tmp_path):
 def test_mistakes_say_what_is_wrong(tmp_path):
     for checkpoint, data, message in (
         (tmp_path, runs.DATA, "no checkpoint in this folder"),
-        (tmp_path / "none.pt", runs.DATA, "no such checkpoint"),
-        (SHORTFORMER, tmp_path / "nowhere", "no such folder or dictionary"),
+        (tmp_path / "none.pt", runs.DATA, "file not found"),
+        (SHORTFORMER, tmp_path / "nowhere", "folder or file not found"),
         (SHORTFORMER, tmp_path, "dict.txt: the dictionary cannot be read"),
     ):
         with pytest.raises(UserError, match=message):

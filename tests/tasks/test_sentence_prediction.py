@@ -173,7 +173,7 @@ BAD_FILES = {
     "only header": ("sentence\tlabel\n", "train.tsv: no examples"),
     "empty": ("", "train.tsv: empty file"),
     "not UTF-8": (b"sentence\tlabel\n\xff\t1\n", "train.tsv: line 2, byte offset 15: not UTF-8"),
-    "missing": (None, "train.tsv: cannot be read .No such file"),
+    "missing": (None, "train.tsv: file not found"),
 }
 
 
@@ -192,7 +192,7 @@ def test_bad_flags_are_one_line(folders: tuple[Path, Path], tmp_path: Path) -> N
     for flags, message in {
         "--glue-task RTF": "--glue-task RTF: no such task.*RTE",
         f"--data-bin {tmp_path}": "--data-bin: no dict.txt",
-        "--data-bin nowhere": "nowhere: no such folder",
+        "--data-bin nowhere": "nowhere: folder not found",
     }.items():
         with pytest.raises(UserError, match=message):
             setup_task(runs.arguments(*flags_of(data_bin), flags, data=data))

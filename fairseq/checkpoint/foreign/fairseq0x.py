@@ -1,4 +1,4 @@
-"""Checkpoints of fairseq 0.x, from 0.6 to 0.12 and the Shortformer's fork, in today's form."""
+"""Upgrade of checkpoints of fairseq 0.6 to 0.12 and of the Shortformer fork to the current format."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from torch import Tensor
 
-PARAMETER_NAMES = [  # (pattern, today's name), in turn
+PARAMETER_NAMES = [  # (pattern, current name), applied in order
     (r"\.layer_norms\.0\.", ".self_attn_layer_norm."),
     (r"\.layer_norms\.[12]\.", ".final_layer_norm."),
 ]
-FUSED_PROJECTION = re.compile(r"(.*\.)in_proj_(weight|bias)")  # fairseq < 0.8: queries, keys and values in one
+FUSED_PROJECTION = re.compile(r"(.*\.)in_proj_(weight|bias)")  # fairseq < 0.8: queries, keys and values in one matrix
 
-ARGUMENT_NAMES = {  # former name: today's
+ARGUMENT_NAMES = {  # former name: current name
     "relu_dropout": "activation_dropout",
     "max_sentences": "batch_size",
     "max_sentences_valid": "batch_size_valid",
     "stop_min_lr": "min_lr",
 }
-LISTS = ("lr", "update_freq")  # single numbers once
+LISTS = ("lr", "update_freq")  # once single numbers
 
-HALF_PRECISION = ("FP16Optimizer", "MemoryEfficientFP16Optimizer")  # wrappers whose name hid the optimizer's
+HALF_PRECISION = ("FP16Optimizer", "MemoryEfficientFP16Optimizer")  # wrappers, stored in place of the optimizer's name
 OPTIMIZERS = {
     "nag": "FairseqNAG",
     "adam": "FairseqAdam",
@@ -34,7 +34,7 @@ OPTIMIZERS = {
 
 
 def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint's content with today's names of parameters and settings; today's own passes unchanged.
+    """Return a checkpoint with current names of parameters and settings; a current checkpoint is unchanged.
 
     Args:
         state: ``model`` (parameters by name), and ``args`` (a Namespace or a dict) or ``cfg`` (a nested dict).
@@ -50,7 +50,7 @@ def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_model(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters under today's names, fused projections of attention cut into three."""
+    """Return parameters under current names, with fused attention projections split into three."""
     upgraded: dict[str, Tensor] = {}
     for name, value in model.items():
         for pattern, replacement in PARAMETER_NAMES:
@@ -65,7 +65,7 @@ def upgrade_model(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under today's names, and with the meaning that a missing one had."""
+    """Return settings under current names, with the former defaults of missing ones."""
     upgraded = dict(args)
     for former, name in ARGUMENT_NAMES.items():
         if former in upgraded:
@@ -74,7 +74,7 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
     for name in LISTS:
         if isinstance(upgraded.get(name), int | float):
             upgraded[name] = [upgraded[name]]
-    if "no_tie_adaptive_proj" in upgraded:  # from before there was a final norm
+    if "no_tie_adaptive_proj" in upgraded:  # written before models had a final norm
         upgraded["no_decoder_final_norm"] = True
         if not upgraded.pop("no_tie_adaptive_proj"):
             upgraded["tie_adaptive_proj"] = True
@@ -91,7 +91,7 @@ def _settings(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """fairseq ≥ 0.11's groups of settings as one flat dict; a group's ``_name`` is what chose it."""
+    """The groups of settings of fairseq ≥ 0.11 as one flat dict; the ``_name`` of a group is its choice."""
     flat: dict[str, Any] = {}
     for group, settings in cfg.items():
         if isinstance(settings, argparse.Namespace):
@@ -113,7 +113,7 @@ def _history(entry: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any
 
 
 def _extra_state(extra_state: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the meters that fairseq 0.8 pickled, but with the training time they held."""
+    """The extra state without the meters that fairseq 0.8 pickled, but with their training time."""
     upgraded = dict(extra_state)
     meters = upgraded.pop("train_meters", None) or {}
     if "train_wall" in meters:

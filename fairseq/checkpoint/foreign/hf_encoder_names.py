@@ -1,4 +1,4 @@
-"""Parameters of encoders: our names and Hugging Face's side by side, with their shapes."""
+"""Parameters of encoders: the names here and in Hugging Face files, with shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EncoderSizes:
         kind: ``bert``, ``roberta``, or ELECTRA's ``generator`` or ``discriminator``.
         embed_dim, dim: width of the embeddings, channels of the layers.
         positions: rows of Hugging Face's position table.
-        untied: the output projection is a parameter of its own.
+        untied: the output projection is a separate parameter.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class EncoderSizes:
 
     @property
     def first_position(self) -> int:
-        """Rows of our position table before Hugging Face's first one; RoBERTa's has the same rows."""
+        """Rows of the position table here before the first one of Hugging Face; 0 for RoBERTa."""
         return 0 if self.kind == "roberta" else self.padding_idx + 1
 
 

@@ -1,7 +1,7 @@
-"""Hugging Face's folders of BERT, RoBERTa and both halves of ELECTRA, in both directions.
+"""Import and export of BERT, RoBERTa and ELECTRA's generator and discriminator as Hugging Face folders.
 
-Positions of BERT and ELECTRA are numbered from 0 there and from ``padding_idx + 1`` here: our table has that many rows
-of zeros before theirs.
+Positions of BERT and ELECTRA begin at 0 there and at ``padding_idx + 1`` here: the table here begins with that many
+rows of zeros.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ACTIVATIONS = {  # theirs: ours
     "relu": "relu",
 }
 WRITTEN_ACTIVATIONS = {"gelu": "gelu", "gelu_accurate": "gelu_new", "gelu_fast": "gelu_new", "relu": "relu"}
-GELU_HEADS = ("roberta", "generator")  # whose output layer has gelu whatever the layers have
+GELU_HEADS = ("roberta", "generator")  # output layer with gelu, whatever the activation of the layers
 UNUSED = ("pooler", "seq_relationship", "position_ids", "token_type_ids")  # next-sentence prediction, and buffers
 CLASSES = {
     "bert": "BertForMaskedLM",
@@ -79,20 +79,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int]]:
-    """A folder's model in our names.
+    """Read the model of a folder, under the names of this project.
 
     Returns:
         Parameters by name; ``args``; and the ids of the special symbols that the configuration names, by role.
 
     Raises:
-        UserError: the folder lacks a file, holds another kind of model, or contradicts itself.
+        UserError: a file is missing, the model is of another type, or tensors and configuration disagree.
     """
     path = folder / CONFIG
     given = read_json(path)
     family = FAMILIES.get(str(given.get("model_type")))
     if family is None:
         known = ", ".join((*FAMILIES, "transfo-xl"))
-        raise UserError(f"{path}: model_type is {cut(given.get('model_type'))}; known are {known}")
+        raise UserError(f"{path}: model_type is {cut(given.get('model_type'))}; known: {known}")
     settings = {**DEFAULTS[family], **{name: value for name, value in given.items() if value is not None}}
     _check_computation(settings, path)
     state = {_modern(name): value for name, value in read_tensors(folder).items()}
@@ -106,13 +106,13 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int
 
 
 def write(model: Mapping[str, Tensor], sizes: EncoderSizes) -> dict[str, Tensor]:
-    """Hugging Face's tensors by name, of our parameters *model*; token types that it lacks have zero embeddings."""
+    """Return Hugging Face tensors by name for the parameters *model*; missing token types get zero embeddings."""
     zero = torch.zeros(sizes.token_types, sizes.embed_dim)
     tensors = {}
     for ours, theirs, _ in parameters(sizes):
         value = model.get(TYPES, zero) if ours == TYPES else model[ours]
         tensors[theirs] = value[sizes.first_position :] if ours == POSITIONS else value
-        if ours == OUTPUT and sizes.kind != "generator":  # a projection of its own has the bias beside it
+        if ours == OUTPUT and sizes.kind != "generator":  # an untied projection has its own bias
             tensors[theirs.replace("weight", "bias")] = model[OUTPUT_BIAS]
     return {
         name: value.detach().float().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()
@@ -120,7 +120,7 @@ def write(model: Mapping[str, Tensor], sizes: EncoderSizes) -> dict[str, Tensor]
 
 
 def configuration(sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[str, int]) -> dict[str, Any]:
-    """``config.json`` of a model.
+    """Return ``config.json`` of a model.
 
     Args:
         sizes: its sizes.
@@ -128,7 +128,7 @@ def configuration(sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[
         roles: ids of ``bos``, ``pad`` and ``eos``.
 
     Raises:
-        UserError: its output layer has an activation that Hugging Face's model cannot have.
+        UserError: the activation of its output layer is not possible in transformers.
     """
     act, head = shape["activation_fn"], shape["head_activation_fn"]
     if act not in WRITTEN_ACTIVATIONS or head != ("gelu" if sizes.kind in GELU_HEADS else act):
@@ -157,13 +157,13 @@ def configuration(sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[
 
 
 def _check_computation(settings: Mapping[str, Any], path: Path) -> None:
-    """Raise UserError for a model that computes something else than ours does."""
+    """Raise UserError for settings that models here do not implement."""
     known = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
     for name, value in known.items():
         if settings.get(name, value) != value:
-            raise UserError(f"{path}: {name} is {cut(settings[name])}; only {value} can be imported")
+            raise UserError(f"{path}: {name} is {cut(settings[name])}; only {value} is supported")
     if settings["hidden_act"] not in list(ACTIVATIONS):
-        raise UserError(f"{path}: hidden_act is {cut(settings['hidden_act'])}; known are {', '.join(ACTIVATIONS)}")
+        raise UserError(f"{path}: hidden_act is {cut(settings['hidden_act'])}; known: {', '.join(ACTIVATIONS)}")
 
 
 def _sizes(kind: str, settings: Mapping[str, Any], path: Path) -> EncoderSizes:

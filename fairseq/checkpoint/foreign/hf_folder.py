@@ -1,4 +1,4 @@
-"""What all folders of Hugging Face have in common: a configuration, tensors by name, a vocabulary."""
+"""Readers for Hugging Face model folders: configuration, tensors by name, vocabulary."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 from fairseq.checkpoint.foreign import inert, pickled_module
 from fairseq.checkpoint.foreign.inert import Inert
-from fairseq.errors import UserError
+from fairseq.errors import UserError, read_failure
 
 CONFIG, PICKLE, SAFE = "config.json", "pytorch_model.bin", "model.safetensors"
 TOKENIZER = "tokenizer.json"
-VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.pkl", "vocab.bin", TOKENIZER)  # the first that is there
+VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.pkl", "vocab.bin", TOKENIZER)  # the first that exists is read
 
 
 def vocabulary(folder: Path) -> list[str] | None:
-    """The words in the order of their ids; None where the folder has no vocabulary.
+    """Return the words in the order of their ids; None if the folder has no vocabulary.
 
     Raises:
-        UserError: the file is damaged, or none that is known.
+        UserError: the file is damaged or of an unknown format.
     """
     for path in (folder / name for name in VOCABULARIES):
         if path.exists():
@@ -35,14 +35,14 @@ def vocabulary(folder: Path) -> list[str] | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A configuration.
+    """Read a configuration.
 
     Raises:
-        UserError: the file is missing, no JSON, or no mapping.
+        UserError: the file is missing, or not a JSON object.
     """
     content = _any_json(path)
     if not isinstance(content, dict):
-        raise UserError(f"{path}: expected names and values, found {type(content).__name__}; use another file")
+        raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}; use another file")
     return content
 
 
@@ -50,27 +50,27 @@ def _any_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); the file is needed") from None
+        raise UserError(f"{path}: {read_failure(error)}; give a folder with {path.name}") from None
     except (ValueError, RecursionError):
         raise UserError(f"{path}: not valid JSON; use another file") from None
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder by name, from safetensors where they are there, otherwise from a pickle.
+    """Read the tensors of a folder by name, from safetensors if it has them, otherwise from a pickle.
 
     Raises:
-        UserError: there is neither, or it is damaged.
+        UserError: both files are missing, or the file is damaged.
     """
     if (folder / SAFE).exists():
         return _safetensors(folder / SAFE)
     if not (folder / PICKLE).exists():
         for name in (SAFE, PICKLE):
             if (folder / f"{name}.index.json").exists():
-                raise UserError(f"{folder}: the model is in several files ({name}.index.json); save it as one {SAFE}")
-        raise UserError(f"{folder}: neither {SAFE} nor {PICKLE} is there; give a folder that holds the model")
+                raise UserError(f"{folder}: the model is sharded ({name}.index.json); save it as one {SAFE}")
+        raise UserError(f"{folder / SAFE}: file not found; give a folder with {SAFE} or {PICKLE}")
     state, settings = pickled_module.read(folder / PICKLE)
     if settings is not None:
-        raise UserError(f"{folder / PICKLE}: a saved module, not tensors by name; use another file")
+        raise UserError(f"{folder / PICKLE}: holds a saved module; save its state dict instead")
     return state
 
 
@@ -82,18 +82,18 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
-    except Exception as error:  # the package has errors of its own for each kind of damage
+        raise UserError(f"{path}: {read_failure(error)}; check its permissions") from None
+    except Exception as error:  # the package raises its own error types for damaged files
         reason = " ".join(str(error).split())[:80]
-        raise UserError(f"{path}: truncated, damaged or of another kind ({reason}); use another file") from None
+        raise UserError(f"{path}: truncated, damaged or in another format ({reason}); use another file") from None
 
 
 def _lines(path: Path) -> list[str]:
-    """A word a line; what follows it on the line, such as a count, is left aside."""
+    """Read one word a line; the rest of the line, such as a count, is ignored."""
     try:
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+        raise UserError(f"{path}: {read_failure(error)}; check its permissions") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8; convert it, as with iconv") from None
     return [(line.split() or [""])[0] for line in lines]
@@ -115,11 +115,11 @@ def _words(content: Any, path: Path) -> list[str]:
         indices = {index for index in content.values() if type(index) is int}
         if indices == set(range(len(content))):
             return sorted(content, key=content.__getitem__)
-    raise UserError(f"{path}: no vocabulary that is known here (a list of words, or words and their ids); remove it")
+    raise UserError(f"{path}: unknown vocabulary format; expected a list of words, or words and their ids")
 
 
 def _tokenizer_words(content: dict[str, Any], path: Path) -> list[str]:
-    """The words of a file of the tokenizers package, with those that were added to its model's."""
+    """The words of a file of the tokenizers package, including added tokens."""
     model = content.get("model")
     words = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(words, list):  # pieces and their scores

@@ -1,9 +1,9 @@
-"""Hugging Face's folders of Transformer-XL (``model_type`` ``transfo-xl``), under the authors' names.
+"""Import of Transformer-XL from Hugging Face folders (``model_type`` ``transfo-xl``).
 
-Their names are the authors' behind ``transformer.``; the rows of ``cluster_weight`` stand in natural order, and biases
-of attention may be one pair a layer (``untie_r``). Their program begins a text with a memory of zero vectors that are
-attended to, unless it is given an empty one; here it begins empty, as in the authors', and ``memory_start`` ``zeros``
-(``--model-overrides``) is the other way.
+Tensor names are the original authors' names after the prefix ``transformer.``; the rows of ``cluster_weight`` are in
+band order, and each layer may have its own pair of attention biases (``untie_r``). In transformers, a text begins with
+a memory of zero vectors that attention reads, unless the caller passes an empty one. Here the memory begins empty, as
+in the original code; ``memory_start`` ``zeros`` (``--model-overrides``) selects the other behaviour.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from fairseq.checkpoint.foreign.hf_folder import CONFIG, PICKLE, SAFE, read_json
 from fairseq.checkpoint.foreign.named_tensors import check_tensors, cut
 from fairseq.errors import UserError
 
-SEGMENT = 128  # tokens, where the configuration does not say
-EPSILON = 1e-5  # of layer norms
+SEGMENT = 128  # tokens, the default
+EPSILON = 1e-5  # of layer norm
 
 
 def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A folder's model in our names.
+    """Read the model of a folder, under the names of this project.
 
     Returns:
-        Parameters by name, and ``args``; see :func:`fairseq.checkpoint.transformer_xl.convert`.
+        Parameters by name, and ``args``; see :func:`fairseq.checkpoint.foreign.transformer_xl.convert`.
 
     Raises:
-        UserError: the folder lacks a file, holds another kind of model, or contradicts itself.
+        UserError: a file is missing, the model is of another type, or tensors and configuration disagree.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give one with {CONFIG} and {PICKLE} or {SAFE}")
+        raise UserError(f"{folder}: folder not found; give one with {CONFIG} and {PICKLE} or {SAFE}")
     given = read_json(folder / CONFIG)
     kind = given.get("model_type")
     if kind != "transfo-xl":
-        raise UserError(f"{folder / CONFIG}: model_type is {cut(kind)}; only transfo-xl can be imported from there")
+        raise UserError(f"{folder / CONFIG}: model_type is {cut(kind)}; only transfo-xl is supported")
     if given.get("layer_norm_epsilon", EPSILON) != EPSILON:
         raise UserError(
-            f"{folder / CONFIG}: layer_norm_epsilon is {cut(given['layer_norm_epsilon'])}; only 1e-05 is known"
+            f"{folder / CONFIG}: layer_norm_epsilon is {cut(given['layer_norm_epsilon'])}; only 1e-05 is supported"
         )
     tensors = read_tensors(folder)
     check_tensors(tensors, str(folder))
@@ -52,14 +52,14 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def eos(folder: Path) -> int | None:
-    """The id of the end of a line, where the configuration names one."""
+    """Return the id of the end-of-line symbol; None if the configuration has none."""
     index = read_json(folder / CONFIG).get("eos_token_id")
     return index if type(index) is int else None
 
 
 def _config(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the authors' keys."""
-    config: dict[str, Any] = {"tgt_len": SEGMENT, "tie_weight": True, **given}  # left out where it is true
+    """The configuration under the original authors' keys."""
+    config: dict[str, Any] = {"tgt_len": SEGMENT, "tie_weight": True, **given}  # omitted from the file where true
     if "vocab_size" not in config and "n_token" in config:
         config["vocab_size"] = config["n_token"]
     if "tie_projs" not in config and "proj_share_all_but_first" in config:

@@ -1,9 +1,9 @@
-"""Pickles read as data: no name in them is ever looked up, nothing in them is ever called.
+"""Safe reader for pickles: no name is imported and no code of the file is executed.
 
-A file of ``torch.save`` that holds a whole module names the module's classes. The reader here is a machine of its own
-for pickle's instructions: a name stays text, an object of an unknown class becomes an :class:`Inert` shell around its
-state, and a call is refused unless it is one of the few in :data:`CALLS`, which are answered here. What a file makes
-the reader do and keep is in proportion to its size, and nothing recurses.
+A module saved with ``torch.save`` refers to its classes by name. This reader interprets the pickle opcodes: names stay
+text, objects of unknown classes become :class:`Inert` with their state, and calls are rejected except those in
+:data:`CALLS`, which have implementations here. Time and memory are linear in the size of the file, and nothing
+recurses.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from fairseq.checkpoint.foreign.stored_tensor import Storage, Stored
-from fairseq.errors import UserError
+from fairseq.errors import UserError, read_failure
 
-NAME_LENGTH = 256  # of a module or a class, at most
-BITS = 128  # of a whole number, at most
-LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # first pickle of a file in the format before torch 1.6
+NAME_LENGTH = 256  # most characters in the name of a module or a class
+BITS = 128  # most bits of an integer
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # first pickle of a file in the format before PyTorch 1.6
 DTYPES = {
     "FloatStorage": torch.float32,
     "DoubleStorage": torch.float64,
@@ -41,12 +41,12 @@ DTYPES = {
 
 
 class Refused(Exception):
-    """A pickle asks for a call that is not answered."""
+    """A pickle contains a call that is not allowed."""
 
 
 @dataclass(frozen=True)
 class Name:
-    """What a pickle names: ``module.name``, as text."""
+    """A global of a pickle, ``module.name``, as text."""
 
     path: str
 
@@ -58,7 +58,7 @@ class Inert:
     Attributes:
         path: the class, ``module.name``.
         state: its attributes.
-        items: what it holds as a list; *pairs*: as a mapping.
+        items: its list items; *pairs*: its mapping items.
     """
 
     path: str
@@ -67,7 +67,7 @@ class Inert:
     pairs: dict[Any, Any] = field(default_factory=dict)
 
     def append(self, item: Any) -> None:
-        """Keep *item*."""
+        """Add *item* to ``items``."""
         self.items.append(item)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -76,7 +76,7 @@ class Inert:
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Stored:
     if not isinstance(storage, Storage) or not isinstance(size, tuple) or not isinstance(stride, tuple):
-        raise ValueError("a tensor without numbers")
+        raise ValueError("invalid tensor")
     return Stored(storage, offset, size, stride)
 
 
@@ -107,7 +107,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "collections.OrderedDict": _mapping,
     "collections.Counter": _mapping,
     "collections.defaultdict": _nothing,
-    "re._compile": _nothing,  # what a tokenizer keeps beside its words
+    "re._compile": _nothing,  # patterns of tokenizers
     "torch.device": _nothing,
     "builtins.set": _listed,
     "__builtin__.set": _listed,
@@ -117,10 +117,10 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 
 class _Machine:
-    """Runs the instructions of one pickle; those not listed in :data:`OPERATIONS` are refused.
+    """Interpreter of one pickle; opcodes other than :data:`LITERALS` and :data:`OPERATIONS` are rejected.
 
     Attributes:
-        storages: what the pickle says of numbers outside it.
+        storages: descriptions of tensor data outside the pickle.
     """
 
     def __init__(self) -> None:
@@ -128,35 +128,35 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        self.allowance = 0  # how much of what is there already may be gone through again
+        self.allowance = 0  # items that may still be copied; grows with the file
 
     def run(self, file: Any) -> Any:
-        """The content of the pickle that begins where *file* stands; it is left behind its end."""
+        """Read the pickle at the position of *file*, and leave *file* after it."""
         for code, argument, _ in pickletools.genops(file):
             self.allowance += 4
             if code.name == "STOP":
                 return self.stack.pop()
             if code.name in LITERALS:
                 if isinstance(argument, int) and argument.bit_length() > BITS:
-                    raise ValueError("a number too large")
+                    raise ValueError("integer too large")
                 self.push(argument)
             elif code.name in OPERATIONS:
                 OPERATIONS[code.name](self, argument)
             elif code.name not in ("PROTO", "FRAME"):
-                raise Refused(f"the instruction {code.name}")
-        raise ValueError("the pickle has no end")
+                raise Refused(f"the opcode {code.name}")
+        raise ValueError("no STOP opcode")
 
     def spend(self, items: Any) -> None:
         self.allowance -= len(items)
         if self.allowance < 0:
-            raise ValueError("a pickle that goes through its content again and again")
+            raise ValueError("too many repeated copies")
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
 
     def pop(self, count: int) -> list[Any]:
         if len(self.stack) < count:
-            raise ValueError("a pickle that takes more than it gave")
+            raise ValueError("stack underflow")
         taken = self.stack[len(self.stack) - count :]
         del self.stack[len(self.stack) - count :]
         return taken
@@ -170,12 +170,12 @@ class _Machine:
     def name_of_two(self, _: Any) -> None:
         parts = self.pop(2)
         if not all(isinstance(part, str) and len(part) <= NAME_LENGTH for part in parts):
-            raise ValueError("a name that is none")
+            raise ValueError("invalid name")
         self.push(Name(".".join(parts)))
 
     def call(self, name: Any, arguments: Any) -> None:
         if not isinstance(name, Name) or not isinstance(arguments, tuple | list):
-            raise ValueError("a call of what is no name")
+            raise ValueError("invalid call")
         if name.path not in CALLS:
             raise Refused(name.path)
         self.spend(arguments)
@@ -187,7 +187,7 @@ class _Machine:
     def instantiate(self, arguments: list[Any]) -> None:
         name, given, *_ = arguments
         if not isinstance(name, Name):
-            raise ValueError("an object of what is no class")
+            raise ValueError("invalid class")
         if name.path in CALLS:
             self.call(name, given)
         else:
@@ -205,13 +205,13 @@ class _Machine:
 
     def extend(self, values: list[Any]) -> None:
         if not isinstance(self.stack[-1], list | Inert):
-            raise ValueError("a list that is none")
+            raise ValueError("items appended to an object that is not a list")
         for value in values:
             self.stack[-1].append(value)
 
     def assign(self, values: list[Any]) -> None:
         if not isinstance(self.stack[-1], dict | Inert):
-            raise ValueError("a mapping that is none")
+            raise ValueError("items assigned to an object that is not a mapping")
         for key, value in _pairs(values).items():
             self.stack[-1][key] = value
 
@@ -224,15 +224,15 @@ class _Machine:
     def load_persistent(self, _: Any) -> None:
         (reference,) = self.pop(1)
         if not isinstance(reference, tuple) or len(reference) > 6:
-            raise ValueError("a reference that is none")
+            raise ValueError("invalid persistent id")
         kind, what, *rest = reference
-        if kind == "module":  # the old format kept a class beside its source code
+        if kind == "module":  # the old format stored classes with their source code
             self.push(what)
             return
         key, _, count, *view = rest
         dtype = DTYPES.get(what.path.rpartition(".")[2]) if isinstance(what, Name) else None
         if kind != "storage" or dtype is None or any(view):
-            raise ValueError("a tensor of an unknown kind")
+            raise ValueError("unknown type of tensor")
         self.push(Storage(key, dtype, count))
         self.storages.add(self.stack[-1])
 
@@ -242,11 +242,11 @@ def _pairs(values: list[Any]) -> dict[Any, Any]:
 
 
 def _keyed(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A mapping whose keys are flat: to hash a tuple in tuples, however deep, would recurse."""
+    """A mapping with scalar keys only: hashing nested tuples would recurse."""
     mapping = {}
     for key, value in pairs:
         if not isinstance(key, str | int | Name | None):
-            raise ValueError("a mapping with keys of an unknown kind")
+            raise ValueError("invalid key of a mapping")
         mapping[key] = value
     return mapping
 
@@ -302,12 +302,12 @@ OPERATIONS: dict[str, Operation] = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a file holds.
+    """Content of a file.
 
     Attributes:
         path: the file.
         root: plain data, :class:`Inert` objects and :class:`Stored` tensors.
-        numbers: the bytes of each storage.
+        numbers: bytes of each storage, by key.
     """
 
     path: Path
@@ -315,38 +315,38 @@ class Loaded:
     numbers: dict[str, bytearray]
 
     def tensor(self, stored: Stored) -> Tensor:
-        """The tensor itself; those of one storage share its memory.
+        """Return the tensor; tensors of one storage share memory.
 
         Raises:
-            UserError: PyTorch cannot have such a tensor.
+            UserError: PyTorch rejects its shape or strides.
         """
         try:
             flat = torch.frombuffer(self.numbers[stored.storage.key] or bytearray(8), dtype=stored.storage.dtype)
             return flat.as_strided(stored.size, stored.stride, stored.offset)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise UserError(f"{self.path}: has a tensor that cannot be ({_line(error)}); use another file") from None
+            raise UserError(f"{self.path}: invalid tensor ({_line(error)}); use another file") from None
 
 
 def load(path: Path) -> Loaded:
     """Read a file of ``torch.save`` (either format) or a plain pickle.
 
     Raises:
-        UserError: it cannot be read, is damaged, or asks for a call.
+        UserError: it cannot be read, is damaged, or contains a call that is not allowed.
     """
     try:
         with open(path, "rb") as file:
             return Loaded(path, *(_load_zip(file) if file.peek(2).startswith(b"PK") else _load_pickles(file)))
     except Refused as refused:
         raise UserError(
-            f"{path}: refused: it asks for {_line(refused)}, which no model needs and which could run code; "
-            "nothing was run; use a file from a source you trust"
+            f"{path}: rejected: the pickle contains {_line(refused)}, which models do not need and which could run "
+            "code; nothing was executed; use a file from a source you trust"
         ) from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
-    except Exception as error:  # damaged and hostile files fail in every way there is
+        raise UserError(f"{path}: {read_failure(error)}; check the path and its permissions") from None
+    except Exception as error:  # damaged and hostile files raise errors of any type
         raise UserError(
-            f"{path}: cannot be read: truncated, damaged or of another kind ({type(error).__name__}: {_line(error)}); "
-            "use another file"
+            f"{path}: cannot be read: truncated, damaged or in another format "
+            f"({type(error).__name__}: {_line(error)}); use another file"
         ) from None
 
 
@@ -354,21 +354,21 @@ def _line(error: Exception) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in str(error)[:120])
 
 
-Content = tuple[Any, dict[str, bytearray]]  # a file's root, the bytes of each storage
+Content = tuple[Any, dict[str, bytearray]]  # root object, bytes of each storage
 
 
 def _load_zip(file: BinaryIO) -> Content:
     with zipfile.ZipFile(file) as archive:
         names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(names) != 1:
-            raise ValueError("an archive, but not one of torch.save")
+            raise ValueError("not an archive of torch.save")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-            raise ValueError("a compressed archive, which torch.save does not write")
+            raise ValueError("compressed archive; torch.save writes uncompressed ones")
         if sum(entry.compress_size for entry in archive.infolist()) > os.fstat(file.fileno()).st_size:
-            raise ValueError("an archive of parts that overlap")
+            raise ValueError("overlapping entries in the archive")
         folder = names[0].removesuffix("data.pkl")
         if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
-            raise ValueError("numbers in big-endian order")
+            raise ValueError("big-endian data")
         machine = _Machine()
         root = machine.run(io.BytesIO(archive.read(names[0])))
         keys = {storage.key for storage in machine.storages}
@@ -387,7 +387,7 @@ def _load_pickles(file: BinaryIO) -> Content:
     numbers = {}
     for key in keys:
         if not isinstance(key, str) or key not in kinds or int.from_bytes(file.read(8), "little") != kinds[key].count:
-            raise ValueError("numbers of no tensor")
+            raise ValueError("data without a tensor")
         numbers[key] = bytearray(file.read(kinds[key].nbytes))
     return _complete(root, machine, numbers)
 
@@ -395,5 +395,5 @@ def _load_pickles(file: BinaryIO) -> Content:
 def _complete(root: Any, machine: _Machine, numbers: dict[str, bytearray]) -> Content:
     for storage in machine.storages:
         if len(numbers.get(storage.key, ())) != storage.nbytes or storage.key not in numbers:
-            raise ValueError("a tensor that is not all there")
+            raise ValueError("tensor data truncated")
     return root, numbers

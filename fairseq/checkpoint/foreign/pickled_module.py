@@ -1,4 +1,4 @@
-"""The authors' files of a Transformer-XL: a state dict, or the module itself as their training saves it."""
+"""Files of Transformer-XL's authors: a state dict, or the module as their training code saves it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fairseq.checkpoint.foreign import inert
 from fairseq.checkpoint.foreign.inert import Inert, Stored
 from fairseq.errors import UserError
 
-MODEL = "model.pt"  # in the folder of a run of theirs
-NAME_LENGTH = 256  # of a parameter, at most
-ATTRIBUTES = {  # where in the module a setting is: path of submodules, attribute
+MODEL = "model.pt"  # in the folder of a training run
+NAME_LENGTH = 256  # most characters in the name of a parameter
+ATTRIBUTES = {  # setting: (path of the submodule, attribute)
     **{key: ("", key) for key in ("n_layer", "n_head", "d_model", "d_head", "d_embed", "tgt_len", "mem_len")},
     **{key: ("", key) for key in ("attn_type", "same_length", "clamp_len")},
     "vocab_size": ("", "n_token"),
@@ -28,49 +28,49 @@ ATTRIBUTES = {  # where in the module a setting is: path of submodules, attribut
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """A model's tensors under the authors' names, and its settings where the file has them.
+    """Read a model's tensors under the authors' names, and its settings if the file has them.
 
     Args:
-        path: a file of ``torch.save``, or a folder with a ``model.pt``.
+        path: a file written by ``torch.save``, or a folder with a ``model.pt``.
 
     Raises:
-        UserError: there is no such file, it holds neither a module nor tensors by name, or it needs no import.
+        UserError: the file is missing, holds neither a module nor tensors by name, or is a fairseq checkpoint.
     """
     if path.is_dir():
         if not (path / MODEL).exists():
-            raise UserError(f"{path}: no {MODEL} in this folder; give the file itself, a state dict or a saved module")
+            raise UserError(f"{path / MODEL}: file not found; give a state dict or a saved module")
         path = path / MODEL
     loaded = inert.load(path)
     root = loaded.root
     if isinstance(root, dict) and root and all(isinstance(value, Stored) for value in root.values()):
         if not all(isinstance(name, str) for name in root):
-            raise UserError(f"{path}: has tensors whose names are no text; use another file")
+            raise UserError(f"{path}: has tensor names that are not text; use another file")
         return {name: loaded.tensor(value) for name, value in root.items()}, None
     if isinstance(root, dict) and "model" in root and not root.keys().isdisjoint(("args", "cfg")):
-        raise UserError(f"{path}: is a checkpoint of this project or of fairseq already; use it as it is, with --path")
+        raise UserError(f"{path}: is already a checkpoint of this project or of fairseq; use it directly with --path")
     if not isinstance(root, Inert) or not isinstance(root.state.get("_modules"), dict):
-        raise UserError(f"{path}: no model: it holds neither tensors by name nor a saved module; use another file")
-    if "module" in root.state["_modules"]:  # a wrapper that trains on several devices
+        raise UserError(f"{path}: holds neither tensors by name nor a saved module; use another file")
+    if "module" in root.state["_modules"]:  # wrapper for several devices
         root = root.state["_modules"]["module"]
     stored = dict(_parameters(root, path))
     return {name: loaded.tensor(value) for name, value in stored.items()}, _settings(root, stored)
 
 
 def _parameters(root: Any, path: Path) -> Iterator[tuple[str, Stored]]:
-    """Every parameter and buffer of a module, by its name in a state dict; each part is visited once."""
+    """Yield every parameter and buffer of a module with its name in a state dict; each submodule is visited once."""
     waiting, seen = [("", root)], set()
     while waiting:
         prefix, module = waiting.pop()
         if module is None:
             continue
         if not isinstance(module, Inert) or id(module) in seen:
-            raise UserError(f"{path}: {prefix.rstrip('.') or 'the model'} is no module; the file is damaged")
+            raise UserError(f"{path}: {prefix.rstrip('.') or 'the model'} is not a module; the file is damaged")
         seen.add(id(module))
         for kind in ("_parameters", "_buffers", "_modules"):
             held = module.state.get(kind)
             for name, value in held.items() if isinstance(held, dict) else ():
                 if not isinstance(name, str) or len(prefix) + len(name) > NAME_LENGTH or id(held) in seen:
-                    raise UserError(f"{path}: has a module whose {kind} are damaged; use another file")
+                    raise UserError(f"{path}: the {kind} of a module are damaged; use another file")
                 if kind == "_modules":
                     waiting.append((f"{prefix}{name}.", value))
                 elif isinstance(value, Stored):
@@ -79,7 +79,7 @@ def _parameters(root: Any, path: Path) -> Iterator[tuple[str, Stored]]:
 
 
 def _settings(root: Inert, stored: dict[str, Stored]) -> dict[str, Any]:
-    """The settings that the module's attributes and its shared tensors tell; what they do not is left out."""
+    """The settings found in the attributes and the shared tensors of the module; the others are absent."""
     config: dict[str, Any] = {}
     for key, (place, attribute) in ATTRIBUTES.items():
         module: Any = root
@@ -99,6 +99,6 @@ def _settings(root: Inert, stored: dict[str, Stored]) -> dict[str, Any]:
 
 
 def _bands(config: dict[str, Any]) -> int:
-    """Bands of the softmax: the module's cutoffs end in the number of words."""
+    """Number of bands of the softmax: the cutoffs of the module include the vocabulary size."""
     cutoffs = config.get("cutoffs")
     return len(cutoffs) if isinstance(cutoffs, list) else 0

@@ -1,7 +1,7 @@
-"""What foreign checkpoints name in their pickles, each replaced by something of ours that only holds data.
+"""Replacements, holding data only, for the classes named in pickles of foreign checkpoints.
 
-The unpickler looks a name up in :data:`SAFE_GLOBALS` and calls what it finds there, never what the name means
-elsewhere: a numpy scalar becomes a Python number, a meter of fairseq 0.8 an empty shell around its values.
+The unpickler resolves names in :data:`SAFE_GLOBALS` only and never imports anything: a numpy scalar becomes a Python
+number, a meter of fairseq 0.8 an object with its attributes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"[<>|=]?[biuf]\d{1,2}")
 
 
 class DType:
-    """``numpy.dtype`` of a plain number: its code and its byte order."""
+    """Replacement of ``numpy.dtype`` for a number: type code and byte order."""
 
     def __init__(self, code: str, align: bool = False, copy: bool = True) -> None:
         self.code = code
@@ -27,28 +27,28 @@ class DType:
         self.order = state[1]
 
     def numpy(self) -> np.dtype[Any]:
-        """The real dtype.
+        """Return the numpy dtype.
 
         Raises:
-            ValueError: it is not a boolean, a whole number or a floating-point number.
+            ValueError: it is not a boolean, an integer or a floating-point number.
         """
         if not _NUMBER.fullmatch(str(self.code)):
-            raise ValueError(f"numpy dtype {self.code!r} is no plain number")
+            raise ValueError(f"numpy dtype {self.code!r} is not a number type")
         return np.dtype(self.code).newbyteorder("<" if self.order == "<" else ">" if self.order == ">" else "=")
 
 
 def scalar(dtype: DType, data: bytes | str) -> bool | int | float:
-    """``numpy.core.multiarray.scalar``: the number in *data*, as a Python number."""
+    """Return the number in *data* as a Python number; replaces ``numpy.core.multiarray.scalar``."""
     raw = data.encode("latin-1") if isinstance(data, str) else data
     return np.frombuffer(raw, dtype=dtype.numpy(), count=1)[0].item()
 
 
 class Meter:
-    """A meter of fairseq 0.8, which pickled the object itself: its attributes and nothing else."""
+    """A meter of fairseq 0.8, which pickled the object: attributes only."""
 
 
 def _known_as(path: str, part: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of *part* that torch's allow-list takes for *path*."""
+    """A copy of *part* under the name *path*, for the allow-list of PyTorch's unpickler."""
     module, name = path.rsplit(".", 1)
     if isinstance(part, type):
         return type(name, (part,), {"__module__": module, "__qualname__": name})

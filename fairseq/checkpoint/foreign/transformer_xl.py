@@ -1,7 +1,7 @@
-"""Checkpoints of Transformer-XL's authors (PyTorch), in this project's names.
+"""Import of checkpoints of Transformer-XL's authors (PyTorch).
 
-Their rows of ``cluster_weight`` stand in reverse: the last belongs to band 1. A softmax whose bands are all as wide
-as the first (``div_val`` 1) is one table there and one a band here.
+In their files the rows of ``cluster_weight`` are reversed: the last belongs to band 1. With ``div_val`` 1 (bands of
+equal width) the softmax is one table there and one table a band here.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ LAYER_NAMES = {  # theirs: ours
     "pos_ff.layer_norm.bias": "final_layer_norm.bias",
 }
 TABLE = "word_emb.emb_layers.0.weight"
-MOST = (1 << 31) - 1  # of any size
-BANDS = 64  # of a vocabulary, at most
+MOST = (1 << 31) - 1  # of any count
+BANDS = 64  # most bands of a vocabulary
 
 Args = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a configuration of the authors' says of a model, checked."""
+    """Validated configuration of a model of the authors."""
 
     n_layer: int
     n_head: int
@@ -71,16 +71,16 @@ class Shape:
 
     @property
     def bands(self) -> int:
-        """How many bands the softmax has."""
+        """Number of bands of the softmax."""
         return len(self.cutoffs) + 1
 
     @property
     def projected(self) -> bool:
-        """Whether embeddings are not as wide as the model, or not all equally wide."""
+        """True if embeddings are projected: narrower than the model, or of different widths."""
         return self.div_val > 1 or self.d_embed != self.d_model
 
     def words(self, band: int) -> int:
-        """How many words *band* has."""
+        """Return the number of words in *band*."""
         return self.bounds[band + 1] - self.bounds[band]
 
     def width(self, band: int) -> int:
@@ -91,19 +91,19 @@ class Shape:
 def convert(
     state: Mapping[str, Tensor], config: Mapping[str, Any], where: str = "state dict"
 ) -> tuple[dict[str, Tensor], Args]:
-    """The parameters and the settings of the authors' model under our names.
+    """Return parameters and settings of the authors' model under the names of this project.
 
     Args:
-        state: its tensors under the authors' names. A tensor that is tied to another may be absent.
+        state: its tensors under the authors' names. Tied tensors may be absent.
         config: its settings under the authors' names; ``d_embed`` may be absent, ``dropout``, ``dropatt`` and
             ``untie_r`` (Hugging Face's: a pair of biases a layer) are 0, 0 and false where they are.
-        where: what to call the source in a complaint.
+        where: name of the source in error messages.
 
     Returns:
-        Parameters by name (tied ones share their memory), and ``args`` as a checkpoint holds them.
+        Parameters by name (tied ones share memory), and ``args`` as stored in a checkpoint.
 
     Raises:
-        UserError: the configuration lacks a key or has an impossible value, or the tensors contradict it.
+        UserError: the configuration lacks a key or has an invalid value, or the tensors do not match it.
     """
     tensors = Tensors(state, where)
     shape = read_config(config, tensors, where)
@@ -118,10 +118,10 @@ def convert(
 
 
 def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shape:
-    """The configuration, checked; what it leaves open is taken from the shape of *tensors*.
+    """Validate the configuration; missing values are taken from the shapes of *tensors*.
 
     Raises:
-        UserError: a key is missing or its value is impossible.
+        UserError: a key is missing or its value is invalid.
     """
     for key in (*SIZES, *SWITCHES, *OTHERS):
         if key not in config:
@@ -139,7 +139,7 @@ def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shap
 
 
 def _conditions(config: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """What each value must fulfil, in an order in which one may rely on those before: (key, is it so, what)."""
+    """Yield the condition on each value as (key, fulfilled, valid values); later ones rely on earlier ones."""
     for key in (*SIZES, "vocab_size", "d_embed"):
         yield key, _is_count(config[key], 1), f"a whole number from 1 to {MOST}"
     for key in (*SWITCHES, "untie_r"):
@@ -162,7 +162,7 @@ def _conditions(config: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
 
 
 def _cutoffs(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """First word of each band after the first; a saved module's cutoffs end in the number of words."""
+    """First word of each band after the first; the cutoffs of a saved module include the vocabulary size."""
     cutoffs = tuple(config["cutoffs"])
     return cutoffs[:-1] if cutoffs and cutoffs[-1] == config["vocab_size"] else cutoffs
 
@@ -173,15 +173,17 @@ def _is_count(value: Any, low: int) -> bool:
 
 def _first_table(tensors: Tensors) -> Tensor:
     if TABLE not in tensors.left:
-        raise UserError(f"{tensors.where}: no Transformer-XL (it has no {TABLE}); give the state dict of one")
+        raise UserError(f"{tensors.where}: not a Transformer-XL (no {TABLE}); give the state dict of one")
     table = tensors.left[TABLE]
     if table.dim() != 2:
-        raise UserError(f"{tensors.where}: {TABLE} is {list(table.shape)}, not words and channels; it is damaged")
+        raise UserError(
+            f"{tensors.where}: {TABLE} is {list(table.shape)}, expected [words, channels]; the file is damaged"
+        )
     return table
 
 
 def _embeddings(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
-    """Tables of all bands, and the projections to the model's channels."""
+    """Embedding tables of all bands, and their projections to the width of the model."""
     model = {}
     if shape.div_val == 1:
         tables = tensors.take(TABLE, shape.vocab_size, shape.d_embed).split([*map(shape.words, range(shape.bands))])
@@ -199,9 +201,9 @@ def _embeddings(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
 
 
 def _softmax(tensors: Tensors, shape: Shape, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The bands' weights, biases and projections, tied to those of *model* where the configuration says so."""
+    """Weights, biases and projections of all bands, tied to those of *model* as configured."""
     if "out_layer.weight" in tensors.left:
-        raise UserError(f"{tensors.where}: was trained with a sampled softmax, which is not supported")
+        raise UserError(f"{tensors.where}: sampled softmax; only full and adaptive softmax are supported")
     softmax, tables, biases = {}, *_output_tables(tensors, shape, model)
     for band in range(shape.bands):
         name = f"adaptive_softmax.bands.{band}"
@@ -239,7 +241,7 @@ def _output_tables(
 
 
 def _attention_tables(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
-    """What the attention of all layers has in common there, and each layer has under its own name here."""
+    """Attention parameters that all layers share there and that each layer names separately here."""
     model, heads, encoding = {}, (shape.n_head, shape.d_head), POSITION_ENCODINGS[shape.attn_type]
     layers = range(shape.n_layer)
     if encoding == "relative":
@@ -263,13 +265,13 @@ def _attention_tables(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
 
 
 def _rows(tensors: Tensors) -> int:
-    """Rows of a layer's table of positions."""
+    """Rows of the position table of a layer."""
     table = tensors.left.get("r_emb")
     return 0 if table is None or table.dim() < 2 else table.size(1)
 
 
 def _layer(tensors: Tensors, shape: Shape, layer: int) -> dict[str, Tensor]:
-    """One layer's maps and norms; queries, keys and values apart."""
+    """Projections and norms of one layer, with separate queries, keys and values."""
     theirs, ours = f"layers.{layer}.", f"layers.{layer}."
     inner, d_model = shape.n_head * shape.d_head, shape.d_model
     if shape.attn_type < 2:
@@ -289,7 +291,7 @@ def _layer(tensors: Tensors, shape: Shape, layer: int) -> dict[str, Tensor]:
 
 
 def _own_memory(model: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor in memory of its own, of just its size; names of one tensor still share it."""
+    """Copy every tensor to memory of its own size; names of one tensor still share it."""
     copies: dict[Any, Tensor] = {}
     for name, value in model.items():
         key = view(value)
@@ -300,7 +302,7 @@ def _own_memory(model: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _args(shape: Shape, model: Mapping[str, Tensor]) -> Args:
-    """The settings under our names."""
+    """The settings under the names of this project."""
     args: Args = {"arch": "transformer_xl", "task": "language_modeling", "criterion": "cross_entropy"}
     for key in ("n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "pre_lnorm", "same_length"):
         args[key] = getattr(shape, key)
@@ -326,7 +328,7 @@ def _args(shape: Shape, model: Mapping[str, Tensor]) -> Args:
 
 
 def _tied(shape: Shape) -> str:
-    """Which bands' projections are tied, as ``--tie-projs`` says it."""
+    """The value of ``--tie-projs``: the bands with tied projections."""
     tied = shape.tied_bands if shape.projected else ()
     if tied == tuple(range(shape.bands)):
         return "all"
