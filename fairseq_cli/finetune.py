@@ -72,7 +72,7 @@ def _pretrained(path: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     stored = state["args"]
     arch = str(stored.get("arch"))
     if arch not in ARCHITECTURES:
-        raise UserError(f"--path {path}: its architecture {arch} is not known here; {nearest(arch, ARCHITECTURES)}")
+        raise UserError(f"--path {path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
     args, parameters = MODELS[ARCHITECTURES[arch].model].finished(argparse.Namespace(**stored), state["model"])
     return vars(args), parameters
 

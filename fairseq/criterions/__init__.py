@@ -1,4 +1,4 @@
-"""Criterions: what is minimised."""
+"""Criterions: loss functions and their figures."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ CRITERIONS: Registry[Any] = Registry("criterion", "--criterion")
 
 
 def register_criterion(name: str, dataclass: type | None = None) -> Callable[[T], T]:
-    """Class decorator: keep a criterion under *name*, with the dataclass of its settings if it has one."""
+    """Class decorator that registers a criterion as *name*, with the dataclass of its settings if it has one."""
     return CRITERIONS.register(name, dataclass)
 
 
 def build_criterion(settings: Settings | argparse.Namespace, task: Any) -> FairseqCriterion:
-    """The criterion that *settings* choose."""
+    """Return the criterion that *settings* select."""
     cls, given = chosen_part(CRITERIONS, "criterion", settings)
     return cls.build_criterion(given, task)
 
 
-from fairseq.criterions import (  # noqa: E402  (register themselves)
+from fairseq.criterions import (  # noqa: E402  (for their registration)
     adaptive_loss,
     cross_entropy,
     electra,

@@ -20,13 +20,13 @@ class AdaptiveLossConfig:
     sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
     adaptive_loss_legacy_padding: bool = flag(
         False,
-        "reproduce fairseq's fault: in every tail band the word with the padding symbol's index is never trained",
+        "fairseq's padding bug: one word of each tail band untrained",
     )
 
 
 @register_criterion("adaptive_loss", dataclass=AdaptiveLossConfig)
 class AdaptiveLoss(CrossEntropyCriterion):
-    """Negative log-likelihood through an adaptive softmax (Grave et al. 2017): each band sees only its own words."""
+    """Negative log-likelihood through an adaptive softmax (Grave et al. 2017), each band over its own words."""
 
     def __init__(self, task: Any, cfg: AdaptiveLossConfig) -> None:
         super().__init__(task, cfg)

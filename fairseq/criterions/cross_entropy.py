@@ -25,7 +25,7 @@ class CrossEntropyConfig:
 
 @register_criterion("cross_entropy", dataclass=CrossEntropyConfig)
 class CrossEntropyCriterion(FairseqCriterion):
-    """Summed negative log-likelihood of the targets, through whatever output layer the model has."""
+    """Summed negative log-likelihood of the targets, computed by the output layer of the model."""
 
     legacy_padding = False
 
@@ -36,7 +36,7 @@ class CrossEntropyCriterion(FairseqCriterion):
     def check(self, model: Any) -> None:
         if not getattr(model, "predicts_next_token", True):
             raise UserError(
-                f"--criterion: {type(model).__name__} is an encoder and predicts no next token; "
+                f"--criterion: {type(model).__name__} is an encoder, which does not predict the next token; "
                 "use --criterion masked_lm, or electra for ELECTRA"
             )
 
@@ -65,7 +65,7 @@ class CrossEntropyCriterion(FairseqCriterion):
         return loss, sample_size, sums
 
     def figures(self) -> dict[str, Figure]:
-        """Those of language models; in validations with notes also the losses of rare words."""
+        """Figures of language models; in validation with notes also the losses of rare words."""
         return {**super().figures(), **rare_figures("loss", "ntokens")}
 
     def _partition(self, layer: OutputLayer, sample: Sample) -> Any:

@@ -1,4 +1,4 @@
-"""ELECTRA's loss: that of the generator, and of the discriminator on every token."""
+"""Loss of ELECTRA: generator and discriminator."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from fairseq.modules.output_layer import move_partition
 class ElectraLossConfig:
     """Settings of ELECTRA's loss."""
 
-    discriminator_weight: float = flag(50.0, "weight of the discriminator's loss beside the generator's", low=0)
+    discriminator_weight: float = flag(50.0, "weight of the discriminator's loss", low=0)
 
 
 @register_criterion("electra", dataclass=ElectraLossConfig)
 class ElectraCriterion(FairseqCriterion):
     """Mean loss of the generator plus λ times that of the discriminator (Clark et al. 2020, §2).
 
-    The discriminator's is a mean over all tokens that are not padding. The generator's sum is divided by
-    ``--mask-prob`` times their number, the expected number of chosen tokens: with one divisor for both, batches of
-    several processes add up to what one process computes.
+    The discriminator's loss is a mean over all tokens except padding. The generator's sum is divided by
+    ``--mask-prob`` times their number, the expected number of chosen tokens: with one divisor for both, the sum over
+    processes equals the result of one process.
     """
 
     def __init__(self, task: Any, cfg: ElectraLossConfig) -> None:
@@ -42,12 +42,12 @@ class ElectraCriterion(FairseqCriterion):
     def check(self, model: Any) -> None:
         if getattr(model, "generator", None) is None:
             raise UserError(
-                f"--criterion electra: {type(model).__name__} has no generator; use --arch electra_base and the like, "
+                f"--criterion electra: {type(model).__name__} has no generator; use an electra architecture "
                 "with --generator-size above 0"
             )
 
     def prepare(self, model: Any, sample: Sample) -> Sample:
-        """Find the chosen tokens on the host; the model is to fill them by its generator."""
+        """Find the chosen tokens on the host, for the generator to fill."""
         target = sample["target"].reshape(-1)
         rows = (target != self.padding_idx).nonzero().squeeze(1)
         masked = (rows, target[rows])
@@ -76,9 +76,9 @@ class ElectraCriterion(FairseqCriterion):
         return loss, sample["ntokens"], sums
 
     def figures(self) -> dict[str, Figure]:
-        """The whole loss; those of both halves in bits, a chosen token and a token; the discriminator's accuracy.
+        """Total loss; loss of the generator in bits a chosen token, of the discriminator in bits a token; its accuracy.
 
-        In validations with notes also the discriminator's losses on rare words.
+        In validation with notes also the discriminator's losses on rare words.
         """
         to_bits = 1 / math.log(2)
         return {

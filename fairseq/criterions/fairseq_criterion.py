@@ -13,7 +13,7 @@ from fairseq.logging.figures import Figure, language_model_figures
 
 Sample = dict[str, Any]
 Loss = tuple[Tensor, int, dict[str, Any]]
-"""The summed loss, what the gradient is divided by, and named sums over the batch: numbers, tensors of one element, or
+"""The summed loss, the divisor of the gradient, and named sums over the batch: numbers, tensors of one element, or
 :class:`~fairseq.logging.figures.Gathered` predictions."""
 
 
@@ -21,13 +21,13 @@ class FairseqCriterion(nn.Module):
     """A loss function over a model's output and a sample.
 
     A criterion of this package defines :meth:`compute_loss`. A plug-in written for fairseq may override
-    :meth:`forward` instead, and is then trained without memory.
+    :meth:`forward` instead, which trains without memory.
     """
 
     config_class: type | None = None
 
     def __init__(self, *parts: Any) -> None:
-        """Take the task; plug-ins of fairseq 0.9 pass their settings before it, and find them as ``self.args``."""
+        """Store the task; plug-ins for fairseq 0.9 pass their settings first, stored as ``self.args``."""
         super().__init__()
         self.args = parts[0] if len(parts) > 1 else None
         task = parts[-1]
@@ -37,15 +37,15 @@ class FairseqCriterion(nn.Module):
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
-        """Add the criterion's flags; criterions with a dataclass of settings need not."""
+        """Add the flags of the criterion; not needed with a dataclass of settings."""
 
     @classmethod
     def build_criterion(cls, args: Any, task: Any) -> FairseqCriterion:
-        """Make the criterion with those of its settings that its constructor names.
+        """Build the criterion with the settings that its constructor names.
 
         Args:
-            args: its typed settings, which the constructor finds as ``cfg``; or fairseq's flat namespace, of which it
-                may also name single settings.
+            args: its typed settings, passed as ``cfg``; or the flat namespace of fairseq, from which the constructor
+                may also take single settings.
             task: the task.
         """
         wanted = inspect.signature(cls.__init__).parameters
@@ -54,10 +54,10 @@ class FairseqCriterion(nn.Module):
         return cls(**{name: given[name] for name in wanted if name in given})
 
     def check(self, model: Any) -> None:
-        """Raise UserError where *model* does not compute what this loss is made of; called once, before any batch."""
+        """Raise UserError if *model* lacks the outputs this loss needs; called once, before any batch."""
 
     def prepare(self, model: Any, sample: Sample) -> Sample:
-        """Add to *sample*, on the host, what would need the device to be waited for later."""
+        """Add to *sample*, on the host, values whose computation on the device would synchronise."""
         return sample
 
     def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
@@ -78,7 +78,7 @@ class FairseqCriterion(nn.Module):
 
 
 def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, Any]:
-    """The sums that every criterion has."""
+    """The sums common to all criterions."""
     return {
         "loss": loss.detach(),
         "ntokens": sample["ntokens"],

@@ -43,7 +43,7 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
         return loss, sample_size, {**logging_output(loss, sample, sample_size), "nll_loss": nll.detach()}
 
     def _linear(self, layer: LinearOutput, hidden: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
-        """Both losses without the matrix of logits: the sum of all logits of a row is h · Σ_v w_v."""
+        """Both losses without storing the logits: the sum of all logits of a row is h · Σ_v w_v."""
         partition = sample.get("partition")
         if partition is None:
             partition = self._partition(layer, sample)

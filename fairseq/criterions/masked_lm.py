@@ -18,9 +18,9 @@ from fairseq.modules.output_layer import OutputLayer, move_partition
 
 @register_criterion("masked_lm")
 class MaskedLMCriterion(FairseqCriterion):
-    """Negative log-likelihood of the chosen tokens (Devlin et al. 2019, §3.1), a mean over them.
+    """Negative log-likelihood of the chosen tokens (Devlin et al. 2019, §3.1), averaged over them.
 
-    Only their hidden states go through the output layer, and their logits exist a chunk at a time.
+    Only their hidden states pass through the output layer, with logits computed in chunks.
     """
 
     def __init__(self, task: Any) -> None:
@@ -30,7 +30,7 @@ class MaskedLMCriterion(FairseqCriterion):
     def check(self, model: Any) -> None:
         if getattr(model, "predicts_next_token", True):
             raise UserError(
-                f"--criterion masked_lm: {type(model).__name__} is no encoder; use --criterion cross_entropy"
+                f"--criterion masked_lm: {type(model).__name__} is not an encoder; use --criterion cross_entropy"
             )
         if hasattr(model, "generator") or model.output_layer is None:
             raise UserError(f"--criterion masked_lm: {type(model).__name__} is not BERT; use --criterion electra")
@@ -57,15 +57,15 @@ class MaskedLMCriterion(FairseqCriterion):
         return loss, chosen, sums
 
     def figures(self) -> dict[str, Figure]:
-        """``loss`` in bits a chosen token, and ``ppl``; in validations with notes also the losses of rare words."""
+        """``loss`` in bits a chosen token, and ``ppl``; in validation with notes also the losses of rare words."""
         return {"loss": ratio("loss", SIZE, 1 / math.log(2)), "ppl": perplexity("loss", SIZE), **rare_figures()}
 
 
 def mask_prob(criterion: str, task: Any) -> float:
-    """The share of tokens that *task* chooses.
+    """Return the share of tokens that *task* chooses.
 
     Raises:
-        UserError: it chooses none.
+        UserError: the task does not mask tokens.
     """
     share: float | None = getattr(getattr(task, "cfg", None), "mask_prob", None)
     if share is None:

@@ -1,6 +1,6 @@
-"""Losses of a validation on rare words, and on rows with and without them.
+"""Validation losses on rare words, and on rows with and without them.
 
-They are computed where a sample has ``rare``, bool [B, T], the targets that belong to rare words: in tasks with notes.
+They are computed for samples with ``rare``, bool [B, T], the targets of rare words: in tasks with notes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fairseq.logging.figures import SIZE, Figure, ratio
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 Parts = dict[str, tuple[Any, int]]
-"""Targets that a loss is computed on, as the output layer wants them, and their number, by name."""
+"""Targets of a loss, partitioned by the output layer, and their number, by name."""
 
 
 def rare_parts(layer: OutputLayer, sample: Sample, padding_idx: int) -> Parts:

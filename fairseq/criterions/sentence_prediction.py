@@ -28,12 +28,12 @@ LIBRARIES = {
 
 @register_criterion("sentence_prediction")
 class SentencePredictionCriterion(FairseqCriterion):
-    """Cross-entropy of a row's class, or the squared error of its score; a mean over rows.
+    """Cross-entropy of a row's class, or the squared error of its score; averaged over rows.
 
-    Figures are those that GLUE reports for the task, in percent, and ``score``, their mean.
+    Figures: the metrics of the GLUE task in percent, and ``score``, their mean.
 
     Raises:
-        UserError: the task has no classes or scores, or a metric's package is missing.
+        UserError: the task has no classes or scores, or the package of a metric is not installed.
     """
 
     def __init__(self, task: Any) -> None:
@@ -55,7 +55,7 @@ class SentencePredictionCriterion(FairseqCriterion):
 
     def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
         if "target" not in sample:
-            raise UserError("the split has no labels, so that it has no loss; give a split with a label column")
+            raise UserError("the split has no labels to compute a loss; give a split with a label column")
         target = sample["target"]
         logits = net_output[0][: target.size(0)].float()  # (B, n); a dummy sample has no targets
         predicted = predictions(logits, self.is_regression)
@@ -74,7 +74,7 @@ class SentencePredictionCriterion(FairseqCriterion):
 
 
 def predictions(logits: Tensor, is_regression: bool) -> Tensor:
-    """The classes or scores that *logits* [B, n] give: [B]."""
+    """Predicted classes or scores: logits [B, n] → [B]."""
     return logits.squeeze(1) if is_regression else logits.argmax(1)
 
 
@@ -94,7 +94,7 @@ def metric_figures(metrics: tuple[str, ...]) -> dict[str, Figure]:
 def metric(name: str, predicted: Tensor, target: Tensor) -> float:
     """A metric in percent, from scikit-learn or scipy.
 
-    A correlation with a constant is 0, as scikit-learn has it for Matthews'; so is F1 without any positive row.
+    A correlation with a constant is 0, as in scikit-learn's Matthews correlation; so is F1 without positive rows.
 
     Args:
         name: a key of :data:`LIBRARIES`; of F1 the positive class is 1.
@@ -106,7 +106,7 @@ def metric(name: str, predicted: Tensor, target: Tensor) -> float:
         if len(x) < 2 or (x == x[0]).all() or (y == y[0]).all():
             return 0.0
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of inputs that are nearly constant
+            warnings.simplefilter("ignore")  # nearly constant inputs
             return 100 * float(getattr(library, f"{name}r")(x, y).statistic)
     x, y = x.astype(int), y.astype(int)
     if name == "accuracy":
@@ -117,7 +117,7 @@ def metric(name: str, predicted: Tensor, target: Tensor) -> float:
 
 
 def _library(name: str) -> Any:
-    """The module that has a metric.
+    """Return the module of a metric.
 
     Raises:
         UserError: its package is not installed.

@@ -1,4 +1,4 @@
-"""Data folders: one dictionary, splits in one or several files, one or several folders."""
+"""Data folders: one dictionary; splits in one or several files, in one or several folders."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fairseq.errors import UserError
 
 
 def data_folders(data: str | Path) -> list[Path]:
-    """Return the folders of ``DATA`` or ``DATA1:DATA2:…``, of which each epoch of training reads the next."""
+    """Return the folders of ``DATA`` or ``DATA1:DATA2:…``, one for each epoch of training in turn."""
     names = os.fspath(data)
     return [Path(names)] if Path(names).exists() else [Path(name) for name in names.split(":") if name]
 
 
 def load_dictionary(data: str | Path) -> Dictionary:
-    """Return the dictionary that all folders of *data* have.
+    """Return the common dictionary of all folders of *data*.
 
     Raises:
         UserError: a folder or its ``dict.txt`` is missing, or the dictionaries differ.
@@ -31,7 +31,7 @@ def load_dictionary(data: str | Path) -> Dictionary:
     for folder, dictionary in zip(folders[1:], others, strict=True):
         if dictionary != first:
             raise UserError(
-                f"{dictionary.path}: is not that of {folders[0]}; preprocess {folder} with --srcdict {first.path}"
+                f"{dictionary.path}: differs from that of {folders[0]}; preprocess {folder} with --srcdict {first.path}"
             )
     return first
 
@@ -40,9 +40,9 @@ def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[st
     """Return the paths of a split's files without ``.bin`` and ``.idx``.
 
     Args:
-        folder: of the data.
+        folder: data folder.
         split: e.g. ``train``.
-        combine: also those of ``train1``, ``train2``, … as far as the numbers go without a gap.
+        combine: also ``train1``, ``train2``, …, up to the first missing number.
     """
     prefix = os.path.join(folder, split)
     if not combine:

@@ -1,4 +1,4 @@
-"""Masked blocks of a corpus with the occurrences of rare words that may read their notes."""
+"""Blocks of a corpus with the rare words that may read their notes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fairseq.data.token_blocks import TokenBlocks
 
 
 class NotedBlocks:
-    """Masked blocks, and where rare words stand in them.
+    """Masked blocks with the positions of rare words.
 
     Args:
-        blocks: rows of a begin symbol and a block each.
+        blocks: rows of a begin symbol and a block.
         spans: the rare words of the blocks' corpus.
     """
 
@@ -34,28 +34,28 @@ class NotedBlocks:
         return len(self.blocks)
 
     def at_epoch(self, epoch: int) -> NotedBlocks:
-        """The rows as they are masked in *epoch* (from 1)."""
+        """The rows with the masking of *epoch* (from 1)."""
         return self._with(self.blocks.at_epoch(epoch))
 
     def select(self, keep: np.ndarray) -> NotedBlocks:
-        """The rows for which *keep*, bool [n], is true, numbered anew."""
+        """The rows for which *keep*, bool [n], is true, renumbered."""
         return self._with(self.blocks.select(keep))
 
     def batch(self, indices: np.ndarray) -> Sample:
         """Rows *indices* [B] padded on the right.
 
-        A word of which any token is chosen for prediction has no span: its note would tell the model what to predict,
-        and be taken from a text that hides the word.
+        A word with any token chosen for prediction has no span: its note would reveal the target, and would be taken
+        from a text with the word masked.
 
         Returns:
-            What :class:`MaskedBlocks` returns; ``rare``, bool [B, T], the tokens of rare words; ``rare_words`` int64
+            The sample of :class:`MaskedBlocks`; ``rare``, bool [B, T], the tokens of rare words; ``rare_words`` int64
             [R, 4], all whole rare words of the rows; and for the model ``spans`` int64 [S, 4], those without a chosen
-            token, and ``longest_span``, most tokens of one.
+            token, and ``longest_span``, their maximal number of tokens.
         """
         sample = self.blocks.batch(indices)
         plain = self.blocks.blocks
         words = self.spans.spans(plain.starts[indices], plain.sizes[indices])
-        words[:, 1:3] += 1  # behind the begin symbol
+        words[:, 1:3] += 1  # after the begin symbol
         spans = words[~covered(words, sample["target"].numpy() != plain.pad)]
         longest = int((spans[:, 2] - spans[:, 1]).max(initial=1))
         column = np.arange(sample["target"].size(1))
@@ -83,13 +83,13 @@ def covered(spans: np.ndarray, marked: np.ndarray) -> np.ndarray:
 
 
 class NotedStream:
-    """Blocks of a corpus for a causal model, and where rare words stand in what it reads of them.
+    """Blocks of a corpus for a causal model, with the positions of rare words in its input.
 
     Args:
         blocks: the blocks.
         spans: the rare words of the blocks' corpus.
-        joins: bool [V], symbols that are continued by the next token (``…@@``). A word that ends in one, at the end of
-            a line, has no span: only the next token would show that it ends.
+        joins: bool [V], symbols that the next token continues (``…@@``). A word that ends in one at the end of a line
+            has no span: only the next token shows that it ends.
     """
 
     def __init__(self, blocks: TokenBlocks, spans: NoteSpans, joins: np.ndarray) -> None:
@@ -110,19 +110,19 @@ class NotedStream:
         return self._with(self.blocks.at_epoch(epoch))
 
     def select(self, keep: np.ndarray) -> NotedStream:
-        """The blocks for which *keep*, bool [n], is true, numbered anew."""
+        """The blocks for which *keep*, bool [n], is true, renumbered."""
         return self._with(self.blocks.select(keep))
 
     def batch(self, indices: np.ndarray) -> Sample:
         """Blocks *indices* [B] as rows padded on the right.
 
         Returns:
-            What :class:`TokenBlocks` returns; ``rare``, bool [B, T], the targets that belong to a rare word; and for
-            the model ``spans`` int64 [S, 4], the rare words that are whole in what it reads, and ``longest_span``.
+            The sample of :class:`TokenBlocks`; ``rare``, bool [B, T], the targets that belong to a rare word; and for
+            the model ``spans`` int64 [S, 4], the rare words that are complete in its input, and ``longest_span``.
         """
         sample = self.blocks.batch(indices)
         tokens = sample["net_input"]["src_tokens"].numpy()
-        places = self.blocks.places(indices)  # (B, T + 1), those of the targets one column behind the source's
+        places = self.blocks.places(indices)  # (B, T + 1); targets are one column after the source
         spans = self.spans.spans_at(places, self.blocks.sizes[indices])
         spans = spans[~self.joins[tokens[spans[:, 0], spans[:, 2] - 1]]]
         longest = int((spans[:, 2] - spans[:, 1]).max(initial=1))

@@ -1,4 +1,4 @@
-"""BERT and RoBERTa: bidirectional encoders that predict chosen tokens from all others of the row."""
+"""BERT and RoBERTa: bidirectional encoders for masked language modelling."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class MaskedLMEncoder(nn.Module):
 
     Args:
         shape: sizes and rates.
-        embeddings: an encoder to share embeddings with; None: own ones.
-        untied: an output projection apart from the token embeddings.
+        embeddings: an encoder to share embeddings with; None: new ones.
+        untied: use an output projection separate from the token embeddings.
     """
 
     def __init__(self, shape: EncoderShape, embeddings: TransformerEncoder | None = None, untied: bool = False) -> None:
@@ -97,7 +97,7 @@ class BertModel(BaseFairseqModel):
 
     Args:
         encoder: encoder and output layer.
-        cfg: the settings that it was made of.
+        cfg: its settings.
     """
 
     decisive_settings = ("encoder_attention_heads", "activation_fn", "head_activation_fn", "layer_norm_eps")
@@ -128,10 +128,10 @@ class BertModel(BaseFairseqModel):
         features_only: bool = False,
         infuse: Infuse | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Logits of every token, or the hidden states that they are computed from.
+        """Return logits of every token, or the last hidden states.
 
         Args:
-            src_tokens: int64 [B, T]; padding is seen from the tokens.
+            src_tokens: int64 [B, T]; padding is detected from the ids.
             token_types: int64 [B, T], where the model has token types; None: all 0.
             features_only: return hidden states, for a criterion that needs the logits of a few tokens.
             infuse: applied to the summed embeddings.
@@ -143,7 +143,7 @@ class BertModel(BaseFairseqModel):
         return hidden if features_only else self.encoder.lm_head(hidden), {"hidden": hidden}
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Names of fairseq's several versions of RoBERTa, as this model has them."""
+        """Rename parameters of all fairseq versions of RoBERTa."""
         return upgrade_names(state, tied=not self.cfg.untie_weights_roberta)
 
 
@@ -156,15 +156,15 @@ def vocabulary_of(task: Any) -> tuple[int, int]:
     dictionary = task.source_dictionary
     if dictionary.pad() < 0:
         raise UserError(
-            "dict.txt: an encoder needs a padding symbol, which this dictionary does not have; "
+            "dict.txt: an encoder needs a padding symbol, which the dictionary lacks; "
             "name one as pad=WORD in its #specials line"
         )
     return len(dictionary), dictionary.pad()
 
 
 def upgrade_names(state: dict[str, Tensor], tied: bool = True) -> dict[str, Tensor]:
-    """Parameters under today's names: fairseq before 0.9 had ``decoder.`` for ``encoder.``, and later versions have
-    ``layernorm_embedding`` for ``emb_layer_norm``; markers of versions are left out, and so are heads of fine-tuning.
+    """Return parameters under current names: fairseq before 0.9 has ``decoder.`` for ``encoder.``, later versions
+    have ``layernorm_embedding`` for ``emb_layer_norm``. Version markers and fine-tuning heads are dropped.
     """
     upgraded = {}
     for name, value in state.items():

@@ -1,4 +1,4 @@
-"""ELECTRA: a small generator replaces chosen tokens, and a discriminator tells which were replaced."""
+"""ELECTRA: a small generator replaces chosen tokens, a discriminator detects the replaced ones."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fairseq.modules.output_layer import OutputLayer
 
 @dataclass(frozen=True)
 class ElectraConfig(BertConfig):
-    """Settings of ELECTRA; the encoder's are those of the discriminator."""
+    """Settings of ELECTRA; encoder settings are those of the discriminator."""
 
     generator_size: float = flag(
         1 / 3, "generator's width as a fraction of the discriminator's; 0: no generator", low=0, high=1
     )
 
     def generator_shape(self, discriminator: EncoderShape) -> EncoderShape:
-        """The generator's sizes: width, feed-forward width and heads are the fraction of the discriminator's (§3.2).
+        """The generator's sizes: width, feed-forward width and heads are a fraction of the discriminator's (§3.2).
 
         Raises:
             UserError: the heads do not divide the generator's width.
@@ -45,7 +45,7 @@ class ElectraConfig(BertConfig):
 
 
 class Discriminator(nn.Module):
-    """An encoder and the head that tells replaced tokens."""
+    """An encoder and the head that detects replaced tokens."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -57,12 +57,12 @@ class Discriminator(nn.Module):
 class ElectraModel(BaseFairseqModel):
     """Generator and discriminator, which share their embeddings (Clark et al. 2020, §3.2).
 
-    The discriminator is the finished model: without parameters named ``generator.…`` it is an encoder like BERT.
+    The finished model is the discriminator: without the parameters ``generator.…``, an encoder like BERT.
 
     Args:
         encoder: the discriminator.
         generator: the generator; None: a finished discriminator, which cannot be trained further as ELECTRA.
-        cfg: the settings that they were made of.
+        cfg: the settings.
     """
 
     decisive_settings = (*BertModel.decisive_settings, "generator_size")
@@ -88,7 +88,7 @@ class ElectraModel(BaseFairseqModel):
 
     @property
     def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
-        """The generator's, which predicts words."""
+        """The output layer of the generator, which predicts words."""
         return None if self.generator is None else self.generator.lm_head
 
     def max_positions(self) -> int:
@@ -103,22 +103,22 @@ class ElectraModel(BaseFairseqModel):
         masked: Masked | None = None,
         noise: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Logits of "replaced" for every token, or hidden states of the discriminator.
+        """Return logits of "replaced" for every token, or hidden states of the discriminator.
 
-        With *masked* the generator fills the chosen places first, and the discriminator reads the result.
+        With *masked* the generator first fills the chosen tokens, and the discriminator reads the result.
 
         Args:
-            src_tokens: int64 [B, T]; padding is seen from the tokens.
+            src_tokens: int64 [B, T]; padding is detected from the ids.
             token_types: int64 [B, T]; None: all 0.
             features_only: return hidden states.
-            infuse: applied to the summed embeddings of both halves.
-            masked: places in B·T and the tokens that stood there, int64 [M] each.
-            noise: [M], uniform on [0, 1): decides which tokens the generator writes.
+            infuse: applied to the summed embeddings of generator and discriminator.
+            masked: indices in B·T and the original tokens, int64 [M] each.
+            noise: [M], uniform on [0, 1): determines the tokens sampled from the generator.
 
         Returns:
             Logits [B, T], or hidden states [B, T, C]; and ``hidden`` [B, T, C]. With *masked* also
-            ``generator_hidden`` [B, T, G] and ``replaced``, bool [B, T], where the discriminator read another token
-            than the text has.
+            ``generator_hidden`` [B, T, G] and ``replaced``, bool [B, T], true where the discriminator read
+            another token than the original.
         """
         extra: dict[str, Any] = {}
         if masked is not None:
@@ -135,7 +135,7 @@ class ElectraModel(BaseFairseqModel):
         masked: Masked,
         noise: Tensor | None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """The text with the generator's tokens at the chosen places [B, T]; no gradient passes through them (§2)."""
+        """The text with chosen tokens sampled from the generator [B, T]; no gradient passes through them (§2)."""
         if self.generator is None:
             raise UserError(
                 "--generator-size 0: a discriminator without generator cannot be trained on --task masked_lm"
@@ -153,8 +153,7 @@ class ElectraModel(BaseFairseqModel):
     def _sample(self, hidden: Tensor, noise: Tensor) -> Tensor:
         """One token for each row of *hidden* [M, G] by inversion of the distribution function: int64 [M].
 
-        The numbers *noise* [M] come with the batch, so that the tokens do not depend on how batches are divided among
-        processes.
+        *noise* [M] is part of the batch, so that the tokens do not depend on the number of processes.
         """
         assert self.generator is not None
         head = self.generator.lm_head
@@ -169,5 +168,5 @@ class ElectraModel(BaseFairseqModel):
         return torch.cat(written).clamp(max=last) if written else noise.new_empty(0, dtype=torch.long)
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """*state* without markers of versions and heads of fine-tuning."""
+        """*state* without version markers and fine-tuning heads."""
         return upgrade_names(state, tied=False)

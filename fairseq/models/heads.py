@@ -1,4 +1,4 @@
-"""Output layers of encoders: words, whether a token was replaced, classes of sentences."""
+"""Output layers of encoders: words, replaced tokens, classes of sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.transformer_layer import activation
 
 Masked = tuple[Tensor, Tensor]
-"""Places of the chosen tokens in a batch's B·T, int64 [M], and the tokens to predict there, int64 [M]."""
+"""Indices of the chosen tokens in the B·T tokens of a batch, int64 [M], and their targets, int64 [M]."""
 
 
 class MaskedLMHead(OutputLayer):
@@ -44,12 +44,12 @@ class MaskedLMHead(OutputLayer):
         return self._logits(self._transform(hidden))
 
     def partition(self, target: Tensor, padding_idx: int, legacy_padding: bool = False) -> Masked:
-        """The places in *target* [N] that are not padding, and what is there."""
+        """Indices of *target* [N] that are not padding, and the targets there."""
         rows = (target != padding_idx).nonzero().squeeze(1)
         return rows, target[rows]
 
     def loss(self, hidden: Tensor, partition: Masked) -> Tensor:
-        """Only the rows of *partition* go through the layers; their logits exist a chunk at a time."""
+        """Summed loss; only the rows of *partition* pass through the layers, with logits computed in chunks."""
         rows, target = partition
         transformed = self._transform(hidden.index_select(0, rows))  # (M, E)
         return linear_cross_entropy(transformed, self.weight, target, self.bias)

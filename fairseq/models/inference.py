@@ -1,4 +1,4 @@
-"""A model for inference: weights cast once, and single tokens read by the kernels of ``fairseq.modules.native``."""
+"""Models for inference: weights cast once, single tokens computed by the kernels of ``fairseq.modules.native``."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from fairseq.modules.native.words import PackedEmbedding, PackedOutput, packable
 
 
 class Reader:
-    """A model that is read for inference; its weights must not change meanwhile.
+    """A model for inference; its weights must not change meanwhile.
 
-    A single token a row is read by compiled kernels where these know the model, on CPUs; everything else by the model's
-    own modules. Both share one cache.
+    On CPUs, compiled kernels compute single tokens of supported models; everything else runs the modules of the model.
+    Both share one cache.
 
     Args:
         model: in evaluation mode, on its device.
-        dtype: of matrices and caches, cast once: bfloat16 or float16; None: as they are. Norms, softmax and
-            log-probabilities are float32 in any.
-        int8: round the weights of matrices to int8 with a scale for each output; the kernels read them as that.
-        kernels: whether to use the compiled kernels.
+        dtype: type of matrices and caches, bfloat16 or float16; None: unchanged. Norms, softmax and
+            log-probabilities are always float32.
+        int8: round matrices to int8 with one scale an output; the kernels read int8.
+        kernels: use the compiled kernels.
 
     Attributes:
-        model: the model with weights of that type; *model* itself where they are as they were.
+        model: the model with cast weights; *model* itself if nothing was cast.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Reader:
 
     @functools.cached_property
     def packed(self) -> _Packed | None:
-        """The model as the kernels read it; None where they cannot."""
+        """The model packed for the kernels; None if they do not support it."""
         if not self.kernels or self.device.type != "cpu" or not _packable(self.model):
             return None
         compiled = library()
@@ -65,19 +65,19 @@ class Reader:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def new_cache(self, rows: int, longest: int | None = None) -> KeyValueCache:
-        """See ``new_cache`` of the models."""
+        """Return an empty cache; see ``new_cache`` of the models."""
         with self.autocast():
             return self.model.new_cache(rows, longest)
 
     def read(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        """Hidden states of *tokens* [B, T], which continue what *cache* holds and are added to it: [B, T, C]."""
+        """Hidden states of *tokens* [B, T], which continue *cache* and are appended to it: [B, T, C]."""
         if tokens.size(1) == 1 and self.packed is not None:
             return self.packed.stack.read(self.packed.embed(tokens, cache), cache, self.packed.window)
         with self.autocast():
             return self.model(tokens, cache=cache)[0]
 
     def read_each(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        """As :meth:`read`, one token at a time; embeddings are looked up together."""
+        """Like :meth:`read`, one token at a time, with one embedding lookup for all."""
         with self.autocast():
             embedded = self.model.embed(tokens, cache.held)
             if self.packed is not None:
@@ -97,10 +97,10 @@ class Reader:
             return self.model.output_layer.log_probs(hidden)
 
     def best(self, hidden: Tensor, count: int, forbidden: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """The *count* most probable words that are not *forbidden*, from the most probable on.
+        """The *count* most probable words that are not *forbidden*, in falling order.
 
         Returns:
-            Log-probabilities but for a constant a row, float32, and words: both [B, count].
+            Log-probabilities up to a constant a row, float32, and words: both [B, count].
         """
         if self.packed is not None:
             return self.packed.output.best(hidden, count, forbidden)
@@ -111,11 +111,11 @@ class Reader:
 
 @dataclass(frozen=True)
 class _Packed:
-    """A model as the kernels read it.
+    """A model packed for the kernels.
 
     Attributes:
-        lookup: None where the model's own modules look embeddings up.
-        window: most keys that a token sees.
+        lookup: packed embeddings; None: the modules of the model compute embeddings.
+        window: most keys that a token attends to.
     """
 
     model: Any
@@ -135,7 +135,7 @@ class _Packed:
 
 
 def inference_copy(model: BaseFairseqModel, dtype: torch.dtype | None, int8: bool = False) -> Any:
-    """*model* with matrices rounded to int8 and then cast to *dtype*; norms stay as they are, and so does *model*."""
+    """*model* with matrices rounded to int8 and then cast to *dtype*; norms are kept, *model* is not modified."""
     normed = {
         id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__
         for p in m.parameters(recurse=False)
@@ -153,7 +153,7 @@ def inference_copy(model: BaseFairseqModel, dtype: torch.dtype | None, int8: boo
 
 
 def _biases(model: nn.Module) -> set[int]:
-    """Parameters of two dimensions that are added, not multiplied with."""
+    """Ids of two-dimensional parameters that are biases."""
     names = ("r_w_bias", "r_r_bias", "r_bias")
     return {id(p) for name, p in model.named_parameters() if name.rsplit(".", 1)[-1] in names}
 
@@ -175,7 +175,7 @@ def _packable(model: Any) -> bool:
 
 
 def _pack(compiled: Any, matrices: Any, model: Any, int8: bool) -> _Packed:
-    """Pack *model*; the matrices of layers and output are those of *matrices*, which int8 is made of."""
+    """Pack *model*; matrices of layers and output come from *matrices*, the source of int8 values."""
     source, decoder = matrices.decoder, model.decoder
     norm = project = widen = None
     if isinstance(decoder, TransformerDecoder):

@@ -1,4 +1,4 @@
-"""Parameters of a checkpoint into a model: checked, and strict."""
+"""Strict loading of checkpoint parameters into a model, and compilation."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from fairseq.settings import Settings
 logger = logging.getLogger(__name__)
 
 BACKEND: str | Callable[..., Any] = "inductor"
-GRAPHS = 16  # limit of torch.compile's graphs of a layer, above which it would go on uncompiled
+GRAPHS = 16  # most graphs of a layer; beyond it torch.compile falls back to eager mode
 
 
 def compile_model(model: BaseFairseqModel) -> None:
-    """Compile the layers of *model*, one graph for all of them; loss and optimizer are fused already.
+    """Compile the layers of *model*, with one graph for all; loss and optimizer have fused kernels already.
 
-    Batch rows, tokens and the length of the memory are dynamic. torch.compile makes a graph of its own for a size of 0
-    or 1, so training and evaluation have up to four each: with an empty memory or a filled one, with several rows or
-    one. A model of a plug-in without a :class:`TransformerLayer` is compiled as a whole. *model* is on the device it
-    runs on.
+    Batch rows, tokens and the length of the memory are dynamic. torch.compile specializes on sizes 0 and 1, so
+    training and evaluation have up to four graphs each: empty or filled memory, one or several rows. A plug-in model
+    without a :class:`TransformerLayer` is compiled as a whole. *model* must be on its device already.
     """
     layers = [module for module in model.modules() if isinstance(module, TransformerLayer)]
     if not layers:
@@ -42,7 +41,7 @@ def compile_model(model: BaseFairseqModel) -> None:
     import torch._dynamo.config
     import torch.fx.experimental._config
 
-    # Sizes that are equal by chance, such as a segment and its memory, would become one size of the graph.
+    # Otherwise sizes that happen to be equal, e.g. segment and memory, would be specialized to one symbol.
     torch.fx.experimental._config.use_duck_shape = False
     torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
     for layer in layers:
@@ -53,7 +52,7 @@ def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], s
     """Load a checkpoint's *parameters* strictly.
 
     Raises:
-        UserError: they are not the model's, or its notes are for other words; the message says which differ.
+        UserError: names or shapes differ, which the message lists, or the notes are for other words.
     """
     check_words(model, parameters)
     upgraded = model.upgrade_state_dict(dict(parameters))
@@ -64,15 +63,15 @@ def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], s
 
 
 def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], source: str) -> None:
-    """Load those of a checkpoint's *parameters* that *model* has with the same shape; log which were left out.
+    """Load the *parameters* of a checkpoint that *model* has with the same shape; log the others.
 
     Raises:
-        UserError: none of them fits.
+        UserError: no parameter matches.
     """
     upgraded, wanted = model.upgrade_state_dict(dict(parameters)), model.state_dict()
     fitting = {name: value for name, value in upgraded.items() if name in wanted and value.shape == wanted[name].shape}
     if not any(name in fitting for name, _ in model.named_parameters()):
-        raise UserError(f"{source}: none of its parameters fits this model; check --arch and its sizes")
+        raise UserError(f"{source}: no parameter matches this model; check --arch and its sizes")
     model.load_state_dict(fitting, strict=False)
     left_out = {
         "with another shape": [name for name in upgraded if name in wanted and name not in fitting],
@@ -84,11 +83,11 @@ def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], sour
 
 
 def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], settings: Any, source: str) -> None:
-    """See that *settings*, the model's typed ones, make of a checkpoint's parameters what the *stored* settings did.
+    """Check that *settings*, the typed ones of the model, agree with the *stored* ones of a checkpoint.
 
     Raises:
-        UserError: they would compute something else with them, or the stored ones are not implemented here; the
-            message names the flag.
+        UserError: a setting that changes the meaning of the parameters differs, or a stored one is not implemented;
+            the message names the flag.
     """
     if not is_plugin(type(model)):
         check_supported(stored, source)
@@ -101,7 +100,7 @@ def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], settings:
             now = getattr(settings, name)
             raise UserError(
                 f"{config.flag_name(name)} {now}: {source} was trained with {getattr(before, name)}, "
-                "and its parameters mean nothing otherwise; leave the setting as it was"
+                "which its parameters depend on; keep that value"
             )
 
 

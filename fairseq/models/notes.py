@@ -1,4 +1,4 @@
-"""Notes among a model's settings and parameters, for encoders and for causal models."""
+"""Settings and parameters of notes, for encoders and causal models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fairseq.models.base import BaseFairseqModel, FairseqLanguageModel
 from fairseq.modules.notes import CausalNoteDictionary, NoteDictionary
 
 OWN = ("notes.", "note_projection.")
-"""First parts of the names of what a model has only while it has notes."""
+"""Prefixes of parameter and buffer names that belong to notes."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,19 @@ def words_of(task: Any, flag: str) -> NoteWords:
     """The rare words of *task*.
 
     Raises:
-        UserError: it has none; the message names *flag*.
+        UserError: the task has none; the message names *flag*.
     """
     words = getattr(task, "note_words", None)
     if words is None:
         raise UserError(
-            f"{flag}: needs {NOTES} of a data folder made by fairseq-preprocess --notes, and --task tnf_masked_lm "
+            f"{flag}: needs {NOTES} from fairseq-preprocess --notes in the data folder, and --task tnf_masked_lm "
             "for an encoder"
         )
     return words
 
 
 def give_notes(model: FairseqLanguageModel, cfg: CausalNoteConfig, task: Any, dim: int) -> None:
-    """Give *model* notes for the rare words of *task*, if *cfg* asks for them.
+    """Give *model* notes for the rare words of *task*, if *cfg* enables them.
 
     Args:
         model: a causal model.
@@ -83,8 +83,8 @@ def give_notes(model: FairseqLanguageModel, cfg: CausalNoteConfig, task: Any, di
 def shows_ends(symbols: Sequence[str]) -> bool:
     """Return whether the last token of a word marks its end, in a dictionary of *symbols*.
 
-    It does where tokens that are continued are marked (``…@@``), or where none are marked at all. It does not where
-    those that begin a word are (``▁…``, ``Ġ…``), or those that continue one (``##…``).
+    True if tokens that continue are marked (``…@@``), or no tokens are marked. False if marks are on tokens that begin
+    a word (``▁…``, ``Ġ…``) or continue one (``##…``).
     """
     if any(len(symbol) > 2 and symbol.endswith("@@") for symbol in symbols):
         return True
@@ -92,24 +92,23 @@ def shows_ends(symbols: Sequence[str]) -> bool:
 
 
 def notes_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of *parameters* that belong to notes."""
+    """The *parameters* that belong to notes."""
     return {name: value for name, value in parameters.items() if name.startswith(OWN)}
 
 
 def without_notes(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of *parameters* that do not belong to notes."""
+    """The *parameters* that do not belong to notes."""
     return {name: value for name, value in parameters.items() if not name.startswith(OWN)}
 
 
 def check_words(model: BaseFairseqModel, parameters: Mapping[str, Tensor]) -> None:
-    """See that the notes among a checkpoint's *parameters* are of the words that *model* has.
+    """Check that the notes in *parameters* of a checkpoint are for the words of *model*.
 
     Raises:
-        UserError: they hold notes of other words.
+        UserError: the words differ.
     """
     stored, notes = parameters.get("notes.digest"), getattr(model, "notes", None)
     if stored is not None and isinstance(notes, NoteDictionary) and not torch.equal(stored.cpu(), notes.digest.cpu()):
         raise UserError(
-            f"{NOTES}: has other words than those that the checkpoint's notes were taken for; use the data folder it "
-            "was trained with"
+            f"{NOTES}: differs from the words of the notes in the checkpoint; use the data folder it was trained with"
         )

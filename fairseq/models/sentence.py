@@ -28,14 +28,14 @@ class SentenceEncoderOnly(nn.Module):
 class SentenceModel(BaseFairseqModel):
     """The encoder of a pre-training model and a head over the first token, with fairseq's parameter names.
 
-    The pre-training model's other parts, such as its output layer and ELECTRA's generator, are dropped.
+    Other parts of the pre-training model, such as the output layer and ELECTRA's generator, are dropped.
 
     Args:
         pretrained: BERT or ELECTRA; of ELECTRA the discriminator is used.
-        name: of the head.
+        name: name of the head.
         outputs: number n of classes; 1 for regression.
-        dropout: of the head's input and hidden state.
-        activation_fn: of the head.
+        dropout: dropout rate of the head's input and hidden state.
+        activation_fn: activation of the head.
 
     Raises:
         UserError: *pretrained* is not an encoder.
@@ -50,7 +50,7 @@ class SentenceModel(BaseFairseqModel):
         encoder = getattr(getattr(pretrained, "encoder", None), "sentence_encoder", None)
         if not isinstance(encoder, TransformerEncoder):
             raise UserError(
-                f"--task sentence_prediction: {type(pretrained).__name__} is no encoder; use a bert or electra "
+                f"--task sentence_prediction: {type(pretrained).__name__} is not an encoder; use a bert or electra "
                 "architecture"
             )
         self.encoder = SentenceEncoderOnly(encoder)
@@ -70,7 +70,7 @@ class SentenceModel(BaseFairseqModel):
         """Logits of each row's classes, or its score.
 
         Args:
-            src_tokens: int64 [B, T]; padding is seen from the tokens.
+            src_tokens: int64 [B, T]; padding is detected from the ids.
             token_types: int64 [B, T], where the model has token types; None: all 0.
             features_only: return hidden states.
 
@@ -82,15 +82,15 @@ class SentenceModel(BaseFairseqModel):
         return output, {"hidden": hidden}
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Names of fairseq's several versions of RoBERTa, and the heads, as this model has them."""
+        """Rename parameters of all fairseq versions of RoBERTa; keep the heads."""
         heads = {name: value for name, value in state.items() if name.startswith(HEADS)}
         return {**upgrade_names(state, tied=False), **heads}
 
     def check_encoder(self, parameters: Mapping[str, Tensor], source: str) -> None:
-        """See that a checkpoint's *parameters* fill the whole encoder.
+        """Check that *parameters* of a checkpoint contain the whole encoder.
 
         Raises:
-            UserError: they lack some of it, or have other shapes, as those of another dictionary do.
+            UserError: a parameter is missing or has another shape, e.g. from another dictionary.
         """
         given = self.upgrade_state_dict(dict(parameters))
         for name, wanted in self.encoder.state_dict(prefix="encoder.").items():
@@ -104,4 +104,4 @@ class SentenceModel(BaseFairseqModel):
                     f"{len(wanted)}; give the data folder it was trained with"
                 )
             shapes = f"{list(given[name].shape)}, not {list(wanted.shape)}"
-            raise UserError(f"{source}: {name} has the shape {shapes}; leave the model's sizes as they were")
+            raise UserError(f"{source}: {name} has the shape {shapes}; use the sizes of the checkpoint")

@@ -20,21 +20,21 @@ from fairseq.modules.notes import NoteDictionary, generator_apart
 from fairseq.modules.output_layer import OutputLayer
 
 PREFIX = "tnf_"
-"""First part of the names of architectures and tasks with notes; the rest is the name of those without."""
+"""Prefix of architectures and tasks with notes; the rest is the name without notes."""
 
 
 class NotedModel(BaseFairseqModel):
     """An encoder with notes.
 
-    It holds the parts of the encoder under the encoder's own names, so that parameters, optimizer state and checkpoints
-    differ from those without notes by the names ``notes.…`` and ``note_projection.…`` alone.
+    The parts of the encoder keep their names, so that parameters, optimizer state and checkpoints differ from those
+    without notes only by the names ``notes.…`` and ``note_projection.…``.
 
     Args:
         encoder: called as ``encoder(src_tokens, infuse=…, …)``, where *infuse* is a function of the summed embeddings
             [B, T, E]; it returns a pair of which the second holds ``hidden``, its last hidden states [B, T, C].
-        notes: of width C.
+        notes: note dictionary of width C.
         padding_idx: id of the padding symbol.
-        embed_dim: width E; where it is not C, notes pass a learned projection, which is dropped with them.
+        embed_dim: width E; if not C, notes pass a learned projection, which is dropped with them.
 
     Raises:
         ValueError: the encoder has parameters or buffers outside its parts.
@@ -47,10 +47,10 @@ class NotedModel(BaseFairseqModel):
     ) -> None:
         super().__init__()
         if encoder._parameters or encoder._buffers:
-            raise ValueError(f"{type(encoder).__name__}: its parameters and buffers must be those of its parts")
+            raise ValueError(f"{type(encoder).__name__}: parameters and buffers must belong to its submodules")
         for name, part in encoder.named_children():
             self.add_module(name, part)
-        self._encoder = (encoder,)  # in a tuple, because its parts are registered as this model's
+        self._encoder = (encoder,)  # in a tuple: its submodules are registered on this model
         self.notes = notes
         self.padding_idx = padding_idx
         dim = notes.table.size(1)
@@ -58,7 +58,7 @@ class NotedModel(BaseFairseqModel):
 
     @property
     def encoder_model(self) -> BaseFairseqModel:
-        """The encoder without notes; it shares all of its parts with this model."""
+        """The encoder without notes; it shares its submodules with this model."""
         return self._encoder[0]
 
     @property
@@ -82,7 +82,7 @@ class NotedModel(BaseFairseqModel):
         return super().train(mode)
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The encoder's parameters with the names it uses, and those of notes."""
+        """Rename the parameters of the encoder; keep those of notes."""
         return {**notes_of(state), **self.encoder_model.upgrade_state_dict(without_notes(state))}
 
     def forward(
@@ -98,11 +98,11 @@ class NotedModel(BaseFairseqModel):
             src_tokens: int64 [B, T], padded on the right.
             spans: occurrences of rare words that may read their notes, int64 [S, 4] (row, first token, end, word);
                 None: no notes are read or taken.
-            longest_span: most tokens of a span; None: the spans are looked at, which waits for an accelerator.
+            longest_span: most tokens of a span; None: computed from the spans, which synchronises a GPU.
             inputs: further arguments of the encoder.
 
         Returns:
-            What the encoder returns, and among its extra ``notes``: sums and counts of
+            The output of the encoder, with ``notes`` in its extra: sums and counts of
             :meth:`~fairseq.modules.notes.NoteDictionary.take`.
         """
         encoder = self.encoder_model
@@ -120,7 +120,7 @@ class NotedModel(BaseFairseqModel):
     def finished(
         cls, args: argparse.Namespace, parameters: Mapping[str, Tensor]
     ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
-        """Settings and parameters of the encoder alone."""
+        """Return settings and parameters of the encoder without notes."""
         changed = {name: vars(args)[name].removeprefix(PREFIX) for name in ("arch", "task") if name in args}
         return argparse.Namespace(**{**vars(args), **changed}), without_notes(parameters)
 
@@ -150,8 +150,8 @@ class TNFBert(NotedModel):
 class TNFElectra(TNFBert):
     """ELECTRA with notes.
 
-    Generator and discriminator share their embeddings, so both read the notes; they are taken from the discriminator,
-    whose hidden states are those of the finished model.
+    Generator and discriminator share their embeddings, so both read notes; notes are taken from the discriminator,
+    which is the finished model.
     """
 
     encoder_class = ElectraModel
@@ -160,7 +160,7 @@ class TNFElectra(TNFBert):
 def with_notes(
     cls: type[NotedModel], encoder: Any, args: EncoderNoteConfig | argparse.Namespace, task: Any
 ) -> NotedModel:
-    """*encoder* with a note for each of the rare words of *task*.
+    """Return *encoder* with a note for each rare word of *task*.
 
     Raises:
         UserError: the task has no rare words.
@@ -175,7 +175,7 @@ def with_notes(
 
 
 def _projection(dim: int, embed_dim: int | None) -> nn.Linear:
-    """The map from notes to embeddings, drawn beside the global generator."""
+    """Projection from notes to embeddings; its initialization leaves the global generator unchanged."""
     assert embed_dim is not None
     projection = nn.utils.skip_init(nn.Linear, dim, embed_dim, bias=False)
     with torch.no_grad():

@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., torch.Tensor])
 
 
 def cached_tensor(count: int) -> Callable[[F], F]:
-    """Decorator: keep the tensors of the last *count* different calls; they are shared, so they must not be changed."""
+    """Decorator that caches the tensors of the last *count* different calls; callers must not modify them."""
 
     def decorate(function: F) -> F:
         remember = functools.lru_cache(maxsize=count)(function)
@@ -21,7 +21,7 @@ def cached_tensor(count: int) -> Callable[[F], F]:
         def call(*args: Any, **named: Any) -> torch.Tensor:
             if torch.compiler.is_compiling():
                 return function(*args, **named)
-            with torch.inference_mode(False):  # the next one to read it may want gradients
+            with torch.inference_mode(False):  # a later caller may need gradients
                 return remember(*args, **named)
 
         return cast(F, call)

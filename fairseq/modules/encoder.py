@@ -1,4 +1,4 @@
-"""A bidirectional transformer encoder: embeddings, and layers in which every token sees every other one of its row."""
+"""Bidirectional transformer encoder: embeddings and layers with full attention over each row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.transformer_layer import TransformerLayer
 from fairseq.modules.visibility import Bidirectional
 
-INITIAL_DEVIATION = 0.02  # of all weights (Devlin et al. 2019, appendix A.2, as in the authors' program)
+INITIAL_DEVIATION = 0.02  # of all weights, as in the code of BERT's authors (Devlin et al. 2019, appendix A.2)
 
 Infuse = Callable[[Tensor], Tensor]
 """A function of the summed embeddings [B, T, E], applied before their layer norm, that returns the same shape."""
@@ -61,7 +61,7 @@ class TransformerEncoder(nn.Module):
 
     Args:
         shape: sizes and rates.
-        embeddings: another encoder of the same *embed_dim*, to share its embeddings and their layer norm with.
+        embeddings: another encoder of the same *embed_dim*, whose embeddings and layer norm are shared.
     """
 
     def __init__(self, shape: EncoderShape, embeddings: TransformerEncoder | None = None) -> None:
@@ -95,13 +95,13 @@ class TransformerEncoder(nn.Module):
         """
         limit = self.shape.max_positions
         if src_tokens.size(1) > limit:
-            raise ValueError(f"src_tokens {list(src_tokens.shape)}: rows may have {limit} tokens at most")
+            raise ValueError(f"src_tokens {list(src_tokens.shape)}: expected at most {limit} tokens a row")
         real = src_tokens.ne(self.padding_idx)
         positions = real.cumsum(1) * real + self.padding_idx  # (B, T)
         x = self.embed_tokens(src_tokens) + self.embed_positions(positions)  # (B, T, E)
         if self.segment_embeddings is None:
             if token_types is not None and bool(token_types.any()):
-                raise ValueError("token_types: this model has none; leave them out")
+                raise ValueError("token_types: the model has no token types; leave them out")
             return x
         if token_types is None:
             return x + self.segment_embeddings.weight[0]
@@ -132,7 +132,7 @@ class TransformerEncoder(nn.Module):
     def _padding(self, src_tokens: Tensor) -> Tensor | None:
         """Padding of *src_tokens*, bool [B, T]; None where the host knows that there is none.
 
-        Reading the answer from a GPU would synchronise, so there the mask always goes along.
+        Reading the result from a GPU would synchronise, so there the mask is always passed on.
         """
         padding = src_tokens.eq(self.padding_idx)
         if src_tokens.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(padding.any()):

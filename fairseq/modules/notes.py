@@ -1,7 +1,7 @@
-"""Notes for rare words: vectors that are read before an encoder and averaged from its output (Wu et al. 2021, §3).
+"""Notes for rare words: vectors added to an encoder's input and averaged from its output (Wu et al. 2021, §3).
 
-A note is no parameter: gradients never reach the table. Nothing here is as large as the table but the table, no shape
-depends on values of a tensor, and no result depends on the order in which a device adds: equal inputs give equal bits.
+A note is not a parameter: gradients never reach the table. No temporary tensor is as large as the table, no shape
+depends on tensor values, and results are deterministic: equal inputs give equal bits on any device.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ INIT_STD = 0.02
 
 
 class NoteDictionary(nn.Module):
-    """A table of notes [N, C], float32 whatever the precision of the rest.
+    """A table of notes [N, C], float32 in any precision of the model.
 
     Occurrences of rare words are *spans* [S, 4], int64: row, first token, end (exclusive), word. Spans of a row do not
-    overlap, unless the caller wants them to: a token in several spans reads the mean of their notes.
+    overlap, unless the caller passes such spans: a token in several spans reads the mean of their notes.
 
     Args:
         words: number of rare words N.
@@ -36,8 +36,8 @@ class NoteDictionary(nn.Module):
 
     Attributes:
         table: [N, C].
-        digest: 32 bytes that stand for the words, uint8 [32]; zeros where they have no names.
-        taken: occurrences that each note was made from [N], int64.
+        digest: SHA-256 of the words, uint8 [32]; zeros for unnamed words.
+        taken: occurrences averaged into each note [N], int64.
         written: number of the update that last wrote each note [N], int32; 0 for an initial one.
         updates: updates so far, int64.
 
@@ -80,10 +80,10 @@ class NoteDictionary(nn.Module):
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
     def name_words(self, words: Sequence[str]) -> NoteDictionary:
-        """Set ``digest`` for *words* [N], in order, so that a checkpoint with other words is noticed.
+        """Set ``digest`` for *words* [N], in order, so that a checkpoint with other words is rejected.
 
         Raises:
-            ValueError: they are not N words.
+            ValueError: the number of words is not N.
         """
         if len(words) != self.table.size(0):
             raise ValueError(f"{len(words)} words for {self.table.size(0)} notes")
@@ -107,8 +107,8 @@ class NoteDictionary(nn.Module):
         Args:
             x: sums of token and position embeddings [B, T, C].
             spans: occurrences [S, 4].
-            longest: most tokens of a span; without it the spans are looked at, and on an accelerator waited for.
-            project: what brings notes [S, C] to the width of *x*, where that is another.
+            longest: most tokens of a span; None: computed from the spans, which synchronises a GPU.
+            project: projection of notes [S, C] to the width of *x*; None if it is C.
 
         Returns:
             [B, T, C], of x's type.
@@ -126,7 +126,7 @@ class NoteDictionary(nn.Module):
         notes = (weight[..., None] * found[:, None]).to(x.dtype)  # (S, W, C)
         keep = torch.ones_like(share).masked_fill_(noted, 1 - self.note_lambda).to(x.dtype)
         mixed = x * keep.view(batch, tokens, 1)
-        # Tokens outside a span are at most added a zero, so the order of additions cannot matter without overlaps.
+        # Other tokens only get zeros added, so without overlaps the order of additions does not matter.
         mixed.view(batch * tokens, -1).index_add_(0, place.flatten(), notes.flatten(0, 1))
         return mixed
 
@@ -141,8 +141,8 @@ class NoteDictionary(nn.Module):
             longest: as for :meth:`read`.
 
         Returns:
-            Sums of notes [N, C] and their counts [N], sparse: S values each, one an occurrence. They may be added to
-            those of other batches, and are what :meth:`write` takes.
+            Sums of notes [N, C] and their counts [N], sparse, with S values each, one an occurrence: the arguments of
+            :meth:`write`, which may be added over batches.
         """
         words, dim = self.table.shape
         row, first, end, word = spans.unbind(1)
@@ -164,7 +164,7 @@ class NoteDictionary(nn.Module):
         """End an update: table[w] ← (1 − γ) table[w] + γ sums[w] / counts[w] where counts[w] > 0, in place.
 
         Args:
-            sums: [N, C], sparse as :meth:`take` makes it, or dense.
+            sums: [N, C], sparse as returned by :meth:`take`, or dense.
             counts: [N], likewise.
         """
         self.updates += 1
@@ -183,12 +183,12 @@ class NoteDictionary(nn.Module):
         return torch.where(counts > 0, (1 - self.note_gamma) * table + self.note_gamma * mean, table)
 
     def _window(self, first: Tensor, end: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """First token and end of what the note of a word at [first, end) is taken from."""
+        """First token and end of the window around a word at [first, end), over which its note is averaged."""
         k = self.note_half_window
         return (first - k).clamp(min=0), torch.minimum(end + k, length)
 
     def _reading(self, spans: Tensor, batch: int, tokens: int, longest: int) -> tuple[Tensor, Tensor]:
-        """Tokens that may read the note of each span, as places in the flattened batch, and their weights: [S, W]."""
+        """Tokens that read the note of each span, as indices in the flattened batch, and their weights: [S, W]."""
         row, first, end, _ = spans.unbind(1)
         if not self.read_window:
             place, inside = _places(row, first, end.clamp(max=tokens), min(longest, tokens), tokens)
@@ -202,7 +202,7 @@ class NoteDictionary(nn.Module):
         return place, (own | (inside & (counted == 0)[place])).float()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoteDictionary:
-        """Move the module, but leave the notes in float32: a moving average stands still in half precision."""
+        """Move the module, but keep the notes in float32: in half precision small updates of a mean are lost."""
         table = self.table
         super()._apply(fn, recurse)
         if self.table.dtype != torch.float32:
@@ -211,15 +211,15 @@ class NoteDictionary(nn.Module):
 
 
 class CausalNoteDictionary(NoteDictionary):
-    """Notes for models that predict the next token: nothing is read or taken from beyond it.
+    """Notes for causal models: no prediction depends on later tokens.
 
-    A token of a rare word could tell the tokens that follow inside the word. So a note is read only where the word is
-    known to be complete, and only from its second occurrence on, when it has been written: the first finds nothing. It
-    is taken from the word and the *k* tokens before it.
+    The note of a rare word would reveal the following tokens of the word. So it is read only where the word is known
+    to be complete, and only from its second occurrence on, after it has been written. It is averaged over the word and
+    the *k* tokens before it.
 
     Args:
-        delay: 0 where a word's last token shows that the word ends (``@@`` marks tokens that do not end one), 1 where
-            only the next token shows it (``▁`` marks tokens that begin one).
+        delay: 0 if the last token of a word marks its end (``@@`` marks tokens that do not), 1 if only the next token
+            does (``▁`` marks tokens that begin a word).
     """
 
     def __init__(self, *args: Any, delay: int = 0, **settings: Any) -> None:
@@ -238,9 +238,9 @@ class CausalNoteDictionary(NoteDictionary):
 
 
 def generator_apart(purpose: str) -> torch.Generator:
-    """A generator for *purpose* that follows from the seed and leaves the global one as it is.
+    """Return a generator for *purpose*, seeded from the global seed without advancing the global generator.
 
-    So a backbone draws with notes what it draws without.
+    So a model draws the same initial weights with and without notes.
     """
     return torch.Generator().manual_seed((torch.initial_seed() * 31 + zlib.crc32(purpose.encode())) % 2**63)
 
@@ -256,9 +256,9 @@ def _longest(spans: Tensor, longest: int | None) -> int:
 
 
 def _places(row: Tensor, low: Tensor, high: Tensor, width: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """Places of tokens [low, high) of *row* in a flattened batch, and which of the *width* columns are such: [S, W].
+    """Indices of tokens [low, high) of *row* in a flattened batch, and the mask of valid columns: [S, W].
 
-    Other columns repeat the first place.
+    The other of the *width* columns repeat the first index.
     """
     position = low[:, None] + torch.arange(width, device=row.device)
     inside = position < high[:, None]
@@ -266,23 +266,23 @@ def _places(row: Tensor, low: Tensor, high: Tensor, width: int, tokens: int) -> 
 
 
 def _total(counts: Tensor, like: Tensor) -> Tensor:
-    """Sparse *counts* [N], dense."""
+    """Sparse *counts* [N] as a dense tensor."""
     return torch.zeros_like(like).index_add_(0, counts._indices()[0], counts._values())
 
 
 def _by_word(word: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the *values* [S, C] of equal words, always in the order they have: [S], [S, C].
+    """Sum the *values* [S, C] of equal words, in their order: [S], [S, C].
 
-    The shape stays: with U different words, they are in the first U rows, and the rest repeats the first one.
+    The shape is fixed: U different words are in the first U rows, and the rest repeats the first one.
     """
     word, order = word.sort(stable=True)
     rows = torch.arange(len(word), device=word.device)
     begins = torch.ones_like(word, dtype=torch.bool)
     begins[1:] = word[1:] != word[:-1]
     group = begins.cumsum(0) - 1
-    # Where the groups begin; groups that there are not begin at the end, and are empty.
+    # First row of each group; groups that do not exist begin at the end and are empty.
     starts = torch.full_like(rows, len(word)).scatter_reduce_(0, group, rows, "amin")
-    # A bag is added by one thread from its first to its last value, unlike index_add on a GPU.
+    # One thread sums a bag in order, unlike index_add on a GPU: the result is deterministic.
     sums = F.embedding_bag(order, values, starts, mode="sum")
     kept = rows.where(rows <= group[-1], 0)
     return word[starts[kept]], sums[kept]

@@ -1,4 +1,4 @@
-"""The precision of a model's arithmetic and of its parameters."""
+"""Precision of a model's computation and parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq.settings import CommonConfig
 
 
 class Precision:
-    """fp32, or the lower precision that ``--fp16``, ``--bf16`` or ``--memory-efficient-fp16`` ask for.
+    """fp32, or the lower precision of ``--fp16``, ``--bf16`` or ``--memory-efficient-fp16``.
 
     Matrix products run in the lower precision; reductions, softmax and loss stay in float32.
     """
@@ -32,13 +32,13 @@ class Precision:
         return self.half_parameters or self.dtype == torch.float16
 
     def place(self, model: nn.Module, device: torch.device) -> None:
-        """Move *model* to *device*, its parameters to their type."""
+        """Move *model* to *device* and cast its parameters."""
         model.to(device)
         if self.half_parameters:
             model.half()
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """The context of a forward pass."""
+        """Return the autocast context of a forward pass."""
         if self.dtype is None:
             return nullcontext()
         return torch.autocast(device.type, dtype=self.dtype)

@@ -1,4 +1,4 @@
-"""Tasks: which data, which batches, which model and criterion belong together."""
+"""Tasks: data, batches, model and criterion of a training objective."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ TASKS: Registry[Any] = Registry("task", "--task")
 
 
 def register_task(name: str, dataclass: type | None = None) -> Callable[[T], T]:
-    """Class decorator: keep a task under *name*, with the dataclass of its settings if it has one."""
+    """Class decorator that registers a task as *name*, with the dataclass of its settings if it has one."""
     return TASKS.register(name, dataclass)
 
 
 def setup_task(settings: Settings | argparse.Namespace) -> FairseqTask:
-    """The task that *settings* choose, with its dictionary loaded."""
+    """Return the task that *settings* select, with its dictionary loaded."""
     cls, _ = chosen_part(TASKS, "task", settings)
     return cls.setup_task(settings.given_to(cls, settings) if isinstance(settings, Settings) else settings)
 
 
-from fairseq.tasks import (  # noqa: E402  (register themselves)
+from fairseq.tasks import (  # noqa: E402  (for their registration)
     language_modeling,
     masked_lm,
     sentence_prediction,

@@ -1,7 +1,7 @@
-"""State that a training step hands to the next: a value that the task owns and the checkpoint holds.
+"""Carried state: a value that one training step hands to the next, owned by the task and saved in checkpoints.
 
-``forward`` takes it as keyword arguments and returns what comes of it in its ``extra``. The values of an update are
-provisional until the update counts: an update that overflowed leaves the state as it was before.
+``forward`` takes it as keyword arguments and returns its successor in ``extra``. The values of an update are
+provisional until the update counts: an update that overflowed leaves the state unchanged.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Carried = Mapping[str, Any]
 
 
 class CarriedState(Protocol):
-    """One kind of state. It holds no value; it knows how values of its kind are made, used, applied and saved.
+    """One kind of carried state: functions that use, advance, commit and save values, which it does not hold.
 
-    To add a kind, write a class with these methods and list it in a task's ``kinds``: trainer, loss graph and
+    To add a kind, write a class with these methods and list it in ``kinds`` of a task; trainer, loss graph and
     checkpoints need no change.
     """
 
     name: str
-    """Key of the value, among a task's kinds and in checkpoints."""
+    """Key of the value in the task and in checkpoints."""
 
     def check(self, model: BaseFairseqModel, criterion: FairseqCriterion, plugin_criterion: bool) -> None:
-        """Raise UserError where model and criterion cannot carry this state."""
+        """Raise UserError if model and criterion cannot carry this state."""
 
     def inputs(self, value: Any, sample: Sample) -> dict[str, Any]:
         """Keyword arguments of the model's ``forward`` on *sample*."""
@@ -44,7 +44,7 @@ class CarriedState(Protocol):
         ...
 
     def commit(self, before: Any, after: Any, model: BaseFairseqModel, world: World) -> Any:
-        """The value that the next update starts from, once this one counted; reduces over ranks what it must."""
+        """The initial value of the next update, after this one counted; may reduce over ranks."""
         ...
 
     def restart(self, value: Any) -> Any:
@@ -52,11 +52,11 @@ class CarriedState(Protocol):
         ...
 
     def save(self, value: Any, world: World) -> Any:
-        """Plain values and CPU tensors for a checkpoint, complete on the first rank; called on every rank."""
+        """Plain values and CPU tensors for a checkpoint, complete on rank 0; called on every rank."""
         ...
 
     def load(self, saved: Any, rows: int, world: World) -> Any:
-        """The value in *saved*; *rows* is the rows of a batch on one rank."""
+        """The value in *saved*; *rows* is the number of rows of a batch on one rank."""
         ...
 
 
@@ -70,7 +70,7 @@ class RowMemory:
     name = "memory"
 
     def check(self, model: BaseFairseqModel, criterion: FairseqCriterion, plugin_criterion: bool) -> None:
-        """Raise UserError for a model with memory under a criterion that runs the model its own way."""
+        """Raise UserError for a model with memory under a criterion that overrides ``forward``."""
         if plugin_criterion and model.memory_length:
             raise UserError(
                 f"--criterion: {type(criterion).__name__} overrides forward, so it cannot carry the model's memory "
@@ -87,15 +87,15 @@ class RowMemory:
         return extra.get("memory")
 
     def commit(self, before: Any, after: Memory | None, model: BaseFairseqModel, world: World) -> Memory | None:
-        """The new memory; ranks have rows of their own, so nothing is reduced."""
+        """The new memory; ranks have separate rows, so nothing is reduced."""
         return after
 
     def restart(self, value: Memory | None) -> None:
-        """An empty memory: rows begin at other places of the corpus."""
+        """An empty memory: rows begin at other positions of the corpus."""
         return
 
     def save(self, value: Memory | None, world: World) -> list[Tensor]:
-        """The rows of all ranks, a tensor a layer; [] where there is no memory."""
+        """The rows of all ranks, a tensor a layer; [] without memory."""
         gathered = [memory for memory in world.gather_tensors(value or []) if memory]
         return [torch.cat(layers) for layers in zip(*gathered, strict=True)]
 

@@ -35,7 +35,7 @@ StepOutput = tuple[Tensor, int, dict[str, Any]]
 
 
 class LossGraph(nn.Module):
-    """A model and its criterion as one module, so that whoever wraps it sees the whole computation."""
+    """A model and its criterion as one module, the unit that is wrapped for distributed training."""
 
     def __init__(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> None:
         super().__init__()
@@ -60,10 +60,10 @@ class LossGraph(nn.Module):
 
 
 class StepGraph(LossGraph):
-    """A model and its criterion under a task that defines ``train_step`` or ``valid_step`` as fairseq's plug-ins do.
+    """A model and its criterion under a plug-in task with its own ``train_step`` or ``valid_step``, as in fairseq.
 
     Attributes:
-        update_num: updates done so far, which fairseq tells ``train_step``; set before each.
+        update_num: updates done so far, passed to ``train_step``; set before each.
     """
 
     def __init__(self, task: FairseqTask, model: BaseFairseqModel, criterion: FairseqCriterion) -> None:
@@ -83,7 +83,7 @@ class FairseqTask:
     Attributes:
         settings: all settings, typed.
         args: the flat namespace, for plug-ins.
-        datasets: what ``load_dataset`` loaded, by split.
+        datasets: the datasets from ``load_dataset``, by split.
         kinds: the kinds of state that a step hands to the next.
         carried: their values in training. Only :meth:`commit`, :meth:`restart` and :meth:`load_carried` set it.
     """
@@ -99,11 +99,11 @@ class FairseqTask:
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
-        """Add the task's flags; tasks with a dataclass of settings need not."""
+        """Add the flags of the task; not needed with a dataclass of settings."""
 
     @classmethod
     def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> FairseqTask:
-        """Load what the task needs before its data, and make it."""
+        """Load what the task needs, such as the dictionary, and build the task."""
         return cls(args, **kwargs)
 
     def typed(self, cls: type[C]) -> C:
@@ -122,11 +122,11 @@ class FairseqTask:
         return self.source_dictionary
 
     def build_model(self, args: Settings | argparse.Namespace) -> BaseFairseqModel:
-        """The model of the architecture that *args* choose."""
+        """Return the model of the architecture that *args* select."""
         return build_model(typed_settings(args), self)
 
     def build_criterion(self, args: Settings | argparse.Namespace) -> FairseqCriterion:
-        """The criterion that *args* choose."""
+        """Return the criterion that *args* select."""
         return build_criterion(args, self)
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
@@ -138,23 +138,23 @@ class FairseqTask:
         raise NotImplementedError
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
-        """Put the examples of *split* into :attr:`datasets`; plug-ins of fairseq's kind override it."""
+        """Put the examples of *split* into :attr:`datasets`; plug-ins written for fairseq override it."""
         self.datasets[split] = self.dataset(split, training=combine)
 
     def train_step(
         self, sample: Sample, model: Any, criterion: Any, optimizer: Any, update_num: int = 0, ignore_grad: bool = False
     ) -> StepOutput:
-        """Give the loss on *sample* to ``optimizer.backward``; plug-ins of fairseq's kind override it."""
+        """Give the loss on *sample* to ``optimizer.backward``; plug-ins written for fairseq override it."""
         loss, sample_size, log = criterion(model, sample)
         optimizer.backward(loss * 0 if ignore_grad else loss)
         return loss, sample_size, log
 
     def valid_step(self, sample: Sample, model: Any, criterion: Any) -> StepOutput:
-        """Return loss, sample size and log of *sample*; plug-ins of fairseq's kind override it."""
+        """Return loss, sample size and log of *sample*; plug-ins written for fairseq override it."""
         return criterion(model, sample)
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
-        """Return the batches of *dataset* for *model*: by default examples of similar sizes together."""
+        """Return the batches of *dataset* for *model*: by default batches of examples of similar size."""
         return batching.blocks(dataset.sizes, by_size=True)
 
     def prepare(self, sample: Sample, epoch: int, *, training: bool) -> Sample:
@@ -219,23 +219,23 @@ class FairseqTask:
         return dataset
 
     def batch_settings(self) -> dict[str, Any]:
-        """Settings that decide where batches are cut: where they differ, a saved memory belongs to other rows."""
+        """Settings that determine the batches: with other values, a saved memory belongs to other rows."""
         return {}
 
     def dummy_sample(self, device: torch.device | str) -> Sample:
-        """A sample without targets, for a process that has no batch when others have: its gradient is zero.
+        """A sample without targets, for ranks with no batch left: its gradient is zero.
 
-        Two rows and tokens, as a compiled model has a graph of its own for sizes of 1.
+        It has two rows of two tokens, because a compiled model has a separate graph for sizes of 1.
         """
         tokens = torch.full((2, 2), self.source_dictionary.eos(), dtype=torch.long, device=device)
         target = torch.full_like(tokens, self.target_dictionary.pad())
         return {"nsentences": 0, "ntokens": 0, "net_input": {"src_tokens": tokens}, "target": target}
 
     def loss_graph(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> LossGraph:
-        """Join *model* and *criterion*.
+        """Return the loss graph of *model* and *criterion*.
 
         Raises:
-            UserError: they do not fit, or cannot carry the task's state from step to step.
+            UserError: they are incompatible, or cannot carry the task's state from step to step.
         """
         criterion.check(model)
         legacy.check_methods(self, FairseqTask)
@@ -253,11 +253,11 @@ class FairseqTask:
     def step(
         self, graph: nn.Module, sample: Sample | None, carried: Carried, device: torch.device | str
     ) -> tuple[StepOutput, Carried]:
-        """Run *graph*, a :class:`LossGraph`, on *sample*, with what earlier steps *carried* to it.
+        """Run *graph*, a :class:`LossGraph`, on *sample*, with the state *carried* from earlier steps.
 
         Returns:
-            The loss, and the carried values after it. They are provisional: nothing is kept here. An empty batch
-            (None) leaves them as they are.
+            The loss, and the carried values after it, which are not stored here. An empty batch (None) leaves them
+            unchanged.
         """
         if sample is None:
             return graph(self.dummy_sample(device), {})[0], carried
@@ -268,29 +268,29 @@ class FairseqTask:
         return output, {kind.name: kind.advance(carried.get(kind.name), extra, sample) for kind in self.kinds}
 
     def commit(self, carried: Carried, model: BaseFairseqModel, world: World) -> None:
-        """Take over what the steps of an update *carried*, now that the update counts."""
+        """Commit the state *carried* by the steps of an update that counted."""
         before = self.carried
         self.carried = {
             kind.name: kind.commit(before.get(kind.name), carried.get(kind.name), model, world) for kind in self.kinds
         }
 
     def restart(self) -> None:
-        """Set the carried state to that of an epoch's beginning."""
+        """Reset the carried state at the beginning of an epoch."""
         self.carried = {kind.name: kind.restart(self.carried.get(kind.name)) for kind in self.kinds}
 
     def save_carried(self, world: World) -> dict[str, Any]:
-        """The carried state for a checkpoint, complete on the first rank; to be called on every rank."""
+        """The carried state for a checkpoint, complete on rank 0; call it on every rank."""
         return {kind.name: kind.save(self.carried.get(kind.name), world) for kind in self.kinds}
 
     def load_carried(self, saved: Mapping[str, Any], rows: int, world: World) -> None:
-        """Restore what :meth:`save_carried` returned; *rows* is the rows of a batch on one rank."""
+        """Restore the state from :meth:`save_carried`; *rows* is the number of rows of a batch on one rank."""
         self.carried = {
             kind.name: kind.load(saved[kind.name], rows, world) for kind in self.kinds if kind.name in saved
         }
 
 
 def _batching(data: DataConfig, seed: int, training: bool, rank: int, world_size: int) -> Batching:
-    """The batches that *data* asks for, for training or for validation."""
+    """Batching from the settings *data*, for training or validation."""
     max_tokens, batch_size, limit = data.max_tokens, data.batch_size, "--max-tokens"
     if not training:
         if data.max_tokens_valid is not None:

@@ -54,8 +54,8 @@ class LanguageModelingConfig:
 class LanguageModelingTask(FairseqTask):
     """Next-word prediction over binarised text in the data folder.
 
-    With a model that has memory, or ``--streams``, the batches are streams: row r of one batch continues row r of the
-    one before.
+    With a model that has memory, or ``--streams``, the batches are streams: row r of a batch continues row r of the
+    previous batch.
     """
 
     def __init__(self, args: Settings | argparse.Namespace, dictionary: Dictionary) -> None:
@@ -85,7 +85,7 @@ class LanguageModelingTask(FairseqTask):
         """The tokens of *split* in the first data folder, memory-mapped.
 
         Raises:
-            UserError: its files are missing or damaged, or were made with another dictionary.
+            UserError: its files are missing, damaged or made with another dictionary.
         """
         return open_corpus(data_folders(self.settings.data_path)[0], split, self.dictionary)
 
@@ -115,9 +115,9 @@ class LanguageModelingTask(FairseqTask):
             kept = blocks.kept if isinstance(blocks, TokenBlocks) else None
             return batching.blocks(dataset.sizes, by_size=mode != "none", kept=kept)
         if mode != "none":
-            raise UserError(f"--sample-break-mode {mode}: streams, which a model with memory reads, need none")
+            raise UserError(f"--sample-break-mode {mode}: models with memory and --streams need none")
         if self.cfg.add_bos_token:
-            raise UserError("--add-bos-token: rows of streams, which a model with memory reads, continue; leave it out")
+            raise UserError("--add-bos-token: rows of models with memory and --streams continue; leave it out")
         return batching.streams(len(dataset), self.cfg.tokens_per_sample)
 
     def dummy_sample(self, device: torch.device | str) -> Sample:
@@ -128,7 +128,7 @@ class LanguageModelingTask(FairseqTask):
         return self._second_half(sample) if training and self.cfg.loss_positions == "half" else sample
 
     def _second_half(self, sample: Sample) -> Sample:
-        """*sample* with targets in the second half of each row alone (Al-Rfou et al. 2018; Dai et al. 2019, §4.2)."""
+        """*sample* with targets only in the second half of each row (Al-Rfou et al. 2018; Dai et al. 2019, §4.2)."""
         target = sample["target"].clone()
         lengths = (target != self.dictionary.pad()).sum(1, keepdim=True)
         target[torch.arange(target.size(1)) < lengths // 2] = self.dictionary.pad()

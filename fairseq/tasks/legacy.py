@@ -24,16 +24,14 @@ def overrides(task: Any, base: type, name: str) -> bool:
 
 
 def check_methods(task: Any, base: type) -> None:
-    """Refuse overridden methods that are not called, or that take other arguments than fairseq's.
+    """Check overridden methods: they must be called here, and take the arguments of fairseq.
 
     Raises:
-        UserError: there is one; the message names it.
+        UserError: a check failed; the message names the method.
     """
     name = task.settings.chosen.task or type(task).__name__
     if overrides(task, base, "get_batch_iterator"):
-        raise UserError(
-            f"--task {name}: its get_batch_iterator would not be called; override sampler(dataset, model, batching)"
-        )
+        raise UserError(f"--task {name}: get_batch_iterator is not called; override sampler(dataset, model, batching)")
     calls = {"load_dataset": ("train", True), "train_step": (None,) * 4, "valid_step": (None,) * 3}
     for method, values in calls.items():
         if overrides(task, base, method):
@@ -44,7 +42,7 @@ def check_methods(task: Any, base: type) -> None:
 
 
 def keywords(task: Any, method: str, update_num: int) -> dict[str, Any]:
-    """Those of fairseq's further arguments of *method* that *task*'s takes."""
+    """The optional arguments of fairseq's *method* that the method of *task* accepts."""
     if method != "train_step":
         return {}
     taken = _signature(task, method).parameters
@@ -54,10 +52,10 @@ def keywords(task: Any, method: str, update_num: int) -> dict[str, Any]:
 
 
 def loaded_dataset(task: Any, split: str, training: bool) -> Dataset:
-    """The dataset that the ``load_dataset`` of *task* puts into ``self.datasets``.
+    """Return the dataset that ``load_dataset`` of *task* stores in ``self.datasets``.
 
     Raises:
-        UserError: it puts none there, or one that cannot be read.
+        UserError: it stores none, or one without the required methods.
     """
     task.load_dataset(split, combine=training)
     dataset = task.datasets.get(split)
@@ -72,10 +70,10 @@ def loaded_dataset(task: Any, split: str, training: bool) -> Dataset:
 
 
 class CollatedDataset:
-    """A dataset of fairseq's kind: examples by number, sizes by ``num_tokens``, batches by ``collater``.
+    """A dataset with fairseq's interface: examples by number, sizes by ``num_tokens``, batches by ``collater``.
 
     Args:
-        dataset: fairseq's kind. ``src_lengths`` of its batches are left out: no model here takes them.
+        dataset: a dataset of fairseq. ``src_lengths`` of its batches are dropped: no model here takes them.
         indices: numbers of its examples, int [n]; None: all.
     """
 
@@ -105,7 +103,7 @@ class CollatedDataset:
 
 
 class DeferredOptimizer:
-    """The optimizer argument of ``train_step``: ``backward`` keeps the loss, the trainer computes gradients."""
+    """The optimizer argument of ``train_step``: ``backward`` stores the loss, the trainer computes gradients."""
 
     def __init__(self) -> None:
         self.loss: Tensor | None = None
@@ -116,10 +114,10 @@ class DeferredOptimizer:
 
 
 def run_step(task: Any, graph: Any, sample: Sample, update_num: int) -> tuple[Any, int, dict[str, Any]]:
-    """Loss, sample size and log of the task's own ``train_step``, or in evaluation of its ``valid_step``.
+    """Return loss, sample size and log from ``train_step`` of the task, in evaluation from ``valid_step``.
 
     Raises:
-        UserError: ``train_step`` gave no loss to ``optimizer.backward``.
+        UserError: ``train_step`` passed no loss to ``optimizer.backward``.
     """
     if not graph.training:
         return task.valid_step(sample, graph.model, graph.criterion)

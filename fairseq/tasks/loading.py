@@ -1,4 +1,4 @@
-"""Models from checkpoints, ready to be evaluated on data of the user's choice."""
+"""Loading of models from checkpoints, for evaluation on any data."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def load_models(
     overrides: Mapping[str, Any] | None = None,
     settings: argparse.Namespace | None = None,
 ) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
-    """The models of several checkpoints over one dictionary, in evaluation mode, on the CPU.
+    """Load the models of several checkpoints with one dictionary, in evaluation mode, on the CPU.
 
-    A model has the settings its checkpoint holds, changed by *overrides*, then by *settings*. Notes of rare words are
+    A model has the settings of its checkpoint, changed by *overrides*, then by *settings*. Notes of rare words are
     dropped, unless the setting ``keep_notes`` is true.
 
     Args:
-        paths: checkpoints, ours or fairseq's.
+        paths: checkpoints of this project or of fairseq.
         data: folder made by ``fairseq-preprocess``, or a dictionary file.
         overrides: settings of the checkpoints to change (``--model-overrides``).
-        settings: further settings, e.g. a parsed command line. A longer ``tokens_per_sample`` also raises the number
-            of positions, where positions are not learned. Without one, all models have that of the first.
+        settings: further settings, e.g. a parsed command line. A larger ``tokens_per_sample`` also raises the number
+            of positions unless positions are learned. Without it, all models have that of the first.
 
     Returns:
         The models, the task, and the settings of the first model.
 
     Raises:
-        UserError: a checkpoint cannot be read, its architecture is unknown, its parameters do not fit, or it was
+        UserError: a checkpoint cannot be read, its architecture is unknown, its parameters do not match, or it was
             trained with a dictionary of another size.
     """
     given = dict(vars(settings)) if settings is not None else {}
@@ -93,8 +93,8 @@ def load_language_models(
     for path, model in zip(paths, models, strict=True):
         if not model.predicts_next_token:
             raise UserError(
-                f"{path}: {type(model).__name__} is an encoder and predicts no next token; give a language model "
-                "(fairseq-validate computes the loss of encoders)"
+                f"{path}: {type(model).__name__} is an encoder, which does not predict the next token; give a "
+                "language model (fairseq-validate computes the loss of encoders)"
             )
     return models, task, trained
 
@@ -108,8 +108,7 @@ def _arguments(
     arch = str(vars(args).get("arch"))
     if arch not in ARCHITECTURES:
         raise UserError(
-            f"{path}: its architecture {arch} is not known here ({nearest(arch, ARCHITECTURES)}); "
-            "one of your own needs --user-dir"
+            f"{path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)} (plug-ins need --user-dir)"
         )
     model = MODELS[ARCHITECTURES[arch].model]
     _check_overrides(overrides, stored, args, given)
@@ -118,7 +117,7 @@ def _arguments(
     ARCHITECTURES[arch].fill(args)
     _check_memory_settings(arch, given)
     if not model.predicts_next_token and "task" in stored:
-        given = {**given, "task": stored["task"]}  # a command's default is for language models
+        given = {**given, "task": stored["task"]}  # the default is for language models
     vars(args).update({"task": "language_modeling", **vars(args), **given})
     if "tokens_per_sample" in args:
         args.max_target_positions = _positions(path, stored, args)
@@ -129,12 +128,12 @@ def _arguments(
 def _check_overrides(
     overrides: Mapping[str, Any], stored: Mapping[str, Any], args: argparse.Namespace, given: Mapping[str, Any]
 ) -> None:
-    """Refuse names of *overrides* that nothing reads: neither the parts that *args* choose, nor loading itself."""
+    """Raise UserError for *overrides* that neither the parts selected by *args* nor the loading reads."""
     names = {"task": str(vars(args).get("task", "language_modeling")), "criterion": str(vars(args).get("criterion"))}
     parts = [MODELS[ARCHITECTURES[args.arch].model]]
     parts += [registry[names[kind]] for kind, registry in CHOICES.items() if names[kind] in registry]
     read = {"arch", "task", "criterion", "keep_notes", *NEUTRAL}
-    read |= set(config.defaults(DataConfig)) - given.keys()  # a command with these flags has its own values
+    read |= set(config.defaults(DataConfig)) - given.keys()  # set by the flags of the command
     for part in parts:
         read |= set(config.defaults(part.config_class)) if part.config_class else set()
         read |= stored.keys() if is_plugin(part) else set()
@@ -147,7 +146,7 @@ def _check_overrides(
 
 
 def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:
-    """Refuse settings of memory for a model that has none of them."""
+    """Raise UserError for memory settings that the model does not have."""
     settings = MODELS[ARCHITECTURES[arch].model].config_class
     known = config.defaults(settings) if settings else {}
     for name in config.defaults(MemoryConfig):
@@ -156,11 +155,11 @@ def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:
 
 
 def _positions(path: str, stored: Mapping[str, Any], args: argparse.Namespace) -> int:
-    """The most tokens of a row: those of training, more for longer blocks where positions are not learned."""
+    """Maximal tokens of a row: as in training; more for longer blocks unless positions are learned."""
     length = args.tokens_per_sample
     positions = vars(args).get("max_target_positions") or stored.get("tokens_per_sample", length)
     if length > positions and vars(args).get("decoder_learned_pos", False):
-        raise UserError(f"--tokens-per-sample {length}: {path} learned {positions} positions; give {positions} or less")
+        raise UserError(f"--tokens-per-sample {length}: {path} has {positions} positions; give {positions} or less")
     return max(positions, length)
 
 

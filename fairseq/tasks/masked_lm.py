@@ -1,4 +1,4 @@
-"""Masked language modelling: predict chosen tokens of a text from all others."""
+"""Masked language modelling: prediction of chosen tokens from all others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MaskedLMConfig:
     mask_whole_words: bool = flag(False, "all tokens of a word chosen together")
 
     def check(self) -> None:
-        """Raise UserError where shares contradict one another."""
+        """Raise UserError if the shares exceed 1."""
         if self.leave_unmasked_prob + self.random_token_prob > 1:
             raise UserError(
                 f"--random-token-prob {self.random_token_prob}: with --leave-unmasked-prob {self.leave_unmasked_prob} "
@@ -47,7 +47,7 @@ class MaskedLMTask(FairseqTask):
     """Prediction of chosen tokens of binarised text in the data folder.
 
     Rows begin with ``<s>``, and ``<mask>`` is added to the dictionary as its last symbol, both as in fairseq; the data
-    folder stays as it is.
+    folder is unchanged.
     """
 
     def __init__(self, args: Settings | argparse.Namespace, dictionary: Dictionary) -> None:
@@ -55,7 +55,7 @@ class MaskedLMTask(FairseqTask):
         self.cfg = self.typed(MaskedLMConfig)
         self.cfg.check()
         self.dictionary = dictionary
-        if dictionary.nspecial:  # the vocabulary of a model from elsewhere has its own mask symbol, or none
+        if dictionary.nspecial:  # an imported vocabulary has its own mask symbol, or none
             dictionary.add_mask()
 
     @classmethod
@@ -83,7 +83,7 @@ class MaskedLMTask(FairseqTask):
         return MaskedBlocks(blocks, self.masking(), self.dictionary.bos(), fixed=not training)
 
     def masking(self) -> Masking:
-        """The choice of tokens that the settings ask for.
+        """Return the masking of the settings.
 
         Raises:
             UserError: the dictionary lacks a symbol that is needed, or has no words.
@@ -91,8 +91,8 @@ class MaskedLMTask(FairseqTask):
         for role in ("mask", "bos", "pad"):
             if getattr(self.dictionary, f"{role}_index") < 0:
                 raise UserError(
-                    f"{self.dictionary.path or 'dict.txt'}: --task masked_lm needs a {role} symbol, which this "
-                    f"dictionary does not have; name one as {role}=WORD in its #specials line"
+                    f"{self.dictionary.path or 'dict.txt'}: --task masked_lm needs a {role} symbol, which the "
+                    f"dictionary lacks; name one as {role}=WORD in its #specials line"
                 )
         special = special_symbols(self.dictionary)
         if special.all():

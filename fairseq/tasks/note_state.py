@@ -1,4 +1,4 @@
-"""Notes as state that a step carries: taken in every forward pass, written once an update that counted."""
+"""Notes as carried state: taken in every forward pass, written after each update that counted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NoteState:
     name = "notes"
 
     def check(self, model: BaseFairseqModel, criterion: FairseqCriterion, plugin_criterion: bool) -> None:
-        """Raise UserError for a model with notes under a criterion that runs the model its own way."""
+        """Raise UserError for a model with notes under a criterion that overrides ``forward``."""
         if plugin_criterion and dictionary_of(model) is not None:
             raise UserError(
                 f"--criterion: {type(criterion).__name__} overrides forward, so it cannot carry the model's notes; "
@@ -35,11 +35,11 @@ class NoteState:
             )
 
     def inputs(self, value: Taken | None, sample: Sample) -> dict[str, Any]:
-        """Nothing: the model reads its table."""
+        """Return no arguments: the model reads its own table."""
         return {}
 
     def advance(self, value: Taken | None, extra: Mapping[str, Any], sample: Sample) -> Taken:
-        """The notes so far and those that the model returned as ``notes``."""
+        """Append the notes that the model returned as ``notes``."""
         notes = extra.get("notes")
         return (value or ()) if notes is None else (*(value or ()), notes)
 
@@ -51,33 +51,33 @@ class NoteState:
         return ()
 
     def restart(self, value: Any) -> Taken:
-        """No notes: the table outlives epochs."""
+        """Return no notes: the table is kept across epochs."""
         return ()
 
     def save(self, value: Any, world: World) -> None:
-        """Nothing: between updates all notes are in the table."""
+        """Save nothing: between updates all notes are in the table."""
 
     def load(self, saved: Any, rows: int, world: World) -> Taken:
-        """No notes."""
+        """Return no notes."""
         return ()
 
 
 def dictionary_of(model: BaseFairseqModel) -> NoteDictionary | None:
-    """The note dictionary of *model*, None where it has none."""
+    """The note dictionary of *model*; None if it has none."""
     notes = getattr(model, "notes", None)
     return notes if isinstance(notes, NoteDictionary) else None
 
 
 def with_no_rare_words(sample: Sample) -> Sample:
-    """A *sample* of an empty batch that has the same sums as those with rare words."""
+    """Add an empty ``rare`` to a dummy *sample*, so that it has the same sums as others."""
     return {**sample, "rare": torch.zeros_like(sample["target"], dtype=torch.bool)}
 
 
 @torch.no_grad()
 def gather_notes(taken: Taken, notes: NoteDictionary, world: World) -> tuple[Tensor, Tensor]:
-    """The notes of all batches of an update, in the order of ranks and batches: the same on every rank.
+    """The notes of all batches of an update, in the order of ranks and batches; equal on all ranks.
 
-    Only touched rows travel: [S, C] of S occurrences.
+    Only the rows of S occurrences are sent, [S, C].
 
     Returns:
         Sums [N, C] and counts [N], sparse, for :meth:`NoteDictionary.write`.

@@ -47,7 +47,7 @@ class SentencePredictionConfig:
         """Columns, labels and metrics.
 
         Raises:
-            UserError: no such GLUE task, or fewer than two classes.
+            UserError: unknown GLUE task, or fewer than two classes.
         """
         if self.glue_task is not None:
             return layout_of(self.glue_task)
@@ -64,7 +64,7 @@ class SentencePredictionConfig:
 class SentencePredictionTask(FairseqTask):
     """Prediction of a class or a score of each row of the TSV files in the data folder.
 
-    Text is encoded as the pre-training text was, with the dictionary of ``--data-bin``, to which ``<mask>`` is added as
+    Text is encoded like the pre-training text, with the dictionary of ``--data-bin``, to which ``<mask>`` is added as
     in pre-training. Rows are ``<s> a </s>`` or ``<s> a </s> b </s>``.
     """
 
@@ -78,8 +78,8 @@ class SentencePredictionTask(FairseqTask):
         for role in ("bos", "pad"):
             if getattr(dictionary, f"{role}_index") < 0:
                 raise UserError(
-                    f"{dictionary.path or 'dict.txt'}: --task sentence_prediction needs a {role} symbol, which this "
-                    f"dictionary does not have; name one as {role}=WORD in its #specials line"
+                    f"{dictionary.path or 'dict.txt'}: --task sentence_prediction needs a {role} symbol, which the "
+                    f"dictionary lacks; name one as {role}=WORD in its #specials line"
                 )
         self._rows: dict[Path, SentenceRows] = {}
 
@@ -89,7 +89,7 @@ class SentencePredictionTask(FairseqTask):
         folder = settings.task.data_bin or settings.data_path
         path = Path(folder)
         if path.is_dir() and not (path / "dict.txt").exists():
-            raise UserError(f"--data-bin: no dict.txt in {path}; give the data folder of pre-training")
+            raise UserError(f"--data-bin {path / 'dict.txt'}: file not found; give the data folder of pre-training")
         return cls(args, Dictionary.load(path) if path.is_file() else load_dictionary(folder))
 
     @property
@@ -97,10 +97,10 @@ class SentencePredictionTask(FairseqTask):
         return self.dictionary
 
     def build_model(self, args: Settings | argparse.Namespace) -> BaseFairseqModel:
-        """The encoder of the chosen architecture, with a new head in place of that of pre-training."""
+        """The encoder of the chosen architecture, with a classification head instead of the pre-training head."""
         arch = typed_settings(args).chosen.arch
         if arch.startswith("tnf_"):
-            raise UserError(f"--arch {arch}: notes are dropped at fine-tuning; use --arch {arch.removeprefix('tnf_')}")
+            raise UserError(f"--arch {arch}: fine-tuning drops notes; use --arch {arch.removeprefix('tnf_')}")
         cfg = self.cfg
         return SentenceModel(
             super().build_model(args),

@@ -34,11 +34,11 @@ class TNFMaskedLMConfig(MaskedLMConfig):
 class TNFMaskedLMTask(MaskedLMTask):
     """Prediction of chosen tokens by an encoder that reads notes of rare words, and takes new ones.
 
-    The data folder was made with ``fairseq-preprocess --notes``. Batches and chosen tokens are those of ``masked_lm``,
-    which a model without notes can be trained and validated on here, too.
+    The data folder was made with ``fairseq-preprocess --notes``. Batches and chosen tokens equal those of
+    ``masked_lm``; models without notes can be trained and validated on this task, too.
 
     Attributes:
-        note_words: the rare words; None where only a dictionary is known.
+        note_words: the rare words; None if the task has only a dictionary.
     """
 
     kinds = (*MaskedLMTask.kinds, NoteState())

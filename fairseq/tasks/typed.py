@@ -1,4 +1,4 @@
-"""The entrance of a command: its flat namespace of flags becomes one frozen value with typed parts."""
+"""Conversion of a flat namespace of flags to one frozen value with typed parts."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from fairseq.settings import (
 
 
 def typed_settings(args: argparse.Namespace | Settings, command: type | None = None) -> Settings:
-    """The settings that *args*, a parsed command line or those of a checkpoint, hold; *args* themselves if typed.
+    """Return typed settings from *args*, a parsed command line or a checkpoint's; typed *args* are returned unchanged.
 
     Args:
-        args: missing settings have their defaults.
+        args: flat settings; missing ones get their defaults.
         command: the dataclass of the command's own settings.
 
     Raises:
-        UserError: a value has the wrong type or is out of range, or no architecture has the name that is given.
+        UserError: a value has the wrong type or is out of range, or the architecture is unknown.
     """
     return args if isinstance(args, Settings) else Settings(**_parts(args, command))
 
 
 def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSettings:
-    """:func:`typed_settings` with all that training needs besides."""
+    """Return :func:`typed_settings` with the parts that training needs in addition."""
     if isinstance(args, TrainingSettings):
         return args
     return TrainingSettings(

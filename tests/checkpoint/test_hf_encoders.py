@@ -209,7 +209,7 @@ def test_untied_weights_are_kept(tmp_path: Path) -> None:
 
 
 def test_encoders_are_no_language_models(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="BertModel is an encoder and predicts no next token"):
+    with pytest.raises(UserError, match="BertModel is an encoder, which does not predict the next token"):
         LanguageModel.from_pretrained(imported(GOLDEN / "bert", tmp_path / "out"))
 
 

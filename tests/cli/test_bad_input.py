@@ -93,7 +93,7 @@ def test_values_out_of_range_name_their_flag(mistake, flags):
         ),
         (
             "--tokens-from-prev 16 --sample-break-mode eos",
-            "--sample-break-mode eos: streams, which a model with memory reads",
+            "--sample-break-mode eos: models with memory",
         ),
         (
             "--tokens-per-sample 65",

@@ -151,7 +151,7 @@ def test_a_step_of_older_versions_without_the_update_number_is_called(plugin: li
             "empty_data",
             r"--task empty_data: load_dataset left list in self.datasets\['valid'\]; expected",
         ),
-        ("own_batches", "--task own_batches: its get_batch_iterator would not be called; override sampler"),
+        ("own_batches", "--task own_batches: get_batch_iterator is not called; override sampler"),
     ],
 )
 def test_what_cannot_be_called_is_refused_by_name(plugin: list[Any], task: str, line: str, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_folders_must_have_one_dictionary(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load_dictionary(f"{one}:{two}")
     assert str(caught.value) == (
-        f"{two}/dict.txt: is not that of {one}; preprocess {two} with --srcdict {one}/dict.txt"
+        f"{two}/dict.txt: differs from that of {one}; preprocess {two} with --srcdict {one}/dict.txt"
     )
     with pytest.raises(UserError, match=f"{tmp_path}/3: folder not found"):
         load_dictionary(f"{one}:{tmp_path}/3")

@@ -156,7 +156,7 @@ def test_infuse_replaces_the_summed_embeddings() -> None:
 
 def test_rows_longer_than_the_positions_are_refused() -> None:
     model = model_of("--arch bert_tiny --max-positions 16", TINY)
-    with pytest.raises(ValueError, match=r"rows may have 16 tokens at most"):
+    with pytest.raises(ValueError, match=r"expected at most 16 tokens a row"):
         model(torch.full((1, 17), 5))
 
 

@@ -77,7 +77,7 @@ def test_generator_and_discriminator_share_their_embeddings_and_both_learn(tmp_p
         ("--criterion electra", "--criterion electra: BertModel has no generator"),
         (
             "--criterion adaptive_loss",
-            "--criterion: BertModel is an encoder and predicts no next token; use --criterion masked_lm",
+            "--criterion: BertModel is an encoder, which does not predict the next token; use --criterion masked_lm",
         ),
         ("--arch electra_tiny", "--criterion masked_lm: ElectraModel is not BERT; use --criterion electra"),
         ("--arch electra_tiny --criterion electra --generator-size 0", "--criterion electra: .* no generator"),
@@ -94,7 +94,7 @@ def test_impossible_settings_are_refused_in_one_line(flags: str, message: str, t
 
 def test_a_language_model_is_refused(tmp_path: Path) -> None:
     flags = "--cpu --task masked_lm --arch transformer_lm_tiny --criterion masked_lm --lr 0.1 --max-tokens 640"
-    with pytest.raises(UserError, match="--criterion masked_lm: TransformerLanguageModel is no encoder"):
+    with pytest.raises(UserError, match="--criterion masked_lm: TransformerLanguageModel is not an encoder"):
         train(tmp_path / "out", flags, "--adaptive-softmax-cutoff 200 --adaptive-input-cutoff 200")
 
 

@@ -179,7 +179,7 @@ def test_notes_of_other_words_are_rejected(data, tmp_path):
     runs.train(tmp_path / "run", noted.TNF_BERT, "--max-update 1 --no-epoch-checkpoints", data=data)
     (tmp_path / "other").mkdir()
     other = noted.corpus(tmp_path / "other", high=24)
-    with pytest.raises(UserError, match=r"notes\.txt: has other words"):
+    with pytest.raises(UserError, match=r"notes\.txt: differs from the words"):
         load_model(tmp_path / "run" / "checkpoint_last.pt", other, overrides={"keep_notes": True})
 
 

@@ -57,7 +57,7 @@ def test_fine_tuning_gives_way_to_the_runs_own_checkpoint_and_contradictions_are
         runs.train(tmp_path / "x", runs.BASELINE, FINETUNE, "--finetune-from-model", source, "--restore-file", source)
     state = checkpoint.load(source)
     checkpoint.save(tmp_path / "other.pt", {**state, "model": {"another.weight": torch.ones(2)}})
-    with pytest.raises(UserError, match="none of its parameters fits"):
+    with pytest.raises(UserError, match="no parameter matches this model"):
         runs.train(tmp_path / "y", runs.BASELINE, FINETUNE, "--finetune-from-model", tmp_path / "other.pt")
 
 
