@@ -1,4 +1,4 @@
-# What all recipes share; sourced by the common.sh of each folder.
+# Shared by all recipes; sourced by the common.sh of each folder.
 # shellcheck shell=bash disable=SC2034
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -8,7 +8,7 @@ fail() {
   exit 2
 }
 
-# The commands are printed as anyone would type them; here they run from this checkout.
+# Commands are printed as installed commands, and run from this checkout.
 if [[ -z ${PYTHON:-} ]]; then
   PYTHON=python3
   [[ -x .venv/bin/python ]] && PYTHON=$PWD/.venv/bin/python
@@ -28,7 +28,7 @@ run() {
   [[ -n ${DRY_RUN:-} ]] || "$@"
 }
 
-# full_or_small FULL SMALL: the one of the two that this run uses.
+# full_or_small FULL SMALL: prints SMALL if SMALL=1, else FULL.
 full_or_small() {
   if [[ -n ${SMALL:-} ]]; then echo "$2"; else echo "$1"; fi
 }

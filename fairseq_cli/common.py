@@ -19,10 +19,10 @@ from fairseq.settings import CommonConfig, ModelPathConfig
 
 
 def checkpoint_paths(cfg: ModelPathConfig) -> list[str]:
-    """The checkpoints that ``--path`` names.
+    """Return the checkpoints of ``--path``.
 
     Raises:
-        UserError: none.
+        UserError: ``--path`` is missing or empty.
     """
     paths = [path for path in (cfg.path or "").split(":") if path]
     if not paths:
@@ -31,10 +31,10 @@ def checkpoint_paths(cfg: ModelPathConfig) -> list[str]:
 
 
 def stream_settings(args: argparse.Namespace) -> argparse.Namespace:
-    """*args* for :func:`~fairseq.evaluation.load_models`, where the corpus is one stream whatever its lines.
+    """Return *args* with ``sample_break_mode`` ``none``, for commands that read the split as one stream.
 
     Raises:
-        UserError: *args* ask for another way of cutting it.
+        UserError: *args* have another break mode.
     """
     settings = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
     if settings.sample_break_mode != "none":
@@ -43,7 +43,7 @@ def stream_settings(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def log_to_stderr() -> None:
-    """Let warnings and notes be seen."""
+    """Log to stderr from level INFO on."""
     logging.basicConfig(
         format="%(asctime)s | %(levelname)s | %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
@@ -53,15 +53,15 @@ def log_to_stderr() -> None:
 
 
 def escape_what_stdout_lacks() -> None:
-    """Let a terminal that has not every character show the rest of a text."""
+    """Escape characters that the encoding of stdout cannot represent."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def progress(common: CommonConfig, name: str) -> Callable[[Iterable[Any], int], Iterable[Any]]:
-    """Return a function that shows *name* on stderr as work of known length: a bar on a terminal, lines elsewhere.
+    """Return a function that shows the progress of *name* on stderr: a bar on a terminal, lines elsewhere.
 
-    Lines come every ``--log-interval`` items, with items a second and the remaining seconds.
+    Lines are printed every ``--log-interval`` items, with items a second and the remaining seconds.
     """
     otherwise = "tqdm" if sys.stderr.isatty() and not common.no_progress_bar else "simple"
     shown, interval = common.log_format or otherwise, common.log_interval
@@ -79,7 +79,7 @@ def progress(common: CommonConfig, name: str) -> Callable[[Iterable[Any], int], 
         ) as bar:
             for item in bar:
                 yield item
-                if shown != "tqdm":  # which shows the pace itself
+                if shown != "tqdm":  # tqdm shows the rate already
                     bar.log(pace)
 
     return show
@@ -87,10 +87,10 @@ def progress(common: CommonConfig, name: str) -> Callable[[Iterable[Any], int], 
 
 @contextlib.contextmanager
 def results_folder(path: str | None) -> Iterator[None]:
-    """Make the folder of ``--results-path``, if there is one to be; a new one that stays empty goes at the end.
+    """Create the folder of ``--results-path``, if given; a new folder that stays empty is removed at the end.
 
     Raises:
-        UserError: it cannot be made or written.
+        UserError: it cannot be created or written.
     """
     if path is None:
         yield
@@ -102,5 +102,5 @@ def results_folder(path: str | None) -> Iterator[None]:
         yield
     finally:
         if is_new:
-            with contextlib.suppress(OSError):  # it is not empty
+            with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()

@@ -54,10 +54,10 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _half(model: BaseFairseqModel, half: str, arch: str, source: str) -> tuple[str, EncoderShape, Mapping[str, Tensor]]:
-    """The kind of the model to write, its shape, and its parameters named as those of an encoder.
+    """Return kind, shape and parameters of the model to write, with the parameter names of an encoder.
 
     Raises:
-        UserError: the checkpoint does not have that model.
+        UserError: the checkpoint does not contain that model.
     """
     state = model.state_dict()
     if isinstance(model, ElectraModel):

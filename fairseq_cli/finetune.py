@@ -36,18 +36,18 @@ RESULT = "result.json"
 def main(args: argparse.Namespace) -> dict[str, Any]:
     """Train every learning rate with every seed, print a table, and write ``results.json`` to ``--save-dir``.
 
-    A run is what ``fairseq-train`` does with the same flags. Runs that are complete in ``--save-dir`` are not repeated.
+    A run equals ``fairseq-train`` with the same flags. Runs that are complete in ``--save-dir`` are not repeated.
 
     Returns:
-        What ``results.json`` holds.
+        The content of ``results.json``.
 
     Raises:
-        UserError: a setting, the checkpoint or the data cannot be used.
+        UserError: a setting, the checkpoint or the data are invalid.
     """
     settings = typed_settings(args, FinetuneConfig)
     cfg: FinetuneConfig = settings.command
     if not cfg.path:
-        raise UserError("--path: name the checkpoint of pre-training")
+        raise UserError("--path: give the checkpoint of pre-training")
     if settings.common.seed != CommonConfig().seed:
         raise UserError(f"--seed {settings.common.seed}: give --seeds {settings.common.seed}, one run for each seed")
     stored, parameters = _pretrained(cfg.path)
@@ -100,7 +100,7 @@ def _train_flags(settings: Settings, stored: Mapping[str, Any], lr: float, seed:
 
 
 def _as_flags(values: Mapping[str, Any]) -> list[str]:
-    """Settings as flags; a false one has none."""
+    """Settings as flags; false switches are omitted."""
     flags = []
     for name, value in values.items():
         if isinstance(value, bool):
@@ -115,7 +115,7 @@ def _parse(settings: Settings, flags: list[str], save_dir: Path | str, world_siz
     """The flat settings of a run; ``--batch-size`` is divided among *world_size* processes."""
     cfg: FinetuneConfig = settings.command
     if cfg.batch_size % world_size:
-        raise UserError(f"--batch-size {cfg.batch_size}: cannot be divided by {world_size} processes; choose another")
+        raise UserError(f"--batch-size {cfg.batch_size}: must be a multiple of the {world_size} processes")
     sizes = ["--batch-size", str(cfg.batch_size // world_size), "--save-dir", str(save_dir)]
     return options.parse_args_and_arch(options.get_training_parser(), [settings.data_path, *sizes, *flags])
 
@@ -131,7 +131,7 @@ def _checked_task(
     """The task with its splits encoded, and the updates of a run.
 
     Raises:
-        UserError: data or weights cannot be used; found before anything is trained.
+        UserError: data or weights are invalid; raised before any training.
     """
     size = _world_size(settings)
     args = _parse(settings, flags, settings.command.save_dir, size)
@@ -149,11 +149,11 @@ def _checked_task(
 def _run(
     settings: Settings, task: SentencePredictionTask, flags: list[str], lr: float, seed: int, folder: Path
 ) -> FinetunedRun:
-    """Train one model, unless its result is there already, and write its predictions."""
+    """Train one model, unless its result exists, and write its predictions."""
     done = _finished(folder / RESULT, flags)
     if done is not None:
         return FinetunedRun(lr, seed, done, str(folder))
-    (folder / BEST).unlink(missing_ok=True)  # of a run with other settings
+    (folder / BEST).unlink(missing_ok=True)  # left by a run with other settings
     launch(training_settings(_parse(settings, flags, folder, _world_size(settings))))
     figures = _predict(settings, task, folder)
     with atomic_file(folder / RESULT) as file:
@@ -171,7 +171,7 @@ def _finished(path: Path, flags: list[str]) -> dict[str, float] | None:
 
 
 def _predict(settings: Settings, task: SentencePredictionTask, folder: Path) -> dict[str, float]:
-    """The development file's figures by the best checkpoint; predictions are written to ``predictions.SPLIT.tsv``."""
+    """Return the figures of the best checkpoint on the development file, and write ``predictions.SPLIT.tsv``."""
     models, _, _ = load_models([folder / BEST], settings.data_path)
     device = distributed.device_of(settings.common)
     Precision(settings.common).place(models[0], device)
@@ -208,7 +208,7 @@ def _report(settings: Settings, runs: list[FinetunedRun], updates: int) -> dict[
 
 
 def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
-    """*figures* for JSON, which has no NaN: the deviation of one run is null."""
+    """*figures* for JSON, with null for NaN, e.g. the deviation of one run."""
     return {name: None if math.isnan(value) else value for name, value in figures.items()}
 
 

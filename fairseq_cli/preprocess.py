@@ -1,4 +1,4 @@
-"""Make a dictionary of a text, and binary data of texts."""
+"""Build a dictionary from text and write binary corpora."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fairseq.settings import PreprocessConfig
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write ``dict.txt`` and the splits' ``.bin`` and ``.idx`` into ``--destdir``: all of them, or none.
+    """Write ``dict.txt`` and ``.bin`` and ``.idx`` of each split to ``--destdir``: all files, or none.
 
     With ``--source-lang xx`` the text is read from ``PREF.xx``; output names do not change.
 
     Raises:
-        UserError: a text or dictionary cannot be used, flags contradict each other, or the folder cannot be written.
+        UserError: a text or dictionary is invalid, flags are incompatible, or the folder cannot be written.
     """
     config = typed(PreprocessConfig, args)
     splits = _splits(config)
@@ -41,18 +41,18 @@ def _splits(config: PreprocessConfig) -> dict[str, str]:
         given = getattr(config, f"{name}pref")
         for number, prefix in enumerate(given.split(",") if given is not None else []):
             if not prefix:
-                raise UserError(f"--{name}pref {given}: a file's name is empty; give FILE or FILE,FILE")
+                raise UserError(f"--{name}pref {given}: empty file name; give FILE or FILE,FILE")
             path = prefix if config.source_lang is None else f"{prefix}.{config.source_lang}"
             splits[f"{name}{number or ''}"] = path
     return splits
 
 
 def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
-    """Refuse what cannot work before any work is done."""
+    """Raise UserError for invalid settings before any work is done."""
     if config.srcdict is not None and (config.thresholdsrc > 0 or config.nwordssrc > 0):
         raise UserError("--srcdict: the dictionary is not changed; leave out --thresholdsrc and --nwordssrc")
     if config.srcdict is None and config.trainpref is None:
-        raise UserError("--trainpref or --srcdict: give one of them, to make a dictionary of or to use")
+        raise UserError("--trainpref or --srcdict: give one of them, a training text or a dictionary")
     if config.notes:
         _check_notes(config)
     if not splits and not config.dict_only:
@@ -76,7 +76,7 @@ def _training_texts(splits: dict[str, str]) -> list[str]:
 
 
 def _dictionary(config: PreprocessConfig, splits: dict[str, str]) -> Dictionary:
-    """``--srcdict``, or a new one of all training texts."""
+    """The dictionary ``--srcdict``, or a new one from all training texts."""
     if config.srcdict is not None:
         return Dictionary.load(config.srcdict)
     counter = count_words(_training_texts(splits), config.workers)
@@ -106,7 +106,7 @@ def _binarize(config: PreprocessConfig, dictionary: Dictionary, splits: dict[str
 
 
 def _language(config: PreprocessConfig) -> str:
-    """The beginning of a line of the log: the language, where one is named."""
+    """Prefix of log lines: the language, if given."""
     return f"[{config.source_lang}] " if config.source_lang else ""
 
 

@@ -10,7 +10,7 @@ from fairseq.training import launch
 
 
 def main(args: argparse.Namespace) -> None:
-    """Train what *args* describe, on as many processes as they ask for."""
+    """Train the model that *args* describe, on the number of processes they give."""
     launch(training_settings(args))
 
 

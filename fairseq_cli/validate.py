@@ -1,4 +1,4 @@
-"""Compute checkpoints' validation loss, as training does."""
+"""Compute the validation loss of checkpoints, as in training."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_vali
 def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     """Validate each checkpoint of ``--path`` on every split of ``--valid-subset``, and print a line for each.
 
-    Criterion, blocks and batches are those of the training run unless given; with the same batches the figures are
-    those that training logged.
+    Criterion, blocks and batches default to those of the training run; with the same batches the figures equal those
+    of the training log.
 
     Returns:
         For each checkpoint and split: loss and nll_loss in bits, ppl, …
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _own_settings(args: argparse.Namespace) -> argparse.Namespace:
-    """*args* without those settings of the data that the checkpoint knows better."""
+    """*args* without the data settings that are taken from the checkpoint."""
     names = set(config.defaults(DataConfig)) - {"num_workers"}
     return argparse.Namespace(**{name: value for name, value in vars(args).items() if name not in names})
 
@@ -70,7 +70,7 @@ def _batches(trained: DataConfig, given: DataConfig) -> dict[str, Any]:
 
 
 def _validate(split: str, model: BaseFairseqModel, task: FairseqTask, run: Settings, world: World) -> dict[str, float]:
-    """The figures of one split, printed."""
+    """Compute and print the figures of one split."""
     criterion = task.build_criterion(run.given_to(type(task), run)).to(world.device)
     graph = task.loss_graph(model, criterion)
     batches = task.iterator(split, model, criterion, training=False, device=world.device)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Baevski & Auli's model at its full length throughout; non-overlapping and sliding-window evaluation.
+# Baevski & Auli's model trained at full length; non-overlapping and sliding-window evaluation.
 # shellcheck source=examples/language_model/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

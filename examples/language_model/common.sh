@@ -1,10 +1,10 @@
-# What the recipes share; sourced by each of them. README.md beside this file explains the variables.
+# Shared by the recipes, which source it. README.md describes the variables.
 # shellcheck shell=bash disable=SC2034
 # shellcheck source=examples/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 read -r -a extra <<<"${EXTRA:-}"
-# default_precision: the authors' fp16 on a GPU; on a processor bf16 where it has instructions for it, else fp32.
+# default_precision: fp16 on a GPU, as the authors; on a CPU bf16 if it has bf16 instructions, else fp32.
 default_precision() {
   if [[ -z ${SMALL:-} ]] && nvidia-smi -L 2>/dev/null | grep -q GPU; then
     echo fp16
@@ -38,8 +38,8 @@ else
   small_training=() small_evaluation=()
 fi
 
-# batches LENGTH UPDATE_FREQ: sets $sizes, the flags for one global batch at any UPDATE_FREQ; the higher, the less memory.
-# With GPUS it is the batch of the authors' 8 GPUs on any number of them that divides it.
+# batches LENGTH UPDATE_FREQ: sets $sizes, flags for the same global batch at any UPDATE_FREQ; higher values use less memory.
+# With GPUS, the batch is that of the authors' 8 GPUs; GPUS must divide 8 × UPDATE_FREQ.
 batches() {
   local freq=${UPDATE_FREQ:-$2} pieces
   [[ $freq =~ ^[1-9][0-9]*$ ]] || fail "UPDATE_FREQ=$freq: must be a whole number above 0"
@@ -55,7 +55,7 @@ batches() {
   [[ -z ${GPUS:-} ]] || sizes+=(--distributed-world-size "$GPUS")
 }
 
-# train SAVE_DIR UPDATES LENGTH UPDATE_FREQ FLAGS…: one stage, with the settings that all systems share.
+# train SAVE_DIR UPDATES LENGTH UPDATE_FREQ FLAGS…: trains one stage with the settings common to all models.
 train() {
   batches "$3" "$4"
   run python train.py --task language_modeling "$data" --save-dir "$save_dir$1/" --arch transformer_lm_wiki103 \
@@ -66,36 +66,36 @@ train() {
     ${small_training[@]+"${small_training[@]}"} ${extra[@]+"${extra[@]}"}
 }
 
-# train_shortformer SAVE_DIR UPDATES LENGTH FLAGS…: a stage with a cache as long as its input.
+# train_shortformer SAVE_DIR UPDATES LENGTH FLAGS…: trains a stage with a cache as long as its input.
 train_shortformer() {
   train "$1" "$2" "$3" 1 --max-tokens-valid "$3" --tokens-from-prev "$3" --curriculum 1000 \
     --required-batch-size-multiple 1 "${@:4}"
 }
 
-# begin SAVE_DIR CHECKPOINT: sets $start, the flags that start a stage from the one before; none once it has begun.
+# begin SAVE_DIR CHECKPOINT: sets $start, flags to start a stage from the previous one; empty after its first checkpoint.
 begin() {
   start=(--restore-file "$save_dir$2")
   if [[ -n ${SMALL:-} ]]; then
-    start+=(--reset-meters) # so few updates may not beat the stage before, and a best checkpoint is evaluated
+    start+=(--reset-meters) # few updates may not improve on the previous stage, but evaluation needs a best checkpoint
   fi
   if [[ -z ${DRY_RUN:-} && -e $save_dir$1/checkpoint_last.pt ]]; then
     start=()
   fi
 }
 
-# evaluate SAVE_DIR FLAGS…: perplexity of the best checkpoint.
+# evaluate SAVE_DIR FLAGS…: prints the perplexity of the best checkpoint.
 evaluate() {
   run fairseq-eval-lm "$data" --path "$save_dir$1/checkpoint_best.pt" --sample-break-mode none \
     --gen-subset "${GEN_SUBSET:-valid}" --max-sentences 1 "${@:2}" ${small_evaluation[@]+"${small_evaluation[@]}"}
 }
 
-# evaluate_shortformer SAVE_DIR: segment by segment, then token by token; the two perplexities agree.
+# evaluate_shortformer SAVE_DIR: evaluates segment by segment, then token by token; both perplexities agree.
 evaluate_shortformer() {
   evaluate "$1"
   evaluate "$1" --sliding-inf 1 --context-window $((medium - 1)) --max-tokens "$medium"
 }
 
-# evaluate_baseline SAVE_DIR: segment by segment, then with a sliding window.
+# evaluate_baseline SAVE_DIR: evaluates segment by segment, then with a sliding window.
 evaluate_baseline() {
   evaluate "$1"
   evaluate "$1" --context-window $((long - stride))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A small corpus of real English without any download: the prose of Python's, NumPy's and PyTorch's own documentation.
+# A small English corpus without a download: prose from the documentation of Python, NumPy and PyTorch.
 # Usage: prepare-pydoc.sh [DIR]            (default: examples/language_model/pydoc)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Downloads WikiText-103 (190 MB, 0.5 GB unpacked) to DIR/wikitext-103; run again, it goes on where it stopped.
+# Downloads WikiText-103 (190 MB, 0.5 GB unpacked) to DIR/wikitext-103; resumes when run again.
 # Usage: prepare-wikitext-103.sh [DIR]        (default: this script's folder)
-# WIKITEXT_URL names another place to download the same archive from.
+# WIKITEXT_URL: alternative URL of the archive.
 set -euo pipefail
 
 folder=${1:-$(dirname "${BASH_SOURCE[0]}")}

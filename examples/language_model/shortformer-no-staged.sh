@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Shortformer without staged training: one stage at the full length; both ways of inference.
+# Shortformer without staged training: one stage at full length; segment-wise and token-wise evaluation.
 # shellcheck source=examples/language_model/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

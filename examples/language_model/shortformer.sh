@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Shortformer: position-infused attention with a cache, trained in two stages; both ways of inference.
+# Shortformer: position-infused attention with a cache, trained in two stages; segment-wise and token-wise evaluation.
 # shellcheck source=examples/language_model/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

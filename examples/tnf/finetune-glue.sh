@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fine-tunes a BERT or ELECTRA, with notes or without, on GLUE's tasks: five seeds, three learning rates, the best by the
-# development score. Prints a table a task; SAVE_DIR/TASK/results.json holds the numbers.
+# Fine-tunes BERT or ELECTRA, pre-trained with or without notes, on GLUE: five seeds, three learning rates, the best
+# chosen by development score. Prints one table a task; numbers are in SAVE_DIR/TASK/results.json.
 # Usage: CHECKPOINT=FILE DATA_BIN=DIR [BPE_CODES=FILE] finetune-glue.sh
 #   GLUE       folder of prepare-glue.sh (default: examples/tnf/glue)
 #   TASKS      tasks (default: RTE MRPC CoLA STS-B SST-2 QNLI QQP MNLI)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# GLUE's tasks as published: DIR/TASK/{train,dev,test}.tsv. Tasks that are there already stay as they are.
+# GLUE's tasks as published: DIR/TASK/{train,dev,test}.tsv. Existing tasks are kept.
 # Usage: prepare-glue.sh [DIR]        (default: examples/tnf/glue)
-# TASKS lists the tasks (default: all but MRPC, whose licence has no archive: put its train.tsv and dev.tsv in DIR/MRPC).
-# GLUE_URL names another place for the archives. DRY_RUN=1 prints the commands; SMALL=1 makes a small task without a network.
+# TASKS: tasks to prepare (default: all but MRPC, which has no archive: put its train.tsv and dev.tsv in DIR/MRPC).
+# GLUE_URL: alternative URL of the archives. DRY_RUN=1 prints the commands; SMALL=1 makes a small task offline.
 # shellcheck source=examples/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 

@@ -1,16 +1,16 @@
-# What the scripts of this folder share; sourced by each of them. README.md beside this file explains the variables.
+# Shared by the scripts of this folder, which source it. README.md describes the variables.
 # shellcheck shell=bash disable=SC2034
 # shellcheck source=examples/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
-# whole VARIABLE DEFAULT: the value of a variable that is a whole number above 0.
+# whole VARIABLE DEFAULT: the value of VARIABLE, a positive whole number.
 whole() {
   local value=${!1:-$2}
   [[ $value =~ ^[1-9][0-9]*$ ]] || fail "$1=$value: must be a whole number above 0"
   echo "$value"
 }
 
-# corpus NAME STAND_IN: sets $data. With SMALL it makes a small corpus, that of prepare-STAND_IN.sh.
+# corpus NAME STAND_IN: sets $data; with SMALL, builds the small corpus of prepare-STAND_IN.sh.
 corpus() {
   data=${DATA:-data-bin/$1}
   [[ -n ${SMALL:-} ]] || return 0
@@ -23,7 +23,7 @@ corpus() {
     --testpref "$text/test.txt" ${dictionary[@]+"${dictionary[@]}"} --destdir "$data"
 }
 
-# train NAME ARCH ROWS UPDATES WARMUP FLAGS…: adam, the rate on a cosine from 0.00025 to (nearly) 0, batches of ROWS.
+# train NAME ARCH ROWS UPDATES WARMUP FLAGS…: trains with adam, a cosine schedule from 0.00025 to nearly 0, and batches of ROWS.
 train() {
   local rows updates warmup interval
   rows=$(full_or_small "$3" 4) updates=$(full_or_small "$4" 12) warmup=$(full_or_small "$5" 2)
@@ -39,7 +39,7 @@ train() {
     ${small_training[@]+"${small_training[@]}"} ${extra[@]+"${extra[@]}"}
 }
 
-# evaluate NAME SEGMENT MEMORY CLAMP: the best checkpoint, with a longer memory than in training; CLAMP may be missing.
+# evaluate NAME SEGMENT MEMORY CLAMP: evaluates the best checkpoint with a longer memory than in training; CLAMP is optional.
 evaluate() {
   local clamp=()
   [[ -z ${4:-} ]] || clamp=(--clamp-len "$(full_or_small "$4" 20)")
@@ -64,5 +64,5 @@ if [[ -n ${SMALL:-} ]]; then
     --cpu --n-layer 2 --n-head 2 --d-model 32 --d-head 16 --d-embed 32 --d-inner 64 --tokens-per-sample 16 --mem-len 16
   )
   small_evaluation=(--cpu)
-  small_bands=(--cutoffs "100,400") # for corpora of words
+  small_bands=(--cutoffs "100,400") # for word-level corpora
 fi

@@ -1,4 +1,4 @@
-# What the preparing scripts share: downloads that resume, checked before they are used.
+# Shared by the prepare scripts: resumable downloads with checksums.
 # shellcheck shell=bash
 # shellcheck source=examples/transformer_xl/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -33,8 +33,8 @@ download() {
   fi
 }
 
-# fetch FILE ALGORITHM:CHECKSUM VARIABLE URL…: downloads FILE from the first URL that answers, on from where it stopped.
-# VARIABLE is the one that names another place.
+# fetch FILE ALGORITHM:CHECKSUM VARIABLE URL…: downloads FILE from the first URL that responds, resuming a partial file.
+# VARIABLE: environment variable with an alternative URL, for the error message.
 fetch() {
   local file=$1 checksum=$2 variable=$3 url reached=
   shift 3
@@ -61,7 +61,7 @@ fetch() {
   mv "$file.part" "$file"
 }
 
-# begin FOLDER: sets $folder; ends the script if all the texts are in it.
+# begin FOLDER: sets $folder; exits if it already has all texts.
 begin() {
   folder=$1
   if [[ -f $folder/train.txt && -f $folder/valid.txt && -f $folder/test.txt ]]; then
@@ -70,12 +70,12 @@ begin() {
   fi
 }
 
-# stand_in: what SMALL=1 takes in the place of a download: prose of 20,000 words, as $folder/source/pydoc.*.tokens.
+# stand_in: the corpus of SMALL=1 in place of a download: 20,000 words, in $folder/source/pydoc.*.tokens.
 stand_in() {
   run python scripts/prepare_pydoc.py "$folder/source" --max-words 20000
 }
 
-# stand_in_words: $folder's texts of it, for a corpus of words.
+# stand_in_words: writes its texts to $folder, for a word-level corpus.
 stand_in_words() {
   local split
   stand_in

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # enwik8, the first 100,000,000 bytes of an English Wikipedia (36 MB to download): train.txt, valid.txt and test.txt,
-# 90, 5 and 5 million bytes, each as its number, and dict.txt. Run again, it goes on where it stopped.
+# 90, 5 and 5 million bytes, each as its number, and dict.txt. Resumes when run again.
 # Usage: prepare-enwik8.sh [DIR]        (default: examples/transformer_xl/enwik8)
-# ENWIK8_URL names another place to download the same archive from.
+# ENWIK8_URL: alternative URL of the archive.
 # shellcheck source=examples/transformer_xl/download.sh
 source "$(dirname "${BASH_SOURCE[0]}")/download.sh"
 begin "${1:-examples/transformer_xl/enwik8}"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The One Billion Word benchmark (1.8 GB to download, 4.2 GB of text): train.txt, 30 million sentences; test.txt, the
-# piece heldout-00000-of-00050, on which results are published; valid.txt, the piece after it. Run again, it goes on
-# where it stopped.
+# piece heldout-00000-of-00050, on which results are published; valid.txt, the piece after it. Resumes
+# when run again.
 # Usage: prepare-lm1b.sh [DIR]        (default: examples/transformer_xl/lm1b)
-# LM1B_URL names another place to download the same archive from.
+# LM1B_URL: alternative URL of the archive.
 # shellcheck source=examples/transformer_xl/download.sh
 source "$(dirname "${BASH_SOURCE[0]}")/download.sh"
 begin "${1:-examples/transformer_xl/lm1b}"
@@ -20,7 +20,7 @@ archive=$folder/$name.tar.gz
 urls=("https://www.statmt.org/lm-benchmark/$name.tar.gz" "http://www.statmt.org/lm-benchmark/$name.tar.gz")
 [[ -z ${LM1B_URL:-} ]] || urls=("$LM1B_URL")
 
-# extract TEXT PIECE…: pieces of the archive, one after the other, as one text that is there whole or not at all.
+# extract TEXT PIECE…: concatenates pieces of the archive to one text, written atomically.
 extract() {
   local text=$1
   shift
@@ -31,7 +31,7 @@ extract() {
   fi
 }
 
-# The checksum is that of TensorFlow Datasets (lm1b/checksums.tsv); the archive has 1,792,209,805 bytes.
+# Checksum from TensorFlow Datasets (lm1b/checksums.tsv); the archive has 1,792,209,805 bytes.
 fetch "$archive" sha256:01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e LM1B_URL "${urls[@]}"
 extract "$folder/test.txt" "$heldout-00000-of-00050"
 extract "$folder/valid.txt" "$heldout-00001-of-00050"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Penn Treebank, 24 M parameters: variational dropout, and from update 40,000 on the average of the weights.
-# The paper does not give its settings; batch, updates and evaluation lengths are ours.
+# Penn Treebank, 24 M parameters: variational dropout, weight averaging from update 40,000.
+# The paper does not give its settings; batch, updates and evaluation lengths are choices of this project.
 # shellcheck source=examples/transformer_xl/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

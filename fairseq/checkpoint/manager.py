@@ -95,7 +95,7 @@ class CheckpointManager:
         for path in (Path(name), self.folder / name):
             if path.exists():
                 return path
-        raise UserError(f"--restore-file {name}: file not found, nor in {self.folder}; check the path")
+        raise UserError(f"--restore-file {name}: file not found; also looked in {self.folder}")
 
     def _newest_good(self) -> Path:
         """``checkpoint_last.pt``, or if that is damaged the newest other checkpoint that is not."""

@@ -107,7 +107,7 @@ def test_mistakes_are_one_line_before_anything_is_trained(home: Path, tmp_path: 
         "--seed 4": "--seed 4: give --seeds 4",
         f"--path {tmp_path / 'text'}": "text",
         f"--path {tmp_path / 'missing'}": "missing",
-        "--batch-size 5 --distributed-world-size 2": "--batch-size 5: cannot be divided by 2 processes",
+        "--batch-size 5 --distributed-world-size 2": "--batch-size 5: must be a multiple of the 2 processes",
         "--glue-task RTE": "dev.tsv: no column 'sentence1'",
         f"--data-bin {other}": "bert.pt: was trained with a dictionary of 25 symbols, but --data-bin has 6",
     }.items():
