@@ -65,6 +65,8 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
                 out = files.enter_context(atomic_file(destdir / f"{name}.txt"))
                 tokens[name] = _write_split(text, out, size, kind, counts, bar)
             _write_dictionary(files.enter_context(atomic_file(destdir / "dict.txt")), counts, kind)
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename or source}: file not found; check the path") from None
     except OSError as error:
         raise UserError(f"{error.filename or destdir}: {error.strerror}; choose another file or folder") from None
     return tokens

@@ -21,11 +21,11 @@ class Masking:
 
     Attributes:
         seed: seed of all random choices.
-        prob: share of the words of a row that are chosen.
-        leave_prob: share of the chosen tokens that stay as they are.
+        prob: share of the words of a row to choose.
+        leave_prob: share of the chosen tokens that are left unchanged.
         random_prob: share of the chosen tokens that become a random symbol; all others become the mask symbol.
         mask: id of the mask symbol.
-        special: bool [V], symbols that are never chosen and never drawn.
+        special: bool [V], symbols that are never chosen and never used as random replacements.
         continues: bool [V], symbols that continue the word before them; None: every token is a word.
         joins: bool [V], symbols that the next token continues; None as *continues*.
     """

@@ -106,7 +106,7 @@ class NotedStream:
         return len(self.blocks)
 
     def at_epoch(self, epoch: int) -> NotedStream:
-        """The blocks as they are in *epoch* (from 1)."""
+        """The blocks of *epoch* (from 1)."""
         return self._with(self.blocks.at_epoch(epoch))
 
     def select(self, keep: np.ndarray) -> NotedStream:

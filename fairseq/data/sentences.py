@@ -49,9 +49,11 @@ def _splitter(codes: str | Path) -> Callable[[str], list[str]]:
     try:
         with open(codes, encoding="utf-8") as file:
             bpe: Any = BPE(file)
+    except FileNotFoundError:
+        raise UserError(f"--bpe-codes {codes}: file not found; give the codes of pre-training") from None
     except (OSError, UnicodeDecodeError, ValueError, IndexError) as error:
         raise UserError(f"--bpe-codes {codes}: cannot be read as subword-nmt codes ({error})") from None
-    except SystemExit:  # subword-nmt's answer to a malformed line
+    except SystemExit:  # subword-nmt exits at an invalid line
         raise UserError(f"--bpe-codes {codes}: not a file of subword-nmt codes; give that of pre-training") from None
     tokenizer = MosesTokenizer(lang="en")
 

@@ -38,10 +38,10 @@ pad_to_fixed_length, pad_to_fixed_bsz, use_plasma_view, future_target, cross att
 
 
 def check_supported(settings: Mapping[str, Any], source: str) -> None:
-    """Refuse *settings* of a checkpoint that would be ignored here, though they change the result.
+    """Check *settings* of a checkpoint for values that change the result but are not implemented.
 
     Raises:
-        UserError: there is one; the message names it and *source*.
+        UserError: there is such a value; the message names it and *source*.
     """
     for name, neutral in NEUTRAL.items():
         value = settings.get(name)

@@ -107,7 +107,7 @@ class FairseqTask:
         return cls(args, **kwargs)
 
     def typed(self, cls: type[C]) -> C:
-        """The task's settings as a *cls*: a plug-in that extends a task may have a dataclass of its own."""
+        """The settings of the task as *cls*; a plug-in that extends a task may use another dataclass."""
         own = self.settings.task
         return own if isinstance(own, cls) else config.typed(cls, self.args)
 

@@ -127,7 +127,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:
     [
         (b"abc def ghi jkl mno pqr Stu", "byte 24 is b'S', neither a letter from a to z nor a space"),
         (b"too short", "has 9 bytes; a split of 90, 5 and 5 % needs at least 20"),
-        (None, "No such file or directory"),
+        (None, "source: file not found; check the path"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(text: bytes | None, message: str, tmp_path: Path) -> None:

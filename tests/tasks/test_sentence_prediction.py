@@ -199,7 +199,7 @@ def test_bad_flags_are_one_line(folders: tuple[Path, Path], tmp_path: Path) -> N
     generic = [flag for flag in flags_of(data_bin) if flag not in ("--glue-task", "MR")]
     with pytest.raises(UserError, match="--labels yes: expected two or more"):
         setup_task(runs.arguments(*generic, "--labels yes", data=data))
-    with pytest.raises(UserError, match="codes: cannot be read"):
+    with pytest.raises(UserError, match="codes: file not found"):
         task_on(data, data_bin, f"--bpe-codes {tmp_path / 'codes'}").dataset("train")
     causal = SMALL.replace(SIZES, "--decoder-layers 1").replace("bert_tiny", "transformer_lm")
     args = runs.arguments(causal, "--glue-task MR --data-bin", data_bin, data=data)
