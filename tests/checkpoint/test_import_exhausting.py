@@ -252,4 +252,4 @@ def test_archive_whose_parts_overlap_is_refused(tmp_path):
         archive._didModify = True
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     argv = ["--from", "transformer-xl", "--out", tmp_path / "out", "--config", tmp_path / "config.json"]
-    assert "parts that overlap" in refusal(path, *argv)
+    assert "overlapping entries" in refusal(path, *argv)

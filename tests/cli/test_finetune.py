@@ -115,6 +115,6 @@ def test_mistakes_are_one_line_before_anything_is_trained(home: Path, tmp_path: 
             finetune.main(arguments(home, "--save-dir", tmp_path / "out", flags))
     args = arguments(home, "--save-dir", tmp_path / "out")
     args.path = None
-    with pytest.raises(UserError, match="--path: name the checkpoint"):
+    with pytest.raises(UserError, match="--path: give the checkpoint"):
         finetune.main(args)
     assert not list((tmp_path / "out").glob("*/checkpoint*"))
