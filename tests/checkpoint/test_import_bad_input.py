@@ -77,7 +77,7 @@ def test_tensors_that_are_not_tied_as_the_configuration_says_are_refused(tmp_pat
         ({"args": {}, "model": {}}, "is already a checkpoint of this project or of fairseq; use it directly"),
         ({"args": {}, "weights": {}}, "neither tensors by name nor a saved module"),
         ([1, 2, 3], "neither tensors by name nor a saved module"),
-        (nn.Linear(2, 2), "no Transformer-XL"),
+        (nn.Linear(2, 2), "not a Transformer-XL"),
         (torch.zeros(3), "neither tensors by name nor a saved module"),
     ],
 )

@@ -128,7 +128,7 @@ def test_mistakes_say_what_is_wrong(tmp_path):
         (tmp_path, runs.DATA, "no checkpoint in this folder"),
         (tmp_path / "none.pt", runs.DATA, "file not found"),
         (SHORTFORMER, tmp_path / "nowhere", "folder or file not found"),
-        (SHORTFORMER, tmp_path, "dict.txt: the dictionary cannot be read"),
+        (SHORTFORMER, tmp_path, "dict.txt: file not found"),
     ):
         with pytest.raises(UserError, match=message):
             LanguageModel.from_pretrained(checkpoint, data)
