@@ -74,12 +74,18 @@ EXHAUSTING = {
     "doubled name": (b"\x80\x04" + DOUBLED + b"2\x93.", NAME),
     "long name": (b"\x80\x04" + text("a" * 10_000) + b"2\x93.", NAME),
     "doubled key of numbers": (b"\x80\x02" + storage(key=DOUBLED) + b".", KIND),
-    "name that is no text": (module(text("_modules") + b"}K\x01" + SHELL + b"ss"), "whose _modules are damaged"),
+    "name that is no text": (
+        module(text("_modules") + b"}K\x01" + SHELL + b"ss"),
+        "the _modules of a module are damaged",
+    ),
     "nameless parameter": (
         module(text("_modules") + b"}s" + text("_parameters") + b"}NK\x00ss"),
-        "whose _parameters are damaged",
+        "the _parameters of a module are damaged",
     ),
-    "long name of a parameter": (module(inside(text("a" * 200), inside(text("a" * 200), b""))), "_modules are damaged"),
+    "long name of a parameter": (
+        module(inside(text("a" * 200), inside(text("a" * 200), b""))),
+        "_modules of a module are damaged",
+    ),
     "names of tensors": (state_dict(b"").replace(text(TABLE), b"}K\x01" + tensor(0, (4,), (1,))), "not text"),
     "parameters of two": (
         module(
@@ -95,7 +101,7 @@ EXHAUSTING = {
             + text("_parameters")
             + b"h\x01sbss"
         ),
-        "whose _parameters are damaged",
+        "the _parameters of a module are damaged",
     ),
     "number of many digits": (b"\x80\x02\x8b" + struct.pack("<I", 1 << 20) + b"\x01" * (1 << 20) + b".", "too large"),
     "sets of one list": (b"\x80\x02](" + b"N" * ITEMS + b"eq\x01" + (SET + b"h\x01\x85R") * ITEMS + b".", AGAIN),

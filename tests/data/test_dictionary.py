@@ -153,7 +153,7 @@ def test_a_file_that_is_no_dictionary_is_refused_with_its_line(tmp_path: Path, c
 
 
 def test_a_missing_dictionary_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="dict.txt: "):
+    with pytest.raises(UserError, match="dict.txt: file not found"):
         Dictionary.load(tmp_path / "dict.txt")
 
 
