@@ -353,4 +353,4 @@ def test_hostile_checkpoint_runs_nothing(mistake, tmp_path):
     state = checkpoint.read(BASELINE)
     state["args"].__dict__["user_dir"] = "/nowhere"
     torch.save({**state, "hook": print}, tmp_path / "hostile.pt")
-    assert "refused" in mistake("--path", tmp_path / "hostile.pt")
+    assert "rejected" in mistake("--path", tmp_path / "hostile.pt")
