@@ -8,25 +8,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairseq import config
-from fairseq.errors import UserError
-from fairseq.parsing import Parser
-from fairseq.settings import (
+from fairseq.command_settings import (
     AttentionConfig,
-    CheckpointConfig,
-    CommonConfig,
-    DataConfig,
-    DistributedConfig,
     EvalLMConfig,
     FinetuneConfig,
     GenerateConfig,
     InteractiveConfig,
-    MemoryConfig,
     NotesConfig,
-    OptimizationConfig,
     PreprocessConfig,
     ReclConfig,
-    StreamConfig,
     ValidateConfig,
+)
+from fairseq.errors import UserError
+from fairseq.parsing import Parser
+from fairseq.settings import (
+    CheckpointConfig,
+    CommonConfig,
+    DataConfig,
+    DistributedConfig,
+    MemoryConfig,
+    OptimizationConfig,
+    StreamConfig,
 )
 
 ONLY_IN_TRAINING = (  # of the settings that evaluation shares with training

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fairseq import distributed, options
+from fairseq.command_settings import AttentionConfig
 from fairseq.config import parse_dict
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.samplers import rows_per_batch
@@ -21,7 +22,7 @@ from fairseq.evaluation import plots, report
 from fairseq.evaluation.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
 from fairseq.files import atomic_folder
 from fairseq.modules.precision import Precision
-from fairseq.settings import AttentionConfig, DataConfig, Settings
+from fairseq.settings import DataConfig, Settings
 from fairseq.tasks.loading import load_language_models
 from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import (

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fairseq.command_settings import ModelPathConfig
 from fairseq.errors import UserError
 from fairseq.files import prepare_folder
 from fairseq.logging import progress_bar
-from fairseq.settings import CommonConfig, ModelPathConfig
+from fairseq.settings import CommonConfig
 
 
 def checkpoint_paths(cfg: ModelPathConfig) -> list[str]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fairseq import config, distributed, options
+from fairseq.command_settings import EvalLMConfig
 from fairseq.config import parse_dict
 from fairseq.evaluation import Scorer, Scoring, report
 from fairseq.files import prepare_file, prepare_folder
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.settings import CommonConfig, EvalLMConfig, MemoryConfig, Settings
+from fairseq.settings import CommonConfig, MemoryConfig, Settings
 from fairseq.tasks.loading import load_language_models
 from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from fairseq import checkpoint, config, distributed, options
+from fairseq.command_settings import FinetuneConfig
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.sentences import FinetunedRun, as_table, best_rate, predict, summarize
 from fairseq.files import atomic_file, prepare_folder
 from fairseq.models import ARCHITECTURES, MODELS
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.precision import Precision
-from fairseq.settings import CommonConfig, DistributedConfig, FinetuneConfig, Settings
+from fairseq.settings import CommonConfig, DistributedConfig, Settings
 from fairseq.tasks import setup_task
 from fairseq.tasks.loading import load_models
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from fairseq import options
+from fairseq.command_settings import GenerateConfig
 from fairseq.errors import UserError
 from fairseq.generation import passages
 from fairseq.generation.passages import Passage
 from fairseq.generation.writer import Writer, check_samples
-from fairseq.settings import GenerateConfig, Settings
+from fairseq.settings import Settings
 from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, log_to_stderr, progress, results_folder
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fairseq import options
+from fairseq.command_settings import InteractiveConfig
 from fairseq.errors import UserError, read_failure
 from fairseq.generation.writer import Writer, check_samples
-from fairseq.settings import CommonConfig, InteractiveConfig
+from fairseq.settings import CommonConfig
 from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, log_to_stderr, progress
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fairseq import checkpoint, config, options
+from fairseq.command_settings import NotesConfig
 from fairseq.data.note_words import NoteWords
 from fairseq.errors import UserError
 from fairseq.evaluation import note_map, plots
 from fairseq.evaluation.notes import Neighbour, Note, NoteStudy
 from fairseq.files import atomic_folder
-from fairseq.settings import NotesConfig
 from fairseq.tasks.loading import load_models
 from fairseq_cli.common import escape_what_stdout_lacks, log_to_stderr, results_folder
 

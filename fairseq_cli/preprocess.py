@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fairseq.command_settings import PreprocessConfig
 from fairseq.config import typed
 from fairseq.data.binarizer import Binarizer, check_text, count_whole_words, count_words
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.note_words import NoteWords
 from fairseq.errors import UserError
 from fairseq.files import atomic_folder
-from fairseq.settings import PreprocessConfig
 
 
 def main(args: argparse.Namespace) -> None:

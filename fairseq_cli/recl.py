@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from fairseq import distributed, options
+from fairseq.command_settings import ReclConfig
 from fairseq.config import parse_dict
 from fairseq.evaluation import plots, recl, report
 from fairseq.files import atomic_file, atomic_folder
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.settings import ReclConfig, Settings
+from fairseq.settings import Settings
 from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import (
     checkpoint_paths,

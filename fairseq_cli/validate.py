@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from fairseq import config, distributed, options
+from fairseq.command_settings import ValidateConfig
 from fairseq.config import parse_dict
 from fairseq.distributed import World
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
@@ -13,7 +14,7 @@ from fairseq.logging import progress_bar
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.settings import DataConfig, Settings, ValidateConfig
+from fairseq.settings import DataConfig, Settings
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_models
 from fairseq.tasks.typed import typed_settings

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from fairseq import distributed
+from fairseq.command_settings import GenerationConfig
 from fairseq.config import parse_dict
 from fairseq.errors import UserError
 from fairseq.generation.decoding import Decoding
@@ -18,7 +19,7 @@ from fairseq.generation.sampling import Progress, continuations, generator_of, s
 from fairseq.generation.text import Detokenizer, detokenizer_of, never_written
 from fairseq.models.inference import Reader
 from fairseq.modules.precision import Precision
-from fairseq.settings import GenerationConfig, Settings
+from fairseq.settings import Settings
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_language_models
 

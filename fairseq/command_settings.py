@@ -1,0 +1,190 @@
+"""Settings of single commands: what each evaluates, generates or writes, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fairseq.config import flag
+
+
+@dataclass(frozen=True)
+class ModelPathConfig:
+    """Model: the checkpoints to evaluate."""
+
+    path: str | None = flag(None, "checkpoint, or several of an ensemble", metavar="FILE[:FILE…]")
+    model_overrides: str = flag("{}", "checkpoint settings to change, a Python dict", metavar="DICT")
+
+
+@dataclass(frozen=True)
+class ValidateConfig(ModelPathConfig):
+    """Model: settings of ``fairseq-validate``."""
+
+    keep_notes: bool = flag(False, "notes of rare words kept and read, as in training")
+
+
+@dataclass(frozen=True)
+class EvalLMConfig(ModelPathConfig):
+    """Evaluation: settings of ``fairseq-eval-lm``."""
+
+    results_path: str | None = flag(None, "folder for results.json", metavar="DIR")
+    save_token_scores: str | None = flag(
+        None, "NPZ file for tokens and their log-probabilities, in corpus order", metavar="FILE"
+    )
+    output_word_probs: bool = flag(False, "print every word's log-probability")
+    output_word_stats: bool = flag(False, "print every word's count and mean log-probability")
+    remove_bpe: str | None = flag(
+        None,
+        "subword mark to join words at (without a value: @@)",
+        metavar="MARK",
+        const="@@ ",
+    )
+    context_window: int = flag(0, "context tokens before each block that are not scored", low=0)
+    sliding_inf: int = flag(
+        -1,
+        "1: score token by token with the cache",
+        choices=(-1, 0, 1),
+        metavar="{1}",
+    )
+    softmax_batch: int | None = flag(None, "maximum tokens in one softmax, to bound memory", low=1)
+    int8: bool = flag(False, "int8 weights, one scale an output; also prints their cost in perplexity")
+
+
+@dataclass(frozen=True)
+class ReclConfig(ModelPathConfig):
+    """Context length: settings of ``fairseq-recl``."""
+
+    path: str | None = flag(None, "checkpoints of the group", metavar="FILE[:FILE…]")
+    names: str | None = flag(None, "model names in table and plots (default: their folders)", metavar="NAME,…")
+    step: int = flag(50, "increment of the context length, in tokens", low=1)
+    max_context: int = flag(500, "maximum context length in tokens, a multiple of --step", low=1)
+    threshold: float = flag(
+        0.01, "relative gain in perplexity below which a longer context is useless", above=0, below=1
+    )
+    top_r: list[float] = flag([1.0, 0.5, 0.1], "fractions of hardest positions to measure on", above=0, high=1)
+    positions: int = flag(1000, "maximum number of random target positions", low=1)
+    whole_windows: bool = flag(
+        False,
+        "read a window at once with memory models too",
+    )
+    results_path: str | None = flag(None, "folder for the results", metavar="DIR")
+
+
+@dataclass(frozen=True)
+class AttentionConfig(ModelPathConfig):
+    """Attention plots: settings of ``fairseq-attention``."""
+
+    path: str | None = flag(None, "checkpoint", metavar="FILE")
+    results_path: str | None = flag(None, "folder for the results", metavar="DIR")
+    first_tokens: int | None = flag(None, "tokens of the split to read (default: all)", low=1)
+    position: int | None = flag(None, "token number of the single-position plot, from 0 (default: random)", low=0)
+    heads: str | None = flag(
+        None,
+        "heads of the single-position plot (default: the widest of three layers)",
+        metavar="LAYER:HEAD,…",
+    )
+    terms: bool | None = flag(
+        None,
+        "plot the four terms of relative attention (default: if the model has them)",
+        negative=True,
+    )
+
+
+@dataclass(frozen=True)
+class GenerationConfig(ModelPathConfig):
+    """Generation: settings of ``fairseq-interactive`` and ``fairseq-generate``."""
+
+    max_new_tokens: int = flag(100, "maximum tokens to generate, ends of line included", low=1)
+    beam: int = flag(1, "beam width (1: greedy)", low=1)
+    sampling: bool = flag(False, "sample from the distribution instead of searching")
+    sampling_topk: int = flag(0, "with --sampling: only the K most probable tokens (0: all)", low=0, metavar="K")
+    sampling_topp: float = flag(
+        1.0,
+        "with --sampling: only the most probable tokens with this total probability",
+        above=0,
+        high=1,
+        metavar="P",
+    )
+    temperature: float = flag(1.0, "with --sampling: softmax temperature", above=0)
+    batch_size: int = flag(
+        16,
+        "maximum texts generated together; each beam counts",
+        aliases=("--max-sentences",),
+        low=1,
+    )
+    remove_bpe: str | None = flag(
+        None, "subword mark to join words at (without a value: @@)", metavar="MARK", const="@@ "
+    )
+    int8: bool = flag(False, "int8 weights, one scale an output")
+
+
+@dataclass(frozen=True)
+class InteractiveConfig(GenerationConfig):
+    """Generation: settings of ``fairseq-interactive``."""
+
+    input: str = flag("-", "file of prompts, one per line (-: stdin)", metavar="FILE")
+    num_samples: int = flag(1, "continuations of each prompt", low=1)
+    json: bool = flag(False, "print JSON lines instead of text")
+
+
+@dataclass(frozen=True)
+class GenerateConfig(GenerationConfig):
+    """Generation: settings of ``fairseq-generate``."""
+
+    max_new_tokens: int = flag(500, "maximum tokens to generate, ends of line included", low=1)
+    gen_subset: str = flag("test", "split to take contexts from", metavar="SPLIT")
+    context_tokens: int = flag(512, "context length in tokens", low=1)
+    num_samples: int = flag(1, "total number of continuations", low=1)
+    num_contexts: int | None = flag(None, "different contexts (default: --num-samples)", low=1)
+    results_path: str | None = flag(None, "folder for generate.json and generate.html", metavar="DIR")
+
+
+@dataclass(frozen=True)
+class NotesConfig:
+    """Notes: settings of ``fairseq-notes``."""
+
+    words: str | None = flag(None, "words to show, with spaces between (default: the most taken)", metavar="WORDS")
+    top: int = flag(10, "number of words shown where --words is not given", low=1)
+    nearest: int = flag(8, "number of neighbours of a word", low=1)
+    map_words: int = flag(500, "number of words on the map", low=1)
+    results_path: str | None = flag(None, "folder for notes.json, notes.html and notes.png", metavar="DIR")
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """Fine-tuning: settings of ``fairseq-finetune``."""
+
+    path: str | None = flag(None, "checkpoint of pre-training", metavar="FILE")
+    from_scratch: bool = flag(False, "random initial weights, for comparison; --path gives the sizes")
+    seeds: list[int] = flag([1, 2, 3], "seeds, one run each", low=0)
+    lrs: list[float] = flag([1e-5, 3e-5, 5e-5], "learning rates to choose from", above=0)
+    max_epoch: int = flag(10, "epochs of each run", low=1)
+    batch_size: int = flag(16, "rows of an update, over all processes", aliases=("--max-sentences",), low=1)
+    warmup_ratio: float = flag(0.06, "share of the updates in which the rate rises", low=0, below=1)
+    weight_decay: float = flag(0.01, "weight decay of matrices", low=0)
+    clip_norm: float = flag(1.0, "largest gradient norm (0: no clipping)", low=0)
+    predict: str = flag("valid", "comma-separated splits whose predictions are written", metavar="SPLIT,…")
+    save_dir: str = flag("finetuned", "folder of checkpoints, predictions and results.json", metavar="DIR")
+    train_flags: str = flag("", "further flags of fairseq-train, as one argument", metavar="TEXT")
+
+
+@dataclass(frozen=True)
+class PreprocessConfig:
+    """Preprocessing: settings of ``fairseq-preprocess``."""
+
+    only_source: bool = flag(False, "text in one language; the only kind supported")
+    source_lang: str | None = flag(None, "suffix of the text files: PREF.SRC", aliases=("-s",), metavar="SRC")
+    trainpref: str | None = flag(None, "training text; further files become train1, …", metavar="FILE[,FILE…]")
+    validpref: str | None = flag(None, "validation text; further files become valid1, …", metavar="FILE[,FILE…]")
+    testpref: str | None = flag(None, "test text; further files become test1, …", metavar="FILE[,FILE…]")
+    destdir: str = flag("data-bin", "output folder", metavar="DIR")
+    workers: int = flag(1, "number of processes", low=1)
+    srcdict: str | None = flag(None, "existing dictionary to use", metavar="FILE")
+    nwordssrc: int = flag(-1, "maximum dictionary size, special symbols included (-1: no limit)", low=-1)
+    thresholdsrc: int = flag(0, "minimum count of a word in the dictionary", low=-1)
+    padding_factor: int = flag(8, "factor of the dictionary's size, rounded up (0: any size)", low=0)
+    dict_only: bool = flag(False, "write only the dictionary")
+    dataset_impl: str = flag("mmap", "data format; only mmap exists", choices=("mmap",))
+    notes: bool = flag(False, "write the places of rare words, for models with notes")
+    note_min_count: int = flag(100, "fewest occurrences of a whole word that has a note", low=1)
+    note_max_count: int = flag(500, "most occurrences of a whole word that has a note", low=1)
+    joined_dictionary: bool = flag(False, "accepted without effect: one language has one dictionary")

@@ -1,0 +1,234 @@
+"""``fairseq-generate``: passages of a corpus beside their continuations."""
+
+from __future__ import annotations
+
+import html.parser
+import itertools
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import runs
+
+from fairseq import options
+from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
+from fairseq.errors import UserError
+from fairseq.generation import Decoding, generator_of, stream
+from fairseq.generation.passages import Part, Passage, as_page, draw_starts
+from fairseq.generation.writer import Writer
+from fairseq.tasks.loading import load_models
+from fairseq_cli import generate
+
+SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
+
+
+BASELINE = runs.GOLDEN / "baseline.pt"
+
+
+def run(*flags, data=runs.DATA):
+    """``fairseq-generate`` in this process; returns its passages."""
+    return generate.main(options.parse_args_and_arch(options.get_generation_parser(), [str(data), *runs.words(*flags)]))
+
+
+SEED_FLAGS = "--task language_modeling --cpu --gen-subset test --max-new-tokens 40 --sampling --sampling-topk 40"
+
+
+def test_passages_are_the_corpus_and_the_models_text(capsys, tmp_path):
+    flags = [SEED_FLAGS, "--path", SHORTFORMER, "--context-tokens 100 --num-samples 3 --results-path", tmp_path / "out"]
+    found = run(flags)
+    corpus = IndexedCorpus(str(runs.DATA / "test")).tokens
+    [model], task, _ = load_models([SHORTFORMER], runs.DATA)
+    assert len({passage.start for passage in found}) == 3
+    for number, passage in enumerate(found):
+        context = corpus[passage.start : passage.start + 100].tolist()
+        assert passage.context.tokens == context
+        assert passage.reference.tokens == corpus[passage.start + 100 : passage.start + 140].tolist()
+        how = Decoding(40, top_k=40)
+        never = [0, 1, 3]
+        text = list(stream([model], context, how, generator=generator_of(1, number), forbidden=never))
+        assert passage.continuation.tokens == text
+        assert passage.continuation.symbols == " ".join(task.source_dictionary[token] for token in text)
+    printed = capsys.readouterr().out
+    assert all(passage.continuation.text.strip() in printed for passage in found)
+
+    report = json.loads((tmp_path / "out" / "generate.json").read_text(encoding="utf-8"))
+    assert report["checkpoints"] == [str(SHORTFORMER)] and report["split"] == "test"
+    assert report["settings"]["sampling_topk"] == 40 and report["settings"]["seed"] == 1
+    assert set(report["samples"][0]) == {"number", "start", "sample", "context", "continuation", "reference"}
+    for passage, stored in zip(found, report["samples"], strict=True):
+        for part in ("context", "continuation", "reference"):
+            kept = getattr(passage, part)
+            assert stored[part] == {"tokens": kept.tokens, "symbols": kept.symbols, "text": kept.text}
+    assert not list((tmp_path / "out").glob("*.tmp"))
+
+
+def test_same_seed_gives_the_same_texts_and_another_seed_others():
+    def texts(*flags):
+        return [
+            (p.start, p.continuation.text) for p in run(SEED_FLAGS, "--path", BASELINE, "--context-tokens 9", *flags)
+        ]
+
+    first = texts("--num-samples 4 --batch-size 3 --seed 8")
+    assert first == texts("--num-samples 4 --batch-size 1 --seed 8")
+    assert first[:2] == texts("--num-samples 2 --seed 8")
+    assert not set(first) & set(texts("--num-samples 4 --seed 9"))
+
+
+def test_contexts_are_shared_by_samples(capsys):
+    found = run(SEED_FLAGS, "--path", BASELINE, "--context-tokens 5 --num-samples 6 --num-contexts 2")
+    assert [passage.sample for passage in found] == [1, 2, 3, 1, 2, 3]
+    assert len({passage.start for passage in found}) == 2
+    assert len({passage.continuation.text for passage in found}) == 6
+
+
+def test_progress_goes_to_stderr_in_the_format_asked_for(capsys):
+    flags = "--cpu --sampling --context-tokens 5 --num-samples 3 --max-new-tokens 20 --log-interval 25"
+    run(flags, "--path", BASELINE, "--log-format simple")
+    shown = capsys.readouterr()
+    lines = re.findall(r"^tokens: +(\d+) / 60 per_second=\S+, seconds_left=\d+$", shown.err, re.MULTILINE)
+    assert lines == ["25", "50"] and "per_second" not in shown.out
+    run(flags, "--path", BASELINE, "--log-format json")
+    found = [(line["work"], line["done"], line["total"]) for line in runs.records(capsys.readouterr().err)]
+    assert found == [("tokens", 25, 60), ("tokens", 50, 60)]
+    run(flags, "--path", BASELINE, "--no-progress-bar")
+    assert "tokens:     25 / 60" in capsys.readouterr().err
+    run(flags, "--path", BASELINE, "--log-format none")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("complete", [0, 3])
+def test_what_is_complete_is_printed_and_kept_when_the_run_is_stopped(complete, monkeypatch, capsys, tmp_path):
+    write = Writer.continue_all
+
+    def stopped(*args):
+        yield from itertools.islice(write(*args), complete)
+        assert f"==== {complete} of 6: tokens " in capsys.readouterr().out or not complete
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Writer, "continue_all", stopped)
+    flags = "--cpu --sampling --context-tokens 5 --num-samples 6 --max-new-tokens 4 --batch-size 2"
+    with pytest.raises(KeyboardInterrupt):
+        run(flags, "--path", BASELINE, "--results-path", tmp_path / "out")
+    assert (tmp_path / "out").exists() == bool(complete)
+    if complete:
+        report = json.loads((tmp_path / "out" / "generate.json").read_text(encoding="utf-8"))
+        assert [sample["number"] for sample in report["samples"]] == [1, 2, 3]
+        assert (tmp_path / "out" / "generate.html").exists()
+
+
+def test_memory_far_longer_than_the_text_is_no_burden(tmp_path, capsys):
+    flags = "--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --batch-size 4 --mem-len 8"
+    runs.train(tmp_path, flags, "--tokens-per-sample 8 --optimizer adam --lr 0.01 --max-update 1")
+    flags = "--cpu --context-tokens 20 --max-new-tokens 20 --path", tmp_path / "checkpoint_last.pt"
+    [far], [near] = run(flags, "--mem-len 1000000000000"), run(flags, "--mem-len 40")
+    assert far.continuation == near.continuation
+
+
+@pytest.mark.parametrize("flags", ["--beam 3 --fp16", "--bf16", "--beam 1", "--tokens-per-sample 8"])
+def test_other_ways_write_too(flags, capsys):
+    [found] = run("--cpu --max-new-tokens 20 --context-tokens 30", "--path", BASELINE, flags)
+    assert len(found.continuation.tokens) == 20
+
+
+def test_text_after_a_context_goes_on_where_that_ends():
+    assert draw_starts(100, 60, 30, 3, seed=1) == draw_starts(100, 60, 30, 5, seed=1)[:3]
+    assert all(0 <= start <= 10 for start in draw_starts(100, 60, 30, 200, seed=2))
+    assert set(draw_starts(100, 60, 30, 300, seed=3)) == set(range(11))
+    assert draw_starts(100, 99, 500, 2, seed=1) == [0, 0]
+
+
+class Page(html.parser.HTMLParser):
+    """The tags of a page, and the text in each article."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[tuple[str, str | None]] = []
+        self.articles: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [(name, value) for name, value in attrs if name in ("src", "href")]
+        if tag == "article":
+            self.articles.append("")
+
+    def handle_data(self, data):
+        if self.articles:
+            self.articles[-1] += data
+
+
+def test_page_escapes_what_it_shows_and_needs_nothing_from_elsewhere():
+    evil = "<script>alert('x')</script> & {sections} \"q\" {facts}"
+    part = Part([4], "x", evil)
+    about = {"checkpoints": [evil], "data": evil, "split": evil, "settings": {"seed": evil}, "command": evil}
+    text = as_page([Passage(1, 7, 1, part, part, part)], {**about, "versions": {"torch": "2"}})
+    page = Page(text)
+    assert "script" not in page.tags and not page.links and "@import" not in text and "url(" not in text
+    assert len(page.articles) == 3 and all(evil in article for article in page.articles)
+    assert text.count("&lt;script&gt;") == 9 and "width=device-width" in text and "prefers-color-scheme: dark" in text
+
+
+MISTAKES = {
+    "": r"--path: name a checkpoint",
+    "--path {baseline} --context-tokens 99999": r"--context-tokens 99999: the split has 2292 tokens; give 2291 or less",
+    "--path {baseline} --beam 3 --sampling": r"--beam 3 --sampling: .*give one",
+    "--path {baseline} --beam 0": r"--beam 0: must be at least 1",
+    "--path {baseline} --sampling --sampling-topk -1": r"--sampling-topk -1: must be at least 0",
+    "--path {baseline} --sampling --sampling-topp 0": r"--sampling-topp 0.0: must be greater than 0",
+    "--path {baseline} --sampling --temperature 0": r"--temperature 0.0: must be greater than 0",
+    "--path {baseline} --sampling-topk 4": r"--sampling-topk: has no effect without --sampling",
+    "--path {baseline} --sampling-topp 0.4": r"--sampling-topp: has no effect without --sampling",
+    "--path {baseline} --temperature 0.4": r"--temperature: has no effect without --sampling",
+    "--path {baseline} --num-samples 4 --num-contexts 2": r"--num-samples: 2 continuations .* without --sampling",
+    "--path {baseline} --num-samples 4 --num-contexts 3": r"--num-samples 4: must be a multiple of --num-contexts 3",
+    "--path {baseline} --num-samples 2 --num-contexts 3": r"--num-samples 2: must be a multiple of --num-contexts 3",
+    "--path {baseline} --compile": r"--compile: .*leave it out",
+    "--path {baseline} --max-new-tokens 0": r"--max-new-tokens 0: must be at least 1",
+    "--path {baseline} --gen-subset nothing": r"nothing.idx: file not found",
+    "--path {baseline} --results-path {file}": r"--results-path .*: cannot be written",
+    "--path {file}": r"file: .*checkpoint",
+}
+
+
+@pytest.mark.parametrize("flags", MISTAKES)
+def test_mistakes_are_told_in_one_line(flags, tmp_path):
+    (tmp_path / "file").write_text("no folder, no checkpoint")
+    with pytest.raises(UserError, match=MISTAKES[flags]) as error:
+        run("--cpu", flags.format(baseline=BASELINE, file=tmp_path / "file"))
+    assert "\n" not in str(error.value)
+
+
+def test_token_beyond_the_dictionary_is_refused(tmp_path):
+    shutil.copy(runs.DATA / "dict.txt", tmp_path / "dict.txt")
+    with IndexedWriter(tmp_path / "test", token_dtype(9000)) as writer:
+        writer.add(np.array([4, 8000, 2]), np.array([3]))
+    with pytest.raises(UserError, match=r"token 1 is number 8000"):
+        run("--cpu --context-tokens 1 --path", BASELINE, data=tmp_path)
+
+
+def test_corpus_of_another_dictionary_is_refused(tmp_path):
+    (tmp_path / "dict.txt").write_text("a 3\nb 2\n")
+    with IndexedWriter(tmp_path / "test", token_dtype(6)) as writer:
+        writer.add(np.array([4, 5, 2]), np.array([3]))
+    with pytest.raises(UserError, match=r"dictionary of 1200 symbols"):
+        run("--cpu --context-tokens 1 --path", BASELINE, data=tmp_path)
+
+
+def test_results_that_cannot_be_written_leave_nothing_behind(tmp_path):
+    (tmp_path / "generate.html").mkdir()
+    with pytest.raises(UserError, match=r"generate.html: cannot be written"):
+        run("--cpu --max-new-tokens 2 --context-tokens 3 --path", BASELINE, "--results-path", tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["generate.html"]
+
+
+def test_commands_use_the_library_and_not_one_another():
+    for file in (runs.ROOT / "fairseq_cli").glob("*.py"):
+        assert set(re.findall(r"(?:from|import) fairseq_cli\.?(\w*)", file.read_text())) <= {"common"}, file.name
+
+
+def test_door_and_help(tmp_path):
+    shown = runs.command("generate.py", "--help")
+    assert shown.returncode == 0 and re.search(r"--num-contexts N\s+different contexts", shown.stdout)

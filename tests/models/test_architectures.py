@@ -1,0 +1,90 @@
+"""Architectures of transformer_lm have the published sizes and settings."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+import runs
+import torch
+
+from fairseq import config
+from fairseq.models import ARCHITECTURES
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
+
+PAD = 1
+
+
+def count(arch, vocabulary, **settings):
+    """The parameters of an architecture, built without memory for them."""
+    args = argparse.Namespace(**settings)
+    ARCHITECTURES[arch].fill(args)
+    with torch.device("meta"):
+        decoder = TransformerDecoder(config.extract(TransformerLMConfig, args), vocabulary, PAD)
+    return sum(p.numel() for p in decoder.parameters())
+
+
+def layers(number, dim, ffn):
+    """Parameters of the layers: four projections, two of the feed-forward network, two norms."""
+    return number * (4 * (dim * dim + dim) + 2 * dim * ffn + ffn + dim + 4 * dim)
+
+
+@pytest.mark.parametrize("arch", ["transformer_lm_wiki103", "transformer_lm_baevski_wiki103", "shortformer_wiki103"])
+def test_wiki103_architecture_has_247_million_parameters(arch):
+    bands = [(20000, 1024), (40000, 256), (267744 - 60000, 64)]
+    expected = layers(16, 1024, 4096) + sum(n * d + d * 1024 for n, d in bands) + 2 * 1024
+    assert count(arch, 267744) == expected == 246_933_504
+
+
+@pytest.mark.parametrize("arch", ["transformer_lm_gbw", "transformer_lm_baevski_gbw"])
+def test_gbw_architecture(arch):
+    assert count(arch, 1000) == layers(12, 512, 4096) + 2 * 1000 * 512
+
+
+def test_gpt2_architecture():
+    assert count("transformer_lm_gpt2_small", 50000) == layers(24, 1024, 4096) + 2 * 50000 * 1024 + 2 * 1024
+
+
+def test_base_architectures():
+    assert (
+        count("transformer_lm", 1000) == count("shortformer", 1000) == layers(6, 512, 2048) + 2 * 1000 * 512 + 2 * 512
+    )
+    assert count("transformer_lm_big", 1000) == layers(12, 1024, 4096) + 2 * 1000 * 1024 + 2 * 1024
+
+
+@pytest.mark.parametrize(
+    "flags, infused, cache",
+    [
+        ("--arch transformer_lm_wiki103", False, 0),
+        ("--arch transformer_lm_wiki103 --tokens-from-prev 32", True, 32),
+        ("--arch transformer_lm_wiki103 --position-infused-attention", True, 0),
+        ("--arch shortformer_wiki103", True, 16),
+        ("--arch shortformer_wiki103 --tokens-from-prev 32", True, 32),
+        ("--arch shortformer", True, 16),
+        ("--arch shortformer_demo", True, 16),
+    ],
+)
+def test_flags_and_names_that_make_a_shortformer(flags, infused, cache):
+    small = "--decoder-layers 1 --decoder-embed-dim 32 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2"
+    cutoffs = "" if flags == "--arch shortformer" else "--adaptive-softmax-cutoff 9,99 --adaptive-input-cutoff 9,99"
+    model = runs.model_of(flags, small, cutoffs, "--tokens-per-sample 16 --max-tokens 64")
+    assert model.memory_length == cache and model.decoder.infused == infused
+
+
+def test_wiki103_settings():
+    args = argparse.Namespace()
+    ARCHITECTURES["transformer_lm_wiki103"].fill(args)
+    cfg = config.extract(TransformerLMConfig, args)
+    assert (cfg.dropout, cfg.attention_dropout, cfg.activation_dropout, cfg.adaptive_softmax_dropout) == (
+        0.3,
+        0.1,
+        0.1,
+        0.2,
+    )
+    assert (
+        cfg.tie_adaptive_weights
+        and cfg.tie_adaptive_proj
+        and cfg.no_decoder_final_norm
+        and cfg.decoder_normalize_before
+    )
+    assert cfg.adaptive_input_cutoff == cfg.adaptive_softmax_cutoff == [20000, 60000] and cfg.adaptive_input_factor == 4

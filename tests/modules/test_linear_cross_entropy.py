@@ -1,0 +1,93 @@
+"""Losses without logits equal those computed from the logits."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fairseq.modules.linear_cross_entropy import linear_cross_entropy, target_log_probs
+from fairseq.modules.output_layer import LinearOutput
+
+PAD = 1
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows, words", [(0, 7), (1, 7), (63, 20000), (64, 20000), (65, 20000), (200, 20000), (300, 5)])
+def test_linear_cross_entropy_is_the_cross_entropy_with_its_gradients(rows, words, dtype):
+    hidden = torch.randn(rows, 6, dtype=dtype, requires_grad=True)
+    weight = torch.randn(words, 6, dtype=dtype, requires_grad=True)
+    target = torch.randint(words, (rows,))
+    loss = linear_cross_entropy(hidden, weight, target)
+    (3 * loss).backward()
+    exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    expected = F.cross_entropy(exact[0] @ exact[1].t(), target, reduction="sum")
+    (3 * expected).backward()
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip((hidden, weight), exact, strict=True):
+        assert ours.grad.dtype == dtype
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=2e-4)
+
+
+def test_linear_cross_entropy_is_the_same_in_several_chunks(monkeypatch):
+    hidden, weight = torch.randn(300, 6, requires_grad=True), torch.randn(5000, 6, requires_grad=True)
+    bias, target = torch.randn(5000, requires_grad=True), torch.randint(5000, (300,))
+    found = []
+    for elements in (1 << 30, 1):
+        monkeypatch.setitem(linear_cross_entropy.__globals__["_CHUNK_ELEMENTS"], "cpu", elements)
+        loss = linear_cross_entropy(hidden, weight, target, bias)
+        found.append((loss, *torch.autograd.grad(loss, (hidden, weight, bias))))
+    for one, several in zip(*found, strict=True):
+        torch.testing.assert_close(one, several, rtol=1e-4, atol=1e-5)
+
+
+def test_linear_cross_entropy_of_large_logits_is_finite():
+    hidden = torch.tensor([[500.0], [-500.0]], requires_grad=True)
+    loss = linear_cross_entropy(hidden, torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 0]))
+    loss.backward()
+    assert float(loss.detach()) == 1000.0 and torch.isfinite(hidden.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_linear_cross_entropy_under_autocast_is_close_and_sums_in_float32(dtype):
+    hidden, weight = torch.randn(500, 16, requires_grad=True), (torch.randn(300, 16) / 4).requires_grad_()
+    target = torch.randint(300, (500,))
+    with torch.autocast("cpu", dtype=dtype):
+        loss = linear_cross_entropy(hidden, weight, target)
+    loss.backward()
+    expected = F.cross_entropy(hidden.detach() @ weight.detach().t(), target, reduction="sum")
+    assert loss.dtype == hidden.grad.dtype == weight.grad.dtype == torch.float32
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-3)
+
+
+def test_linear_cross_entropy_without_gradients():
+    hidden, weight, target = torch.randn(9, 4), torch.randn(5, 4, requires_grad=True), torch.randint(5, (9,))
+    with torch.no_grad():
+        assert not linear_cross_entropy(hidden, weight, target).requires_grad
+    linear_cross_entropy(hidden, weight, target).backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 7, 100])
+def test_target_log_probs_are_those_of_the_softmax(chunk):
+    hidden, weight, target = torch.randn(20, 4), torch.randn(11, 4), torch.randint(11, (20,))
+    expected = (hidden @ weight.t()).log_softmax(-1)[torch.arange(20), target]
+    logits = partial(torch.nn.functional.linear, weight=weight)
+    torch.testing.assert_close(target_log_probs(hidden, logits, len(weight), target, chunk), expected)
+    assert target_log_probs(hidden[:0], logits, len(weight), target[:0], chunk).shape == (0,)
+
+
+def test_plain_output_leaves_padding_out():
+    layer, hidden = LinearOutput(torch.nn.Parameter(torch.randn(9, 4))), torch.randn(6, 4)
+    target = torch.tensor([3, PAD, 8, 0, PAD, 2])
+    expected = F.cross_entropy(hidden @ layer.weight.t(), target, ignore_index=PAD, reduction="sum")
+    torch.testing.assert_close(layer.loss(hidden, layer.partition(target, PAD)), expected)
+    torch.testing.assert_close(layer.log_probs(hidden).exp().sum(-1), torch.ones(6))
