@@ -270,7 +270,7 @@ def test_a_checkpoint_cut_anywhere_is_a_user_error(tmp_path, zipped):
     content = whole.read_bytes()
     for length in [1, 2, 3, 4, 5, 10, *range(50, len(content), 97), len(content) - 1]:
         path.write_bytes(content[:length])
-        with pytest.raises(UserError, match="truncated|refused") as error:  # half a name is a name unheard of
+        with pytest.raises(UserError, match="truncated|rejected") as error:  # half a name is an unknown name
             load(path)
         only_line(error, path)
 
