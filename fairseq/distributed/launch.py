@@ -169,6 +169,7 @@ def _worker(
     try:
         if user_dir:
             import_user_module(user_dir)
+        # Pickled by the launcher itself, never read from a file; plug-ins that it names are imported first.
         job: Job = pickle.loads(pickled)
         _check_gpu(job)
         world = World(rank, size, device_of(job.common, local_rank))
