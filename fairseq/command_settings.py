@@ -93,8 +93,8 @@ class AttentionConfig(ModelPathConfig):
 class GenerationConfig(ModelPathConfig):
     """Generation: settings of ``fairseq-interactive`` and ``fairseq-generate``."""
 
-    max_new_tokens: int = flag(100, "maximum tokens to generate, ends of line included", low=1)
-    beam: int = flag(1, "beam width (1: greedy)", low=1)
+    max_new_tokens: int = flag(100, "maximum tokens to generate, ends of line included", low=1, high=10_000_000)
+    beam: int = flag(1, "beam width (1: greedy)", low=1, high=10_000)
     sampling: bool = flag(False, "sample from the distribution instead of searching")
     sampling_topk: int = flag(0, "with --sampling: only the K most probable tokens (0: all)", low=0, metavar="K")
     sampling_topp: float = flag(
@@ -122,7 +122,7 @@ class InteractiveConfig(GenerationConfig):
     """Generation: settings of ``fairseq-interactive``."""
 
     input: str = flag("-", "file of prompts, one per line (-: stdin)", metavar="FILE")
-    num_samples: int = flag(1, "continuations of each prompt", low=1)
+    num_samples: int = flag(1, "continuations of each prompt", low=1, high=1_000_000)
     json: bool = flag(False, "print JSON lines instead of text")
 
 
@@ -130,11 +130,11 @@ class InteractiveConfig(GenerationConfig):
 class GenerateConfig(GenerationConfig):
     """Generation: settings of ``fairseq-generate``."""
 
-    max_new_tokens: int = flag(500, "maximum tokens to generate, ends of line included", low=1)
+    max_new_tokens: int = flag(500, "maximum tokens to generate, ends of line included", low=1, high=10_000_000)
     gen_subset: str = flag("test", "split to take contexts from", metavar="SPLIT")
     context_tokens: int = flag(512, "context length in tokens", low=1)
-    num_samples: int = flag(1, "total number of continuations", low=1)
-    num_contexts: int | None = flag(None, "different contexts (default: --num-samples)", low=1)
+    num_samples: int = flag(1, "total number of continuations", low=1, high=1_000_000)
+    num_contexts: int | None = flag(None, "different contexts (default: --num-samples)", low=1, high=1_000_000)
     results_path: str | None = flag(None, "folder for generate.json and generate.html", metavar="DIR")
 
 
@@ -181,7 +181,7 @@ class PreprocessConfig:
     srcdict: str | None = flag(None, "existing dictionary to use", metavar="FILE")
     nwordssrc: int = flag(-1, "maximum dictionary size, special symbols included (-1: no limit)", low=-1)
     thresholdsrc: int = flag(0, "minimum count of a word in the dictionary", low=-1)
-    padding_factor: int = flag(8, "factor of the dictionary's size, rounded up (0: any size)", low=0)
+    padding_factor: int = flag(8, "factor of the dictionary's size, rounded up (0: any size)", low=0, high=65536)
     dict_only: bool = flag(False, "write only the dictionary")
     dataset_impl: str = flag("mmap", "data format; only mmap exists", choices=("mmap",))
     notes: bool = flag(False, "write the places of rare words, for models with notes")

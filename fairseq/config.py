@@ -15,12 +15,14 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fairseq.errors import UserError
 
 C = TypeVar("C")
+
+LARGEST_INT = 2**31 - 1  # of any setting: sums and products of a few stay within 64 bits
+LARGEST_FLOAT = 3.4e38  # of float32, in which optimizers and losses compute
 
 
 def flag(
@@ -143,34 +145,19 @@ def shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+def shortened(value: Any) -> str:
+    """The beginning of *value*, as an error message quotes it."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
 def fill(args: argparse.Namespace, config: type) -> None:
     """Check and convert what *args* has of *config*, and add the defaults of what it lacks, in place."""
     for name, value in dataclasses.asdict(extract(config, args)).items():
         setattr(args, name, value)
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The settings in a ``--config`` file: a flat mapping of field names (dashes or underscores).
-
-    Raises:
-        UserError: the file is missing, is no YAML, or is not a mapping.
-    """
-    import yaml
-
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        where = f" at line {line + 1}" if line is not None else ""
-        raise UserError(f"--config {path}: not valid YAML{where}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise UserError(f"--config {path}: expected `name: value` lines, found {type(content).__name__}")
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
 
 
 def coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
@@ -193,6 +180,8 @@ def coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         for item in converted:
             _check(name, field, item)
         return converted
+    if value == "" and kind is str and _default(field) != "":
+        raise UserError(f"{name}: an empty value; give one or leave the flag out")
     converted = _number(name, kind, value)
     _check(name, field, converted)
     return converted
@@ -208,10 +197,10 @@ def parse_dict(flag: str, text: str | Mapping[str, Any]) -> dict[str, Any]:
         return dict(text)
     try:
         value = ast.literal_eval(text or "{}")
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         value = None
-    if not isinstance(value, dict):
-        raise UserError(f"{flag} {text}: expected a dict such as \"{{'dropout': 0.1}}\"")
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise UserError(f"{flag} {text[:200]}: expected a dict such as \"{{'dropout': 0.1}}\"")
     return value
 
 
@@ -244,7 +233,7 @@ def _split(value: Any) -> list[Any]:
 def _number(name: str, kind: type, value: Any) -> Any:
     wanted = {int: "a whole number", float: "a number", str: "text"}.get(kind, kind.__name__)
     if kind is str:
-        return str(value)
+        return _text(name, str(value))
     try:
         if kind is int and isinstance(value, float):
             if not value.is_integer():
@@ -252,10 +241,17 @@ def _number(name: str, kind: type, value: Any) -> Any:
             return int(value)
         converted = kind(value)
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{name}: expected {wanted}, got {value!r}") from None
-    if kind is float and not math.isfinite(converted) or kind is int and abs(converted) >= 2**63:
-        raise UserError(f"{name}: expected {wanted} of usual size, got {value!r}")
+        raise UserError(f"{name}: expected {wanted}, got {shortened(value)}") from None
+    if abs(converted) > (LARGEST_INT if kind is int else LARGEST_FLOAT) or kind is float and math.isnan(converted):
+        limit = LARGEST_INT if kind is int else LARGEST_FLOAT
+        raise UserError(f"{name}: expected {wanted} up to {limit}, got {shortened(value)}")
     return converted
+
+
+def _text(name: str, value: str) -> str:
+    if "\0" in value:
+        raise UserError(f"{name}: contains a NUL character; remove it")
+    return value
 
 
 def _check(name: str, field: dataclasses.Field[Any], value: Any) -> None:

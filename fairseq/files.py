@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import platform
 import re
@@ -121,6 +122,27 @@ def remove_leftovers(folder: str | Path) -> None:
             match = _TEMPORARY.fullmatch(entry.name)
             if match and match[1] == _HOST and not entry.is_symlink():
                 _remove_unlocked(entry.path, entry.is_dir())
+
+
+def open_regular(path: str | Path) -> io.BufferedReader:
+    """Open a regular file to read; a pipe or device, which may never end, is an error and is not waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(number, os.strerror(number) if stat.S_ISDIR(mode) else "not a regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_regular(path: str | Path) -> bytes:
+    """Return the content of a regular file; see :func:`open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def is_special(path: str | Path) -> bool:

@@ -34,6 +34,7 @@ from fairseq.command_parsers import (
 from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message
 from fairseq.parsing import CHOICES, Choice, Parser, title_of
 from fairseq.plugins import import_user_module
+from fairseq.settings_file import read_yaml
 
 __all__ = [
     "Parser",
@@ -113,6 +114,8 @@ def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            fail(f"{str(error.filename)[:80]}…: {error.strerror}; give another path")
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
             raise
         print(f"{Path(sys.argv[0]).name}: error: the output cannot be written ({error.strerror})", file=sys.stderr)
@@ -135,7 +138,7 @@ def _first_look(argv: list[str]) -> dict[str, Any]:
     for choice in CHOICES.values():
         look.add_argument(config.flag_name(choice.name), *choice.aliases, dest=choice.name)
     given = vars(look.parse_known_args(argv)[0])
-    return {**(config.read_yaml(given["config"]) if "config" in given else {}), **given}
+    return {**(read_yaml(given["config"]) if "config" in given else {}), **given}
 
 
 def _ignore(message: str) -> None:
@@ -196,7 +199,7 @@ def _from_file(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
             names = names[:1]
         known.update((name.lstrip("-").replace("-", "_"), action.dest) for name in names)
     settings = {}
-    for name, value in config.read_yaml(path).items():
+    for name, value in read_yaml(path).items():
         if name not in known:
             raise UserError(f"--config {path}: {name}: no such setting; {nearest(name, known)}")
         settings[known[name]] = value

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +16,8 @@ def import_user_module(folder: str) -> None:
     """Import the package in *folder*, so that it registers its parts; repeated calls have no effect.
 
     Raises:
-        UserError: the folder is missing, or its name is not a valid package name.
+        UserError: the folder is missing or no package, its name is not a valid package name, or its import fails;
+            the message names the line of the plug-in that failed.
     """
     path = Path(folder).absolute()
     if path.is_dir():
@@ -28,9 +31,42 @@ def import_user_module(folder: str) -> None:
     known = sys.modules.get(name)
     if known is not None and not _comes_from(known, path):
         raise UserError(f"--user-dir {folder}: a different package named {name} is already imported; rename the folder")
+    if path.is_dir() and not (path / "__init__.py").is_file():
+        raise UserError(f"--user-dir {folder}: no __init__.py in the folder; give the folder of a Python package")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    importlib.import_module(name)
+    if known is None:
+        _import(name, path, folder)
+
+
+def _import(name: str, path: Path, folder: str) -> None:
+    importlib.invalidate_caches()
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() not in _files(path):
+        raise UserError(f"--user-dir {folder}: another module named {name} is found first; rename the folder")
+    try:
+        importlib.import_module(name)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"--user-dir {folder}: {_place(error, path)}; correct the plug-in") from None
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """The last line of the plug-in at *path* that *error* passed through, and the error."""
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    own = path if path.is_dir() else path.with_suffix(".py")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if Path(frame.filename).resolve().is_relative_to(own.resolve()):
+            return f"{frame.filename}, line {frame.lineno}: {reason}"
+    return reason
+
+
+def _files(path: Path) -> set[Path]:
+    """The files that a plug-in at *path* can begin in."""
+    return {(path / "__init__.py").resolve(), path.with_suffix(".py").resolve()}
 
 
 def _comes_from(module: ModuleType, path: Path) -> bool:

@@ -38,7 +38,7 @@ class CommonConfig(KernelConfig):
     bf16: bool = flag(False, "bfloat16 arithmetic, float32 parameters")
     memory_efficient_fp16: bool = flag(False, "float16 parameters: with Adam 12 bytes a parameter, not 16")
     compile: bool = flag(False, "compile the model with torch.compile")
-    fp16_init_scale: float = flag(128.0, "initial loss scale of --fp16", above=0)
+    fp16_init_scale: float = flag(128.0, "initial loss scale of --fp16", above=0, high=2.0**32)
     fp16_scale_window: int | None = flag(
         None,
         "updates without overflow before the loss scale is doubled (default: 16384 / processes / update-freq)",
@@ -68,7 +68,7 @@ class CommonConfig(KernelConfig):
 class DataConfig:
     """Data and batches: splits, and how they are cut into batches."""
 
-    num_workers: int = flag(1, "batches prepared in the background for a GPU (0: none)", low=0)
+    num_workers: int = flag(1, "batches prepared in the background for a GPU (0: none)", low=0, high=1024)
     max_tokens: int | None = flag(None, "maximum tokens in a batch, per process", low=1)
     batch_size: int | None = flag(None, "maximum rows in a batch, per process", aliases=("--max-sentences",), low=1)
     required_batch_size_multiple: int = flag(8, "larger batches are cut to a multiple of this many rows", low=1)
@@ -114,7 +114,9 @@ class DistributedConfig:
     )
     distributed_init_method: str | None = flag(None, "address of the rendezvous, e.g. tcp://host:port", metavar="URL")
     distributed_port: int = flag(-1, "port of the rendezvous (-1: a free one)", low=-1, high=65535)
-    distributed_timeout: float = flag(600.0, "seconds without response after which a process ends the job", above=0)
+    distributed_timeout: float = flag(
+        600.0, "seconds without response after which a process ends the job", above=0, high=10_000_000
+    )
     distributed_no_spawn: bool = flag(False, "this process is one rank and starts no others")
     local_rank: int = flag(0, "GPU of this process", aliases=("--local_rank", "--device-id"), low=0)
     ddp_backend: str = flag(

@@ -12,6 +12,7 @@ from fairseq.data.dictionary import Dictionary
 from fairseq.data.note_words import NoteWords
 from fairseq.errors import UserError
 from fairseq.files import atomic_folder
+from fairseq.limits import check_processes
 
 
 def main(args: argparse.Namespace) -> None:
@@ -49,6 +50,7 @@ def _splits(config: PreprocessConfig) -> dict[str, str]:
 
 def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
     """Raise UserError for invalid settings before any work is done."""
+    check_processes("--workers", config.workers)
     if config.srcdict is not None and (config.thresholdsrc > 0 or config.nwordssrc > 0):
         raise UserError("--srcdict: the dictionary is not changed; leave out --thresholdsrc and --nwordssrc")
     if config.srcdict is None and config.trainpref is None:

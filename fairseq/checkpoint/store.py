@@ -16,7 +16,7 @@ from fairseq.checkpoint.foreign import fairseq0x
 from fairseq.checkpoint.foreign.standins import SAFE_GLOBALS
 from fairseq.checkpoint.integrity import check_finite, check_records, check_room
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file
+from fairseq.files import atomic_file, open_regular
 
 ZIP_MAGIC = b"PK\x03\x04"
 _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose module)")
@@ -122,7 +122,7 @@ def _first(names: list[str], count: int = 3) -> str:
 
 def _first_bytes(path: Path) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             magic = file.read(len(ZIP_MAGIC))
     except FileNotFoundError:
         raise UserError(f"{path}: file not found; check the path") from None

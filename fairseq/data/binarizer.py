@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import errno
 import itertools
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.data.note_spans import NoteSpansWriter, number_dtype
 from fairseq.data.note_words import LINE_END, NoteWords, SubwordMarks, WordMarker, WordRule, read_words
 from fairseq.errors import UserError, read_failure
+from fairseq.files import open_regular
 
 CHUNK_BYTES = 1 << 24  # given to a process at once
 BLOCK_BYTES = 1 << 20  # decoded at once
@@ -143,12 +145,14 @@ def check_text(path: str) -> int:
         UserError: it cannot be read, is not a regular file, or is empty.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise UserError(
+                f"{path}: not a regular file; the text is read more than once, so save it to a file first"
+            ) from None
         raise UserError(f"{path}: {read_failure(error)}; give a text file") from None
-    if not os.path.isfile(path):
-        raise UserError(f"{path}: not a regular file; the text is read more than once, so save it to a file first")
     if size == 0:
         raise _no_words(path)
     return size

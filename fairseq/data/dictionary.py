@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file
+from fairseq.files import atomic_file, read_regular
 
 ROLES = ("bos", "pad", "eos", "unk")
 MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
@@ -207,7 +207,7 @@ class Dictionary:
                 header names a word that is not there.
         """
         try:
-            content = Path(path).read_bytes()
+            content = read_regular(path)
         except OSError as error:
             raise UserError(f"{path}: {read_failure(error)}; give a dict.txt made by fairseq-preprocess") from None
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.errors import UserError, nearest, read_failure
+from fairseq.files import read_regular
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ def check_labels(path: Path, examples: Sequence[Example]) -> None:
 
 def _lines(path: Path) -> list[str]:
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; check DATA and the name of the split") from None
     try:

@@ -22,7 +22,7 @@ import numpy as np
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.joined import JoinedArray
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file
+from fairseq.files import atomic_file, open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -152,7 +152,7 @@ def _read_header(path: str) -> tuple[np.dtype, int]:
     """(type of the tokens, number of lines), once the file has the right length for them."""
     size = _file_size(path)
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             header = file.read(_HEADER.size)
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; make it with fairseq-preprocess") from None

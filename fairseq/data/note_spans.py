@@ -23,7 +23,7 @@ from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.data.joined import JoinedArray
 from fairseq.data.note_words import AGAIN, NOTES, NoteWords
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file
+from fairseq.files import atomic_file, open_regular
 
 MAGIC = b"FSNOTES\x00"
 VERSION = 1
@@ -236,7 +236,7 @@ def _open(prefix: str, notes: NoteWords, dictionary: Dictionary) -> tuple[np.nda
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return file.read(_HEADER.size)
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None

@@ -18,7 +18,7 @@ import numpy as np
 
 from fairseq.data.dictionary import DIGITS, Dictionary
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file
+from fairseq.files import atomic_file, read_regular
 
 NOTES = "notes.txt"
 AGAIN = "run fairseq-preprocess --notes again"
@@ -100,7 +100,7 @@ class NoteWords:
         """
         path = os.path.join(folder, NOTES)
         try:
-            text = Path(path).read_bytes().decode("utf-8")
+            text = read_regular(path).decode("utf-8")
         except OSError as error:
             raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None
         except UnicodeDecodeError as error:

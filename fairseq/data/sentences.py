@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ import torch
 from fairseq.data.dataset import Sample
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.glue import Label
-from fairseq.errors import UserError
+from fairseq.errors import UserError, read_failure
+from fairseq.files import read_regular
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +49,10 @@ def _splitter(codes: str | Path) -> Callable[[str], list[str]]:
     except ImportError as error:
         raise UserError(f"--bpe-codes {codes}: needs the package {error.name}; install it with pip") from None
     try:
-        with open(codes, encoding="utf-8") as file:
-            bpe: Any = BPE(file)
-    except FileNotFoundError:
-        raise UserError(f"--bpe-codes {codes}: file not found; give the codes of pre-training") from None
-    except (OSError, UnicodeDecodeError, ValueError, IndexError) as error:
+        bpe: Any = BPE(io.StringIO(read_regular(codes).decode("utf-8")))
+    except OSError as error:
+        raise UserError(f"--bpe-codes {codes}: {read_failure(error)}; give the codes of pre-training") from None
+    except (UnicodeDecodeError, ValueError, IndexError) as error:
         raise UserError(f"--bpe-codes {codes}: cannot be read as subword-nmt codes ({error})") from None
     except SystemExit:  # subword-nmt exits at an invalid line
         raise UserError(f"--bpe-codes {codes}: not a file of subword-nmt codes; give that of pre-training") from None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fairseq.errors import UserError
+from fairseq.limits import check_processes
 from fairseq.settings import DistributedConfig
 
 
@@ -125,6 +126,8 @@ def _from_flags(cfg: DistributedConfig, cpu: bool, gpus: int) -> Launch:
             "or --distributed-init-method to add other machines"
         )
     count = min(here or size, size - cfg.distributed_rank)
+    if cpu:
+        check_processes("--nprocs-per-node" if cfg.nprocs_per_node else "--distributed-world-size", count)
     if count < size and not url:
         raise UserError(
             f"--nprocs-per-node {here}: {size} processes need --distributed-init-method, to find the other nodes'"

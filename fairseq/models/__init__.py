@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fairseq.limits import ModelLimit, limited_models
 from fairseq.models.base import BaseFairseqModel, FairseqDecoder, FairseqLanguageModel, ModelConfig
 from fairseq.registry import Registry
 from fairseq.settings import Settings
@@ -39,7 +40,8 @@ def register_model(name: str, dataclass: type | None = None) -> Callable[[M], M]
 def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
     """The model of the architecture that *settings* choose, for *task*'s dictionary."""
     cls = MODELS[ARCHITECTURES[settings.chosen.arch].model]
-    return cls.build_model(settings.given_to(cls, settings.model), task)
+    with limited_models(ModelLimit.of_machine()):
+        return cls.build_model(settings.given_to(cls, settings.model), task)
 
 
 def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fill], Fill]:

@@ -16,6 +16,8 @@ from fairseq.modules.notes import CausalNoteDictionary
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.settings import KernelConfig
 
+MOST_LAYERS = 2000
+
 
 @dataclass(frozen=True)
 class ModelConfig(KernelConfig):

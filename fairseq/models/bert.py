@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.models import register_model
-from fairseq.models.base import BaseFairseqModel, ModelConfig
+from fairseq.models.base import MOST_LAYERS, BaseFairseqModel, ModelConfig
 from fairseq.models.heads import MaskedLMHead
 from fairseq.modules.encoder import INITIAL_DEVIATION, EncoderShape, Infuse, TransformerEncoder
 from fairseq.modules.output_layer import OutputLayer
@@ -23,7 +23,7 @@ from fairseq.modules.transformer_layer import ACTIVATIONS
 class BertConfig(ModelConfig):
     """Settings of an encoder."""
 
-    encoder_layers: int = flag(12, "number of layers", low=1)
+    encoder_layers: int = flag(12, "number of layers", low=1, high=MOST_LAYERS)
     encoder_embed_dim: int = flag(768, "channels of the layers", low=1)
     encoder_input_dim: int | None = flag(None, "width of the embeddings (default: --encoder-embed-dim)", low=1)
     encoder_ffn_embed_dim: int = flag(3072, "width of the feed-forward networks", low=1)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.models import register_model
-from fairseq.models.base import FairseqLanguageModel, ModelConfig
+from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
 from fairseq.models.notes import CausalNoteConfig, give_notes
 from fairseq.models.pruning import check_layers, keep_layers
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
@@ -47,7 +47,7 @@ class TransformerLMConfig(CausalNoteConfig, ModelConfig):
     decoder_output_dim: int | None = flag(None, "width of the output (default: --decoder-embed-dim)", low=1)
     decoder_input_dim: int | None = flag(None, "width of the input embeddings (default: --decoder-embed-dim)", low=1)
     decoder_ffn_embed_dim: int = flag(2048, "width of the feed-forward networks", low=1)
-    decoder_layers: int = flag(6, "number of layers", low=1)
+    decoder_layers: int = flag(6, "number of layers", low=1, high=MOST_LAYERS)
     decoder_layers_to_keep: list[int] | None = flag(
         None, "numbers of a checkpoint's layers to keep, from 0, such as 0,2,5 (default: all)", metavar="LAYERS"
     )
@@ -70,14 +70,14 @@ class TransformerLMConfig(CausalNoteConfig, ModelConfig):
     layernorm_embedding: bool = flag(False, "layer norm after the embeddings")
     character_embeddings: bool = flag(False, "character-built word embeddings (not supported)")
     position_infused_attention: bool = flag(False, "Shortformer: add positions to queries and keys of every layer")
-    tokens_from_prev: int = flag(0, "Shortformer: cached previous tokens; implies --position-infused-attention")
+    tokens_from_prev: int = flag(0, "Shortformer: cached previous tokens; implies --position-infused-attention", low=0)
     tokens_per_sample: int = flag(1024, "tokens per block", low=1)
     max_target_positions: int | None = flag(None, "maximum tokens per row (default: --tokens-per-sample)", low=1)
 
     @property
     def memory_length(self) -> int:
         """Tokens of the cache; 0 without one."""
-        return max(0, self.tokens_from_prev)
+        return self.tokens_from_prev
 
     @property
     def layer_count(self) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.models import register_model
-from fairseq.models.base import FairseqLanguageModel, ModelConfig
+from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
 from fairseq.models.notes import CausalNoteConfig, give_notes
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.attention import SelfAttention
@@ -42,7 +42,7 @@ BY_DISTANCE = ("relative", "shaw")
 class TransformerXLConfig(CausalNoteConfig, ModelConfig, MemoryConfig):
     """The settings of a Transformer-XL."""
 
-    n_layer: int = flag(12, "number of layers", low=1)
+    n_layer: int = flag(12, "number of layers", low=1, high=MOST_LAYERS)
     n_head: int = flag(8, "attention heads of each layer", low=1)
     d_model: int = flag(512, "width of the model", low=1)
     d_head: int | None = flag(None, "width of a head (default: --d-model / --n-head)", low=1)

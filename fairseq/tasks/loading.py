@@ -13,6 +13,7 @@ from fairseq import checkpoint, config
 from fairseq.criterions import CRITERIONS
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError, nearest
+from fairseq.limits import ModelLimit, limited_models
 from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
 from fairseq.models.loading import load_parameters
 from fairseq.models.unsupported import NEUTRAL, check_supported
@@ -70,7 +71,8 @@ def load_models(
                 given["tokens_per_sample"] = args.tokens_per_sample
         _check_dictionary(path, parameters, task.source_dictionary, data)
         own = typed_settings(args)
-        model = task.build_model(own.given_to(type(task), own))
+        with limited_models(ModelLimit.of_checkpoint(parameters, path)):
+            model = task.build_model(own.given_to(type(task), own))
         load_parameters(model, parameters, path)
         models.append(model.eval())
     if task is None or first is None:

@@ -209,7 +209,7 @@ def test_config_file_sets_what_flags_leave_open(tmp_path):
 
 
 def test_config_file_that_is_not_there(mistake, tmp_path):
-    assert mistake("--config", tmp_path / "none").startswith(f"--config {tmp_path}/none: cannot be read")
+    assert mistake("--config", tmp_path / "none").startswith(f"--config {tmp_path}/none: file not found")
 
 
 @pytest.mark.parametrize("name, line", [("none", "folder not found"), ("torch", "different package"), ("a.b", "dots")])

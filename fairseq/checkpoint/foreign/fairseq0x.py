@@ -74,6 +74,8 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
     for name in LISTS:
         if isinstance(upgraded.get(name), int | float):
             upgraded[name] = [upgraded[name]]
+    if isinstance(upgraded.get("tokens_from_prev"), int):
+        upgraded["tokens_from_prev"] = max(0, upgraded["tokens_from_prev"])  # the Shortformer fork's -1: no cache
     if "no_tie_adaptive_proj" in upgraded:  # written before models had a final norm
         upgraded["no_decoder_final_norm"] = True
         if not upgraded.pop("no_tie_adaptive_proj"):

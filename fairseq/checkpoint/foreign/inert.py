@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fairseq.checkpoint.foreign.stored_tensor import Storage, Stored
 from fairseq.errors import UserError, read_failure
+from fairseq.files import open_regular
 
 NAME_LENGTH = 256  # most characters in the name of a module or a class
 BITS = 128  # most bits of an integer
@@ -334,7 +335,7 @@ def load(path: Path) -> Loaded:
         UserError: it cannot be read, is damaged, or contains a call that is not allowed.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return Loaded(path, *(_load_zip(file) if file.peek(2).startswith(b"PK") else _load_pickles(file)))
     except Refused as refused:
         raise UserError(

@@ -1,0 +1,117 @@
+"""Limits on what settings and files may ask for, checked before memory or processes are allocated."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from fairseq.errors import UserError, is_out_of_memory
+
+PROCESSES_PER_CORE = 16
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
+
+
+def memory_bytes() -> int:
+    """Return the memory that this process may use: that of the machine, or less by a cgroup or ``ulimit -v``."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max"
+        limits.append(int(_CGROUP.read_text()))
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return min([*limits, soft] if soft != resource.RLIM_INFINITY else limits)
+
+
+def check_processes(flag: str, count: int) -> None:
+    """Check that this machine can start *count* processes on its CPUs.
+
+    Raises:
+        UserError: it cannot; the message names *flag*.
+    """
+    most = PROCESSES_PER_CORE * (os.cpu_count() or 1)
+    if count > most:
+        raise UserError(f"{flag} {count}: at most {most} processes run on the {os.cpu_count()} cores of this machine")
+
+
+@dataclass(frozen=True)
+class ModelLimit:
+    """Most parameters of a model.
+
+    Attributes:
+        elements: numbers in all parameters together.
+        tensors: parameters.
+        advice: the error message of a larger model.
+    """
+
+    elements: int
+    tensors: int
+    advice: str
+
+    @classmethod
+    def of_machine(cls) -> ModelLimit:
+        """Return the limit by memory: float32 parameters have to fit."""
+        available = memory_bytes()
+        return cls(
+            available // 4,
+            1 << 20,
+            f"the model's parameters do not fit into {available / 2**30:.0f} GiB of memory; lower the layers, widths "
+            "or positions",
+        )
+
+    @classmethod
+    def of_checkpoint(cls, parameters: Mapping[str, Any], path: str | Path) -> ModelLimit:
+        """Return the limit of a model whose parameters are in a file: twice what it contains, and a little more.
+
+        Settings in the file may ask for any size; a model cannot be larger than the parameters that it is filled with.
+        """
+        held = [value.numel() for value in parameters.values() if isinstance(value, Tensor)]
+        return cls(
+            2 * sum(held) + (1 << 20),
+            2 * len(held) + 1000,
+            f"{path}: its settings describe a larger model than the {sum(held):,} parameters that it contains; "
+            "use another checkpoint",
+        )
+
+
+class _TooLarge(UserError):
+    """The model exceeds a limit."""
+
+
+@contextlib.contextmanager
+def limited_models(limit: ModelLimit) -> Iterator[None]:
+    """Context in which a model under construction may not exceed *limit*.
+
+    Each parameter counts as it is registered, before it is initialized, so that memory is not used yet. Parameters on
+    the meta device take no memory and count by their number only.
+
+    Raises:
+        UserError: the model exceeds the limit; of nested contexts the outermost describes it.
+    """
+    elements = tensors = 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal elements, tensors
+        if parameter is None:
+            return
+        tensors += 1
+        elements += 0 if parameter.is_meta else parameter.numel()
+        if elements > limit.elements or tensors > limit.tensors:
+            raise _TooLarge(limit.advice)
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    except _TooLarge:
+        raise _TooLarge(limit.advice) from None
+    except RuntimeError as error:
+        if is_out_of_memory(error) or "Storage size calculation overflowed" in str(error):
+            raise _TooLarge(limit.advice) from None
+        raise
+    finally:
+        handle.remove()

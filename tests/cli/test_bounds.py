@@ -1,0 +1,239 @@
+"""What settings and files ask for is bounded: one line each, before memory or hours are spent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+import torch
+
+from fairseq import checkpoint, options
+from fairseq.config import parse_dict
+from fairseq.errors import UserError
+from fairseq.limits import ModelLimit, limited_models, memory_bytes
+from fairseq.settings_file import read_yaml
+from fairseq.tasks.loading import load_models
+from fairseq_cli import preprocess as preprocess_command
+
+LARGEST = str(2**63 - 1)
+
+
+@contextlib.contextmanager
+def little_memory(more=1 << 30):
+    """Let this process allocate at most *more* bytes: an unbounded read or model fails at once."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(f"--decoder-layers {LARGEST}", "--decoder-layers 1000000", f"--max-tokens {LARGEST}", f"--seed {LARGEST}"),
+        *(f"--tokens-per-sample {LARGEST}", f"--max-update {LARGEST}", f"--decoder-ffn-embed-dim {LARGEST}"),
+        *("--distributed-world-size 100000", "--nprocs-per-node 100000 --distributed-world-size 100000"),
+        *("--lr 1e300", "--weight-decay 1e300", "--distributed-timeout 1e300", "--tokens-from-prev -1"),
+        *("--fp16-init-scale 1e300", "--num-workers 1000000000", "--max-update " + "9" * 5000),
+    ],
+)
+def test_sizes_beyond_all_use_name_their_flag(mistake, flags):
+    line = mistake(*flags.split())
+    assert line.startswith(flags.split()[0]) and len(line) < 250
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--decoder-ffn-embed-dim 2000000000",
+        "--decoder-embed-dim 1000000",
+        "--decoder-learned-pos --max-target-positions 2000000000",
+    ],
+)
+def test_a_model_larger_than_memory_is_rejected_before_it_is_made(mistake, flags):
+    with little_memory():
+        assert mistake(*flags.split()).startswith("the model's parameters do not fit into ")
+
+
+def test_a_limit_counts_parameters_before_they_are_initialized():
+    with pytest.raises(UserError, match="too large"), limited_models(ModelLimit(100, 10, "too large")):
+        torch.nn.Linear(20, 20)
+    with pytest.raises(UserError, match="too large"), limited_models(ModelLimit(10**6, 10, "too large")):
+        torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(10**9))
+    with limited_models(ModelLimit(100, 10, "too large")):
+        torch.nn.Linear(20, 20, device="meta")
+    torch.nn.Linear(20, 20)  # the limit ends with its context
+    assert memory_bytes() > 1 << 28
+
+
+@pytest.mark.parametrize(
+    "name, value", [("decoder_layers", 2000), ("decoder_ffn_embed_dim", 10**9), ("decoder_layers", 10**8)]
+)
+def test_a_checkpoint_cannot_ask_for_more_than_it_contains(trained, tmp_path, name, value):
+    state = checkpoint.read(trained)
+    state["args"][name] = value
+    torch.save(state, tmp_path / "hostile.pt")
+    with little_memory(), pytest.raises(UserError, match="larger model than|must be at most|expected a whole number"):
+        load_models([tmp_path / "hostile.pt"], runs.DATA)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--valid-subset", "--train-subset", "--stages", "--save-dir", "--restore-file", "--finetune-from-model"),
+        *("--optimizer-overrides", "--update-freq", "--lr", "--best-checkpoint-metric", "--distributed-init-method"),
+    ],
+)
+def test_empty_values_name_their_flag(mistake, flag):
+    assert flag in mistake(flag, "")
+
+
+@pytest.mark.parametrize("flag", ["--save-dir", "--restore-file", "--config", "--user-dir", "--train-subset"])
+def test_a_path_of_5000_characters(mistake, flag):
+    mistake(flag, "x" * 5000)
+
+
+def test_overrides_with_other_keys_than_names():
+    for text in ("{[]: 2}", "{1: 2}", "{" * 5000, "{'a'"):
+        with pytest.raises(UserError, match="--model-overrides .*expected a dict"):
+            parse_dict("--model-overrides", text)
+
+
+@pytest.mark.parametrize("name", ["dict.txt", "valid.idx", "valid.bin"])
+def test_named_pipes_as_data_are_not_waited_for(mistake, data, name):
+    (data / name).unlink()
+    os.mkfifo(data / name)
+    assert mistake(data=data).startswith(f"{data}/{name}: ")
+
+
+def preprocessing(monkeypatch, capsys, *flags):
+    monkeypatch.setattr(sys, "argv", ["preprocess.py", "--only-source", *map(str, flags)])
+    with pytest.raises(SystemExit) as end:
+        preprocess_command.cli_main()
+    lines = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and len(lines) == 1
+    return lines[0].removeprefix("preprocess.py: error: ")
+
+
+@pytest.mark.parametrize(
+    "flags, line",
+    [
+        ("--padding-factor 100000000", "--padding-factor 100000000: must be at most"),
+        ("--workers 100000", "--workers 100000: at most"),
+        (f"--nwordssrc {LARGEST}", "argument --nwordssrc|--nwordssrc: expected"),
+        ("--srcdict /dev/zero", "/dev/zero: cannot be read (not a regular file)"),
+    ],
+)
+def test_preprocessing_is_bounded(monkeypatch, capsys, tmp_path, flags, line):
+    (tmp_path / "x").write_text("a b c\n")
+    with little_memory():
+        found = preprocessing(
+            monkeypatch, capsys, "--trainpref", tmp_path / "x", "--destdir", tmp_path / "d", *flags.split()
+        )
+    assert found.startswith(tuple(line.split("|"))) and not (tmp_path / "d").exists()
+
+
+def test_named_pipes_as_text_are_not_waited_for(monkeypatch, capsys, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    line = preprocessing(monkeypatch, capsys, "--trainpref", tmp_path / "pipe", "--destdir", tmp_path / "d")
+    assert line.startswith(f"{tmp_path}/pipe: not a regular file")
+
+
+@pytest.mark.parametrize("parser", [options.get_generation_parser, options.get_interactive_generation_parser])
+def test_samples_for_hours_are_rejected(parser):
+    for flags in ("--num-samples 99999999999", "--num-samples 2000000000", "--beam 1000000"):
+        with pytest.raises(UserError, match=flags.split()[0]):
+            options.parse_args_and_arch(parser(), [str(runs.DATA), "--path", "x", *flags.split()])
+
+
+# --- YAML
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("patience: " + "1" * 5000, "patience: 0x" + "f" * 3000, "patience: " + "1:" * 3000 + "1", "patience: 1e400"),
+        *("patience: 2020-13-45", "patience: 2020-12-25", "patience: !!timestamp x", "patience: !!float abc"),
+        *(
+            "lr: !!int ''",
+            "lr: !!bool maybe",
+            "lr: !!set {a}",
+            "lr: !!binary xx",
+            "weight_decay: .nan",
+            "lr: !!merge x",
+        ),
+        *("a: {" * 2000, "[" * 2000, "".join("  " * i + "a:\n" for i in range(300)), "lr: [[1]]"),
+        *("a: &a 1\nb: *a\n", "? [1, 2]\n: 3", "1: 2", "a: 1\n---\nb: 2", "%YAML 9.9\n---\na: 1"),
+        *('tensorboard_logdir: "a\\0b"', "\0", "a" * 70000, "x: !!python/object/apply:os.system ['id']"),
+    ],
+)
+def test_yaml_that_cannot_be_settings_is_one_line(mistake, tmp_path, text):
+    (tmp_path / "c.yaml").write_text(text)
+    with little_memory():
+        line = mistake("--config", tmp_path / "c.yaml")
+    assert len(line) < 400
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "pipe", "."])
+def test_a_config_that_is_no_regular_file(mistake, tmp_path, path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    assert mistake("--config", path).startswith(f"--config {path}: cannot be read (")
+
+
+def test_a_config_may_hold_lists_and_overrides(tmp_path):
+    (tmp_path / "c.yaml").write_text("lr: [1, 2.5]\nmodel-overrides: {dropout: 0.1}\nstages: '8:1,16:2'\n")
+    assert read_yaml(tmp_path / "c.yaml") == {
+        "lr": [1, 2.5],
+        "model_overrides": {"dropout": 0.1},
+        "stages": "8:1,16:2",
+    }
+
+
+# --- plug-ins
+
+
+@pytest.mark.parametrize(
+    "number, text, line, reason",
+    [
+        (1, "x = 1\ndef f(:\n", 2, "SyntaxError: "),
+        (2, "\n\nimport no_such_module_here\n", 3, "ModuleNotFoundError: No module named 'no_such_module_here'"),
+        (3, "import sys\nsys.exit(0)\n", 2, "SystemExit: 0"),
+        (4, "def f():\n    raise ValueError('two\\nlines')\nf()\n", 2, "ValueError: two lines"),
+        (5, "def f():\n    f()\nf()\n", 2, "RecursionError: "),
+    ],
+)
+def test_a_plugin_that_fails_names_its_line(mistake, tmp_path, number, text, line, reason):
+    folder = tmp_path / f"plugin_that_fails_{number}"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(text)
+    found = mistake("--user-dir", folder)
+    assert found.startswith(f"--user-dir {folder}: {folder}/__init__.py, line {line}: {reason}")
+
+
+def test_an_empty_folder_beside_a_module_of_its_name_runs_nothing(mistake, tmp_path):
+    (tmp_path / "plugin_empty").mkdir()
+    (tmp_path / "plugin_empty.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert mistake("--user-dir", tmp_path / "plugin_empty").startswith(
+        f"--user-dir {tmp_path}/plugin_empty: no __init__.py"
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_module_found_before_the_plugin_does_not_run(mistake, tmp_path, monkeypatch):
+    for place in ("first", "second"):
+        (tmp_path / place / "plugin_twice").mkdir(parents=True)
+        (tmp_path / place / "plugin_twice" / "__init__.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path / "second")
+    monkeypatch.syspath_prepend(tmp_path / "first")
+    assert "another module named plugin_twice is found first" in mistake("--user-dir", tmp_path / "second/plugin_twice")
+    shutil.rmtree(tmp_path / "first")
