@@ -38,6 +38,7 @@ def flag(
     metavar: str | None = None,
     negative: bool = False,
     const: Any = None,
+    same_as: str | None = None,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
@@ -51,6 +52,7 @@ def flag(
         metavar: how ``--help`` shows the value.
         negative: a bool that also has a ``--no-…`` form.
         const: the value where the flag is given without one.
+        same_as: the setting whose value it has unless it is given.
     """
     metadata = {
         "help": help,
@@ -60,6 +62,7 @@ def flag(
         "metavar": metavar,
         "negative": negative,
         "const": const,
+        "same_as": same_as,
     }
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
@@ -114,8 +117,9 @@ def extract(config: type[C], values: Mapping[str, Any] | argparse.Namespace) -> 
     given = vars(values) if isinstance(values, argparse.Namespace) else values
     kwargs = {}
     for field, hint in _fields(config):
-        if field.name in given:
-            kwargs[field.name] = coerce(field, hint, given[field.name])
+        name = field.name if field.name in given else field.metadata.get("same_as", "")
+        if name in given:
+            kwargs[field.name] = coerce(field, hint, given[name])
     return config(**kwargs)
 
 
@@ -175,7 +179,7 @@ def coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         return bool(value)
     if many:
         converted = [_number(name, kind, item) for item in _split(value)]
-        if not converted:
+        if not converted and _default(field) != []:
             raise UserError(f"{name}: a value is needed")
         for item in converted:
             _check(name, field, item)

@@ -78,7 +78,7 @@ class LanguageModel:
             UserError: a file is missing or invalid, or the dictionary is not that of the checkpoint.
         """
         models, task, _ = load_language_models(*_paths(checkpoint, data), overrides)
-        cfg = task.cfg  # type: ignore[attr-defined]
+        cfg = task.cfg
         return cls(models[0].to(device), task.source_dictionary, cfg.tokens_per_sample, cfg.add_bos_token)
 
     @overload

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from fairseq import former_names
 from fairseq.errors import UserError
 
 
@@ -44,6 +45,7 @@ def _import(name: str, path: Path, folder: str) -> None:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None or Path(spec.origin).resolve() not in _files(path):
         raise UserError(f"--user-dir {folder}: another module named {name} is found first; rename the folder")
+    former_names.stand_in_for_omegaconf()
     try:
         importlib.import_module(name)
     except UserError:

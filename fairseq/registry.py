@@ -32,8 +32,9 @@ class Registry(Generic[T]):
         """
 
         def keep(part: P) -> P:
-            if config_class is not None:
-                part.config_class = config_class  # type: ignore[attr-defined]
+            if config_class is not None:  # a plug-in's for fairseq says how it is read here
+                translate = getattr(config_class, "as_config", lambda: config_class)
+                part.config_class = translate()  # type: ignore[attr-defined]
             known = self._parts.get(name)
             if known is not None and not _same_source(known, part):
                 raise ValueError(f"{self.kind} {name!r} is registered already, by {known!r}")
@@ -41,6 +42,10 @@ class Registry(Generic[T]):
             return part
 
         return keep
+
+    def replace(self, name: str, part: T) -> None:
+        """Let *part* be the one called *name*, whatever was."""
+        self._parts[name] = part
 
     def __getitem__(self, name: str) -> T:
         """The part called *name*.

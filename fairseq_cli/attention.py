@@ -83,7 +83,7 @@ def _load(args: argparse.Namespace, settings: Settings) -> tuple[AttentionReader
     heads = parse_heads(cfg.heads, len(modules), modules[0].num_heads)
     if cfg.terms is None and not has_terms(modules):
         logger.info("the terms of the score are not plotted: only relative attention has them")
-    dictionary, length = task.source_dictionary, task.cfg.tokens_per_sample  # type: ignore[attr-defined]
+    dictionary, length = task.source_dictionary, task.cfg.tokens_per_sample
     corpus = _first_tokens(task.corpus(settings.data.gen_subset), cfg.first_tokens)  # type: ignore[attr-defined]
     rows = _rows(settings.data, length, model.memory_length)
     reader = AttentionReader(

@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     given = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
     models, task, trained = load_language_models(paths, settings.data_path, overrides, given)
     scoring = Scoring(
-        tokens_per_sample=task.cfg.tokens_per_sample,  # type: ignore[attr-defined]
+        tokens_per_sample=task.cfg.tokens_per_sample,
         break_mode=given.sample_break_mode,
         context_window=cfg.context_window,
         token_by_token=cfg.sliding_inf == 1,
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         multiple=data.required_batch_size_multiple,
         softmax_batch=cfg.softmax_batch,
         skip_too_long=data.skip_invalid_size_inputs_valid_test,
-        add_bos_token=task.cfg.add_bos_token,  # type: ignore[attr-defined]
+        add_bos_token=task.cfg.add_bos_token,
     )
     scorer = Scorer(models, task.source_dictionary, scoring, Precision(common), device, int8=cfg.int8)
     if common.compile:

@@ -83,7 +83,7 @@ def _validate(split: str, model: BaseFairseqModel, task: FairseqTask, run: Setti
         prefix=f"valid on {split!r} subset",
     ) as bar:
         meter = validate(graph, task, bar, Precision(common), world)
-        figures = {**meter.report(criterion.figures()), "ntokens": meter.tokens}
+        figures = {**meter.report(task.figures(criterion)), "ntokens": meter.tokens}
         bar.print(figures, tag=split)
     return figures
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
+from fairseq.former_names import names_of
 from fairseq.registry import Registry
 from fairseq.settings import Settings, chosen_part
 
@@ -47,3 +48,5 @@ __all__ = [
     "register_criterion",
     "sentence_prediction",
 ]
+
+__getattr__ = names_of(__name__)

@@ -28,9 +28,9 @@ class AdaptiveLossConfig:
 class AdaptiveLoss(CrossEntropyCriterion):
     """Negative log-likelihood through an adaptive softmax (Grave et al. 2017), each band over its own words."""
 
-    def __init__(self, task: Any, cfg: AdaptiveLossConfig) -> None:
-        super().__init__(task, cfg)
-        self.legacy_padding = cfg.adaptive_loss_legacy_padding
+    def __init__(self, task: Any, sentence_avg: bool, adaptive_loss_legacy_padding: bool = False) -> None:
+        super().__init__(task, sentence_avg)
+        self.legacy_padding = adaptive_loss_legacy_padding
 
     def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
         if not isinstance(model.output_layer, BandedSoftmax) or len(model.output_layer.bounds) == 2:

@@ -29,9 +29,9 @@ class CrossEntropyCriterion(FairseqCriterion):
 
     legacy_padding = False
 
-    def __init__(self, task: Any, cfg: Any) -> None:
+    def __init__(self, task: Any, sentence_avg: bool) -> None:
         super().__init__(task)
-        self.sentence_avg = cfg.sentence_avg
+        self.sentence_avg = sentence_avg
 
     def check(self, model: Any) -> None:
         if not getattr(model, "predicts_next_token", True):

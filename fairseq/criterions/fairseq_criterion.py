@@ -9,7 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq import config
+from fairseq.former_names import names_of
 from fairseq.logging.figures import Figure, language_model_figures
+from fairseq.logging.reduced import log_figures, reduced_figures
 
 Sample = dict[str, Any]
 Loss = tuple[Tensor, int, dict[str, Any]]
@@ -44,13 +46,17 @@ class FairseqCriterion(nn.Module):
         """Build the criterion with the settings that its constructor names.
 
         Args:
-            args: its typed settings, passed as ``cfg``; or the flat namespace of fairseq, from which the constructor
-                may also take single settings.
+            args: its typed settings, or the flat namespace of fairseq; the constructor takes them as ``args`` or
+                ``cfg``, or single ones by name.
             task: the task.
         """
         wanted = inspect.signature(cls.__init__).parameters
+        if not wanted.keys() - {"self", "parts"}:
+            return cls(task)
         given: dict[str, Any] = dict(vars(args)) if isinstance(args, argparse.Namespace) else {}
-        given |= {"task": task, "args": args, "cfg": config.typed(cls.config_class, args) if cls.config_class else None}
+        if cls.config_class is not None:
+            given |= vars(config.typed(cls.config_class, args))
+        given |= {"task": task, "args": args, "cfg": args}
         return cls(**{name: given[name] for name in wanted if name in given})
 
     def check(self, model: Any) -> None:
@@ -68,9 +74,16 @@ class FairseqCriterion(nn.Module):
         """The figures of log and validation, by name, in the order of the log.
 
         They are computed from totals of the sums that :meth:`compute_loss` returns. Any of them can be the
-        ``--best-checkpoint-metric``.
+        ``--best-checkpoint-metric``. A plug-in written for fairseq may log them in :meth:`reduce_metrics` instead.
         """
+        if type(self).reduce_metrics is not FairseqCriterion.reduce_metrics:
+            return reduced_figures(self.reduce_metrics)
         return language_model_figures()
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[Any]) -> None:
+        """Log figures of the sums in *logging_outputs*, a list of one; plug-ins written for fairseq override it."""
+        log_figures(language_model_figures(), logging_outputs[0])
 
     def forward(self, model: Any, sample: Sample, reduce: bool = True) -> Loss:
         """Run the model on *sample* and compute its loss."""
@@ -85,3 +98,6 @@ def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, 
         "nsentences": sample["nsentences"],
         "sample_size": sample_size,
     }
+
+
+__getattr__ = names_of(__name__)

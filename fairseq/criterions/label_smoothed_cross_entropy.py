@@ -29,9 +29,9 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
     ``nll_loss`` is the plain cross entropy.
     """
 
-    def __init__(self, task: Any, cfg: LabelSmoothedCrossEntropyConfig) -> None:
-        super().__init__(task, cfg)
-        self.eps = cfg.label_smoothing
+    def __init__(self, task: Any, sentence_avg: bool, label_smoothing: float) -> None:
+        super().__init__(task, sentence_avg)
+        self.eps = label_smoothing
 
     def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
         layer = getattr(model, "output_layer", None)

@@ -200,7 +200,7 @@ def load_reader(
     """
     (model,), task, _ = load_language_models([path], data, overrides, settings)
     if model.memory_length and not whole:
-        return WindowReader(name, model, task.cfg.tokens_per_sample), task  # type: ignore[attr-defined]
+        return WindowReader(name, model, task.cfg.tokens_per_sample), task
     limit = model.max_positions()
     if limit is None or limit >= longest:
         return WindowReader(name, model, None), task

@@ -36,6 +36,10 @@ class Figure:
     compute: Callable[[Values], float]
     needs: tuple[str, ...] = ()
 
+    def is_known(self, totals: Values) -> bool:
+        """Return whether *totals* have what it needs."""
+        return all(need in totals for need in self.needs)
+
 
 def ratio(numerator: str, denominator: str, scale: float = 1.0) -> Figure:
     """The mean *numerator* / *denominator*, times *scale*; 0 where nothing was counted."""
@@ -161,11 +165,7 @@ class Meter:
         totals: dict[str, Any] = dict(zip(self.totals.names, self.totals.values.tolist(), strict=True))
         totals |= {name: rows.cpu() for name, rows in self.totals.rows.items()}
         updates = max(self.updates, 1)
-        result = {
-            name: float(figure.compute(totals))
-            for name, figure in figures.items()
-            if all(need in totals for need in figure.needs)
-        }
+        result = {name: float(figure.compute(totals)) for name, figure in figures.items() if figure.is_known(totals)}
         result |= {"wpb": totals["ntokens"] / updates, "bsz": totals["nsentences"] / updates}
         return {**result, **{name: float(value) / updates for name, value in self.means.items()}}
 

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fairseq.former_names import names_of
 from fairseq.limits import ModelLimit, limited_models
 from fairseq.models.base import BaseFairseqModel, FairseqDecoder, FairseqLanguageModel, ModelConfig
-from fairseq.registry import Registry
+from fairseq.registry import Registry, is_plugin
 from fairseq.settings import Settings
 
 M = TypeVar("M", bound=type)
@@ -33,8 +34,21 @@ ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch")
 
 
 def register_model(name: str, dataclass: type | None = None) -> Callable[[M], M]:
-    """Class decorator: keep a model under *name*, with the dataclass of its settings if it has one."""
-    return MODELS.register(name, dataclass)
+    """Class decorator: keep a model under *name*, with the dataclass of its settings if it has one.
+
+    A plug-in's dataclass also makes an architecture of that name, with the dataclass's defaults.
+    """
+
+    def keep(model: M) -> M:
+        if dataclass is not None and is_plugin(model) and name not in ARCHITECTURES:
+            ARCHITECTURES.register(name)(Architecture(name, _defaults_of_the_dataclass))
+        return MODELS.register(name, dataclass)(model)
+
+    return keep
+
+
+def _defaults_of_the_dataclass(args: argparse.Namespace) -> None:
+    """Fill in nothing."""
 
 
 def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
@@ -49,7 +63,9 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
 
     def keep(fill: Fill) -> Fill:
         known = ARCHITECTURES[arch_name].fill if arch_name in ARCHITECTURES else None
-        if known is None or (known.__module__, known.__qualname__) != (fill.__module__, fill.__qualname__):
+        if known is _defaults_of_the_dataclass:
+            ARCHITECTURES.replace(arch_name, Architecture(model_name, fill))
+        elif known is None or (known.__module__, known.__qualname__) != (fill.__module__, fill.__qualname__):
             ARCHITECTURES.register(arch_name)(Architecture(model_name, fill))
         return fill
 
@@ -76,3 +92,5 @@ __all__ = [
     "transformer_lm",
     "transformer_xl",
 ]
+
+__getattr__ = names_of(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -122,6 +123,11 @@ class FairseqLanguageModel(BaseFairseqModel):
             return args, parameters
         kept = {name: value for name, value in parameters.items() if not name.startswith("notes.")}
         return argparse.Namespace(**{**vars(args), "notes": False}), kept
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """The model in a folder, in the interface of fairseq's hub: see ``fairseq.hub_utils.from_pretrained``."""
+        return importlib.import_module("fairseq.hub_utils").from_pretrained(*args, **kwargs)
 
     def forward(
         self,

@@ -31,7 +31,7 @@ class FairseqOptimizer:
     """True if parameters may be float16 (``--memory-efficient-fp16``): the state must be float32."""
 
     def __init__(self, args: Any, params: Iterable[Any] | None = None) -> None:
-        self.args = args
+        self.args = self.cfg = args
         self._optimizer: torch.optim.Optimizer
 
     @classmethod

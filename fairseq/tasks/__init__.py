@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fairseq.former_names import names_of
 from fairseq.registry import Registry
 from fairseq.settings import Settings, chosen_part
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -43,3 +44,5 @@ __all__ = [
     "setup_task",
     "tnf_masked_lm",
 ]
+
+__getattr__ = names_of(__name__)

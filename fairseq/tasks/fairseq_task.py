@@ -22,6 +22,9 @@ from fairseq.data.iterator import EpochIterator
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.distributed import World
 from fairseq.errors import UserError
+from fairseq.former_names import names_of
+from fairseq.logging.figures import Figure
+from fairseq.logging.reduced import log_figures, reduced_figures
 from fairseq.models import BaseFairseqModel, build_model
 from fairseq.settings import DataConfig, Settings
 from fairseq.tasks import legacy
@@ -94,6 +97,7 @@ class FairseqTask:
     def __init__(self, args: Settings | argparse.Namespace) -> None:
         self.settings = typed_settings(args)
         self.args = self.settings.namespace
+        self.cfg: Any = self.args
         self.datasets: dict[str, Any] = {}
         self.carried: Carried = {}
 
@@ -107,9 +111,12 @@ class FairseqTask:
         return cls(args, **kwargs)
 
     def typed(self, cls: type[C]) -> C:
-        """The settings of the task as *cls*; a plug-in that extends a task may use another dataclass."""
+        """The settings of the task as *cls*; for a plug-in that extends a task the namespace, complete."""
         own = self.settings.task
-        return own if isinstance(own, cls) else config.typed(cls, self.args)
+        if isinstance(own, cls):
+            return own
+        extended = config.typed(cls, self.args)
+        return argparse.Namespace(**{**vars(self.args), **vars(extended)})  # type: ignore[return-value]
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -128,6 +135,21 @@ class FairseqTask:
     def build_criterion(self, args: Settings | argparse.Namespace) -> FairseqCriterion:
         """Return the criterion that *args* select."""
         return build_criterion(args, self)
+
+    def figures(self, criterion: FairseqCriterion) -> dict[str, Figure]:
+        """The figures of log and validation, by name: the criterion's, unless a plug-in logs its own."""
+        if legacy.overrides(self, FairseqTask, "reduce_metrics"):
+            return reduced_figures(lambda sums: self.reduce_metrics(sums, criterion))
+        return criterion.figures()
+
+    def reduce_metrics(self, logging_outputs: list[Any], criterion: FairseqCriterion) -> None:
+        """Log figures of the sums in *logging_outputs*, a list of one; plug-ins written for fairseq override it."""
+        log_figures(criterion.figures(), logging_outputs[0])
+
+    @classmethod
+    def load_dictionary(cls, filename: str) -> Dictionary:
+        """The dictionary in the file *filename*, for plug-ins."""
+        return Dictionary.load(filename)
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
         """Return the examples of *split* in *folder* (default: the first data folder).
@@ -307,3 +329,6 @@ def _batching(data: DataConfig, seed: int, training: bool, rank: int, world_size
         world_size=world_size,
         limit=limit,
     )
+
+
+__getattr__ = names_of(__name__)

@@ -84,7 +84,7 @@ class Trainer:
         start = self.cfg.average_weights_from
         self.average = WeightAverage(self._trained(), start) if start is not None else None
         self.num_updates = 0
-        self.figures = criterion.figures()
+        self.figures = task.figures(criterion)
         self.meters = {name: Meter(self.world.device) for name in ("train", "train_inner")}
         self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
         self.lr_scheduler.step_update(0)

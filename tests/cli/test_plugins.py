@@ -8,7 +8,7 @@ import pytest
 import runs
 import torch
 
-from fairseq.criterions.cross_entropy import CrossEntropyConfig, CrossEntropyCriterion
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
@@ -262,8 +262,8 @@ def test_criterion_without_compute_loss_is_refused_beside_a_cache(plugin, tmp_pa
 
 def test_parameters_of_a_criterion_are_saved_and_restored(tmp_path):
     class Offset(CrossEntropyCriterion):
-        def __init__(self, task, cfg):
-            super().__init__(task, cfg)
+        def __init__(self, task, sentence_avg):
+            super().__init__(task, sentence_avg)
             self.offset = torch.nn.Parameter(torch.zeros(()))
 
         def compute_loss(self, model, net_output, sample):
@@ -272,8 +272,7 @@ def test_parameters_of_a_criterion_are_saved_and_restored(tmp_path):
 
     args = runs.arguments(runs.BASELINE)
     task = setup_task(args)
-    cfg = CrossEntropyConfig()
-    trainers = [Trainer(training_settings(args), task, task.build_model(args), Offset(task, cfg)) for _ in range(2)]
+    trainers = [Trainer(training_settings(args), task, task.build_model(args), Offset(task, False)) for _ in range(2)]
     trainers[0].criterion.offset.data.fill_(0.25)
     trainers[1].load_state_dict(trainers[0].state_dict(), "the first")
     assert trainers[1].criterion.offset.item() == 0.25

@@ -33,7 +33,7 @@ class FairseqLRScheduler:
     config_class: type | None = None
 
     def __init__(self, args: Any, optimizer: FairseqOptimizer) -> None:
-        self.args = args
+        self.args = self.cfg = args
         self.optimizer = optimizer
         self.best: float | None = None
 

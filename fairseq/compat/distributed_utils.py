@@ -1,0 +1,54 @@
+"""``fairseq.distributed_utils``: ranks and reductions of plug-ins, over all processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+
+def _several() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def get_rank(group: Any = None) -> int:
+    """This process's rank."""
+    return dist.get_rank() if _several() else 0
+
+
+def get_world_size(group: Any = None) -> int:
+    """The number of processes."""
+    return dist.get_world_size() if _several() else 1
+
+
+get_global_rank = get_data_parallel_rank = get_rank
+get_global_world_size = get_data_parallel_world_size = get_world_size
+
+
+def get_data_parallel_group() -> None:
+    """Return None, which stands for all processes."""
+
+
+get_global_group = get_data_parallel_group
+
+
+def is_master(args: Any = None) -> bool:
+    """Return whether this is the first process."""
+    return get_rank() == 0
+
+
+def all_reduce(tensor: Tensor, group: Any = None, op: str = "sum") -> Tensor:
+    """Sum (or *op* max) of *tensor* over all processes, in place."""
+    if _several():
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
+    return tensor
+
+
+def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
+    """*data* of every process, by rank."""
+    if not _several():
+        return [data]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, data)
+    return gathered

@@ -1,0 +1,51 @@
+"""``fairseq.metrics``: figures logged from a plug-in's ``reduce_metrics``; they reach the log and the recorders."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from fairseq.logging.reduced import Average, Derived, collect, collecting
+
+
+def log_scalar(key: str, value: Any, weight: Any = 1, priority: int = 10, round: int | None = None) -> None:
+    """Log *value*, the mean of *weight* items, as the figure *key*; order and rounding are the log's own."""
+    collect(key, Average(float(value), float(value) * float(weight)))
+
+
+def log_scalar_sum(key: str, value: Any, priority: int = 10, round: int | None = None) -> None:
+    """Log the sum *value* as the figure *key*."""
+    collect(key, Average(float(value), float(value)))
+
+
+def log_derived(key: str, fn: Derived, priority: int = 20) -> None:
+    """Log a figure computed from the others: ``fn({name: Average})``."""
+    collect(key, fn)
+
+
+def log_speed(key: str, value: Any, priority: int = 30, round: int | None = None) -> None:
+    """Ignore a speed: the log has the run's own."""
+
+
+def log_start_time(key: str, priority: int = 40, round: int | None = None) -> None:
+    """Ignore the start of a clock: the log has the run's own."""
+
+
+def log_stop_time(key: str, weight: float = 0.0, prehook: Any = None) -> None:
+    """Ignore the end of a clock: the log has the run's own."""
+
+
+def get_smoothed_values(name: str) -> dict[str, float]:
+    """Return no figures: those of a run are in its log and its ``--metrics-file``."""
+    return {}
+
+
+@contextlib.contextmanager
+def aggregate(name: str | None = None, new_root: bool = False) -> Iterator[Any]:
+    """Collect figures for a while: those of *name* still reach the log, unless *new_root*."""
+    if not new_root:
+        yield None
+        return
+    with collecting() as collected:
+        yield collected

@@ -1,0 +1,47 @@
+"""The names of omegaconf that settings of fairseq's plug-ins are written with, for where it is not installed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+MISSING = "???"
+
+
+class DictConfig(argparse.Namespace):
+    """Settings by name; plug-ins mention it in annotations."""
+
+
+class ListConfig(list):
+    """A list among settings; plug-ins mention it in annotations."""
+
+
+class OmegaConf:
+    """The operations on settings that make sense for plain values."""
+
+    @staticmethod
+    def is_config(value: Any) -> bool:
+        """Return False: settings are plain values here."""
+        return isinstance(value, DictConfig | ListConfig)
+
+    @staticmethod
+    def to_container(value: Any, **options: Any) -> Any:
+        """Return *value*, which is a plain one already."""
+        return value
+
+    @staticmethod
+    def set_struct(value: Any, flag: bool) -> None:
+        """Do nothing: settings may always be added to."""
+
+
+def II(path: str) -> str:
+    """A reference to the setting at *path*, such as ``optimization.lr``, as a default."""
+    return f"${{{path}}}"
+
+
+@contextlib.contextmanager
+def open_dict(value: Any) -> Iterator[Any]:
+    """*value*, which may always be added to."""
+    yield value

@@ -1,0 +1,99 @@
+"""Names under which plug-ins written for fairseq import what is elsewhere here, most of it in :mod:`fairseq.compat`.
+
+:data:`MODULES` are modules that this package does not have under that name, :data:`NAMES` are names that a module of
+this package does not have. Both are looked up when a plug-in asks for them; nothing in this package does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+_SCHEDULES = {
+    "cosine_lr_scheduler": "cosine",
+    "fixed_schedule": "fixed",
+    "inverse_square_root_schedule": "inverse_sqrt",
+    "polynomial_decay_schedule": "polynomial_decay",
+    "tri_stage_lr_scheduler": "tri_stage",
+    "triangular_lr_scheduler": "triangular",
+}
+
+MODULES = {
+    "fairseq.checkpoint_utils": "fairseq.compat.checkpoint_utils",
+    "fairseq.data.data_utils": "fairseq.compat.data_utils",
+    "fairseq.dataclass": "fairseq.compat.dataclass",
+    "fairseq.dataclass.configs": "fairseq.compat.dataclass",
+    "fairseq.dataclass.constants": "fairseq.compat.dataclass",
+    "fairseq.dataclass.utils": "fairseq.compat.dataclass",
+    "fairseq.distributed.utils": "fairseq.compat.distributed_utils",
+    "fairseq.distributed_utils": "fairseq.compat.distributed_utils",
+    "fairseq.hub_utils": "fairseq.compat.hub_utils",
+    "fairseq.incremental_decoding_utils": "fairseq.compat.decoders",
+    "fairseq.logging.meters": "fairseq.compat.meters",
+    "fairseq.logging.metrics": "fairseq.compat.metrics",
+    "fairseq.logging.progress_bar": "fairseq.logging.progress",
+    "fairseq.meters": "fairseq.compat.meters",
+    "fairseq.metrics": "fairseq.compat.metrics",
+    "fairseq.models.fairseq_decoder": "fairseq.models",
+    "fairseq.models.fairseq_incremental_decoder": "fairseq.compat.decoders",
+    "fairseq.models.fairseq_model": "fairseq.models",
+    "fairseq.optim.fused_adam": "fairseq.compat.fused_adam",
+    "fairseq.progress_bar": "fairseq.logging.progress",
+    "fairseq.tokenizer": "fairseq.compat.utils",
+    "fairseq.trainer": "fairseq.training.trainer",
+    "fairseq.utils": "fairseq.compat.utils",
+    **{f"fairseq.optim.lr_scheduler.{old}": f"fairseq.optim.lr_scheduler.{new}" for old, new in _SCHEDULES.items()},
+}
+
+NAMES: dict[str, dict[str, str]] = {
+    "fairseq.criterions": {"LegacyFairseqCriterion": "fairseq.compat.legacy"},
+    "fairseq.criterions.fairseq_criterion": {"LegacyFairseqCriterion": "fairseq.compat.legacy"},
+    "fairseq.models": {"FairseqIncrementalDecoder": "fairseq.compat.decoders"},
+    "fairseq.optim": {"LegacyFairseqOptimizer": "fairseq.compat.legacy"},
+    "fairseq.optim.lr_scheduler": {"LegacyFairseqLRScheduler": "fairseq.compat.legacy"},
+    "fairseq.options": {"eval_bool": "fairseq.compat.utils", "eval_str_list": "fairseq.compat.utils"},
+    "fairseq.tasks": {"LegacyFairseqTask": "fairseq.compat.legacy"},
+    "fairseq.tasks.fairseq_task": {"LegacyFairseqTask": "fairseq.compat.legacy"},
+}
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports a module of :data:`MODULES` as the module that it is here: one object under both names."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_loader(name, self) if name in MODULES else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = importlib.import_module(MODULES[module.__name__])
+
+
+def install() -> None:
+    """Let :data:`MODULES` be imported; repeated calls have no effect."""
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, Finder())
+
+
+def names_of(module: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of *module*, which finds its former names."""
+
+    def find(name: str) -> Any:
+        home = NAMES[module].get(name)
+        if home is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(home), name)
+
+    return find
+
+
+def stand_in_for_omegaconf() -> None:
+    """Let plug-ins import the few names of omegaconf that settings of fairseq are written with, if it is missing."""
+    if importlib.util.find_spec("omegaconf") is None:
+        sys.modules["omegaconf"] = importlib.import_module("fairseq.compat.omegaconf")

@@ -1,0 +1,103 @@
+"""Figures that a plug-in computes in fairseq's ``reduce_metrics``, which logs them by side effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq.logging.figures import Figure, Values
+
+Reduce = Callable[[list[Mapping[str, Any]]], Any]
+
+
+@dataclass(frozen=True)
+class Average:
+    """A figure that was logged: its value, and the sum whose mean it is."""
+
+    avg: float
+    sum: float
+
+    @property
+    def val(self) -> float:
+        """The value, under another of fairseq's names."""
+        return self.avg
+
+
+Derived = Callable[[Mapping[str, Average]], float]
+_COLLECTED: ContextVar[dict[str, Average | Derived] | None] = ContextVar("collected figures", default=None)
+
+
+def collect(name: str, value: Average | Derived) -> None:
+    """Log the figure *name*: a value, or a function of all values; ignored outside of ``reduce_metrics``."""
+    collected = _COLLECTED.get()
+    if collected is not None:
+        collected[name] = value
+
+
+def log_figures(figures: Mapping[str, Figure], sums: Values) -> None:
+    """Log those of *figures* that *sums* are there for."""
+    for name, figure in figures.items():
+        if figure.is_known(sums):
+            value = figure.compute(sums)
+            collect(name, Average(value, value))
+
+
+@contextmanager
+def collecting() -> Iterator[dict[str, Average | Derived]]:
+    """The dict that figures are collected in, inside a ``with`` statement."""
+    collected: dict[str, Average | Derived] = {}
+    token = _COLLECTED.set(collected)
+    try:
+        yield collected
+    finally:
+        _COLLECTED.reset(token)
+
+
+def reduced_figures(reduce: Reduce) -> dict[str, Figure]:
+    """The figures that *reduce* logs, found by a trial in which every sum is 1.
+
+    Args:
+        reduce: a plug-in's ``reduce_metrics``, called with a list of one dict: the sums by name.
+    """
+    return {name: _ReducedFigure.of(reduce, name) for name in _reduced(reduce, _Ones())}
+
+
+@dataclass(frozen=True)
+class _ReducedFigure(Figure):
+    """A figure that ``reduce_metrics`` logs, or with some sums does not."""
+
+    logs: Callable[[Values], bool] = lambda totals: True
+
+    @classmethod
+    def of(cls, reduce: Reduce, name: str) -> _ReducedFigure:
+        """The figure that *reduce* logs as *name*."""
+        return cls(lambda sums: _reduced(reduce, sums)[name], logs=lambda sums: name in _reduced(reduce, sums))
+
+    def is_known(self, totals: Values) -> bool:
+        return self.logs(totals)
+
+
+def _reduced(reduce: Reduce, sums: Values) -> dict[str, float]:
+    """The figures by name, in the order in which they were logged."""
+    with collecting() as collected:
+        reduce([sums])
+    values = {name: value for name, value in collected.items() if isinstance(value, Average)}
+    return {
+        name: value.avg if isinstance(value, Average) else float(value(values)) for name, value in collected.items()
+    }
+
+
+class _Ones(dict[str, Any]):
+    """Sums by name, all of them present and 1."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> float:
+        return 1.0
+
+    def get(self, name: str, default: Any = None) -> float:
+        return 1.0
