@@ -168,8 +168,22 @@ class FinetuneConfig:
 
 
 @dataclass(frozen=True)
-class PreprocessConfig:
+class TextConfig:
+    """Raw text: settings of reading and tokenising it."""
+
+    tokenizer: str | None = flag(None, "word tokenizer of raw text: moses or space", metavar="NAME")
+    moses_source_lang: str = flag("en", "language of --tokenizer moses", metavar="LANG")
+    bpe: str | None = flag(None, "subword encoding of raw text: subword_nmt, sentencepiece, gpt2, hf", metavar="NAME")
+    bpe_codes: str | None = flag(None, "codes, model, merges or tokenizer.json of --bpe", metavar="FILE")
+    text_field: str = flag("text", "field with the text in .jsonl files", metavar="NAME")
+    join_lines: bool = flag(False, "paragraphs end at blank lines, as in hard-wrapped books")
+
+
+@dataclass(frozen=True)
+class PreprocessConfig(TextConfig):
     """Preprocessing: settings of ``fairseq-preprocess``."""
+
+    learn_bpe: int | None = flag(None, "merges or pieces of --bpe to learn from the training text", low=1)
 
     only_source: bool = flag(False, "text in one language; the only kind supported")
     source_lang: str | None = flag(None, "suffix of the text files: PREF.SRC", aliases=("-s",), metavar="SRC")

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fairseq.command_settings import PreprocessConfig
 from fairseq.config import typed
-from fairseq.data.binarizer import Binarizer, check_text, count_whole_words, count_words
+from fairseq.data.binarizer import Binarizer, count_whole_words, count_words
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.note_words import NoteWords
+from fairseq.data.raw_text import check_raw
+from fairseq.data.tokenization import TextOptions, TokenizedText, learn_subwords, save_counts, tokenized_texts
 from fairseq.errors import UserError
 from fairseq.files import atomic_folder
 from fairseq.limits import check_processes
+from fairseq.tokenizers import BPES, TOKENIZATION, Tokenizer, find_tokenizer
+from fairseq.tokenizers.choice import chosen_subwords, chosen_words
 
 
 def main(args: argparse.Namespace) -> None:
     """Write ``dict.txt`` and ``.bin`` and ``.idx`` of each split to ``--destdir``: all files, or none.
 
-    With ``--source-lang xx`` the text is read from ``PREF.xx``; output names do not change.
+    With ``--tokenizer`` or ``--bpe`` the text is raw; ``tokenization.json`` then holds what turned it into symbols, and
+    ``SPLIT.raw.json`` the size of the raw text. With ``--source-lang xx`` the text is read from ``PREF.xx``; output
+    names do not change.
 
     Raises:
         UserError: a text or dictionary is invalid, flags are incompatible, or the folder cannot be written.
@@ -26,13 +33,31 @@ def main(args: argparse.Namespace) -> None:
     config = typed(PreprocessConfig, args)
     splits = _splits(config)
     _check(config, splits)
-    dictionary = _dictionary(config, splits)
-    print(f"{_language(config)}Dictionary: {len(dictionary)} types")
+    options = TextOptions(config.text_field, config.join_lines, config.workers)
     with atomic_folder(config.destdir, flag="--destdir") as folder:
-        dictionary.save(folder / "dict.txt")
-        if not config.dict_only:
-            _binarize(config, dictionary, splits, folder)
+        tokenizer = _tokenizer(config, splits, options, folder)
+        read = {name: path for name, path in splits.items() if not config.dict_only or name.startswith("train")}
+        with tokenized_texts(read, tokenizer, options, folder) as texts:
+            dictionary = _dictionary(config, _training_texts(texts))
+            print(f"{_language(config)}Dictionary: {len(dictionary)} types")
+            dictionary.save(folder / "dict.txt")
+            if not config.dict_only:
+                _binarize(config, dictionary, tokenizer, texts, folder)
+        if tokenizer is not None:
+            tokenizer.save(folder, dictionary.symbols)
+    if tokenizer is None:
+        _remove_former(Path(config.destdir), dictionary, splits)
     print(f"Wrote preprocessed data to {config.destdir}")
+
+
+def _remove_former(folder: Path, dictionary: Dictionary, splits: Iterable[str]) -> None:
+    """Remove what an earlier run recorded of raw text in *folder*: this run's text was tokens."""
+    for split in splits:
+        (folder / f"{split}.raw.json").unlink(missing_ok=True)
+    try:
+        find_tokenizer(folder, dictionary.symbols)
+    except UserError:  # of the former dictionary
+        (folder / TOKENIZATION).unlink()
 
 
 def _splits(config: PreprocessConfig) -> dict[str, str]:
@@ -57,10 +82,11 @@ def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
         raise UserError("--trainpref or --srcdict: give one of them, a training text or a dictionary")
     if config.notes:
         _check_notes(config)
+    _check_subwords(config)
     if not splits and not config.dict_only:
         raise UserError("--trainpref, --validpref, --testpref: give at least one text")
     for path in splits.values():
-        check_text(path)
+        check_raw(path)
 
 
 def _check_notes(config: PreprocessConfig) -> None:
@@ -73,15 +99,47 @@ def _check_notes(config: PreprocessConfig) -> None:
         )
 
 
-def _training_texts(splits: dict[str, str]) -> list[str]:
-    return [path for name, path in splits.items() if name.startswith("train")]
+def _check_subwords(config: PreprocessConfig) -> None:
+    """Raise UserError unless exactly one flag says where the codes of ``--bpe`` come from."""
+    if config.learn_bpe is not None and config.bpe is None:
+        raise UserError("--learn-bpe: needs the kind of subwords; add --bpe subword_nmt or --bpe sentencepiece")
+    if config.bpe is None:
+        return
+    if (config.bpe_codes is None) == (config.learn_bpe is None):
+        raise UserError(f"--bpe {config.bpe}: give either --bpe-codes FILE, or --learn-bpe N to learn its codes")
+    if config.learn_bpe is not None and (config.trainpref is None or config.srcdict is not None):
+        raise UserError("--learn-bpe: codes and dictionary are of the training text; give --trainpref, not --srcdict")
 
 
-def _dictionary(config: PreprocessConfig, splits: dict[str, str]) -> Dictionary:
+def _tokenizer(
+    config: PreprocessConfig, splits: Mapping[str, str], options: TextOptions, folder: Path
+) -> Tokenizer | None:
+    """The tokenizer of the flags, its codes learned if need be, or that of ``--srcdict``; None: the text is tokens."""
+    words, subwords = chosen_words(config), chosen_subwords(config)
+    if config.bpe is not None and config.learn_bpe is not None:
+        training = [path for name, path in splits.items() if name.startswith("train")]
+        subwords = learn_subwords(BPES[config.bpe], config.learn_bpe, words, training, options, folder)
+        subwords.check()
+    chosen = Tokenizer(words, subwords) if words is not None or subwords is not None else None
+    if config.srcdict is None:
+        return chosen
+    stored = find_tokenizer(config.srcdict, Dictionary.load(config.srcdict).symbols)
+    if stored is not None and chosen not in (None, stored):
+        raise UserError(
+            f"--srcdict {config.srcdict}: has a tokenizer ({stored}), which the flags differ from; leave them out"
+        )
+    return stored or chosen
+
+
+def _training_texts(texts: Mapping[str, TokenizedText]) -> list[str]:
+    return [text.path for name, text in texts.items() if name.startswith("train")]
+
+
+def _dictionary(config: PreprocessConfig, training: list[str]) -> Dictionary:
     """The dictionary ``--srcdict``, or a new one from all training texts."""
     if config.srcdict is not None:
         return Dictionary.load(config.srcdict)
-    counter = count_words(_training_texts(splits), config.workers)
+    counter = count_words(training, config.workers)
     if not counter:
         raise UserError(f"--trainpref {config.trainpref}: the text is empty; give a file with at least one word")
     dictionary = Dictionary()
@@ -90,20 +148,30 @@ def _dictionary(config: PreprocessConfig, splits: dict[str, str]) -> Dictionary:
     return dictionary
 
 
-def _binarize(config: PreprocessConfig, dictionary: Dictionary, splits: dict[str, str], folder: Path) -> None:
-    notes = None
+def _binarize(
+    config: PreprocessConfig,
+    dictionary: Dictionary,
+    tokenizer: Tokenizer | None,
+    texts: Mapping[str, TokenizedText],
+    folder: Path,
+) -> None:
+    notes, rule = None, tokenizer.rule if config.notes and tokenizer is not None else None
     if config.notes:
-        counter = count_whole_words(_training_texts(splits), workers=config.workers)
+        counter = count_whole_words(_training_texts(texts), rule, config.workers)
         notes = NoteWords.choose(counter, config.note_min_count, config.note_max_count, dictionary)
         notes.save(folder)
         print(f"{_language(config)}Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")
-    with Binarizer(dictionary, config.workers, notes) as binarizer:
-        for name, path in splits.items():
-            summary = binarizer.binarize(path, str(folder / name))
+    with Binarizer(dictionary, config.workers, notes, rule) as binarizer:
+        for name, text in texts.items():
+            summary = binarizer.binarize(text.path, str(folder / name))
             share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
+            raw = ""
+            if text.counts is not None:
+                save_counts(folder / name, text.counts)
+                raw = f", of {text.counts.words} words, {text.counts.bytes} bytes"
             print(
-                f"{_language(config)}{path}: {summary.sentences} sents, {summary.tokens} tokens, "
-                f"{share}% replaced by {dictionary.unk_word}"
+                f"{_language(config)}{text.source}: {summary.sentences} sents, {summary.tokens} tokens, "
+                f"{share}% replaced by {dictionary.unk_word}{raw}"
             )
 
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import contextlib
-import errno
 import itertools
-import multiprocessing
 import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -24,9 +17,11 @@ from tqdm import tqdm
 from fairseq.data.dictionary import NONE, Dictionary
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.data.note_spans import NoteSpansWriter, number_dtype
-from fairseq.data.note_words import LINE_END, NoteWords, SubwordMarks, WordMarker, WordRule, read_words
-from fairseq.errors import UserError, read_failure
-from fairseq.files import open_regular
+from fairseq.data.note_words import LINE_END, NoteWords, WordMarker, read_words
+from fairseq.data.raw_text import check_raw, no_words
+from fairseq.data.workers import Workers
+from fairseq.errors import UserError
+from fairseq.tokenizers.rules import SubwordMarks, WordRule
 
 CHUNK_BYTES = 1 << 24  # given to a process at once
 BLOCK_BYTES = 1 << 20  # decoded at once
@@ -65,9 +60,9 @@ def _count(
     task: Callable[[str, int, int], Counter[str]], paths: Iterable[str], workers: int, doing: str
 ) -> Counter[str]:
     counter: Counter[str] = Counter()
-    with _Workers(task, workers) as pool:
+    with Workers(task, workers) as pool:
         for path in paths:
-            for counts in pool.over(path, doing):
+            for counts in _over(pool, path, doing):
                 counter.update(counts)
     return counter
 
@@ -103,7 +98,7 @@ class Binarizer:
             dictionary.lack(),
             marker,
         )
-        self._pool = _Workers(encoder, workers)
+        self._pool = Workers(encoder, workers)
 
     def __enter__(self) -> Binarizer:
         self._pool.__enter__()
@@ -126,7 +121,7 @@ class Binarizer:
             marks = None
             if self._notes is not None:
                 marks = files.enter_context(NoteSpansWriter(prefix, self._notes, self._dictionary))
-            for encoded in self._pool.over(path, "writing"):
+            for encoded in _over(self._pool, path, "writing"):
                 writer.add(encoded.tokens, encoded.sizes)
                 if marks is not None and encoded.marks is not None:
                     marks.add(*encoded.marks)
@@ -134,32 +129,8 @@ class Binarizer:
                 summary.tokens += len(encoded.tokens)
                 summary.replaced += encoded.replaced
             if summary.tokens == summary.sentences:
-                raise _no_words(path)
+                raise no_words(path)
         return summary
-
-
-def check_text(path: str) -> int:
-    """The size of a text in bytes.
-
-    Raises:
-        UserError: it cannot be read, is not a regular file, or is empty.
-    """
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            raise UserError(
-                f"{path}: not a regular file; the text is read more than once, so save it to a file first"
-            ) from None
-        raise UserError(f"{path}: {read_failure(error)}; give a text file") from None
-    if size == 0:
-        raise _no_words(path)
-    return size
-
-
-def _no_words(path: str) -> UserError:
-    return UserError(f"{path}: the text is empty; give a file with at least one word")
 
 
 def _chunks(path: str, chunk_bytes: int) -> Iterator[tuple[int, int]]:
@@ -306,66 +277,14 @@ class _Encoder:
         return np.fromiter(found, dtype=self.dtype, count=len(words))
 
 
-class _Workers(Generic[R]):
-    """Runs one task, ``task(path, start, end)``, over the parts of files, in this process or in several."""
-
-    def __init__(self, task: Callable[[str, int, int], R], workers: int) -> None:
-        self._task = task
-        self._workers = workers
-        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> _Workers[R]:
-        if self._workers > 1:
-            self._pool = concurrent.futures.ProcessPoolExecutor(
-                self._workers, multiprocessing.get_context("spawn"), initializer=_set_task, initargs=(self._task,)
-            )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def over(self, path: str, doing: str) -> Iterator[R]:
-        """The task's results for the parts of *path*, in their order, with a progress bar on a terminal."""
-        size = check_text(path)
-        chunks = list(_chunks(path, min(CHUNK_BYTES, -(-size // self._workers))))
-        bar = tqdm(
-            total=size, desc=f"{doing} {os.path.basename(path)}", unit="B", unit_scale=True, disable=None, leave=False
-        )
-        with bar:
-            for (start, end), result in zip(chunks, self._results(path, chunks), strict=True):
-                bar.update(end - start)
-                yield result
-
-    def _results(self, path: str, chunks: list[tuple[int, int]]) -> Iterator[R]:
-        if self._pool is None:
-            for chunk in chunks:
-                yield self._task(path, *chunk)
-            return
-        # Bound the parts in flight: finished results wait in memory until their turn.
-        waiting: collections.deque[concurrent.futures.Future[R]] = collections.deque()
-        try:
-            for chunk in chunks:
-                waiting.append(self._pool.submit(_run_task, path, *chunk))
-                if len(waiting) >= 2 * self._workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except BrokenProcessPool:
-            raise UserError(f"--workers {self._workers}: a process died, possibly out of memory; use fewer") from None
-
-
-_process_task: Callable[[str, int, int], Any]
-
-
-def _set_task(task: Callable[[str, int, int], Any]) -> None:
-    """Initialise a worker process: store its task, and leave interrupts to the main process, which ends this one."""
-    global _process_task
-    _process_task = task
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _run_task(path: str, start: int, end: int) -> Any:
-    return _process_task(path, start, end)
+def _over(pool: Workers[R], path: str, doing: str) -> Iterator[R]:
+    """The results of the pool's ``task(path, start, end)`` for the parts of *path*, in order, with a progress bar."""
+    size = check_raw(path)
+    chunks = list(_chunks(path, min(CHUNK_BYTES, -(-size // pool.count))))
+    name = os.path.basename(path)
+    bar = tqdm(total=size, desc=f"{doing} {name}", unit="B", unit_scale=True, disable=None, leave=False)
+    with bar:
+        results = pool.map((path, start, end) for start, end in chunks)
+        for (start, end), result in zip(chunks, results, strict=True):
+            bar.update(end - start)
+            yield result

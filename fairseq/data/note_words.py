@@ -1,7 +1,7 @@
 """Rare words with notes (Wu et al. 2021, "Taking Notes on the Fly", section 3.1).
 
-A *word* here is a word of the text before it was split into subwords. A :class:`WordRule` groups tokens into words,
-so that any subword encoding can have notes.
+A *word* here is a word of the text before it was split into subwords. The
+:class:`~fairseq.tokenizers.rules.WordRule` of a tokenizer groups tokens into words.
 """
 
 from __future__ import annotations
@@ -12,45 +12,17 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from fairseq.data.dictionary import DIGITS, Dictionary
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular
+from fairseq.tokenizers.rules import WordRule
 
 NOTES = "notes.txt"
 AGAIN = "run fairseq-preprocess --notes again"
 LINE_END = "\n"  # among words: the </s> of a line
-
-
-class WordRule(Protocol):
-    """Rule that groups the tokens of a line into words; picklable, because worker processes receive it."""
-
-    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        """Return the words of a line's *tokens*, in order, and the number of tokens of each; every token counts."""
-        ...
-
-
-@dataclass(frozen=True)
-class SubwordMarks:
-    """Words whose subwords, but for the last, end in a mark, as subword-nmt writes them: ``wo@@ r@@ ds``.
-
-    A mark on the last token of a line is dropped: the end of the line ends the word.
-    """
-
-    mark: str = "@@"
-
-    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        line = " ".join(tokens)
-        if self.mark not in line:
-            return tokens, [1] * len(tokens)
-        words = line.replace(self.mark + " ", "").split(" ")
-        words[-1] = words[-1].removesuffix(self.mark)
-        # No token has white space in it, so a line feed can mark the joins.
-        joins = line.replace(self.mark + " ", "\n").split(" ")
-        return words, [word.count("\n") + 1 for word in joins]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fairseq.data import binarizer
 from fairseq.data.binarizer import Binarizer, count_words
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus
+from fairseq.data.workers import Workers
 from fairseq.errors import UserError
 from fairseq_cli import preprocess
 
@@ -298,8 +299,8 @@ def die(path: str, start: int, end: int) -> None:
 
 def test_a_process_that_dies_ends_the_work_with_a_message(tmp_path: Path) -> None:
     path = text_file(tmp_path, "a\nb\n")
-    with pytest.raises(UserError, match="--workers 2: a process died"), binarizer._Workers(die, 2) as pool:
-        list(pool.over(path, "dying"))
+    with pytest.raises(UserError, match="--workers 2: a process died"), Workers(die, 2) as pool:
+        list(pool.map([(path, 0, 1)]))
 
 
 SUBWORDS = "the fi@@ sh sw@@ im@@ s\nfi@@ sh fi@@ sh the end\n" * 40 + "a bird fl@@ ies\n" * 3

@@ -16,8 +16,9 @@ from fairseq.data.binarizer import Binarizer, count_whole_words, count_words
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.data.note_spans import NoteSpans
-from fairseq.data.note_words import NoteWords, SubwordMarks
+from fairseq.data.note_words import NoteWords
 from fairseq.errors import UserError
+from fairseq.tokenizers.rules import SubwordMarks
 
 
 def literal_lines(text: str) -> list[list[tuple[str, int, int]]]:

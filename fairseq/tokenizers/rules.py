@@ -1,0 +1,124 @@
+"""Rules that group subword symbols into words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class WordRule(Protocol):
+    """Rule that groups the symbols of a line into words; picklable, because worker processes receive it.
+
+    Attributes:
+        ends_known: whether the last symbol of a word shows that the word ends.
+    """
+
+    @property
+    def ends_known(self) -> bool: ...
+
+    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
+        """Return the words of a line's *tokens*, in order, and the number of tokens of each; every token counts."""
+        ...
+
+
+@dataclass(frozen=True)
+class SubwordMarks:
+    """Words whose subwords, but for the last, end in a mark, as subword-nmt writes them: ``wo@@ r@@ ds``.
+
+    A mark on the last token of a line is dropped: the end of the line ends the word.
+    """
+
+    mark: str = "@@"
+    ends_known: bool = True
+
+    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
+        line = " ".join(tokens)
+        if self.mark not in line:
+            return tokens, [1] * len(tokens)
+        words = line.replace(self.mark + " ", "").split(" ")
+        words[-1] = words[-1].removesuffix(self.mark)
+        # No token has white space in it, so a line feed can mark the joins.
+        joins = line.replace(self.mark + " ", "\n").split(" ")
+        return words, [word.count("\n") + 1 for word in joins]
+
+
+@dataclass(frozen=True)
+class BeginMarks:
+    """Words whose first symbol begins with a mark that stands for the space before: ``▁wo r ds``."""
+
+    mark: str
+    ends_known: bool = False
+
+    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
+        return _grouped(tokens, [token.startswith(self.mark) for token in tokens], self._word)
+
+    def _word(self, tokens: list[str]) -> str:
+        return "".join(tokens).replace(self.mark, "") or self.mark
+
+
+@dataclass(frozen=True)
+class ContinuationMarks:
+    """Words whose symbols, but for the first, begin with a mark: ``wo ##r ##ds``."""
+
+    mark: str = "##"
+    ends_known: bool = False
+
+    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
+        return _grouped(tokens, [not token.startswith(self.mark) for token in tokens], self._word)
+
+    def _word(self, tokens: list[str]) -> str:
+        return tokens[0] + "".join(token.removeprefix(self.mark) for token in tokens[1:])
+
+
+@dataclass(frozen=True)
+class EndMarks:
+    """Words whose last symbol ends in a mark: ``wo r ds</w>``."""
+
+    mark: str = "</w>"
+    ends_known: bool = True
+
+    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
+        ends = [True, *(token.endswith(self.mark) for token in tokens[:-1])]
+        return _grouped(tokens, ends, self._word)
+
+    def _word(self, tokens: list[str]) -> str:
+        return "".join(tokens).removesuffix(self.mark) or self.mark
+
+
+def _byte_table() -> dict[str, int]:
+    """The character of each byte in byte-level encodings (Radford et al. 2019): printable ones stand for themselves."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTES = _byte_table()
+SPACE = next(letter for letter, byte in BYTES.items() if byte == ord(" "))  # Ġ
+
+
+@dataclass(frozen=True)
+class ByteLevelWords:
+    """Words of byte-level symbols, in which ``Ġ`` stands for a space: ``Ġwo r ds``."""
+
+    ends_known: bool = False
+
+    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
+        return _grouped(tokens, [token.startswith(SPACE) for token in tokens], self._word)
+
+    def _word(self, tokens: list[str]) -> str:
+        text = bytes_text("".join(tokens))
+        return "".join(text.split()) or SPACE
+
+
+def bytes_text(symbols: str) -> str:
+    """Return the text of byte-level *symbols*; other characters stand for themselves, invalid bytes become U+FFFD."""
+    data = b"".join(bytes([BYTES[letter]]) if letter in BYTES else letter.encode() for letter in symbols)
+    return data.decode("utf-8", "replace")
+
+
+def _grouped(tokens: list[str], begins: list[bool], word: object) -> tuple[list[str], list[int]]:
+    """The words and sizes of *tokens*, of which the first begins one and those marked in *begins* do."""
+    assert callable(word)
+    starts = [place for place, begin in enumerate(begins) if begin or place == 0]
+    groups = [tokens[start:end] for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
+    return [word(group) for group in groups], [len(group) for group in groups]
