@@ -17,7 +17,7 @@ from fairseq.registry import Registry, is_plugin
 S = TypeVar("S", bound="Settings")
 
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
-DDP_BACKENDS = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp")
+DDP_BACKENDS = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp", "fully_sharded")
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,14 @@ class DistributedConfig:
     local_rank: int = flag(0, "GPU of this process", aliases=("--local_rank", "--device-id"), low=0)
     ddp_backend: str = flag(
         "c10d",
-        "gradient reduction: c10d overlaps it with the backward pass, no_c10d runs once after it",
+        "c10d: overlapped gradient reduction; no_c10d: one after it; fully_sharded: parameters in parts",
         choices=DDP_BACKENDS,
     )
+    shard_group_size: int | None = flag(
+        None, "fully_sharded: processes that share one copy of the parameters (default: a node's)", low=2
+    )
+    cpu_offload: bool = flag(False, "fully_sharded: parameters and optimizer state in host memory")
+    checkpoint_activations: bool = flag(False, "recompute each layer's activations in the backward pass")
     bucket_cap_mb: int = flag(25, "gradient bucket size, MB", low=1)
     find_unused_parameters: bool = flag(False, "allow parameters that get no gradient in DistributedDataParallel")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,24 @@ class ParameterNames:
             counts = f"{len(numbers)} parameters, the model has {len(order)}"
             raise UserError(f"checkpoint: its optimizer state is for {counts}: {ADVICE}")
         return _renamed(state, dict(zip(numbers, order, strict=True)))
+
+
+def convert_state(
+    state: State, params: Sequence[nn.Parameter], convert: Callable[[nn.Parameter, Any], Any]
+) -> dict[str, Any]:
+    """Return *state*, in torch's layout, with *convert* applied to each value of each of *params* and that parameter.
+
+    One of another layout is returned as it is.
+    """
+    groups = state.get("param_groups")
+    if not isinstance(groups, list):
+        return dict(state)
+    owners = dict(zip([key for group in groups for key in group["params"]], params, strict=False))
+    entries = {
+        key: {name: convert(owners[key], value) for name, value in entry.items()} if key in owners else entry
+        for key, entry in state["state"].items()
+    }
+    return {**state, "state": entries}
 
 
 def _is_named(state: State) -> bool:

@@ -36,6 +36,22 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
         torch.save(_on_host(state), file)
 
 
+def copied(value: Any) -> Any:
+    """Return *value*, a tree of dicts and lists, with copies of its tensors; one that occurs twice is copied once."""
+    copies: dict[int, Tensor] = {}
+
+    def copy(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            if id(item) not in copies:
+                copies[id(item)] = item.detach().clone()
+            return copies[id(item)]
+        if isinstance(item, dict):
+            return {key: copy(inner) for key, inner in item.items()}
+        return [copy(inner) for inner in item] if isinstance(item, list) else item
+
+    return copy(value)
+
+
 def _on_host(state: Mapping[str, Any]) -> dict[str, Any]:
     copies: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
 

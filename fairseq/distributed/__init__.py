@@ -1,9 +1,9 @@
 """Data-parallel processes: launch, rendezvous, heartbeats, gradient reduction."""
 
-from fairseq.distributed.ddp import GradientReducer
+from fairseq.distributed.ddp import DataParallel, GradientReducer
 from fairseq.distributed.device import device_of
 from fairseq.distributed.interruption import Interruption
 from fairseq.distributed.launch import Job, run
 from fairseq.distributed.world import World
 
-__all__ = ["GradientReducer", "Interruption", "Job", "World", "device_of", "run"]
+__all__ = ["DataParallel", "GradientReducer", "Interruption", "Job", "World", "device_of", "run"]

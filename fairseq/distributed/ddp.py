@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,8 +14,49 @@ from torch import Tensor, nn
 from fairseq.distributed.world import World
 
 
-class GradientReducer:
-    """Data-parallel execution of a module: gradients are averaged over processes.
+class DataParallel:
+    """Execution of a module on the data of several processes, whose gradients are averaged.
+
+    Attributes:
+        module: called for a forward pass.
+    """
+
+    module: nn.Module
+
+    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
+        """Return the context of one forward and backward pass; only the *last* of an update reduces gradients."""
+        raise NotImplementedError
+
+    def reduce(self) -> None:
+        """Average the gradients that the last backward pass of an update has not averaged yet."""
+        raise NotImplementedError
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The trained parameters, in the order of the module, as the optimizer changes them: this process's parts."""
+        raise NotImplementedError
+
+    def source(self, part: nn.Parameter) -> nn.Parameter:
+        """The module's parameter that *part*, one of :meth:`named_parameters`, is a part of."""
+        return part
+
+    def own(self, part: nn.Parameter, value: Any) -> Any:
+        """This process's part of *value*, which has the shape of the module's parameter; other values as they are."""
+        return value
+
+    def whole(self, part: nn.Parameter, value: Any) -> Any:
+        """*value*, of the shape of *part*, as a part of a tensor of the parameter's shape; other values as they are."""
+        return value
+
+    def total_norm(self, norm: Tensor) -> Tensor:
+        """The norm of all gradients from the *norm* of this process's parts."""
+        return norm
+
+    def settle(self) -> None:
+        """Let the next forward pass see parameters that were changed otherwise than by an update."""
+
+
+class GradientReducer(DataParallel):
+    """Data-parallel execution of a module that every process holds whole.
 
     Args:
         module: the module.
@@ -35,7 +77,7 @@ class GradientReducer:
     ) -> None:
         self.world = world
         self.overlapped = world.size > 1 and backend in ("c10d", "pytorch_ddp")
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.bucket = bucket_cap_mb << 20
         self.module = module
         if self.overlapped:
@@ -55,18 +97,16 @@ class GradientReducer:
                 dist.broadcast(tensor, 0)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        """Return the context of one forward and backward pass; only the *last* of an update reduces gradients."""
         if self.overlapped and not last:
             return self.module.no_sync()  # type: ignore[operator]
         return nullcontext()
 
     def reduce(self) -> None:
-        """Average the gradients that the last backward pass of an update has not averaged yet."""
         if self.world.size == 1 or self.overlapped:
             return
         bucket: list[Tensor] = []
         size = 0
-        for parameter in self.parameters:
+        for _, parameter in self.named:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             bucket.append(parameter.grad)
@@ -75,6 +115,9 @@ class GradientReducer:
                 self._average(bucket)
                 bucket, size = [], 0
         self._average(bucket)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.named
 
     def _average(self, gradients: list[Tensor]) -> None:
         if not gradients:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from fairseq import config
 from fairseq.checkpoint import describe_mismatch
@@ -32,7 +34,7 @@ def compile_model(model: BaseFairseqModel) -> None:
     training and evaluation have up to four graphs each: empty or filled memory, one or several rows. A plug-in model
     without a :class:`TransformerLayer` is compiled as a whole. *model* must be on its device already.
     """
-    layers = [module for module in model.modules() if isinstance(module, TransformerLayer)]
+    layers = layers_of(model)
     if not layers:
         getattr(model, "decoder", model).compile(backend=BACKEND)
         return
@@ -46,6 +48,26 @@ def compile_model(model: BaseFairseqModel) -> None:
     torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
     for layer in layers:
         layer.compile(dynamic=True, backend=BACKEND)
+
+
+def layers_of(model: BaseFairseqModel) -> list[TransformerLayer]:
+    """The transformer layers of *model*, in order; none of a plug-in that has layers of its own."""
+    return [module for module in model.modules() if isinstance(module, TransformerLayer)]
+
+
+def checkpoint_activations(model: BaseFairseqModel) -> None:
+    """Let *model* keep the inputs of its layers only, and compute the rest again in the backward pass.
+
+    Chen et al. 2016, "Training deep nets with sublinear memory cost". Dropout draws the same masks again.
+
+    Raises:
+        UserError: the model, a plug-in, has no :class:`TransformerLayer`.
+    """
+    layers = layers_of(model)
+    if not layers:
+        raise UserError(f"--checkpoint-activations: {type(model).__name__} has no TransformerLayer; leave it out")
+    for layer in layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
 
 
 def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], source: str) -> None:
@@ -109,6 +131,13 @@ def stored_settings(settings: Settings, model: BaseFairseqModel) -> dict[str, An
     cfg: Any = getattr(model, "cfg", None)
     built: dict[str, Any] = dataclasses.asdict(cfg) if model.config_class is not None and cfg is not None else {}
     return {name: value for name, value in {**vars(settings.namespace), **built}.items() if _is_plain(value)}
+
+
+def stored_parameters(model: BaseFairseqModel) -> dict[str, Tensor]:
+    """The parameters and buffers of *model* as a checkpoint stores them, the live ones; a tied one is one tensor."""
+    tensors = model.state_dict(keep_vars=True)
+    once = {id(value): value.detach() for value in tensors.values()}
+    return {name: once[id(value)] for name, value in tensors.items()}
 
 
 def _is_plain(value: Any) -> bool:

@@ -31,9 +31,10 @@ class Precision:
         """True if any gradients are float16, in which small values underflow without loss scaling."""
         return self.half_parameters or self.dtype == torch.float16
 
-    def place(self, model: nn.Module, device: torch.device) -> None:
-        """Move *model* to *device* and cast its parameters."""
-        model.to(device)
+    def place(self, model: nn.Module, device: torch.device | None) -> None:
+        """Move *model* to *device*, unless that is None, and cast its parameters."""
+        if device is not None:
+            model.to(device)
         if self.half_parameters:
             model.half()
 

@@ -26,6 +26,7 @@ class Adagrad(FairseqOptimizer):
     """``--optimizer adagrad``: :class:`torch.optim.Adagrad` (Duchi et al. 2011)."""
 
     supports_half_parameters = False
+    updates_parts = True
 
     def __init__(self, args: argparse.Namespace | AdagradConfig, params: Iterable[Any]) -> None:
         super().__init__(args)

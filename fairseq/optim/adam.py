@@ -40,6 +40,8 @@ class FairseqAdam(FairseqOptimizer):
     with the usual values the difference shows in the first updates only. Each restores the other's state.
     """
 
+    updates_parts = True
+
     def __init__(self, args: argparse.Namespace | AdamConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
         self.config = typed(AdamConfig, args)

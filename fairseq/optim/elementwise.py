@@ -102,7 +102,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 def scale_(gradients: list[Tensor], factor: Tensor | float | None) -> None:
     """Multiply *gradients* by *factor* in place; None: by nothing."""
     if isinstance(factor, Tensor):
-        torch._foreach_mul_(gradients, factor)
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device) if gradients else factor)  # --cpu-offload
     elif factor is not None:
         torch._foreach_mul_(gradients, float(factor))
 

@@ -30,6 +30,9 @@ class FairseqOptimizer:
     supports_half_parameters = True
     """True if parameters may be float16 (``--memory-efficient-fp16``): the state must be float32."""
 
+    updates_parts = False
+    """True if a part of a parameter is updated as it would be within the whole (``--ddp-backend fully_sharded``)."""
+
     def __init__(self, args: Any, params: Iterable[Any] | None = None) -> None:
         self.args = self.cfg = args
         self._optimizer: torch.optim.Optimizer

@@ -28,6 +28,8 @@ class NAGConfig(RateConfig):
 class FairseqNAG(FairseqOptimizer):
     """``--optimizer nag``: see :class:`NAG`."""
 
+    updates_parts = True
+
     def __init__(self, args: argparse.Namespace | NAGConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
         self.config = typed(NAGConfig, args)

@@ -28,6 +28,8 @@ class SGDConfig(RateConfig):
 class SGD(FairseqOptimizer):
     """``--optimizer sgd``: see :class:`MomentumSGD`."""
 
+    updates_parts = True
+
     def __init__(self, args: argparse.Namespace | SGDConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
         self.config = typed(SGDConfig, args)

@@ -41,15 +41,21 @@ class WeightAverage:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace the parameters by the mean inside the ``with`` block; without a mean, leave them."""
-        weights = [p.data for p in self.parameters]
-        for parameter, mean in zip(self.parameters, self.mean, strict=bool(self.mean)):
-            parameter.data = mean.to(parameter.dtype)
+        """Set the parameters to the mean inside the ``with`` block; without a mean, leave them.
+
+        Their values are set, not their tensors, which may be parts of others.
+        """
+        weights = [p.detach().clone() for p in self.parameters] if self.count else []
+        self._set(self.mean)
         try:
             yield
         finally:
-            for parameter, weight in zip(self.parameters, weights, strict=True):
-                parameter.data = weight
+            self._set(weights)
+
+    @torch.no_grad()
+    def _set(self, values: Sequence[Tensor]) -> None:
+        for parameter, value in zip(self.parameters, values, strict=bool(values)):
+            parameter.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
         """The mean, the number of updates in it, and the weights that training goes on from; all of them live."""

@@ -17,6 +17,7 @@ from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.place import SavedBy
 from fairseq.distributed import Interruption, World
+from fairseq.distributed.sharding import build_device, gathered, is_sharded
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import progress_bar
 from fairseq.logging.recorders import recording
@@ -64,7 +65,9 @@ class Run:
         torch.manual_seed(self.common.seed)
         self.task: FairseqTask = setup_task(settings)
         given = settings.given_to(type(self.task), settings)
-        model, criterion = self.task.build_model(given), self.task.build_criterion(given)
+        with build_device(settings.distributed, world):
+            model = self.task.build_model(given)
+        criterion = self.task.build_criterion(given)
         if world.rank > 0:
             torch.manual_seed(self.common.seed + world.rank)
         self.trainer = Trainer(settings, self.task, model, criterion, world)
@@ -198,6 +201,8 @@ class Run:
         saved = self.best.after_saving(figure)
         state = self.state_dict()
         state["extra_state"].update(val_loss=figure, **saved.state_dict())
+        if is_sharded(self.settings.distributed, self.world):
+            state = gathered(state)
         if self.manager is not None:
             is_best = self.best.is_worth_saving(figure)
             for path in self.manager.save(

@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairseq.checkpoint.optimizer_state import ParameterNames
+from fairseq.checkpoint.optimizer_state import ParameterNames, convert_state
+from fairseq.checkpoint.store import copied
 from fairseq.config import parse_dict
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
-from fairseq.distributed import GradientReducer, World
+from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Meter, NamedSums
 from fairseq.models import BaseFairseqModel
-from fairseq.models.loading import check_settings, compile_model, load_parameters, stored_settings
+from fairseq.models.loading import check_settings, load_parameters, stored_parameters, stored_settings
 from fairseq.modules.precision import Precision
 from fairseq.optim import build_optimizer, parameter_groups
 from fairseq.optim.lr_scheduler import build_lr_scheduler
@@ -27,6 +28,7 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training import gradients
 from fairseq.training.averaging import WeightAverage, restore_weights
 from fairseq.training.loss_scaler import LossScaler
+from fairseq.training.parallel import check_optimizer, data_parallel
 from fairseq.training.stop import StopVote
 from fairseq.training.validation import validate
 
@@ -58,26 +60,17 @@ class Trainer:
         self.world = world or World()
         self.cfg = settings.optimization
         self.precision = Precision(settings.common)
-        self.precision.place(model, self.world.device)
-        criterion.to(self.world.device)
-        if settings.common.compile:
-            compile_model(model)
         self.graph = task.loss_graph(model, criterion)
-        self.reducer = GradientReducer(
-            self.graph,
-            self.world,
-            settings.distributed.ddp_backend,
-            settings.distributed.bucket_cap_mb,
-            settings.distributed.find_unused_parameters or model.skips_parameters,
-        )
-        groups = parameter_groups(self.graph.named_parameters(), self.cfg.no_decay_on_norms_and_biases)
+        self.reducer = data_parallel(self.graph, self.precision, settings, self.world)
+        groups = parameter_groups(self.reducer.named_parameters(), self.cfg.no_decay_on_norms_and_biases)
         self.optimizer = build_optimizer(settings, groups)
+        check_optimizer(self.optimizer, settings, self.world)
         if self.precision.half_parameters and not self.optimizer.supports_half_parameters:
             raise UserError(
                 f"--memory-efficient-fp16: the state of {type(self.optimizer).__name__} would be float16, too; "
                 "use --fp16 or another --optimizer"
             )
-        self.names = ParameterNames(model, criterion, self.optimizer.param_groups)
+        self.names = ParameterNames(model, criterion, self._source_groups())
         self.parameters = self.optimizer.params
         self.lr_scheduler = build_lr_scheduler(settings, self.optimizer)
         self.scaler = _loss_scaler(settings, self.world) if self.precision.needs_scaling else None
@@ -135,7 +128,7 @@ class Trainer:
         # process knows it on the host. The optimizer applies the factor, so that it need not be rounded to float16.
         size = host_size if self.world.size == 1 else sums[SIZE]
         gnorm, factor = gradients.norm_and_factor(
-            self.parameters, self._gradient_factor(size), self.cfg.clip_norm, self.world.device
+            self.parameters, self._gradient_factor(size), self.cfg.clip_norm, self.world.device, self.reducer.total_norm
         )
         overflow = False
         if self.scaler is not None:
@@ -162,7 +155,9 @@ class Trainer:
     def validate(self, batches: Iterable[Sample | None]) -> Meter:
         """Return the sums over *batches*; see :func:`~fairseq.training.validation.validate`."""
         with self.averaged():
-            return validate(self.graph, self.task, batches, self.precision, self.world)
+            meter = validate(self.graph, self.task, batches, self.precision, self.world)
+            self.reducer.settle()
+        return meter
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Context in which the model has the weights to validate and save: with --average-weights-from their mean."""
@@ -190,7 +185,9 @@ class Trainer:
         Tensors are the live ones: only the process that writes the checkpoint copies them to the host.
         """
         with self.averaged():
-            parameters = {name: value.detach() for name, value in self.model.state_dict().items()}
+            parameters = stored_parameters(self.model)
+            if self.average is not None:
+                parameters = copied(parameters)
         state: dict[str, Any] = {
             "args": stored_settings(self.settings, self.model),
             "model": parameters,
@@ -202,7 +199,9 @@ class Trainer:
                     "num_updates": self.num_updates,
                 }
             ],
-            "last_optimizer_state": self.names.by_name(self.optimizer.state_dict()),
+            "last_optimizer_state": self.names.by_name(
+                convert_state(self.optimizer.state_dict(), self.parameters, self.reducer.whole)
+            ),
             "extra_state": {
                 "random": self._gather_random_states(),
                 "carried": self.task.save_carried(self.world),
@@ -210,7 +209,7 @@ class Trainer:
             },
         }
         if self.average is not None:
-            state["extra_state"]["average"] = self.average.state_dict()
+            state["extra_state"]["average"] = self._each(self.reducer.whole, self.average.state_dict())
         if own := self.criterion.state_dict():
             state["extra_state"]["criterion"] = own
         if self.scaler is not None:
@@ -235,10 +234,11 @@ class Trainer:
         extra = state.get("extra_state") or {}
         history = (state.get("optimizer_history") or [{}])[-1]
         if "average" in extra and not options.reset_optimizer:
+            average = self._each(self.reducer.own, extra["average"])
             if self.average is not None:
-                self.average.load_state_dict(extra["average"])
+                self.average.load_state_dict(average)
             else:
-                restore_weights(self._trained(), extra["average"])
+                restore_weights(self._trained(), average)
         if "criterion" in extra and not options.reset_optimizer:
             self.criterion.load_state_dict(extra["criterion"])
         if not options.reset_optimizer and state.get("last_optimizer_state") is not None:
@@ -259,9 +259,9 @@ class Trainer:
         saved = extra.get("carried") or {"memory": extra.get("memory") or []}
         self.task.load_carried(saved, rows, self.world)
 
-    def _trained(self) -> list[torch.nn.Parameter]:
+    def _trained(self) -> list[nn.Parameter]:
         """The trained parameters in the order of the model, whatever groups the optimizer has."""
-        return [p for p in self.graph.parameters() if p.requires_grad]
+        return [p for _, p in self.reducer.named_parameters()]
 
     def _gradient_factor(self, size: int | Tensor) -> Tensor | float:
         """The reciprocal of what summed gradients are divided by: the update's target tokens times the loss scale."""
@@ -277,10 +277,22 @@ class Trainer:
             stored = history.get(f"{kind}_name", own.__name__)
             if stored != own.__name__:
                 raise UserError(f"{source}: made with {kind} {stored}, not {own.__name__}; give --reset-optimizer")
+        numbered = self.names.by_number(state["last_optimizer_state"], self.optimizer.param_groups, state["model"])
         self.optimizer.load_state_dict(
-            self.names.by_number(state["last_optimizer_state"], self.optimizer.param_groups, state["model"]),
+            convert_state(numbered, self.parameters, self.reducer.own),
             parse_dict("--optimizer-overrides", options.optimizer_overrides),
         )
+
+    def _source_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups with the parameters of the model, of which it may have parts."""
+        source = self.reducer.source
+        return [{**group, "params": [source(p) for p in group["params"]]} for group in self.optimizer.param_groups]
+
+    def _each(self, convert: Callable[[nn.Parameter, Any], Any], average: Mapping[str, Any]) -> dict[str, Any]:
+        """Apply *convert* to what the state of an *average* holds of each parameter."""
+        lists = {name: average[name] for name in ("mean", "weights")}
+        pairs = {name: zip(self._trained(), values, strict=bool(values)) for name, values in lists.items()}
+        return {**average, **{name: [convert(p, value) for p, value in each] for name, each in pairs.items()}}
 
     def _gather_random_states(self) -> list[dict[str, Tensor]]:
         states = {"cpu": torch.get_rng_state()}

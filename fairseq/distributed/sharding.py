@@ -1,0 +1,241 @@
+"""Fully sharded data parallelism: each process holds a part of every parameter, gradient and optimizer state.
+
+Rajbhandari et al. 2020, "ZeRO", stage 3; in PyTorch ``fully_shard`` (FSDP2), which gathers a layer's parameters for as
+long as it computes. It is applied to a model from outside, here alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fairseq.distributed.ddp import DataParallel
+from fairseq.distributed.world import World
+from fairseq.errors import UserError
+from fairseq.settings import DistributedConfig
+
+BACKEND = "fully_sharded"
+
+
+class ShardedReducer(DataParallel):
+    """Data-parallel execution of a module whose parameters are sharded over processes.
+
+    The matrices of each of *layers* are gathered for its computation, in *dtype*. All other parameters, the layers'
+    norms too, form the group of the root, which is gathered once a forward pass, in float32: so tied embeddings and
+    output are one tensor, and norms and the loss are computed from exact values.
+
+    The optimizer is given the local part of each parameter, a plain tensor, because elementwise updates need no more.
+
+    Args:
+        module: the loss graph. Rank 0's initial values count; those of other ranks may be on the meta device.
+        layers: modules of *module* that are gathered one at a time.
+        world: the processes.
+        cfg: their settings.
+        dtype: type of the layers' matrices in computation; None: their own.
+
+    Raises:
+        UserError: the processes cannot be divided into groups of --shard-group-size.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layers: Sequence[nn.Module],
+        world: World,
+        cfg: DistributedConfig,
+        dtype: torch.dtype | None,
+    ) -> None:
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        # No module's output is modified in place, which the warning is about.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
+        mesh = _mesh(world, cfg.shard_group_size)
+        pinned = world.device.type == "cuda"
+        self.module = module
+        self.world = world
+        self.group = mesh.get_group("shard")
+        offload = CPUOffloadPolicy(pin_memory=pinned) if cfg.cpu_offload else OffloadPolicy()
+        low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32, cast_forward_inputs=False)
+        exact = MixedPrecisionPolicy(cast_forward_inputs=False)
+        placed: dict[int, Any] = {}
+        for layer in layers:
+            matrices = [child for child in layer.children() if not _is_norm(child)]
+            _place(matrices, world.device, placed)
+            fully_shard(matrices, mesh=mesh, mp_policy=low, offload_policy=offload)
+        _place([module], world.device, placed)
+        root: Any = fully_shard(module, mesh=mesh, mp_policy=exact, offload_policy=offload)
+        root.set_force_sum_reduction_for_comms(True)  # gloo has no mean
+        root.set_reduce_scatter_unused_params(True)  # a rank without a batch does not use all of them
+        self.root = root
+        self.sharded: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.parts = {name: nn.Parameter(p.to_local().detach()) for name, p in self.sharded.items()}
+        self._source = {id(part): self.sharded[name] for name, part in self.parts.items()}
+        module.register_load_state_dict_pre_hook(_cut_parameters)
+        for child in module.children():
+            child.register_load_state_dict_pre_hook(_cut_parameters)
+
+    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
+        self.root.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def reduce(self) -> None:
+        for part, parameter in self._pairs():
+            if parameter.grad is not None:
+                part.grad, parameter.grad = parameter.grad.to_local(), None
+
+    def _pairs(self) -> Iterator[tuple[nn.Parameter, Any]]:
+        """Every part with its parameter."""
+        for name, parameter in self.sharded.items():
+            part = self.parts[name]
+            part.data = parameter.to_local().detach()  # the first forward pass may have moved it
+            yield part, parameter
+
+    def total_norm(self, norm: Tensor) -> Tensor:
+        squares = norm.square()
+        dist.all_reduce(squares, group=self.group)
+        return squares.sqrt()
+
+    def settle(self) -> None:
+        self.root.reshard()
+        for _ in self._pairs():
+            pass
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.parts.items()
+
+    def source(self, part: nn.Parameter) -> nn.Parameter:
+        return self._source[id(part)]
+
+    def own(self, part: nn.Parameter, value: Any) -> Any:
+        parameter = self._source[id(part)]
+        if not isinstance(value, Tensor) or value.shape != parameter.shape:
+            return value
+        return _cut(value, parameter).to_local()
+
+    def whole(self, part: nn.Parameter, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        return _sharded_as(self._source[id(part)], value)
+
+
+def build_device(cfg: DistributedConfig, world: World) -> AbstractContextManager[Any]:
+    """Return the context to build a model in: ranks above 0 of a sharded job need no memory for initial values.
+
+    They are drawn where they always are, in the constructors on rank 0's host, so that a seed gives the same model for
+    any number of processes; :class:`ShardedReducer` sends every rank its part.
+    """
+    if is_sharded(cfg, world) and not world.is_first:
+        return torch.device("meta")
+    return nullcontext()
+
+
+def is_sharded(cfg: DistributedConfig, world: World) -> bool:
+    """Return whether the processes of *world* hold parts of the parameters."""
+    return cfg.ddp_backend == BACKEND and world.size > 1
+
+
+def gathered(value: Any) -> Any:
+    """*value*, a tree of dicts and lists, with whole tensors in place of sharded ones; call it on every process."""
+    whole: dict[int, Tensor] = {}
+
+    def gather(item: Any) -> Any:
+        if isinstance(item, Tensor) and _is_sharded(item):
+            if id(item) not in whole:
+                whole[id(item)] = item.full_tensor()  # type: ignore[attr-defined]
+            return whole[id(item)]
+        if isinstance(item, dict):
+            return {key: gather(inner) for key, inner in item.items()}
+        return [gather(inner) for inner in item] if isinstance(item, list) else item
+
+    return gather(value)
+
+
+def _mesh(world: World, size: int | None) -> Any:
+    """The processes as a mesh: ``shard``, or with several groups of *size* ``replicate`` × ``shard``."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if size is not None and world.size % size:
+        raise UserError(f"--shard-group-size {size}: must divide the number of processes, {world.size}")
+    size = size or _processes_of_a_node(world)
+    if size == world.size:
+        return init_device_mesh(world.device.type, (size,), mesh_dim_names=("shard",))
+    return init_device_mesh(world.device.type, (world.size // size, size), mesh_dim_names=("replicate", "shard"))
+
+
+def _processes_of_a_node(world: World) -> int:
+    """Processes of each machine, where all have as many; else all of *world*."""
+    hosts = world.gather(socket.gethostname(), everywhere=True)
+    counts = {len(list(members)) for _, members in itertools.groupby(hosts)}
+    size = counts.pop()
+    return size if not counts and size > 1 else world.size
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.LayerNorm) or "Norm" in type(module).__name__
+
+
+def _place(modules: Sequence[nn.Module], device: torch.device, placed: dict[int, Any]) -> None:
+    """Put the parameters and buffers of *modules* on *device*, with rank 0's values; tied ones stay tied.
+
+    *placed* has the new tensor of each old one that has been placed already, itself included.
+    """
+    for module in itertools.chain.from_iterable(part.modules() for part in modules):
+        tensors: Any
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and not _is_sharded(tensor):
+                    tensors[name] = _placed(tensor, device, placed)
+
+
+def _placed(tensor: Tensor, device: torch.device, placed: dict[int, Any]) -> Tensor:
+    if id(tensor) not in placed:
+        empty = torch.empty_like(tensor, device=device, requires_grad=False)
+        values = empty if tensor.is_meta else empty.copy_(tensor.detach())
+        dist.broadcast(values, 0)
+        new = nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
+        placed[id(tensor)] = new, tensor  # the old one is kept, so that no other tensor gets its id
+        placed[id(new)] = new, tensor
+    result: Tensor = placed[id(tensor)][0]
+    return result
+
+
+def _cut(value: Tensor, parameter: Any) -> Any:
+    """The part of *value*, a whole tensor, that this process holds of *parameter*, sharded as that."""
+    count = parameter.device_mesh["shard"].size() if parameter.device_mesh.ndim > 1 else parameter.device_mesh.size()
+    rank = parameter.device_mesh.get_local_rank("shard")
+    rows = -(-value.size(0) // count) if value.dim() else 0
+    local = value[rank * rows : (rank + 1) * rows].to(parameter.device)
+    return _sharded_as(parameter, local)
+
+
+def _sharded_as(parameter: Any, local: Tensor) -> Any:
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _cut_parameters(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Replace whole tensors in *state*, which *module* is about to load, by this process's parts."""
+    for name, own in module.state_dict(prefix=prefix).items():
+        value = state.get(name)
+        if _is_sharded(own) and isinstance(value, Tensor) and not _is_sharded(value) and value.shape == own.shape:
+            state[name] = _cut(value, own)
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "placements")

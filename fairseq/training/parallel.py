@@ -1,0 +1,62 @@
+"""What is applied to a model from outside before it is trained: device, precision, recomputation, parallelism."""
+
+from __future__ import annotations
+
+from fairseq.distributed import DataParallel, GradientReducer, World
+from fairseq.distributed.sharding import BACKEND, ShardedReducer, is_sharded
+from fairseq.errors import UserError
+from fairseq.models.loading import checkpoint_activations, compile_model, layers_of
+from fairseq.modules.precision import Precision
+from fairseq.optim import FairseqOptimizer
+from fairseq.settings import TrainingSettings
+from fairseq.tasks.fairseq_task import LossGraph
+
+
+def data_parallel(graph: LossGraph, precision: Precision, settings: TrainingSettings, world: World) -> DataParallel:
+    """Place *graph* on the device of *world*, and return its execution on the data of all processes.
+
+    Raises:
+        UserError: settings contradict each other.
+    """
+    cfg, model = settings.distributed, graph.model
+    _check(settings)
+    sharded = is_sharded(cfg, world)
+    precision.place(graph.model, None if sharded else world.device)  # sharded, it may never be whole on a device
+    if not sharded:
+        graph.criterion.to(world.device)
+    if settings.common.compile:
+        compile_model(model)
+    if cfg.checkpoint_activations:
+        checkpoint_activations(model)
+    if sharded:
+        if model.skips_parameters:  # processes would wait for one another at different layers
+            raise UserError(
+                f"--decoder-layerdrop: leaves out layers, which --ddp-backend {BACKEND} cannot; leave it out"
+            )
+        return ShardedReducer(graph, layers_of(model), world, cfg, precision.dtype)
+    find_unused = cfg.find_unused_parameters or model.skips_parameters
+    return GradientReducer(graph, world, cfg.ddp_backend, cfg.bucket_cap_mb, find_unused)
+
+
+def check_optimizer(optimizer: FairseqOptimizer, settings: TrainingSettings, world: World) -> None:
+    """Check that *optimizer* can update parts of parameters.
+
+    Raises:
+        UserError: it needs whole ones.
+    """
+    if is_sharded(settings.distributed, world) and not optimizer.updates_parts:
+        raise UserError(
+            f"--ddp-backend {BACKEND}: {type(optimizer).__name__} needs whole parameters; "
+            "use --optimizer adam, nag, sgd or adagrad, or another backend"
+        )
+
+
+def _check(settings: TrainingSettings) -> None:
+    cfg = settings.distributed
+    if cfg.ddp_backend == BACKEND:
+        if settings.common.compile:
+            raise UserError(f"--compile: cannot be combined with --ddp-backend {BACKEND}; leave one of them out")
+        return
+    for name in ("cpu_offload", "shard_group_size"):
+        if getattr(cfg, name):
+            raise UserError(f"--{name.replace('_', '-')}: needs --ddp-backend {BACKEND}; add it or leave this out")

@@ -1,0 +1,82 @@
+"""Several training runs, one after another, in one job of several processes: starting a job costs seconds.
+
+``python jobs.py PROCESSES CASES.json`` reads {name: words of a command line}. The log of run NAME goes to
+``NAME.jsonl`` beside the file, and to ``NAME.error`` the error that ended it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import runs
+
+from fairseq import distributed
+from fairseq.distributed import Job, World
+from fairseq.errors import UserError
+from fairseq.settings import CommonConfig, DistributedConfig
+from fairseq.tasks.typed import training_settings
+from fairseq.training import train
+
+Logs = dict[str, list[dict[str, Any]]]
+
+
+def run_all(folder: Path, processes: int, cases: dict[str, Any], refused: Iterable[str] = ()) -> Logs:
+    """Run *cases* in one job; returns the log of each. Checkpoints go to ``folder / name``.
+
+    Args:
+        folder: where everything is written.
+        processes: of the job.
+        cases: flags, as :func:`runs.words` takes them, by name; they may end in ``DATA`` and a folder.
+        refused: those of *cases* that end with an error.
+    """
+    file = folder / "cases.json"
+    file.write_text(json.dumps({name: runs.words("--save-dir", folder / name, flags) for name, flags in cases.items()}))
+    command = [sys.executable, __file__, str(processes), str(file)]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=runs.environment(PYTHONPATH=_paths())
+    )
+    assert result.returncode == 0, result.stderr
+    unexpected = [file.read_text() for file in folder.glob("*.error") if file.stem not in refused]
+    assert not unexpected, unexpected
+    return {name: runs.records((folder / f"{name}.jsonl").read_text()) for name in cases}
+
+
+def _paths() -> str:
+    return f"{runs.ROOT}:{runs.ROOT / 'tests'}"
+
+
+def _run_here(cases: tuple[str, dict[str, list[str]]], world: World) -> None:
+    folder = Path(cases[0])
+    for name, flags in cases[1].items():
+        log, told = io.StringIO(), io.StringIO()
+        handler = logging.StreamHandler(told)
+        logging.getLogger().addHandler(handler)
+        logging.getLogger().setLevel(logging.INFO)
+        data = Path(flags[flags.index("DATA") + 1]) if "DATA" in flags else runs.DATA
+        words = flags[: flags.index("DATA")] if "DATA" in flags else flags
+        with contextlib.redirect_stdout(log):
+            try:
+                train(training_settings(runs.arguments(*words, data=data)), world)
+            except UserError as error:
+                (folder / f"{name}.error").write_text(str(error))
+        logging.getLogger().removeHandler(handler)
+        if world.is_first:
+            (folder / f"{name}.jsonl").write_text(log.getvalue())
+            (folder / f"{name}.log").write_text(told.getvalue())
+
+
+if __name__ == "__main__":
+    import jobs
+
+    processes, file = int(sys.argv[1]), Path(sys.argv[2])
+    given = str(file.parent), json.loads(file.read_text())
+    cfg = DistributedConfig(distributed_world_size=processes, distributed_timeout=60.0)
+    distributed.run(Job(jobs._run_here, given, CommonConfig(cpu=True), cfg))
