@@ -63,8 +63,8 @@ def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
         "fairseq-preprocess --only-source --trainpref train.txt --validpref valid.txt --destdir data-bin",
         "fairseq-preprocess --only-source --srcdict data-bin/dict.txt --testpref test.txt --destdir test-bin",
     ]
-    parser = Parser("Make a dictionary of text, and binary data of both.", [PreprocessConfig], examples=examples)
-    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="folder with parts of your own")
+    parser = Parser("Build a dictionary from text and binarize the text.", [PreprocessConfig], examples=examples)
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
     for nargs, names in ((0, PREPROCESSING_SWITCHES), (None, PREPROCESSING_VALUES)):
         for name in names.split():
             short = ("-t",) if name == "target-lang" else ()
@@ -78,7 +78,7 @@ def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
 def get_training_parser(default_task: str = "language_modeling") -> Parser:
     """The flags of ``fairseq-train``; those of the chosen parts join when a command line is parsed."""
     parser = Parser(
-        "Train a model on data made by fairseq-preprocess; --arch NAME --help shows the flags of an architecture.",
+        "Train a model on data from fairseq-preprocess. --arch NAME --help lists the flags of that architecture.",
         [CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig],
         ["task", "arch", "criterion", "optimizer", "lr_scheduler"],
         examples=[
@@ -98,7 +98,7 @@ def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
         "fairseq-eval-lm data-bin --path checkpoints/checkpoint_best.pt --context-window 400 --bf16",
     ]
     hidden = ("train_subset", "valid_subset", "max_tokens_valid", "batch_size_valid", "num_workers", "seed")
-    return _evaluation_parser("Perplexity of a language model.", examples, [EvalLMConfig], hidden=hidden)
+    return _evaluation_parser("Compute the perplexity of a language model.", examples, [EvalLMConfig], hidden=hidden)
 
 
 def get_validation_parser(default_task: str | None = None) -> Parser:
@@ -108,7 +108,7 @@ def get_validation_parser(default_task: str | None = None) -> Parser:
         "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt --valid-subset valid,test",
     ]
     hidden = ("train_subset", "gen_subset", "seed")
-    return _evaluation_parser("Validation loss of a checkpoint.", examples, [ValidateConfig], hidden=hidden)
+    return _evaluation_parser("Compute the validation loss of a checkpoint.", examples, [ValidateConfig], hidden=hidden)
 
 
 def get_recl_parser() -> Parser:
@@ -117,7 +117,7 @@ def get_recl_parser() -> Parser:
         "fairseq-recl data-bin --path xl/checkpoint_best.pt:base/checkpoint_best.pt --results-path recl",
         "fairseq-recl data-bin --path xl/checkpoint_best.pt --max-context 300 --positions 200",
     ]
-    description = "Relative effective context length of a group of language models."
+    description = "Measure the relative effective context length (RECL) of language models."
     return _evaluation_parser(description, examples, [ReclConfig], [StreamConfig])
 
 
@@ -127,7 +127,7 @@ def get_attention_parser() -> Parser:
         "fairseq-attention data-bin --path checkpoints/checkpoint_best.pt --results-path attention",
         "fairseq-attention data-bin --path xl/checkpoint_best.pt --results-path attention --heads 0:3,15:0",
     ]
-    description = "Plots of the distances that a language model's heads attend over."
+    description = "Plot the distances over which a language model's heads attend."
     return _evaluation_parser(description, examples, [AttentionConfig], [StreamConfig], hidden=("compile",))
 
 
@@ -137,7 +137,7 @@ def get_interactive_generation_parser(default_task: str = "language_modeling") -
         "fairseq-interactive data-bin --path checkpoints/checkpoint_best.pt --sampling --sampling-topk 40",
         "fairseq-interactive data-bin --path checkpoints/checkpoint_best.pt --input prompts.txt --beam 4",
     ]
-    description = "Continue prompts of a terminal, a pipe or a file."
+    description = "Continue prompts from a terminal, a pipe or a file."
     return _evaluation_parser(description, examples, [InteractiveConfig], [], hidden=("compile",))
 
 
@@ -149,7 +149,7 @@ def get_generation_parser(interactive: bool = False, default_task: str = "langua
         "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --sampling --results-path out",
         "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --context-tokens 64 --beam 4",
     ]
-    description = "Continue passages of a corpus, and show them beside the original text."
+    description = "Continue passages of a corpus and show the results beside the original text."
     return _evaluation_parser(description, examples, [GenerateConfig], [], hidden=("compile",))
 
 
@@ -161,21 +161,21 @@ def get_import_parser() -> Parser:
     ]
     description = "Import a model from elsewhere into a folder that all commands read."
     parser = Parser(description, examples=examples, settings_file=False)
-    parser.add_argument("source", metavar="IN", help="file of the authors' (a state dict or a model.pt), or a folder")
+    parser.add_argument("source", metavar="IN", help="the authors' state dict or model.pt, or a folder")
     parser.add_argument(
         "--from",
         dest="source_format",
         required=True,
         type=_source_format,
         choices=SOURCE_FORMATS,
-        help="origin: Transformer-XL's authors, or a Hugging Face folder (hf: any known kind)",
+        help="transformer-xl: the authors' files; others: a Hugging Face folder",
     )
-    parser.add_argument("--out", metavar="DIR", required=True, help="new folder for checkpoint.pt and dict.txt")
+    parser.add_argument("--out", metavar="DIR", required=True, help="output folder for checkpoint.pt and dict.txt")
     parser.add_argument(
         "--config",
         dest="config_file",
         metavar="FILE.json",
-        help="settings of the model under the authors' names: needed for a state dict; win over those of a model.pt",
+        help="the authors' model settings; required for a state dict",
     )
     return parser
 
@@ -186,14 +186,14 @@ def get_export_parser() -> Parser:
         "fairseq-export checkpoints/checkpoint_best.pt --to hf --out bert --data data-bin",
         "fairseq-export electra/checkpoint_best.pt --to hf --out generator --half generator",
     ]
-    description = "Write an encoder as a folder that Hugging Face's transformers loads."
+    description = "Export an encoder to a folder for Hugging Face transformers."
     parser = Parser(description, examples=examples, settings_file=False)
     parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of a bert, roberta or electra model")
-    parser.add_argument("--to", dest="target_format", required=True, choices=("hf",), help="format of the folder")
-    parser.add_argument("--out", metavar="DIR", required=True, help="new folder")
+    parser.add_argument("--to", dest="target_format", required=True, choices=("hf",), help="format to write")
+    parser.add_argument("--out", metavar="DIR", required=True, help="output folder")
     parser.add_argument("--data", metavar="DATA", help="data folder or dict.txt (default: beside the checkpoint)")
     parser.add_argument(
-        "--half", choices=("discriminator", "generator"), default="discriminator", help="part of ELECTRA to write"
+        "--half", choices=("discriminator", "generator"), default="discriminator", help="ELECTRA network to write"
     )
     return parser
 
@@ -211,7 +211,7 @@ def get_finetune_parser() -> Parser:
         [FinetuneConfig, SentencePredictionConfig, CommonConfig, DistributedConfig],
         examples=examples,
     )
-    parser.add_argument("data", metavar="DATA", help="folder with train.tsv and the development file")
+    parser.add_argument("data", metavar="DATA", help="folder with train.tsv and dev.tsv")
     return parser
 
 
@@ -225,7 +225,7 @@ def get_notes_parser() -> Parser:
         "Show the notes of rare words in a checkpoint.", [NotesConfig], examples=examples, settings_file=False
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of a model trained with notes")
-    parser.add_argument("data", metavar="DATA", nargs="?", help="its data folder (default: the one of its training)")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="its data folder (default: the one it was trained on)")
     return parser
 
 

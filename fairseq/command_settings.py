@@ -19,7 +19,7 @@ class ModelPathConfig:
 class ValidateConfig(ModelPathConfig):
     """Model: settings of ``fairseq-validate``."""
 
-    keep_notes: bool = flag(False, "notes of rare words kept and read, as in training")
+    keep_notes: bool = flag(False, "keep and read the notes of rare words, as in training")
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class EvalLMConfig(ModelPathConfig):
     context_window: int = flag(0, "context tokens before each block that are not scored", low=0)
     sliding_inf: int = flag(
         -1,
-        "1: score token by token with the cache",
+        "1: score token by token with a cache",
         choices=(-1, 0, 1),
         metavar="{1}",
     )
     softmax_batch: int | None = flag(None, "maximum tokens in one softmax, to bound memory", low=1)
-    int8: bool = flag(False, "int8 weights, one scale an output; also prints their cost in perplexity")
+    int8: bool = flag(False, "int8 weights, one scale per output; also prints their effect on perplexity")
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,14 @@ class ReclConfig(ModelPathConfig):
     names: str | None = flag(None, "model names in table and plots (default: their folders)", metavar="NAME,…")
     step: int = flag(50, "increment of the context length, in tokens", low=1)
     max_context: int = flag(500, "maximum context length in tokens, a multiple of --step", low=1)
-    threshold: float = flag(
-        0.01, "relative gain in perplexity below which a longer context is useless", above=0, below=1
-    )
+    threshold: float = flag(0.01, "minimum relative gain in perplexity for a longer context to count", above=0, below=1)
     top_r: list[float] = flag([1.0, 0.5, 0.1], "fractions of hardest positions to measure on", above=0, high=1)
     positions: int = flag(1000, "maximum number of random target positions", low=1)
     whole_windows: bool = flag(
         False,
-        "read a window at once with memory models too",
+        "read each window in one pass, also in models with memory",
     )
-    results_path: str | None = flag(None, "folder for the results", metavar="DIR")
+    results_path: str | None = flag(None, "folder for tables and plots", metavar="DIR")
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,9 @@ class AttentionConfig(ModelPathConfig):
     """Attention plots: settings of ``fairseq-attention``."""
 
     path: str | None = flag(None, "checkpoint", metavar="FILE")
-    results_path: str | None = flag(None, "folder for the results", metavar="DIR")
+    results_path: str | None = flag(None, "folder for tables and plots", metavar="DIR")
     first_tokens: int | None = flag(None, "tokens of the split to read (default: all)", low=1)
-    position: int | None = flag(None, "token number of the single-position plot, from 0 (default: random)", low=0)
+    position: int | None = flag(None, "position of the single-position plot, from 0 (default: random)", low=0)
     heads: str | None = flag(
         None,
         "heads of the single-position plot (default: the widest of three layers)",
@@ -93,7 +91,7 @@ class AttentionConfig(ModelPathConfig):
 class GenerationConfig(ModelPathConfig):
     """Generation: settings of ``fairseq-interactive`` and ``fairseq-generate``."""
 
-    max_new_tokens: int = flag(100, "maximum tokens to generate, ends of line included", low=1, high=10_000_000)
+    max_new_tokens: int = flag(100, "maximum tokens to generate, line ends included", low=1, high=10_000_000)
     beam: int = flag(1, "beam width (1: greedy)", low=1, high=10_000)
     sampling: bool = flag(False, "sample from the distribution instead of searching")
     sampling_topk: int = flag(0, "with --sampling: only the K most probable tokens (0: all)", low=0, metavar="K")
@@ -107,14 +105,14 @@ class GenerationConfig(ModelPathConfig):
     temperature: float = flag(1.0, "with --sampling: softmax temperature", above=0)
     batch_size: int = flag(
         16,
-        "maximum texts generated together; each beam counts",
+        "maximum texts generated at once; each beam counts",
         aliases=("--max-sentences",),
         low=1,
     )
     remove_bpe: str | None = flag(
         None, "subword mark to join words at (without a value: @@)", metavar="MARK", const="@@ "
     )
-    int8: bool = flag(False, "int8 weights, one scale an output")
+    int8: bool = flag(False, "int8 weights, one scale per output")
 
 
 @dataclass(frozen=True)
@@ -130,11 +128,11 @@ class InteractiveConfig(GenerationConfig):
 class GenerateConfig(GenerationConfig):
     """Generation: settings of ``fairseq-generate``."""
 
-    max_new_tokens: int = flag(500, "maximum tokens to generate, ends of line included", low=1, high=10_000_000)
+    max_new_tokens: int = flag(500, "maximum tokens to generate, line ends included", low=1, high=10_000_000)
     gen_subset: str = flag("test", "split to take contexts from", metavar="SPLIT")
     context_tokens: int = flag(512, "context length in tokens", low=1)
     num_samples: int = flag(1, "total number of continuations", low=1, high=1_000_000)
-    num_contexts: int | None = flag(None, "different contexts (default: --num-samples)", low=1, high=1_000_000)
+    num_contexts: int | None = flag(None, "different contexts to draw (default: --num-samples)", low=1, high=1_000_000)
     results_path: str | None = flag(None, "folder for generate.json and generate.html", metavar="DIR")
 
 
@@ -142,9 +140,9 @@ class GenerateConfig(GenerationConfig):
 class NotesConfig:
     """Notes: settings of ``fairseq-notes``."""
 
-    words: str | None = flag(None, "words to show, with spaces between (default: the most taken)", metavar="WORDS")
-    top: int = flag(10, "number of words shown where --words is not given", low=1)
-    nearest: int = flag(8, "number of neighbours of a word", low=1)
+    words: str | None = flag(None, "space-separated words to show (default: those with most updates)", metavar="WORDS")
+    top: int = flag(10, "number of words to show without --words", low=1)
+    nearest: int = flag(8, "nearest neighbours to list per word", low=1)
     map_words: int = flag(500, "number of words on the map", low=1)
     results_path: str | None = flag(None, "folder for notes.json, notes.html and notes.png", metavar="DIR")
 
@@ -153,18 +151,18 @@ class NotesConfig:
 class FinetuneConfig:
     """Fine-tuning: settings of ``fairseq-finetune``."""
 
-    path: str | None = flag(None, "checkpoint of pre-training", metavar="FILE")
-    from_scratch: bool = flag(False, "random initial weights, for comparison; --path gives the sizes")
+    path: str | None = flag(None, "pre-trained checkpoint", metavar="FILE")
+    from_scratch: bool = flag(False, "random initial weights, as a baseline; sizes from --path")
     seeds: list[int] = flag([1, 2, 3], "seeds, one run each", low=0)
     lrs: list[float] = flag([1e-5, 3e-5, 5e-5], "learning rates to choose from", above=0)
     max_epoch: int = flag(10, "epochs of each run", low=1)
-    batch_size: int = flag(16, "rows of an update, over all processes", aliases=("--max-sentences",), low=1)
-    warmup_ratio: float = flag(0.06, "share of the updates in which the rate rises", low=0, below=1)
+    batch_size: int = flag(16, "rows per update, over all processes", aliases=("--max-sentences",), low=1)
+    warmup_ratio: float = flag(0.06, "fraction of updates in which the learning rate warms up", low=0, below=1)
     weight_decay: float = flag(0.01, "weight decay of matrices", low=0)
-    clip_norm: float = flag(1.0, "largest gradient norm (0: no clipping)", low=0)
-    predict: str = flag("valid", "comma-separated splits whose predictions are written", metavar="SPLIT,…")
-    save_dir: str = flag("finetuned", "folder of checkpoints, predictions and results.json", metavar="DIR")
-    train_flags: str = flag("", "further flags of fairseq-train, as one argument", metavar="TEXT")
+    clip_norm: float = flag(1.0, "maximum gradient norm (0: no clipping)", low=0)
+    predict: str = flag("valid", "comma-separated splits to write predictions for", metavar="SPLIT,…")
+    save_dir: str = flag("finetuned", "folder for checkpoints, predictions and results.json", metavar="DIR")
+    train_flags: str = flag("", "additional flags of fairseq-train, as one quoted string", metavar="TEXT")
 
 
 @dataclass(frozen=True)
@@ -185,20 +183,20 @@ class PreprocessConfig(TextConfig):
 
     learn_bpe: int | None = flag(None, "merges or pieces of --bpe to learn from the training text", low=1)
 
-    only_source: bool = flag(False, "text in one language; the only kind supported")
-    source_lang: str | None = flag(None, "suffix of the text files: PREF.SRC", aliases=("-s",), metavar="SRC")
-    trainpref: str | None = flag(None, "training text; further files become train1, …", metavar="FILE[,FILE…]")
-    validpref: str | None = flag(None, "validation text; further files become valid1, …", metavar="FILE[,FILE…]")
-    testpref: str | None = flag(None, "test text; further files become test1, …", metavar="FILE[,FILE…]")
+    only_source: bool = flag(False, "text in one language; always on")
+    source_lang: str | None = flag(None, "suffix of the text files: FILE.SRC", aliases=("-s",), metavar="SRC")
+    trainpref: str | None = flag(None, "training text; additional files become train1, …", metavar="FILE[,FILE…]")
+    validpref: str | None = flag(None, "validation text; additional files become valid1, …", metavar="FILE[,FILE…]")
+    testpref: str | None = flag(None, "test text; additional files become test1, …", metavar="FILE[,FILE…]")
     destdir: str = flag("data-bin", "output folder", metavar="DIR")
     workers: int = flag(1, "number of processes", low=1)
     srcdict: str | None = flag(None, "existing dictionary to use", metavar="FILE")
     nwordssrc: int = flag(-1, "maximum dictionary size, special symbols included (-1: no limit)", low=-1)
     thresholdsrc: int = flag(0, "minimum count of a word in the dictionary", low=-1)
-    padding_factor: int = flag(8, "factor of the dictionary's size, rounded up (0: any size)", low=0, high=65536)
+    padding_factor: int = flag(8, "pad the dictionary to a multiple of this size (0: no padding)", low=0, high=65536)
     dict_only: bool = flag(False, "write only the dictionary")
-    dataset_impl: str = flag("mmap", "data format; only mmap exists", choices=("mmap",))
-    notes: bool = flag(False, "write the places of rare words, for models with notes")
-    note_min_count: int = flag(100, "fewest occurrences of a whole word that has a note", low=1)
-    note_max_count: int = flag(500, "most occurrences of a whole word that has a note", low=1)
-    joined_dictionary: bool = flag(False, "accepted without effect: one language has one dictionary")
+    dataset_impl: str = flag("mmap", "data format; only mmap is supported", choices=("mmap",))
+    notes: bool = flag(False, "write the positions of rare words, for models with notes")
+    note_min_count: int = flag(100, "minimum occurrences of a word with a note", low=1)
+    note_max_count: int = flag(500, "maximum occurrences of a word with a note", low=1)
+    joined_dictionary: bool = flag(False, "no effect: one language has one dictionary")

@@ -119,7 +119,7 @@ class Parser(argparse.ArgumentParser):
         self.settings_file = settings_file
         self.chosen: dict[str, str] = {}
         if settings_file:
-            help = "YAML file of flags, without the dashes; flags win over it"
+            help = "YAML file of flags, without dashes; command-line flags override it"
             self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)
         for name in choices:
             choice = CHOICES[name]

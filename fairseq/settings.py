@@ -24,7 +24,7 @@ DDP_BACKENDS = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp", "fully_sharded")
 class KernelConfig:
     """Kernels of other packages, read by models and optimizers too."""
 
-    no_apex: bool = flag(False, "PyTorch's kernels even where NVIDIA apex is installed")
+    no_apex: bool = flag(False, "do not use NVIDIA apex, even if it is installed")
 
 
 @dataclass(frozen=True)
@@ -33,35 +33,35 @@ class CommonConfig(KernelConfig):
 
     seed: int = flag(1, "random seed", low=0)
     cpu: bool = flag(False, "run on the CPU even if there is a GPU")
-    tf32: bool = flag(False, "TF32 matrix products on NVIDIA GPUs instead of exact float32")
+    tf32: bool = flag(False, "TF32 instead of float32 matrix products on NVIDIA GPUs")
     fp16: bool = flag(False, "float16 arithmetic with dynamic loss scaling, float32 parameters")
     bf16: bool = flag(False, "bfloat16 arithmetic, float32 parameters")
-    memory_efficient_fp16: bool = flag(False, "float16 parameters: with Adam 12 bytes a parameter, not 16")
+    memory_efficient_fp16: bool = flag(False, "float16 parameters; Adam needs 12 bytes per parameter instead of 16")
     compile: bool = flag(False, "compile the model with torch.compile")
     fp16_init_scale: float = flag(128.0, "initial loss scale of --fp16", above=0, high=2.0**32)
     fp16_scale_window: int | None = flag(
         None,
-        "updates without overflow before the loss scale is doubled (default: 16384 / processes / update-freq)",
+        "updates without overflow until the loss scale doubles (default: 16384 / processes / update-freq)",
         low=1,
     )
     fp16_scale_tolerance: float = flag(
         0.0,
-        "fraction of overflowing updates tolerated before the loss scale is halved",
+        "fraction of overflows tolerated before the loss scale is halved",
         low=0,
         high=1,
     )
-    min_loss_scale: float = flag(1e-4, "training stops below this loss scale", above=0)
+    min_loss_scale: float = flag(1e-4, "loss scale below which training stops", above=0)
     threshold_loss_scale: float | None = flag(None, "lower bound of the loss scale", above=0)
     log_format: str | None = flag(
         None,
-        "format of progress (default: tqdm on a terminal, simple elsewhere)",
+        "log format (default: tqdm on a terminal, else simple)",
         choices=("tqdm", "simple", "json", "none"),
     )
-    log_interval: int = flag(100, "updates between two lines of the log", low=1)
-    no_progress_bar: bool = flag(False, "lines instead of a progress bar")
+    log_interval: int = flag(100, "updates between log lines", low=1)
+    no_progress_bar: bool = flag(False, "log lines instead of a progress bar")
     tensorboard_logdir: str = flag("", "folder for TensorBoard logs (needs the [tensorboard] extra)", metavar="DIR")
-    metrics_file: str = flag("", "file for the log's figures as JSON lines", metavar="FILE")
-    user_dir: str | None = flag(None, "folder of a Python package with your own parts", metavar="DIR")
+    metrics_file: str = flag("", "JSON Lines file for the figures of the log", metavar="FILE")
+    user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR")
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class DataConfig:
     num_workers: int = flag(1, "batches prepared in the background for a GPU (0: none)", low=0, high=1024)
     max_tokens: int | None = flag(None, "maximum tokens in a batch, per process", low=1)
     batch_size: int | None = flag(None, "maximum rows in a batch, per process", aliases=("--max-sentences",), low=1)
-    required_batch_size_multiple: int = flag(8, "larger batches are cut to a multiple of this many rows", low=1)
-    dataset_impl: str | None = flag(None, "data format; only mmap exists", choices=("mmap",))
+    required_batch_size_multiple: int = flag(8, "round batches above this many rows down to a multiple", low=1)
+    dataset_impl: str | None = flag(None, "data format; only mmap is supported", choices=("mmap",))
     skip_invalid_size_inputs_valid_test: bool = flag(
         False, "skip blocks longer than the model's positions when evaluating"
     )
@@ -83,7 +83,7 @@ class DataConfig:
     batch_size_valid: int | None = flag(
         None, "maximum rows in a validation batch (default: --batch-size)", aliases=("--max-sentences-valid",), low=1
     )
-    curriculum: int = flag(0, "initial epochs that keep one order of batches", low=0)
+    curriculum: int = flag(0, "first epochs that keep the same order of batches", low=0)
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ class DistributedConfig:
     """Processes: number, rendezvous and gradient reduction."""
 
     distributed_world_size: int | None = flag(
-        None, "total number of processes (default: one a GPU; 1 with --cpu)", low=1
+        None, "total number of processes (default: one per GPU; 1 with --cpu)", low=1
     )
-    distributed_rank: int = flag(0, "rank of this node's first process, started by hand", low=0)
+    distributed_rank: int = flag(0, "rank of this node's first process, for manual launches", low=0)
     nprocs_per_node: int | None = flag(
         None,
-        "processes on this machine (default: one a GPU; all with --cpu)",
+        "processes on this machine (default: one per GPU; all with --cpu)",
         aliases=("--distributed-num-procs",),
         low=1,
     )
@@ -115,9 +115,9 @@ class DistributedConfig:
     distributed_init_method: str | None = flag(None, "address of the rendezvous, e.g. tcp://host:port", metavar="URL")
     distributed_port: int = flag(-1, "port of the rendezvous (-1: a free one)", low=-1, high=65535)
     distributed_timeout: float = flag(
-        600.0, "seconds without response after which a process ends the job", above=0, high=10_000_000
+        600.0, "seconds without a response before a process ends the job", above=0, high=10_000_000
     )
-    distributed_no_spawn: bool = flag(False, "this process is one rank and starts no others")
+    distributed_no_spawn: bool = flag(False, "run as a single rank; start no other processes")
     local_rank: int = flag(0, "GPU of this process", aliases=("--local_rank", "--device-id"), low=0)
     ddp_backend: str = flag(
         "c10d",
@@ -129,7 +129,7 @@ class DistributedConfig:
     )
     cpu_offload: bool = flag(False, "fully_sharded: parameters and optimizer state in host memory")
     checkpoint_activations: bool = flag(False, "recompute each layer's activations in the backward pass")
-    bucket_cap_mb: int = flag(25, "gradient bucket size, MB", low=1)
+    bucket_cap_mb: int = flag(25, "gradient bucket size in MB", low=1)
     find_unused_parameters: bool = flag(False, "allow parameters that get no gradient in DistributedDataParallel")
 
 
@@ -139,8 +139,8 @@ class RateConfig:
 
     lr: list[float] = flag([0.25], "learning rate, or one for each epoch", aliases=("--learning-rate",), above=0)
     max_update: int = flag(0, "maximum number of updates (0: no limit)", low=0)
-    min_lr: float = flag(-1.0, "learning rate at which training stops; minimum of a cosine without --max-lr")
-    stop_min_lr: float | None = flag(None, "training stops after an epoch at this rate (default: --min-lr)")
+    min_lr: float = flag(-1.0, "stop training at this rate; minimum of cosine without --max-lr")
+    stop_min_lr: float | None = flag(None, "stop training after an epoch at this rate (default: --min-lr)")
 
 
 @dataclass(frozen=True)
@@ -150,18 +150,18 @@ class OptimizationConfig(RateConfig):
     max_epoch: int = flag(0, "maximum number of epochs (0: no limit)", low=0)
     stop_time_hours: float = flag(0.0, "maximum training time in hours (0: no limit)", low=0)
     clip_norm: float = flag(0.0, "maximum gradient norm (0: no clipping)", low=0)
-    no_decay_on_norms_and_biases: bool = flag(False, "apply --weight-decay to matrices only, not to norms and biases")
+    no_decay_on_norms_and_biases: bool = flag(False, "weight decay of matrices only, not of norms and biases")
     average_weights_from: int | None = flag(
         None,
-        "first update of the weight average that is validated and saved",
+        "validate and save the average of weights from this update on",
         low=1,
         metavar="UPDATE",
     )
     sentence_avg: bool = flag(False, "divide gradients by rows instead of tokens")
-    update_freq: list[int] = flag([1], "batches accumulated for an update, or one number for each epoch", low=1)
+    update_freq: list[int] = flag([1], "batches accumulated per update, or one number for each epoch", low=1)
     stages: str | None = flag(
         None,
-        "staged training: LENGTH:UPDATES of each stage, e.g. 128:140100,512:286000",
+        "staged training: LENGTH:LAST_UPDATE of each stage, e.g. 128:140100,512:286000",
         metavar="L:U,…",
     )
 
@@ -175,26 +175,26 @@ class CheckpointConfig:
         "checkpoint_last.pt", "checkpoint to resume from, in --save-dir or elsewhere", metavar="FILE"
     )
     finetune_from_model: str | None = flag(
-        None, "checkpoint of initial weights; other state starts afresh", metavar="FILE"
+        None, "checkpoint to initialize weights from; all other state is new", metavar="FILE"
     )
     reset_optimizer: bool = flag(False, "ignore the checkpoint's optimizer state")
-    reset_lr_scheduler: bool = flag(False, "ignore the checkpoint's schedule state")
+    reset_lr_scheduler: bool = flag(False, "ignore the checkpoint's learning-rate schedule state")
     reset_dataloader: bool = flag(False, "start at the beginning of the data")
     reset_meters: bool = flag(False, "ignore the checkpoint's best score and times")
-    optimizer_overrides: str = flag("{}", "optimizer settings to change on resuming, a Python dict", metavar="DICT")
+    optimizer_overrides: str = flag("{}", "optimizer settings to change when resuming, a Python dict", metavar="DICT")
     save_interval: int = flag(1, "epochs between checkpoints", low=1)
     save_interval_updates: int = flag(0, "updates between checkpoints (0: only after epochs)", low=0)
-    keep_interval_updates: int = flag(-1, "checkpoints of --save-interval-updates to keep (-1: all)", low=-1)
-    keep_last_epochs: int = flag(-1, "checkpoints of epochs to keep (-1: all)", low=-1)
+    keep_interval_updates: int = flag(-1, "number of --save-interval-updates checkpoints to keep (-1: all)", low=-1)
+    keep_last_epochs: int = flag(-1, "number of epoch checkpoints to keep (-1: all)", low=-1)
     no_save: bool = flag(False, "save no checkpoints")
-    no_epoch_checkpoints: bool = flag(False, "save only the last and the best checkpoint")
+    no_epoch_checkpoints: bool = flag(False, "save only the last and best checkpoints")
     no_last_checkpoints: bool = flag(False, "do not save checkpoint_last.pt")
     no_save_optimizer_state: bool = flag(False, "save checkpoints without optimizer state")
     validate_interval: int = flag(1, "epochs between validations", low=1)
     validate_interval_updates: int = flag(0, "updates between validations (0: only after epochs)", low=0)
     disable_validation: bool = flag(False, "no validation")
-    best_checkpoint_metric: str = flag("loss", "validation figure that decides the best checkpoint")
-    maximize_best_checkpoint_metric: bool = flag(False, "the largest figure is the best")
+    best_checkpoint_metric: str = flag("loss", "validation figure that selects the best checkpoint")
+    maximize_best_checkpoint_metric: bool = flag(False, "largest figure is best")
     patience: int = flag(-1, "validations without improvement before training stops (-1: no limit)", low=-1)
 
 

@@ -19,7 +19,7 @@ class LabelSmoothedCrossEntropyConfig:
     """Settings of the label-smoothed cross entropy."""
 
     sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
-    label_smoothing: float = flag(0.0, "share of probability spread over all words", low=0, below=1)
+    label_smoothing: float = flag(0.0, "probability mass spread over all words", low=0, below=1)
 
 
 @register_criterion("label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyConfig)

@@ -24,7 +24,7 @@ class BertConfig(ModelConfig):
     """Settings of an encoder."""
 
     encoder_layers: int = flag(12, "number of layers", low=1, high=MOST_LAYERS)
-    encoder_embed_dim: int = flag(768, "channels of the layers", low=1)
+    encoder_embed_dim: int = flag(768, "width of the model", low=1)
     encoder_input_dim: int | None = flag(None, "width of the embeddings (default: --encoder-embed-dim)", low=1)
     encoder_ffn_embed_dim: int = flag(3072, "width of the feed-forward networks", low=1)
     encoder_attention_heads: int = flag(12, "attention heads of each layer", low=1)
@@ -37,8 +37,8 @@ class BertConfig(ModelConfig):
     activation_dropout: float = flag(
         0.0, "dropout inside the feed-forward networks", aliases=("--relu-dropout",), low=0, below=1
     )
-    max_positions: int = flag(512, "most tokens of a row", low=1)
-    token_types: int = flag(0, "token types with an embedding each; 0: none", low=0)
+    max_positions: int = flag(512, "maximum tokens per row", low=1)
+    token_types: int = flag(0, "number of token types (0: none)", low=0)
     layer_norm_eps: float = flag(1e-5, "constant added to the variance in layer norms", above=0)
     untie_weights_roberta: bool = flag(False, "output weights separate from the token embeddings")
 

@@ -25,7 +25,7 @@ class ElectraConfig(BertConfig):
     """Settings of ELECTRA; encoder settings are those of the discriminator."""
 
     generator_size: float = flag(
-        1 / 3, "generator's width as a fraction of the discriminator's; 0: no generator", low=0, high=1
+        1 / 3, "generator width as a fraction of the discriminator's (0: no generator)", low=0, high=1
     )
 
     def generator_shape(self, discriminator: EncoderShape) -> EncoderShape:

@@ -53,8 +53,8 @@ class TransformerXLConfig(CausalNoteConfig, ModelConfig, MemoryConfig):
     variational_dropout: bool = flag(False, "one dropout mask for all time steps of a row")
     pre_lnorm: bool = flag(False, "pre-norm: layer norm before each part of a layer")
     untie_r: bool = flag(False, "separate biases u, v for each layer")
-    cutoffs: list[int] | None = flag(None, "adaptive input and softmax: first word of each band but the first")
-    div_val: int = flag(1, "factor by which each band of words is narrower", low=1)
+    cutoffs: list[int] | None = flag(None, "adaptive input and softmax: first word id of each tail band")
+    div_val: int = flag(1, "width ratio of successive bands", low=1)
     tie_weight: bool = flag(True, "tie the output weights to the input embeddings", negative=True)
     tie_projs: str = flag(
         "none",

@@ -21,14 +21,14 @@ from fairseq.settings import RateConfig
 class AdafactorConfig(RateConfig):
     """Adafactor."""
 
-    adafactor_eps: list[float] = flag([1e-30, 1e-3], "added to squares; smallest scale", low=0, metavar="E1,E2")
-    clip_threshold: float = flag(1.0, "largest root mean square of an update", above=0)
+    adafactor_eps: list[float] = flag([1e-30, 1e-3], "term added to squares; minimum scale", low=0, metavar="E1,E2")
+    clip_threshold: float = flag(1.0, "maximum root mean square of an update", above=0)
     decay_rate: float = flag(-0.8, "exponent of the second moment's decay", below=0)
     beta1: float | None = flag(None, "decay of the first moment (default: none is kept)", low=0, below=1)
     scale_parameter: bool = flag(False, "scale the rate by each parameter's root mean square")
     relative_step: bool = flag(False, "use a rate of 1 / sqrt(updates) instead of --lr")
     warmup_init: bool = flag(False, "start --relative-step at 1e-6, rising linearly")
-    weight_decay: float = flag(0.0, "weight decay, apart from the gradient", low=0)
+    weight_decay: float = flag(0.0, "weight decay, decoupled from the gradient", low=0)
 
 
 @register_optimizer("adafactor", dataclass=AdafactorConfig)

@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 class AdamConfig(RateConfig, KernelConfig):
     """Adam."""
 
-    adam_betas: list[float] = flag([0.9, 0.999], "decay of the two moments", low=0, below=1, metavar="B1,B2")
-    adam_eps: float = flag(1e-8, "added to the root of the second moment", low=0)
+    adam_betas: list[float] = flag([0.9, 0.999], "decay rates of the two moments", low=0, below=1, metavar="B1,B2")
+    adam_eps: float = flag(1e-8, "term added to the root of the second moment", low=0)
     adam_torch_eps: bool = flag(False, "add --adam-eps after bias correction, as torch.optim.Adam does, not before")
-    weight_decay: float = flag(0.0, "weight decay, apart from the gradient", low=0)
+    weight_decay: float = flag(0.0, "weight decay, decoupled from the gradient", low=0)
 
 
 @register_optimizer("adam", dataclass=AdamConfig)

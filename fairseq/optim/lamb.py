@@ -21,8 +21,8 @@ from fairseq.settings import RateConfig
 class LAMBConfig(RateConfig):
     """LAMB."""
 
-    lamb_betas: list[float] = flag([0.9, 0.999], "decay of the two moments", low=0, below=1, metavar="B1,B2")
-    lamb_eps: float = flag(1e-8, "added to the root of the second moment", low=0)
+    lamb_betas: list[float] = flag([0.9, 0.999], "decay rates of the two moments", low=0, below=1, metavar="B1,B2")
+    lamb_eps: float = flag(1e-8, "term added to the root of the second moment", low=0)
     weight_decay: float = flag(0.0, "weight decay, part of the update", low=0)
 
 

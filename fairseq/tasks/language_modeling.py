@@ -38,15 +38,15 @@ class LanguageModelingConfig:
         "block boundaries: fixed length, whole lines, lines within documents, single lines",
         choices=BREAK_MODES,
     )
-    tokens_per_sample: int = flag(1024, "tokens in a block", low=1)
+    tokens_per_sample: int = flag(1024, "tokens per block", low=1)
     loss_positions: str = flag(
         "full",
         "training targets: every position of a segment, or its second half",
         choices=("full", "half"),
     )
-    streams: bool = flag(False, "rows that continue from batch to batch, for models without memory too")
+    streams: bool = flag(False, "rows continue from batch to batch, also for models without memory")
     add_bos_token: bool = flag(False, "begin-of-sentence symbol before each block and as its first target")
-    shuffle_lines: bool = flag(False, "training lines in a new order each epoch, before blocks are cut")
+    shuffle_lines: bool = flag(False, "shuffle training lines each epoch, before they are cut into blocks")
     notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
 
 

@@ -26,12 +26,12 @@ from fairseq.tasks.typed import typed_settings
 class MaskedLMConfig:
     """Settings of masked language modelling."""
 
-    sample_break_mode: str = flag("complete", "boundaries of blocks; longer lines are cut", choices=BREAK_MODES)
-    tokens_per_sample: int = flag(512, "tokens in a row, the begin symbol included", low=2)
-    mask_prob: float = flag(0.15, "share of tokens chosen for prediction", above=0, below=1)
-    leave_unmasked_prob: float = flag(0.1, "share of chosen tokens left unchanged", low=0, high=1)
-    random_token_prob: float = flag(0.1, "share of chosen tokens replaced by random ones", low=0, high=1)
-    mask_whole_words: bool = flag(False, "all tokens of a word chosen together")
+    sample_break_mode: str = flag("complete", "block boundaries; longer lines are cut", choices=BREAK_MODES)
+    tokens_per_sample: int = flag(512, "tokens per row, the begin symbol included", low=2)
+    mask_prob: float = flag(0.15, "fraction of tokens chosen for prediction", above=0, below=1)
+    leave_unmasked_prob: float = flag(0.1, "fraction of chosen tokens left unchanged", low=0, high=1)
+    random_token_prob: float = flag(0.1, "fraction of chosen tokens replaced by random ones", low=0, high=1)
+    mask_whole_words: bool = flag(False, "choose all tokens of a word together")
 
     def check(self) -> None:
         """Raise UserError if the shares exceed 1."""

@@ -32,16 +32,20 @@ UNLABELLED = "test"
 class SentencePredictionConfig:
     """Settings of sentence prediction."""
 
-    glue_task: str | None = flag(None, "GLUE task that gives columns, labels and metrics", metavar="NAME")
-    labels: str = flag("0,1", "without --glue-task: classes in column label, comma-separated", metavar="LABEL,…")
-    regression_target: bool = flag(False, "without --glue-task: scores, not classes, in column label")
-    sentence_pairs: bool = flag(False, "without --glue-task: columns sentence1, sentence2, not sentence")
-    data_bin: str | None = flag(None, "data folder of pre-training, for its dictionary (default: DATA)", metavar="DIR")
-    bpe_codes: str | None = flag(None, "subword-nmt codes of pre-training; text also passes sacremoses", metavar="FILE")
-    tokens_per_sample: int = flag(512, "most tokens in a row; longer ones are truncated", low=4)
-    classification_head_name: str = flag("sentence_classification_head", "name of the head", metavar="NAME")
-    pooler_dropout: float = flag(0.0, "dropout in the head", low=0, below=1)
-    pooler_activation_fn: str = flag("tanh", "activation of the head", choices=tuple(ACTIVATIONS))
+    glue_task: str | None = flag(None, "GLUE task; sets columns, labels and metrics", metavar="NAME")
+    labels: str = flag("0,1", "without --glue-task: comma-separated classes of the column label", metavar="LABEL,…")
+    regression_target: bool = flag(False, "without --glue-task: the column label holds scores, not classes")
+    sentence_pairs: bool = flag(False, "without --glue-task: columns sentence1 and sentence2 instead of sentence")
+    data_bin: str | None = flag(None, "data folder of pre-training, with its dict.txt (default: DATA)", metavar="DIR")
+    bpe_codes: str | None = flag(
+        None, "subword-nmt codes of pre-training; implies sacremoses tokenization", metavar="FILE"
+    )
+    tokens_per_sample: int = flag(512, "maximum tokens per row; longer rows are truncated", low=4)
+    classification_head_name: str = flag(
+        "sentence_classification_head", "name of the classification head", metavar="NAME"
+    )
+    pooler_dropout: float = flag(0.0, "dropout of the classification head", low=0, below=1)
+    pooler_activation_fn: str = flag("tanh", "activation of the classification head", choices=tuple(ACTIVATIONS))
 
     def layout(self) -> Layout:
         """Columns, labels and metrics.

@@ -18,11 +18,11 @@ class CosineConfig(RateConfig):
     """Cosine annealing with warm restarts. With ``--max-lr`` those of fairseq 0.9, without it those of 0.10."""
 
     max_lr: float | None = flag(None, "maximum; --lr is then the minimum (default: --lr, from --min-lr)", above=0)
-    warmup_updates: int = flag(0, "updates of the warmup to the maximum", low=0)
+    warmup_updates: int = flag(0, "warmup updates until the maximum", low=0)
     warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: the minimum)")
-    t_mult: float = flag(1.0, "factor of each period's length over the one before", low=1)
+    t_mult: float = flag(1.0, "length ratio of successive periods", low=1)
     lr_period_updates: float = flag(-1.0, "updates of the first period (default: --max-update minus warmup)")
-    lr_shrink: float = flag(0.1, "factor of each period's rates over those before", above=0)
+    lr_shrink: float = flag(0.1, "learning-rate ratio of successive periods", above=0)
 
 
 @register_lr_scheduler("cosine", dataclass=CosineConfig)

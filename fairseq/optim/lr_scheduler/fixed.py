@@ -19,7 +19,7 @@ class FixedConfig(RateConfig):
         None, "first epoch in which the rate shrinks instead of following --lr", aliases=("--fa",), low=1
     )
     lr_shrink: float = flag(0.1, "factor of the rate each epoch from --force-anneal on", above=0)
-    warmup_updates: int = flag(0, "updates of the warmup to --lr", low=0)
+    warmup_updates: int = flag(0, "warmup updates until --lr", low=0)
 
 
 @register_lr_scheduler("fixed", dataclass=FixedConfig)

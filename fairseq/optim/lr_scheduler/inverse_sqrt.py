@@ -16,7 +16,7 @@ from fairseq.settings import RateConfig
 class InverseSqrtConfig(RateConfig):
     """Inverse square root schedule."""
 
-    warmup_updates: int = flag(4000, "updates of the warmup to --lr", low=0)
+    warmup_updates: int = flag(4000, "warmup updates until --lr", low=0)
     warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: 0)")
 
 

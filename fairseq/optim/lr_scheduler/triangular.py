@@ -17,8 +17,8 @@ class TriangularConfig(RateConfig):
     """Triangular schedule."""
 
     max_lr: float | None = flag(None, "maximum learning rate, greater than --lr", above=0)
-    lr_period_updates: float = flag(5000.0, "updates of one rise and fall", low=2)
-    lr_shrink: float = flag(0.1, "factor of the maximum after each period", above=0)
+    lr_period_updates: float = flag(5000.0, "updates per cycle", low=2)
+    lr_shrink: float = flag(0.1, "factor of the maximum after each cycle", above=0)
     shrink_min: bool = flag(False, "apply --lr-shrink to the minimum, too")
 
 
