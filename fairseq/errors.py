@@ -37,10 +37,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def out_of_memory_message(error: BaseException) -> str:
-    """Error message of a run that ran out of memory, with the flags that reduce it."""
+def out_of_memory_message(error: BaseException, doing: str = "") -> str:
+    """Error message of a run that ran out of memory while *doing* something, with the flags that reduce it."""
     where = "GPU" if "CUDA" in str(error) or "HIP" in str(error) else "host"
+    happened = f"out of {where} memory {doing}".rstrip()
     return (
-        f"out of {where} memory: lower --max-tokens or --batch-size (and raise --update-freq to keep the same batch), "
-        "--mem-len or --softmax-batch in evaluation"
+        f"{happened}: lower --max-tokens or --batch-size (and raise --update-freq to keep the same batch), or train "
+        "with --oom-retry; in evaluation lower --mem-len or --softmax-batch"
     )

@@ -38,7 +38,7 @@ class CommonConfig(KernelConfig):
     bf16: bool = flag(False, "bfloat16 arithmetic, float32 parameters")
     memory_efficient_fp16: bool = flag(False, "float16 parameters; Adam needs 12 bytes per parameter instead of 16")
     compile: bool = flag(False, "compile the model with torch.compile")
-    fp16_init_scale: float = flag(128.0, "initial loss scale of --fp16", above=0, high=2.0**32)
+    fp16_init_scale: float = flag(128.0, "initial loss scale of --fp16", above=0)
     fp16_scale_window: int | None = flag(
         None,
         "updates without overflow until the loss scale doubles (default: 16384 / processes / update-freq)",
@@ -157,6 +157,8 @@ class OptimizationConfig(RateConfig):
         low=1,
         metavar="UPDATE",
     )
+    skip_nonfinite: int = flag(0, "updates with an infinite or NaN loss or gradient that are skipped", low=0)
+    oom_retry: bool = flag(False, "batches that exceed memory are split and repeated (not with memory models)")
     sentence_avg: bool = flag(False, "divide gradients by rows instead of tokens")
     update_freq: list[int] = flag([1], "batches accumulated per update, or one number for each epoch", low=1)
     stages: str | None = flag(

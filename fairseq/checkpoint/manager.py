@@ -81,6 +81,15 @@ class CheckpointManager:
             self._remove_old()
         return paths
 
+    def save_as(self, name: str, state: Mapping[str, Any]) -> Path:
+        """Write *state* to the file *name*, which training neither resumes from nor removes; return its path.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        save(self.folder / name, state)
+        return self.folder / name
+
     def restore_path(self) -> Path | None:
         """Return the checkpoint that training starts from; None to start afresh.
 

@@ -65,6 +65,7 @@ EXTRA: dict[str, tuple[Check, str]] = {
     "sums": (_is_optional_mapping, "a dict"),
     "average": (_is_optional_mapping, "a dict"),
     "criterion": (_is_optional_mapping, "a dict"),
+    "skipped_nonfinite": (_is_count, "a count"),
     "loss_scaler": (_is_optional_mapping, "a dict"),
     "carried": (_is_optional_mapping, "a dict"),
     "memory": (lambda value: value is None or isinstance(value, list), "a list"),

@@ -8,8 +8,9 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from fairseq.data import place
@@ -93,6 +94,15 @@ class EpochIterator:
         self.epoch += 1
         self.read = 0
 
+    def rebatch(self, indices: np.ndarray) -> Sample:
+        """Return the examples *indices* [B] of the epoch as one sample on the device."""
+        sample = self._sample(self.dataset.at_epoch(self.epoch), indices, self.epoch)
+        return cast(Sample, _to_device(sample, self.device))
+
+    def _sample(self, dataset: Dataset, indices: np.ndarray, epoch: int) -> Sample:
+        sample = dataset.batch(indices)
+        return sample if self.prepare is None else self.prepare(sample, epoch)
+
     def _samples(self) -> Generator[Sample | None, None, None]:
         """The prepared sample on the host; for a GPU in pinned memory, so that copies overlap with computation."""
         epoch = self.epoch
@@ -101,9 +111,7 @@ class EpochIterator:
             if len(indices) == 0:
                 yield None
                 continue
-            sample = dataset.batch(indices)
-            if self.prepare is not None:
-                sample = self.prepare(sample, epoch)
+            sample = self._sample(dataset, indices, epoch)
             yield _map_tensors(torch.Tensor.pin_memory, sample) if self.device.type == "cuda" else sample
 
     def state_dict(self) -> dict[str, Any]:

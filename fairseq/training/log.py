@@ -99,7 +99,6 @@ def _line(
     report: dict[str, float],
     speeds: dict[str, float],
 ) -> dict[str, Any]:
-    trainer.check_finite()
     line: dict[str, Any] = {
         "epoch": batches.epoch,
         "update": batches.epoch - 1 + batches.iterations_in_epoch / max(len(batches), 1),

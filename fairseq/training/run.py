@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from fairseq.tasks import FairseqTask, setup_task
 from fairseq.training import log
 from fairseq.training.best import Best
 from fairseq.training.log import Clock
+from fairseq.training.nonfinite import FILE, Finding, NonFinite
 from fairseq.training.stages import Stage
 from fairseq.training.stop import StopVote
 from fairseq.training.trainer import Trainer
@@ -114,7 +116,6 @@ class Run:
         with recording(*places, after=self.trainer.num_updates) as self.record:
             while not self._at_limit():
                 self._train_epoch()
-        self.trainer.check_finite()
 
     def stage_is_done(self) -> bool:
         """Return whether the run ended because its stage is complete, so that the next stage follows."""
@@ -158,7 +159,11 @@ class Run:
         groups = _groups(self.batches, frequency)
         with self._bar(groups, epoch, math.ceil(len(self.batches) / frequency), start=done) as bar:
             for samples in bar:
-                updated = trainer.train_step(samples, self.stop)
+                try:
+                    updated = trainer.train_step(samples, self.stop, self.batches.rebatch)
+                except NonFinite as error:
+                    self._save_for_inspection(error.finding)
+                    raise
                 if updated:
                     shown = bar.log(lambda: self._interval(clock), trainer.num_updates, self._eta)
                     self.record(shown, "train_inner", trainer.num_updates)
@@ -196,8 +201,19 @@ class Run:
             self._save(epoch, updates, end_of_epoch, figure)
         clock.skip(paused)
 
+    def _save_for_inspection(self, finding: Finding) -> None:
+        """Save the state before an update that is not finite, and what is known of it, as ``nonfinite.pt``."""
+        if self.saving.no_save:
+            return
+        state = self.state_dict()
+        state["extra_state"]["nonfinite"] = asdict(finding)
+        if is_sharded(self.settings.distributed, self.world):
+            state = gathered(state)
+        if self.manager is not None:
+            logger.error("saved %s for inspection", self.manager.save_as(FILE, state))
+        self.world.barrier()
+
     def _save(self, epoch: int, updates: int, end_of_epoch: bool, figure: float | None) -> None:
-        self.trainer.check_finite()
         saved = self.best.after_saving(figure)
         state = self.state_dict()
         state["extra_state"].update(val_loss=figure, **saved.state_dict())

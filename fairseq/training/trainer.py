@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +23,13 @@ from fairseq.modules.precision import Precision
 from fairseq.optim import build_optimizer, parameter_groups
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.settings import CheckpointConfig, TrainingSettings
+from fairseq.tasks.carried import Carried
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.training import gradients
+from fairseq.training import gradients, nonfinite
 from fairseq.training.averaging import WeightAverage, restore_weights
 from fairseq.training.loss_scaler import LossScaler
+from fairseq.training.memory_limit import BatchSplitter, Rebatch
+from fairseq.training.nonfinite import NonFiniteUpdates
 from fairseq.training.parallel import check_optimizer, data_parallel
 from fairseq.training.stop import StopVote
 from fairseq.training.validation import validate
@@ -79,7 +81,12 @@ class Trainer:
         self.num_updates = 0
         self.figures = task.figures(criterion)
         self.meters = {name: Meter(self.world.device) for name in ("train", "train_inner")}
-        self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
+        self.skipped = NonFiniteUpdates(self.cfg.skip_nonfinite)
+        self.splitter = BatchSplitter(
+            self.cfg.oom_retry,
+            model,
+            self.world.size == 1 or settings.distributed.ddp_backend in ("no_c10d", "legacy_ddp"),
+        )
         self.lr_scheduler.step_update(0)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -91,34 +98,29 @@ class Trainer:
         self.lr_scheduler.step(epoch, val_loss)
         self.lr_scheduler.step_update(self.num_updates)
 
-    def train_step(self, samples: list[Sample | None], vote: StopVote | None = None) -> bool:
+    def train_step(
+        self, samples: list[Sample | None], vote: StopVote | None = None, rebatch: Rebatch | None = None
+    ) -> bool:
         """One update from *samples*, this process's batches of it (None: an empty one).
 
         Args:
             samples: the batches, equally many on every rank.
             vote: the ranks' decision to stop, which travels with the reduction of the sums.
+            rebatch: batches of other examples of the epoch, for ``--oom-retry``.
 
         Returns:
-            False if half-precision gradients overflowed, so that nothing was updated.
+            False if nothing was updated: half-precision gradients overflowed, or the update is skipped because its
+            loss or gradients are not finite.
+
+        Raises:
+            NonFinite: the loss or gradients are not finite, and no more updates may be skipped.
+            UserError: memory does not suffice for a batch; the message gives its shape.
         """
-        # Forward and backward. The state that steps carry goes from batch to batch as a value, provisionally.
         self.graph.train()
         self.graph.update_num = self.num_updates
-        carried = self.task.carried
-        sums: NamedSums | None = None
-        host_size = 0
-        for number, sample in enumerate(samples):
-            # Only the last backward pass reduces gradients over ranks; those before add to them locally.
-            with self.reducer.accumulate(last=number == len(samples) - 1):
-                with self.precision.autocast(self.world.device):
-                    (loss, sample_size, log), carried = self.task.step(
-                        self.reducer.module, sample, carried, self.world.device
-                    )
-                (loss * self.scaler.scale if self.scaler is not None else loss).backward()
-            batch = NamedSums.of(log, sample_size, self.world.device)
-            sums = batch if sums is None else sums + batch
-            host_size += int(sample_size)
-        assert sums is not None, "an update has at least one batch"
+        carried, sums, host_size = self.splitter.run(
+            self._forward_backward, samples, rebatch, self.optimizer.zero_grad, self.num_updates + 1
+        )
 
         # Reduction: the gradients' last pieces, and all sums as one vector.
         self.reducer.reduce()
@@ -130,13 +132,17 @@ class Trainer:
         gnorm, factor = gradients.norm_and_factor(
             self.parameters, self._gradient_factor(size), self.cfg.clip_norm, self.world.device, self.reducer.total_norm
         )
-        overflow = False
+        # The only wait of an update: whether it counts decides what every line below does.
+        overflow = not bool(torch.isfinite(gnorm) & torch.isfinite(sums["loss"]))
         if self.scaler is not None:
-            # The only wait of an update: whether it counts decides what every line below does.
-            overflow = not math.isfinite(float(gnorm))
             self.scaler.update(overflow)
-        else:
-            self._finite &= torch.isfinite(gnorm)
+        elif overflow:
+            parameters = dict(self.reducer.named_parameters())
+            found = nonfinite.find(
+                self.graph, self.task, samples, parameters, self.precision, self.world, self.num_updates + 1
+            )
+            self.reducer.settle()
+            self.skipped.skip(found)
 
         # Update. State carried by a step that overflowed is not finite either, so it is dropped with the step.
         if not overflow:
@@ -152,6 +158,28 @@ class Trainer:
         self.optimizer.zero_grad()
         return not overflow
 
+    def _forward_backward(self, samples: Sequence[Sample | None]) -> tuple[Carried, NamedSums, int]:
+        """Add the gradients of *samples*; return the carried state after them, their sums, and their sample size.
+
+        The state that steps carry goes from batch to batch as a value, provisionally.
+        """
+        carried = self.task.carried
+        sums: NamedSums | None = None
+        host_size = 0
+        for number, sample in enumerate(samples):
+            # Only the last backward pass reduces gradients over ranks; those before add to them locally.
+            with self.reducer.accumulate(last=number == len(samples) - 1):
+                with self.precision.autocast(self.world.device):
+                    (loss, sample_size, log), carried = self.task.step(
+                        self.reducer.module, sample, carried, self.world.device
+                    )
+                (loss * self.scaler.scale if self.scaler is not None else loss).backward()
+            batch = NamedSums.of(log, sample_size, self.world.device)
+            sums = batch if sums is None else sums + batch
+            host_size += int(sample_size)
+        assert sums is not None, "an update has at least one batch"
+        return carried, sums, host_size
+
     def validate(self, batches: Iterable[Sample | None]) -> Meter:
         """Return the sums over *batches*; see :func:`~fairseq.training.validation.validate`."""
         with self.averaged():
@@ -162,18 +190,6 @@ class Trainer:
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Context in which the model has the weights to validate and save: with --average-weights-from their mean."""
         return self.average.in_place() if self.average is not None else contextlib.nullcontext()
-
-    def check_finite(self) -> None:
-        """Check that no gradient has been infinite or NaN.
-
-        Raises:
-            UserError: a gradient has been.
-        """
-        if not bool(self._finite):
-            raise UserError(
-                f"--lr: gradients are infinite or NaN by update {self.num_updates}; "
-                "nothing was saved since; lower the learning rate or set --clip-norm"
-            )
 
     def get_lr(self) -> float:
         """Return the learning rate of the next update."""
@@ -212,6 +228,8 @@ class Trainer:
             state["extra_state"]["average"] = self._each(self.reducer.whole, self.average.state_dict())
         if own := self.criterion.state_dict():
             state["extra_state"]["criterion"] = own
+        if self.skipped.count:
+            state["extra_state"]["skipped_nonfinite"] = self.skipped.count
         if self.scaler is not None:
             state["extra_state"]["loss_scaler"] = self.scaler.state_dict()
         return state
@@ -248,6 +266,7 @@ class Trainer:
             if self.scaler is not None and "loss_scaler" in extra:
                 self.scaler.load_state_dict(extra["loss_scaler"])
             self.num_updates = int(history.get("num_updates", 0))
+            self.skipped.count = int(extra.get("skipped_nonfinite", 0))
         self.lr_scheduler.step_update(self.num_updates)
         if not options.reset_meters:
             for name, meter in self.meters.items():

@@ -9,7 +9,6 @@ import pytest
 import runs
 
 from fairseq import checkpoint
-from fairseq.errors import UserError
 
 
 def names(folder):
@@ -285,15 +284,6 @@ def test_clipping_scales_gradients_down_and_never_up(tmp_path):
     assert runs.losses(tight)[-1] > runs.losses(free)[-1], "shorter steps"
     assert [line["gnorm"] for line in runs.updates(tight)][0] == runs.updates(free)[0]["gnorm"] > 1, "before clipping"
     assert [{line["clip"] for line in runs.updates(log)} for log in (free, loose, tight)] == [{0.0}, {0.0}, {100.0}]
-
-
-# --- precision
-
-
-def test_gradients_that_are_no_numbers_end_the_run_before_anything_is_saved(tmp_path):
-    with pytest.raises(UserError, match="--lr: gradients are infinite or NaN"):
-        runs.train(tmp_path, runs.BASELINE, "--max-update 30 --lr 1e30 --clip-norm 0")
-    assert names(tmp_path) == []
 
 
 # --- what is reported

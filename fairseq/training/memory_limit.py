@@ -1,0 +1,101 @@
+"""Batches that exceed memory: their shape in the error message, or with ``--oom-retry`` their halves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from fairseq.criterions.fairseq_criterion import Sample
+from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message
+from fairseq.models import BaseFairseqModel
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Samples = Sequence[Sample | None]
+Rebatch = Callable[[Any], Sample]
+"""Returns the examples of the given numbers, int64 [B], as one sample on the device."""
+
+
+class BatchSplitter:
+    """Repetition of the passes of an update with smaller batches, where memory does not suffice.
+
+    Losses are sums over targets, and gradients are divided once an update, so that the halves add up to the whole, but
+    for rounding and other random numbers of dropout.
+
+    Args:
+        enabled: ``--oom-retry``; otherwise a batch that exceeds memory is an error.
+        model: without memory, whose rows continue from batch to batch.
+        repeatable: whether a process may repeat its passes alone: there are no others, or gradients are reduced after
+            the last pass only.
+
+    Raises:
+        UserError: *enabled*, and batches of *model* cannot be split or the passes cannot be repeated.
+    """
+
+    def __init__(self, enabled: bool, model: BaseFairseqModel, repeatable: bool) -> None:
+        self.enabled = enabled
+        if enabled and model.memory_length:
+            raise UserError(
+                "--oom-retry: rows of a model with memory continue from batch to batch and cannot be split; "
+                "lower --max-tokens or --batch-size"
+            )
+        if enabled and not repeatable:
+            raise UserError(
+                "--oom-retry: with several processes needs --ddp-backend no_c10d, which reduces gradients after the "
+                "last pass"
+            )
+
+    def run(
+        self,
+        passes: Callable[[Samples], T],
+        samples: Samples,
+        rebatch: Rebatch | None,
+        undo: Callable[[], None],
+        update: int,
+    ) -> T:
+        """Return ``passes(samples)``; after running out of memory *undo*, and the same with all batches halved.
+
+        Raises:
+            UserError: memory does not suffice, and batches are not or cannot be split further.
+        """
+        while True:
+            try:
+                return passes(samples)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                message = out_of_memory_message(error, f"in update {update} on {_shapes(samples)}")
+            # Outside of the handler: the traceback would keep the activations alive.
+            halves = _halves(samples, rebatch) if self.enabled and rebatch is not None else None
+            if halves is None:
+                raise UserError(message)
+            undo()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            logger.warning("%s; repeated as %s", message.partition(":")[0], _shapes(halves))
+            samples = halves
+
+
+def _shapes(samples: Samples) -> str:
+    """The largest batch of *samples*."""
+    shapes = [sample["net_input"]["src_tokens"].shape for sample in samples if sample is not None]
+    rows, tokens = max(shapes, key=lambda shape: shape.numel(), default=(0, 0))
+    many = f"{len(samples)} batches of up to " if len(samples) > 1 else "a batch of "
+    return f"{many}{rows} rows × {tokens} tokens"
+
+
+def _halves(samples: Samples, rebatch: Rebatch) -> Samples | None:
+    """The examples of *samples* in batches of half their rows; None where all have one row."""
+    halves: list[Sample | None] = []
+    for sample in samples:
+        rows = 0 if sample is None else len(sample.get("id", ()))
+        if sample is None or rows < 2:
+            halves.append(sample)
+        else:
+            ids = sample["id"].cpu().numpy()
+            halves += [rebatch(ids[: rows // 2]), rebatch(ids[rows // 2 :])]
+    return halves if len(halves) > len(samples) else None

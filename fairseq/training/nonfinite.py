@@ -1,0 +1,167 @@
+"""Updates with a loss or gradients that are infinite or NaN: where they begin, and how many are skipped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.criterions.fairseq_criterion import Sample
+from fairseq.distributed import World
+from fairseq.errors import UserError
+from fairseq.modules.precision import Precision
+from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
+
+logger = logging.getLogger(__name__)
+
+FILE = "nonfinite.pt"
+SHOWN_IDS = 8
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An update with a loss or gradients that are not finite.
+
+    Attributes:
+        update: its number, from 1.
+        ids: examples of its batches, of all ranks.
+        place: the first value that is not finite, and its rank if there are several.
+    """
+
+    update: int
+    ids: list[int]
+    place: str
+
+    def __str__(self) -> str:
+        shown = " ".join(map(str, self.ids[:SHOWN_IDS])) + (" …" if len(self.ids) > SHOWN_IDS else "")
+        return f"update {self.update}: loss or gradients are infinite or NaN, first in {self.place}; examples {shown}"
+
+
+class NonFinite(UserError):
+    """Training cannot go on: too many updates with a loss or gradients that are not finite."""
+
+    def __init__(self, finding: Finding, allowed: int) -> None:
+        skipped = f" ({allowed} were skipped before)" if allowed else ""
+        super().__init__(f"{finding}{skipped}; lower --lr, set --clip-norm or skip such updates with --skip-nonfinite")
+        self.finding = finding
+
+
+class NonFiniteUpdates:
+    """The updates that were skipped because their loss or gradients are not finite.
+
+    Args:
+        allowed: how many may be (``--skip-nonfinite``).
+    """
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self.count = 0
+
+    def skip(self, finding: Finding) -> None:
+        """Count a skipped update.
+
+        Raises:
+            NonFinite: it is one too many.
+        """
+        self.count += 1
+        if self.count > self.allowed:
+            raise NonFinite(finding, self.allowed)
+        logger.warning("%s; skipped %d of %d", finding, self.count, self.allowed)
+
+
+def find(
+    graph: LossGraph,
+    task: FairseqTask,
+    samples: Sequence[Sample | None],
+    parameters: Mapping[str, nn.Parameter],
+    precision: Precision,
+    world: World,
+    update: int,
+) -> Finding:
+    """Return where an update that was not applied is not finite, the same on every rank.
+
+    The weights are checked, then a second forward pass, without gradients, then the gradients in the order of the
+    backward pass. Dropout draws other random numbers than in the first pass.
+
+    Args:
+        graph: model and criterion.
+        task: whose steps they are.
+        samples: the batches of the update on this rank.
+        parameters: those of *graph* by name, or this rank's parts of them, with their gradients.
+        precision: of the passes.
+        world: the processes.
+        update: the number of the update.
+    """
+    ids = [number for sample in samples if sample is not None and "id" in sample for number in sample["id"].tolist()]
+    found = next((f"the weights {name}" for name, value in parameters.items() if not _is_finite(value)), None)
+    bad, order = _second_pass(graph, task, samples, precision, world)  # on every rank: layers may be gathered
+    found = found or bad or _in_gradients(graph, parameters, order)
+    gathered = world.gather((ids, found), everywhere=True)
+    places = [
+        place if world.size == 1 else f"{place} on rank {rank}" for rank, (_, place) in enumerate(gathered) if place
+    ]
+    unknown = "no place that a second forward pass would show"
+    return Finding(update, [number for own, _ in gathered for number in own], places[0] if places else unknown)
+
+
+def _second_pass(
+    graph: LossGraph, task: FairseqTask, samples: Sequence[Sample | None], precision: Precision, world: World
+) -> tuple[str | None, list[str]]:
+    """The first output that is not finite, if one is, and the names of the modules in the order in which they end."""
+    order: list[str] = []
+    bad: list[str] = []
+    handles = [module.register_forward_hook(_reporter(name, order, bad)) for name, module in graph.named_modules()]
+    devices = [world.device] if world.device.type == "cuda" else []
+    carried = task.carried
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
+            for sample in samples:
+                with precision.autocast(world.device):
+                    _, carried = task.step(graph, sample, carried, world.device)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return (f"the output of {bad[0]}" if bad[0] else "the loss") if bad else None, order
+
+
+def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], order: Sequence[str]) -> str | None:
+    """The parameter whose gradient the backward pass completes first among those that are not finite.
+
+    Args:
+        graph: the module.
+        parameters: its parameters with their gradients.
+        order: its modules as the forward pass ends them. A tied parameter belongs to the first that has it.
+    """
+    names = {id(value): name for name, value in graph.named_parameters()}
+    used = [id(value) for name in order for value in graph.get_submodule(name).parameters(recurse=False)]
+    bad = [
+        names[value]
+        for value in dict.fromkeys(used)
+        if (held := parameters.get(names[value])) is not None and held.grad is not None and not _is_finite(held.grad)
+    ]
+    return f"the gradient of {bad[-1]}" if bad else None
+
+
+def _reporter(name: str, order: list[str], bad: list[str]) -> Any:
+    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+        order.append(name)
+        if not bad and not all(_is_finite(value) for value in _tensors(output)):
+            bad.append(name)
+
+    return hook
+
+
+def _is_finite(value: Tensor) -> bool:
+    return not value.is_floating_point() or bool(torch.isfinite(value.detach()).all())
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []

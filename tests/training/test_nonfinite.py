@@ -1,0 +1,172 @@
+"""Losses and gradients that are infinite or NaN end a run with their place, or are skipped as often as allowed."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import runs
+import torch
+
+from fairseq import checkpoint
+from fairseq.errors import UserError
+from fairseq.training import trainer as trainer_module
+from fairseq.training.run import Run
+
+FLAGS = [runs.BASELINE, runs.NO_DROPOUT, "--max-update 6 --disable-validation"]
+
+
+class Poison(torch.autograd.Function):
+    """The identity, whose gradient is NaN."""
+
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.nan
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Make the output of a module infinite, or its gradient NaN, in the updates whose batch holds some examples."""
+
+    def poison(examples, name="decoder.layers.1.fc1", gradient=False):
+        seen = {"bad": False}
+        step = trainer_module.Trainer._forward_backward
+        made = Run.__init__
+
+        def watch(self, samples):
+            seen["bad"] = any(number in examples for sample in samples for number in sample["id"].tolist())
+            return step(self, samples)
+
+        def init(self, *args):
+            made(self, *args)
+
+            def spoil(module, inputs, output):
+                if not seen["bad"]:
+                    return output
+                return Poison.apply(output) if gradient else output * torch.inf
+
+            self.trainer.model.get_submodule(name).register_forward_hook(spoil)
+
+        monkeypatch.setattr(trainer_module.Trainer, "_forward_backward", watch)
+        monkeypatch.setattr(Run, "__init__", init)
+
+    return poison
+
+
+def examples_of(tmp_path, update):
+    """The examples of an update of a run with ``FLAGS``."""
+    seen = []
+    step = trainer_module.Trainer._forward_backward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            trainer_module.Trainer,
+            "_forward_backward",
+            lambda self, samples: (seen.append(samples[0]["id"].tolist()), step(self, samples))[1],
+        )
+        runs.train(tmp_path / "look", FLAGS, "--no-save")
+    return seen[update - 1]
+
+
+@pytest.mark.parametrize("precision", ["", "--bf16"])
+def test_the_error_names_update_examples_and_first_module_and_the_state_before_is_saved(tmp_path, poisoned, precision):
+    bad = examples_of(tmp_path, 4)
+    poisoned(bad)
+    with pytest.raises(UserError) as error:
+        runs.train(tmp_path / "run", FLAGS, precision)
+    assert str(error.value).startswith(
+        "update 4: loss or gradients are infinite or NaN, first in the output of model.decoder.layers.1.fc1; "
+        f"examples {' '.join(map(str, bad))}; lower --lr"
+    )
+    saved = checkpoint.load(tmp_path / "run" / "nonfinite.pt")
+    assert saved["optimizer_history"][-1]["num_updates"] == 3
+    assert saved["extra_state"]["nonfinite"]["ids"] == bad
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["nonfinite.pt"], "nothing to resume from by mistake"
+
+
+def test_a_gradient_alone_is_found_where_the_backward_pass_meets_it_first(tmp_path, poisoned):
+    poisoned(examples_of(tmp_path, 2), gradient=True)
+    with pytest.raises(UserError, match=r"update 2: .* first in the gradient of .*layers.1.fc1.(bias|weight);"):
+        runs.train(tmp_path / "run", FLAGS)
+
+
+def test_weights_that_overflowed_end_the_run(tmp_path):
+    with pytest.raises(UserError, match="loss or gradients are infinite or NaN, first in the"):
+        runs.train(tmp_path, runs.BASELINE, "--max-update 30 --lr 1e30 --clip-norm 0")
+    assert not (tmp_path / "checkpoint_last.pt").exists()
+
+
+def test_skipped_updates_leave_no_trace_and_are_counted_across_a_resumption(tmp_path, poisoned, caplog):
+    bad = examples_of(tmp_path, 3)
+    plain = runs.train(tmp_path / "plain", FLAGS, "--no-save --max-update 7")
+    poisoned(bad)
+    with caplog.at_level(logging.WARNING):
+        log = runs.train(tmp_path / "run", FLAGS, "--skip-nonfinite 1 --save-interval-updates 4")
+    assert [line["num_updates"] for line in runs.updates(log)] == [1, 2, 3, 4, 5, 6]
+    assert "update 3: loss or gradients are infinite or NaN" in caplog.text and "skipped 1 of 1" in caplog.text
+    assert runs.losses(plain)[:2] == runs.losses(log)[:2], "the updates before are the same"
+    poisoned(range(10**6))
+    with pytest.raises(UserError, match=r"update 7: .*\(1 were skipped before\)"):
+        runs.train(tmp_path / "run", FLAGS, "--skip-nonfinite 1 --max-update 9")
+
+
+# --- out of memory
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    """Let a forward pass of more than some rows run out of memory, in its middle."""
+
+    def limit(most):
+        step = trainer_module.Trainer.__init__
+
+        def init(self, *args):
+            step(self, *args)
+
+            def check(module, inputs, keywords, output):
+                if keywords["src_tokens"].size(0) > most:
+                    raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
+
+            self.model.register_forward_hook(check, with_kwargs=True)
+
+        monkeypatch.setattr(trainer_module.Trainer, "__init__", init)
+
+    return limit
+
+
+def test_out_of_memory_names_the_batch(tmp_path, little_memory):
+    little_memory(3)
+    with pytest.raises(UserError, match="out of GPU memory in update 1 on a batch of 4 rows × 16 tokens: lower --max-"):
+        runs.train(tmp_path, FLAGS)
+
+
+@pytest.mark.parametrize("most, flags", [(3, ""), (1, "--update-freq 2"), (1, "--sample-break-mode eos")])
+def test_split_batches_give_the_same_losses(tmp_path, little_memory, most, flags, caplog):
+    whole = runs.train(tmp_path, FLAGS, flags, "--no-save")
+    little_memory(most)
+    split = runs.train(tmp_path, FLAGS, flags, "--no-save --oom-retry")
+    assert runs.losses(split) == pytest.approx(runs.losses(whole), rel=1e-5)
+    assert "repeated as" in caplog.text
+
+
+def test_split_masked_batches_mask_the_same_tokens(tmp_path, little_memory):
+    flags = "--cpu --task masked_lm --criterion masked_lm --arch bert_tiny --train-subset valid --max-tokens 128"
+    flags += " --tokens-per-sample 32 --max-update 2 --disable-validation --no-save --log-format json --log-interval 1"
+    flags += " --dropout 0 --attention-dropout 0 --lr 0.01 --optimizer adam"
+    whole = runs.train(tmp_path, flags)
+    little_memory(2)
+    assert runs.losses(runs.train(tmp_path, flags, "--oom-retry")) == pytest.approx(runs.losses(whole), rel=1e-4)
+
+
+def test_one_row_that_exceeds_memory_ends_the_run(tmp_path, little_memory):
+    little_memory(0)
+    with pytest.raises(UserError, match="out of GPU memory in update 1 on 4 batches of up to 1 rows × 16 tokens"):
+        runs.train(tmp_path, FLAGS, "--oom-retry")
+
+
+def test_memory_models_say_that_they_cannot_be_split(tmp_path):
+    with pytest.raises(UserError, match="--oom-retry: rows of a model with memory"):
+        runs.train(tmp_path, runs.SHORTFORMER, "--oom-retry --max-update 1")
