@@ -32,3 +32,30 @@ run() {
 full_or_small() {
   if [[ -n ${SMALL:-} ]]; then echo "$2"; else echo "$1"; fi
 }
+
+# whole VARIABLE DEFAULT: the value of VARIABLE, a positive whole number.
+whole() {
+  local value=${!1:-$2}
+  [[ $value =~ ^[1-9][0-9]*$ ]] || fail "$1=$value: must be a whole number above 0"
+  echo "$value"
+}
+
+# default_precision: fp16 on a GPU; on a CPU bf16 if it has bf16 instructions, else fp32.
+default_precision() {
+  if [[ -z ${SMALL:-} ]] && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+    echo fp16
+  elif grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo 2>/dev/null; then
+    echo bf16
+  else
+    echo fp32
+  fi
+}
+
+# choose_precision DEFAULT: sets $precision, the flags of PRECISION.
+choose_precision() {
+  case ${PRECISION:-$1} in
+    fp16 | bf16) precision=("--${PRECISION:-$1}") ;;
+    fp32) precision=() ;;
+    *) fail "PRECISION=$PRECISION: choose fp32, bf16 or fp16" ;;
+  esac
+}

@@ -4,23 +4,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
 read -r -a extra <<<"${EXTRA:-}"
-# default_precision: fp16 on a GPU, as the authors; on a CPU bf16 if it has bf16 instructions, else fp32.
-default_precision() {
-  if [[ -z ${SMALL:-} ]] && nvidia-smi -L 2>/dev/null | grep -q GPU; then
-    echo fp16
-  elif grep -qwE 'avx512_bf16|amx_bf16|bf16' /proc/cpuinfo 2>/dev/null; then
-    echo bf16
-  else
-    echo fp32
-  fi
-}
-
-PRECISION=${PRECISION:-$(default_precision)}
-case $PRECISION in
-  fp16 | bf16) precision=("--$PRECISION") ;;
-  fp32) precision=() ;;
-  *) fail "PRECISION=$PRECISION: choose fp16, bf16 or fp32" ;;
-esac
+choose_precision "$(default_precision)" # on a GPU fp16, as the authors
 save_dir=${SAVE_DIR:+${SAVE_DIR%/}/}
 
 if [[ -n ${SMALL:-} ]]; then

@@ -13,13 +13,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 fairseq-finetune() { "$PYTHON" -m fairseq_cli.finetune "$@"; }
 
 read -r -a extra <<<"${EXTRA:-}"
-case ${PRECISION:-fp32} in
-  fp16 | bf16) precision=("--$PRECISION") ;;
-  fp32) precision=() ;;
-  *) fail "PRECISION=$PRECISION: choose fp32, bf16 or fp16" ;;
-esac
-gpus=${GPUS:-1}
-[[ $gpus =~ ^[1-9][0-9]*$ ]] || fail "GPUS=$gpus: must be a whole number above 0"
+choose_precision fp32
+gpus=$(whole GPUS 1)
 glue=${GLUE:-examples/tnf/glue}
 save_dir=${SAVE_DIR:-glue-results}
 checkpoint=${CHECKPOINT:-} data_bin=${DATA_BIN:-}

@@ -3,13 +3,6 @@
 # shellcheck source=examples/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
-# whole VARIABLE DEFAULT: the value of VARIABLE, a positive whole number.
-whole() {
-  local value=${!1:-$2}
-  [[ $value =~ ^[1-9][0-9]*$ ]] || fail "$1=$value: must be a whole number above 0"
-  echo "$value"
-}
-
 # corpus NAME STAND_IN: sets $data; with SMALL, builds the small corpus of prepare-STAND_IN.sh.
 corpus() {
   data=${DATA:-data-bin/$1}
@@ -50,11 +43,7 @@ evaluate() {
 }
 
 read -r -a extra <<<"${EXTRA:-}"
-case ${PRECISION:-fp32} in
-  fp16 | bf16) precision=("--$PRECISION") ;;
-  fp32) precision=() ;;
-  *) fail "PRECISION=$PRECISION: choose fp32, bf16 or fp16" ;;
-esac
+choose_precision fp32
 update_freq=$(whole UPDATE_FREQ 1)
 gpus=$(whole GPUS 1)
 save_dir=${SAVE_DIR:+${SAVE_DIR%/}/}

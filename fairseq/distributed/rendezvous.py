@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -12,7 +13,10 @@ import torch.distributed as dist
 
 from fairseq.errors import UserError
 
+logger = logging.getLogger(__name__)
+
 _SLOWEST_START = 300.0  # seconds: importing torch from a network file system may take minutes
+_QUIET = 10.0  # seconds of waiting before a line in the log
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -77,14 +81,22 @@ def meet(store: dist.Store, rank: int, size: int, timeout: float) -> None:
     """
     timeout = max(timeout, _SLOWEST_START)
     store.set(f"joined/{rank}", socket.gethostname())
-    keys = [f"joined/{other}" for other in range(size)]
+    missing = _missing(store, size, min(timeout, _QUIET))
+    if missing:
+        logger.info("rendezvous: waiting up to %g s for processes %s of %d", timeout, missing, size)
+        missing = _missing(store, size, timeout)
+    if missing:
+        raise UserError(f"rendezvous: of {size} processes, {missing} did not join within {timeout:g} s")
+
+
+def _missing(store: dist.Store, size: int, timeout: float) -> str:
+    """Ranks that have not joined after *timeout* seconds, the first eight."""
+    keys = [f"joined/{rank}" for rank in range(size)]
     try:
         store.wait(keys, timedelta(seconds=timeout))
     except RuntimeError:
-        missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
-        raise UserError(
-            f"rendezvous: of {size} processes, {', '.join(missing[:8])} did not join within {timeout:g} s"
-        ) from None
+        return ", ".join([str(rank) for rank, key in enumerate(keys) if not store.check([key])][:8])
+    return ""
 
 
 def stay_on_loopback(url: str, environment: Mapping[str, str]) -> None:

@@ -179,8 +179,8 @@ class FairseqTask:
         """Return the batches of *dataset* for *model*: by default batches of examples of similar size."""
         return batching.blocks(dataset.sizes, by_size=True)
 
-    def prepare(self, sample: Sample, epoch: int, *, training: bool) -> Sample:
-        """Change a sample of *epoch* on the host; anything random must depend on seed, epoch and ``id`` only."""
+    def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
+        """Change a sample of *epoch* for *model* on the host; randomness must depend on seed, epoch and ``id`` only."""
         return sample
 
     def iterator(
@@ -208,10 +208,14 @@ class FairseqTask:
         for folder in folders if training else folders[:1]:
             dataset = self._fitting(split, folder, model, training, data.skip_invalid_size_inputs_valid_test)
             turns.append((dataset, self.sampler(dataset, model, batching)))
+
+        def prepare(sample: Sample, epoch: int) -> Sample:
+            return criterion.prepare(model, self.prepare(sample, epoch, model=model, training=training))
+
         return EpochIterator(
             *turns[0],
             later=turns[1:],
-            prepare=lambda sample, epoch: criterion.prepare(model, self.prepare(sample, epoch, training=training)),
+            prepare=prepare,
             prefetch=data.num_workers if torch.device(device).type == "cuda" else 0,
             device=device,
         )

@@ -124,7 +124,7 @@ class LanguageModelingTask(FairseqTask):
         sample = super().dummy_sample(device)
         return with_no_rare_words(sample) if self.cfg.notes else sample
 
-    def prepare(self, sample: Sample, epoch: int, *, training: bool) -> Sample:
+    def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
         return self._second_half(sample) if training and self.cfg.loss_positions == "half" else sample
 
     def _second_half(self, sample: Sample) -> Sample:

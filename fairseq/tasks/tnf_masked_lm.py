@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
+from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.dataset import Dataset
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import corpus_prefixes, data_folders
-from fairseq.data.iterator import EpochIterator
 from fairseq.data.masking import MaskedBlocks
 from fairseq.data.note_spans import NoteSpans
 from fairseq.data.note_words import NoteWords
@@ -62,24 +61,8 @@ class TNFMaskedLMTask(MaskedLMTask):
         prefixes = corpus_prefixes(folder or data_folders(self.settings.data_path)[0], split, combine=training)
         return NotedBlocks(blocks, NoteSpans(prefixes, notes=self.note_words))
 
-    def iterator(
-        self,
-        split: str,
-        model: BaseFairseqModel,
-        criterion: FairseqCriterion,
-        *,
-        training: bool,
-        rank: int = 0,
-        world_size: int = 1,
-        device: torch.device | str = "cpu",
-    ) -> EpochIterator:
-        batches = super().iterator(
-            split, model, criterion, training=training, rank=rank, world_size=world_size, device=device
-        )
-        prepare = batches.prepare
-        if prepare is not None and dictionary_of(model) is None:
-            batches.prepare = lambda sample, epoch: prepare(_without_spans(sample), epoch)
-        return batches
+    def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
+        return sample if dictionary_of(model) is not None else _without_spans(sample)
 
     def dummy_sample(self, device: torch.device | str) -> Sample:
         return with_no_rare_words(super().dummy_sample(device))

@@ -322,7 +322,7 @@ class Trainer:
     def _restore_random_states(self, states: list[dict[str, Tensor]] | None, source: str) -> None:
         if states and len(states) != self.world.size:
             logger.info(
-                "random states of %s are dropped: they are those of %d processes, not %d; dropout starts from --seed",
+                "random states of %s are dropped: processes then %d, now %d; dropout starts from --seed",
                 source, len(states), self.world.size,
             )  # fmt: skip
         elif states:

@@ -214,8 +214,10 @@ def test_port_in_use_is_refused_in_one_line(tmp_path):
         runs.train(tmp_path, BASELINE, TWO, f"--distributed-port {taken.getsockname()[1]}")
 
 
-def test_process_that_never_joins_is_named(monkeypatch):
+def test_process_that_never_joins_is_named(monkeypatch, caplog):
+    caplog.set_level("INFO")
     monkeypatch.setattr(rendezvous, "_SLOWEST_START", 0.0)
     store, _ = rendezvous.listen(None, timeout=0.2)
     with pytest.raises(UserError, match="of 3 processes, 1, 2 did not join within 0.2 s"):
         rendezvous.meet(store, 0, 3, 0.2)
+    assert "waiting up to 0.2 s for processes 1, 2 of 3" in caplog.text

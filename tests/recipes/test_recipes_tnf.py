@@ -1,0 +1,110 @@
+"""The recipes in examples/tnf print commands that the parsers accept, and run end to end when small."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+
+from fairseq import options
+
+RECIPES = runs.ROOT / "examples" / "tnf"
+VARIABLES = (
+    "CHECKPOINT", "DATA_BIN", "BPE_CODES", "GLUE", "TASKS", "SAVE_DIR", "SEEDS", "LRS", "EPOCHS", "GPUS", "PRECISION",
+    "EXTRA", "DRY_RUN", "SMALL", "GLUE_URL", "DATA", "SIZE", "UPDATES", "UPDATE_FREQ", "OUT", "TRAIN", "VALID",
+    "WORKERS", "NOTE_LAMBDA", "NOTE_GAMMA", "NOTE_HALF_WINDOW", "NOTE_MIN_COUNT", "NOTE_MAX_COUNT", "BPE_MERGES",
+)  # fmt: skip
+
+
+def run(script: str, *arguments: str, **variables: object) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    environment |= {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    environment |= {name: str(value) for name, value in variables.items()}
+    command = ["bash", str(RECIPES / script), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT)
+
+
+def commands(result: subprocess.CompletedProcess[str], script: str) -> list[argparse.Namespace]:
+    """The parsed commands of *script* in the output of a dry run."""
+    assert result.returncode == 0, result.stderr
+    parser = {"train.py": options.get_training_parser, "preprocess.py": options.get_preprocessing_parser}[script]
+    lines = [shlex.split(line) for line in result.stdout.splitlines()]
+    return [options.parse_args_and_arch(parser(), line[2:]) for line in lines if line[1] == script]
+
+
+@pytest.mark.parametrize("backbone", ["bert", "electra"])
+def test_models_with_and_without_notes_have_the_same_settings(backbone: str) -> None:
+    variables = {"DRY_RUN": 1, "PRECISION": "bf16", "GPUS": 4, "UPDATE_FREQ": 2}
+    (plain,) = commands(run(f"pretrain-{backbone}.sh", **variables), "train.py")
+    (noted,) = commands(run(f"pretrain-tnf-{backbone}.sh", **variables, NOTE_GAMMA=0.2), "train.py")
+    assert (plain.task, plain.arch) == ("masked_lm", f"{backbone}_base")
+    assert (noted.task, noted.arch) == ("tnf_masked_lm", f"tnf_{backbone}_base")
+    assert (noted.note_lambda, noted.note_gamma, noted.note_half_window) == (0.5, 0.2, 16)
+    different = {name for name in vars(plain) if vars(plain)[name] != vars(noted)[name]}
+    assert different <= {"arch", "task", "save_dir"}
+    assert plain.batch_size * plain.update_freq[0] * plain.distributed_world_size == 256
+    assert plain.bf16 and plain.total_num_update == plain.max_update == 1_000_000
+
+
+def test_a_corpus_is_read_in_one_command() -> None:
+    result = run("prepare-corpus.sh", DRY_RUN=1, TRAIN="wiki.txt,books.txt", VALID="valid.txt", NOTE_MIN_COUNT=25)
+    (args,) = commands(result, "preprocess.py")
+    assert (args.trainpref, args.validpref) == ("wiki.txt,books.txt", "valid.txt")
+    assert (args.tokenizer, args.bpe, args.learn_bpe) == ("moses", "subword_nmt", 32000)
+    assert (args.notes, args.note_min_count, args.note_max_count) == (True, 25, 500)
+
+
+def test_the_commands_are_those_of_fairseq_finetune() -> None:
+    result = run(
+        "finetune-glue.sh", DRY_RUN=1, CHECKPOINT="c.pt", DATA_BIN="bin", BPE_CODES="codes", TASKS="RTE MNLI", GPUS=4,
+        PRECISION="bf16", EXTRA="--weight-decay 0.1",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    lines = [shlex.split(line) for line in result.stdout.splitlines()]
+    assert [line[0] for line in lines] == ["fairseq-finetune"] * 2
+    args = options.parse_args_and_arch(options.get_finetune_parser(), lines[1][1:])
+    assert (args.data, args.glue_task, args.path, args.data_bin) == ("examples/tnf/glue/MNLI", "MNLI", "c.pt", "bin")
+    assert (args.bpe_codes, args.distributed_world_size, args.bf16, args.weight_decay) == ("codes", 4, True, 0.1)
+    assert (len(args.seeds), args.lrs, args.batch_size) == (5, [1e-5, 3e-5, 5e-5], 32)
+
+
+def test_preparing_prints_a_download_for_each_task_and_names_those_without() -> None:
+    result = run("prepare-glue.sh", "there", DRY_RUN=1, GLUE_URL="http://127.0.0.1:9")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("curl ") == 8 and "http://127.0.0.1:9/QNLIv2.zip" in result.stdout
+    result = run("prepare-glue.sh", "there", DRY_RUN=1, TASKS="MRPC")
+    assert result.returncode == 2 and "MRPC cannot be downloaded; put its train.tsv" in result.stderr
+
+
+def test_wrong_variables_are_one_line() -> None:
+    for script, variables, message in [
+        ("finetune-glue.sh", {}, "CHECKPOINT, DATA_BIN: name"),
+        ("finetune-glue.sh", {"GPUS": "two"}, "GPUS=two: must be"),
+        ("finetune-glue.sh", {"PRECISION": "fp8"}, "PRECISION=fp8: choose"),
+        ("prepare-corpus.sh", {}, "TRAIN, VALID: name"),
+        ("pretrain-bert.sh", {"SIZE": "huge"}, "SIZE=huge: choose"),
+        ("pretrain-bert.sh", {"GPUS": "3"}, "UPDATE_FREQ=8, GPUS=3: 256 rows"),
+    ]:
+        result = run(script, **variables)
+        assert result.returncode == 2 and result.stderr.startswith(message) and result.stderr.count("\n") == 1
+
+
+def test_the_small_recipe_runs_from_text_to_results(tmp_path: Path) -> None:
+    result = run("finetune-glue.sh", SMALL=1, SAVE_DIR=tmp_path, SEEDS="1", EXTRA="--log-format none")
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "MR" / "results.json").read_text())
+    assert len(report["runs"]) == 1 and 0 <= report["score"] <= 100
+
+
+def test_the_small_recipes_pretrain_all_four_models(tmp_path: Path) -> None:
+    for script in ("pretrain-bert.sh", "pretrain-tnf-bert.sh", "pretrain-electra.sh", "pretrain-tnf-electra.sh"):
+        result = run(script, SMALL=1, SAVE_DIR=tmp_path, PRECISION="fp32", EXTRA="--log-format none")
+        assert result.returncode == 0, result.stderr
+        assert (tmp_path / script.removeprefix("pretrain-").replace(".sh", "-tiny") / "checkpoint_best.pt").is_file()
