@@ -204,7 +204,7 @@ def parse_dict(flag: str, text: str | Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         value = None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise UserError(f"{flag} {text[:200]}: expected a dict such as \"{{'dropout': 0.1}}\"")
+        raise UserError(f"{flag} {text[:200]}: expected a dict with quoted names, e.g. \"{{'name': 0.1}}\"")
     return value
 
 

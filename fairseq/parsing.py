@@ -158,7 +158,10 @@ class Parser(argparse.ArgumentParser):
         if unknown and unknown[1].startswith("-"):
             flag = unknown[1].split("=")[0]
             raise UserError(self._owner(flag) or f"{flag}: no such flag; {self._close(flag)}")
-        raise UserError(f"{message}; see --help")
+        flag = re.match(r"argument (\S+): (ignored explicit argument)?", message)
+        if flag and flag[2]:
+            raise UserError(f"{flag[1]}: takes no value; see --help")
+        raise UserError(f"{message.removeprefix('argument ')}; see --help")
 
     def _owner(self, flag: str) -> str | None:
         """The error for a flag of parts that are not chosen, if *flag* is one."""
@@ -172,7 +175,8 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def _close(self, flag: str) -> str:
-        flags = [s for action in self._actions for s in action.option_strings if s.startswith("--")]
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        flags = [s for action in shown for s in action.option_strings if s.startswith("--")]
         close = difflib.get_close_matches(flag, flags, n=2, cutoff=0.6)
         return f"did you mean {' or '.join(close)}?" if close else "see --help"
 

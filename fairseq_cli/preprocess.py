@@ -39,6 +39,7 @@ def main(args: argparse.Namespace) -> None:
         read = {name: path for name, path in splits.items() if not config.dict_only or name.startswith("train")}
         with tokenized_texts(read, tokenizer, options, folder) as texts:
             dictionary = _dictionary(config, _training_texts(texts))
+            _check_kept_splits(config, dictionary, splits)
             print(f"{_language(config)}Dictionary: {len(dictionary)} types")
             dictionary.save(folder / "dict.txt")
             if not config.dict_only:
@@ -48,6 +49,17 @@ def main(args: argparse.Namespace) -> None:
     if tokenizer is None:
         _remove_former(Path(config.destdir), dictionary, splits)
     print(f"Wrote preprocessed data to {config.destdir}")
+
+
+def _check_kept_splits(config: PreprocessConfig, dictionary: Dictionary, splits: Iterable[str]) -> None:
+    """Raise UserError if ``--destdir`` keeps splits whose ids are those of another dictionary."""
+    folder = Path(config.destdir)
+    kept = sorted({path.stem for path in folder.glob("*.idx")} - set([] if config.dict_only else splits))
+    if kept and (folder / "dict.txt").is_file() and Dictionary.load(folder / "dict.txt") != dictionary:
+        raise UserError(
+            f"--destdir {folder}: {', '.join(kept)} in it use another dictionary; "
+            f"give all texts, --srcdict {folder}/dict.txt or another folder"
+        )
 
 
 def _remove_former(folder: Path, dictionary: Dictionary, splits: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from fairseq import config, distributed, options
 from fairseq.command_settings import ValidateConfig
 from fairseq.config import parse_dict
 from fairseq.distributed import World
+from fairseq.errors import UserError
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
 from fairseq.logging import progress_bar
 from fairseq.models import BaseFairseqModel
@@ -44,6 +45,8 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     results: dict[str, dict[str, dict[str, float]]] = {}
     for path in checkpoint_paths(cfg):
         models, task, trained = load_models([path], settings.data_path, overrides, _own_settings(args))
+        if cfg.keep_notes and getattr(models[0], "notes", None) is None:
+            raise UserError(f"--keep-notes: {path} has no notes; leave the flag out")
         run = task.settings = trained.changed(**_batches(trained.data, settings.data))
         Precision(common).place(models[0], world.device)
         if common.compile:

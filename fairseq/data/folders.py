@@ -25,6 +25,10 @@ def load_dictionary(data: str | Path) -> Dictionary:
     """
     folders = data_folders(data)
     for folder in folders or [Path(data)]:
+        if folder.is_file():
+            raise UserError(f"{folder}: is a file; give the folder that fairseq-preprocess wrote")
+        if folder.is_dir() and not (folder / "dict.txt").exists():
+            raise UserError(f"{folder}/dict.txt: file not found; give the folder that fairseq-preprocess wrote")
         if not folder.is_dir():
             raise UserError(f"{folder}: folder not found; make it with fairseq-preprocess --destdir {folder}")
     first, *others = (Dictionary.load(str(folder / "dict.txt")) for folder in folders)
@@ -59,6 +63,9 @@ def open_corpus(
     Raises:
         UserError: files are missing or damaged, or were made with another dictionary.
     """
+    there = sorted(path.stem for path in Path(folder).glob("*.idx"))
+    if there and split not in there:
+        raise UserError(f"{folder}/{split}.idx: file not found; the splits in this folder are {', '.join(there)}")
     parts = [IndexedCorpus(prefix) for prefix in corpus_prefixes(folder, split, combine=combine)]
     for part in parts:
         part.check(dictionary)

@@ -75,8 +75,8 @@ class IndexedCorpus:
         total = _check_lines(index, self.sizes, starts, dtype.itemsize)
         if _file_size(data) != total * dtype.itemsize:
             raise UserError(
-                f"{data}: {_file_size(data)} bytes where {index} promises {total * dtype.itemsize}: "
-                "truncated or of another run; preprocess the text again"
+                f"{data}: {_file_size(data)} bytes, but {index} expects {total * dtype.itemsize}: "
+                "truncated or from another run; preprocess the text again"
             )
         if total == 0:
             raise UserError(f"{data}: no tokens in it; preprocess a text that is not empty")

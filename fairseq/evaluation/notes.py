@@ -94,7 +94,7 @@ class NoteStudy:
         numbers = {word: number for number, word in enumerate(self.words.words)}
         for name in names:
             if name not in numbers:
-                raise UserError(f"--words {name}: has no note; choose from {NOTES}")
+                raise UserError(f"--words {name}: has no note; choose words from {NOTES} in the data folder")
         return [numbers[name] for name in names]
 
     def most_taken(self, count: int) -> list[int]:

@@ -13,6 +13,7 @@ from fairseq.errors import UserError
 
 Stats = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 Eta = Callable[[Mapping[str, Any]], float | None]
+PLACE = ("epoch", "update")  # figures that lines of text replace by the number of the epoch
 
 
 def progress_bar(
@@ -137,11 +138,11 @@ class ProgressBar:
 
     def _figures(self, values: Mapping[str, Any], eta: str) -> str:
         """Figures of a line; the epoch stands before them already."""
-        shown = [f"{k}={_short(v)}" for k, v in values.items() if k != "epoch" or self.epoch is None]
+        shown = [f"{k}={_short(v)}" for k, v in values.items() if k not in PLACE or self.epoch is None]
         return ", ".join(shown + ([eta] if eta else []))
 
     def _summary(self, values: Mapping[str, Any]) -> str:
-        shown = [f"{k} {_short(v)}" for k, v in values.items() if k != "epoch" or self.epoch is None]
+        shown = [f"{k} {_short(v)}" for k, v in values.items() if k not in PLACE or self.epoch is None]
         return " | ".join(([self.prefix] if self.prefix else []) + shown)
 
     def _write(self, line: str) -> None:

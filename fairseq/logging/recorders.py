@@ -47,7 +47,9 @@ class TensorBoard:
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"--tensorboard-logdir {folder}: cannot be made ({error.strerror})") from None
+            raise UserError(
+                f"--tensorboard-logdir {folder}: cannot be made ({error.strerror}); choose another folder"
+            ) from None
         self.folder = Path(folder)
         self.after = after
         self._new = SummaryWriter
@@ -88,7 +90,9 @@ class JsonLines:
                 self._file.seek(0)
                 self._file.truncate(_end_of_step(path, self._file, after))
         except OSError as error:
-            raise UserError(f"--metrics-file {path}: cannot be written ({error.strerror})") from None
+            raise UserError(
+                f"--metrics-file {path}: cannot be written ({error.strerror}); choose another file"
+            ) from None
 
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
         """Add a line, at once."""

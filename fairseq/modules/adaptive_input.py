@@ -18,7 +18,10 @@ def check_cutoffs(flag: str, cutoffs: list[int], vocabulary: int) -> None:
     if not cutoffs or cutoffs[0] < 1 or any(a >= b for a, b in zip(cutoffs, cutoffs[1:], strict=False)):
         raise UserError(f"{flag} {shown}: cutoffs must be positive and ascending")
     if cutoffs[-1] >= vocabulary:
-        raise UserError(f"{flag} {shown}: the last cutoff must be below the dictionary's size, {vocabulary}")
+        raise UserError(
+            f"{flag} {shown}: the last cutoff must be below the dictionary size, {vocabulary}; "
+            "lower the cutoffs or use a smaller --arch"
+        )
 
 
 def _children(module: nn.Module) -> list[nn.Module]:

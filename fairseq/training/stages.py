@@ -33,7 +33,7 @@ def parse_stages(text: str) -> list[Stage]:
             raise UserError(f"--stages {text}: {part.strip()!r} is not LENGTH:UPDATES, as in 128:140100,512:286000")
         stage = Stage(number, int(match[1]), int(match[2]))
         if stages and stage.max_update <= stages[-1].max_update or stage.max_update == 0:
-            raise UserError(f"--stages {text}: updates count from the start of training, so they must grow")
+            raise UserError(f"--stages {text}: updates count from the start of training, so they must increase")
         stages.append(stage)
     return stages
 

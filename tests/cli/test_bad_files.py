@@ -20,6 +20,15 @@ def test_data_folder_that_is_not_there(mistake, tmp_path):
     )
 
 
+def test_a_file_in_place_of_the_data_folder(mistake, data):
+    assert mistake(data=data / "dict.txt").startswith(f"{data}/dict.txt: is a file; give the folder")
+
+
+def test_a_split_that_is_not_there_names_those_that_are(mistake, data):
+    line = mistake("--valid-subset", "dev", data=data)
+    assert line.startswith(f"{data}/dev.idx: file not found; the splits in this folder are test, ")
+
+
 @pytest.mark.parametrize("name", ["dict.txt", "valid.bin", "valid.idx", "test.bin", "test.idx"])
 def test_data_file_that_is_not_there(mistake, data, name):
     (data / name).unlink()

@@ -26,8 +26,8 @@ import torch
         ("--tokens_per_sample 3", "--tokens_per_sample: no such flag; did you mean --tokens-per-sample"),
         ("--qqqqqq", "--qqqqqq: no such flag; see --help"),
         ("more words", "unrecognized arguments: more; see --help"),
-        ("--arch", "argument --arch/-a: expected one argument"),
-        ("--max-update", "argument --max-update: expected one argument"),
+        ("--arch", "--arch/-a: expected one argument"),
+        ("--max-update", "--max-update: expected one argument"),
     ],
 )
 def test_names_that_do_not_exist(mistake, flags, line):

@@ -193,6 +193,15 @@ def test_running_again_replaces_what_was_there(tmp_path: Path) -> None:
     assert sorted(files(tmp_path / "out")) == ["dict.txt", "train.bin", "train.idx"]
 
 
+def test_splits_of_another_dictionary_are_not_left_beside_a_new_one(tmp_path: Path) -> None:
+    first, other = text_file(tmp_path, "a\n"), text_file(tmp_path, "b b\n", "other.txt")
+    run(tmp_path / "out", trainpref=first, validpref=first)
+    assert "out: valid in it use another dictionary; " in refused(tmp_path / "out", trainpref=other)
+    assert "out: train, valid in it use" in refused(tmp_path / "out", trainpref=other, dict_only=True)
+    run(tmp_path / "out", testpref=other, srcdict=str(tmp_path / "out" / "dict.txt"))
+    run(tmp_path / "out", trainpref=other, validpref=other, testpref=other)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_text_that_is_not_utf8_is_named_with_line_and_byte_and_the_old_data_stays(

@@ -10,6 +10,7 @@ import runs
 import torch
 import torch.nn.functional as F
 
+from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
@@ -95,3 +96,10 @@ def test_validation_with_and_without_notes(data, tmp_path):
     assert kept["loss"] != dropped["loss"]
     marked = figures("--model-overrides", ["{'task':'tnf_masked_lm'}"])
     assert marked["loss"] == pytest.approx(dropped["loss"]) and marked["rare_loss"] > 0
+
+
+def test_keeping_the_notes_of_a_model_without_notes_is_an_error(tmp_path):
+    runs.train(tmp_path, runs.BASELINE, "--max-update 1 --no-epoch-checkpoints")
+    words = runs.words(runs.DATA, "--path", tmp_path / "checkpoint_last.pt", "--valid-subset valid --cpu --keep-notes")
+    with pytest.raises(UserError, match="--keep-notes: .* has no notes"):
+        validate.main(validate.options.parse_args_and_arch(validate.options.get_validation_parser(), words))

@@ -96,6 +96,9 @@ def test_a_language_model_is_refused(tmp_path: Path) -> None:
     flags = "--cpu --task masked_lm --arch transformer_lm_tiny --criterion masked_lm --lr 0.1 --max-tokens 640"
     with pytest.raises(UserError, match="--criterion masked_lm: TransformerLanguageModel is not an encoder"):
         train(tmp_path / "out", flags, "--adaptive-softmax-cutoff 200 --adaptive-input-cutoff 200")
+    flags = flags.replace("--criterion masked_lm", "--criterion cross_entropy")
+    with pytest.raises(UserError, match="--task: it masks tokens, but TransformerLanguageModel predicts the next"):
+        train(tmp_path / "out", flags, "--adaptive-softmax-cutoff 200 --adaptive-input-cutoff 200")
 
 
 def test_a_listed_dictionary_without_mask_symbol_is_refused_for_training(tmp_path: Path) -> None:
