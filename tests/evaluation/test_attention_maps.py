@@ -218,7 +218,7 @@ def test_a_transformer_xl_shows_everything(transformer_xl, tmp_path, capsys):
 def test_memory_that_is_not_filled_is_told_with_the_flags_that_decide_it(transformer_xl, tmp_path):
     place = ["--path", transformer_xl, "--results-path", tmp_path / "x"]
     ways = r"a shorter memory \(--mem-len\), more tokens \(--first-tokens\) or a longer split"
-    for flags in ("--mem-len 1000000000000", "--first-tokens 2"):
+    for flags in ("--mem-len 2000000000", "--first-tokens 2"):
         with pytest.raises(UserError, match=rf"tokens do not fill the memory of \d+; give {ways}$"):
             run(place, flags)
     with pytest.raises(UserError, match=rf"9 tokens in 3 rows .*; give fewer rows \(--batch-size.*\), {ways}$"):
