@@ -15,6 +15,7 @@ from fairseq.command_settings import (
     GenerateConfig,
     InteractiveConfig,
     NotesConfig,
+    PlotConfig,
     PreprocessConfig,
     ReclConfig,
     ValidateConfig,
@@ -226,6 +227,21 @@ def get_notes_parser() -> Parser:
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of a model trained with notes")
     parser.add_argument("data", metavar="DATA", nargs="?", help="its data folder (default: the one it was trained on)")
+    return parser
+
+
+def get_plot_parser() -> Parser:
+    """The flags of ``fairseq-plot``."""
+    examples = [
+        "fairseq-plot checkpoints/metrics.jsonl --results-path loss.png",
+        "fairseq-plot BERT=b1.jsonl,b2.jsonl notes=n1.jsonl,n2.jsonl --over hours --reach 7.5",
+    ]
+    parser = Parser(
+        "Draw figures of training runs and compare them.", [PlotConfig], examples=examples, settings_file=False
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="FILE of --metrics-file, or NAME=FILE,FILE,… with one per seed"
+    )
     return parser
 
 

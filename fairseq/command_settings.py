@@ -148,6 +148,17 @@ class NotesConfig:
 
 
 @dataclass(frozen=True)
+class PlotConfig:
+    """Curves: settings of ``fairseq-plot``."""
+
+    figure: str = flag("loss", "figure of the log to draw", metavar="NAME")
+    split: str = flag("valid", "validation split, or train_inner or train", metavar="NAME")
+    over: str = flag("updates", "horizontal axis", choices=("updates", "tokens", "hours"))
+    reach: float | None = flag(None, "value of the figure whose place is reported for each run")
+    results_path: str | None = flag(None, "picture to write: .png, .svg or .pdf", metavar="FILE")
+
+
+@dataclass(frozen=True)
 class FinetuneConfig:
     """Fine-tuning: settings of ``fairseq-finetune``."""
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from fairseq.errors import UserError
 from fairseq.evaluation.attention_maps import AttentionMaps
+from fairseq.evaluation.curves import Curve
 from fairseq.evaluation.notes import Note
 from fairseq.evaluation.recl import ContextLosses, Gains
 from fairseq.files import atomic_file
@@ -20,6 +21,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 NEAREST = 24  # tokens labelled on the axis
 STRONGEST = 5  # tokens labelled beside their weight
+CURVE_FORMATS = (".png", ".svg", ".pdf")
 FLOOR = 1e-3  # lower end of a map's colour scale, as a share of the largest weight
 
 
@@ -170,15 +172,48 @@ def draw_notes(path: Path, notes: Sequence[Note], places: np.ndarray, named: int
     _save(figure, path)
 
 
+def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: float | None) -> None:
+    """Plot the mean of each of *curves*, with the range of its runs; vertical lines are beginnings of stages.
+
+    Args:
+        path: a file of one of :data:`CURVE_FORMATS`.
+        curves: one line each.
+        x: label of the axis.
+        y: label of the axis.
+        reach: value of a horizontal line; None: no line.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    figure = _figure(7, 4.5)
+    panel = figure.subplots()
+    for i, curve in enumerate(curves):
+        line = {**_line(i), "marker": None}
+        panel.plot(curve.x, curve.mean, label=_escaped(curve.name), **line)
+        if len(curve.values) > 1:
+            panel.fill_between(
+                curve.x, curve.values.min(0), curve.values.max(0), color=line["color"], alpha=0.2, linewidth=0
+            )
+        for place in curve.stages:
+            panel.axvline(place, color=line["color"], linestyle=":", linewidth=0.8)
+    if reach is not None:
+        panel.axhline(reach, color="#666666", linewidth=0.8)
+    panel.set_xlabel(x)
+    panel.set_ylabel(_escaped(y))
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=9)
+    _save(figure, path, path.suffix[1:])
+
+
 def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, path: Path) -> None:
+def _save(figure: Any, path: Path, kind: str = "png") -> None:
     with atomic_file(path, "--results-path") as file:
-        figure.savefig(file, format="png", dpi=120)
+        figure.savefig(file, format=kind, dpi=120)
 
 
 def _line(i: int) -> dict[str, Any]:

@@ -1,0 +1,71 @@
+"""Draw the curves of training runs and compare them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq import config, options
+from fairseq.command_settings import PlotConfig
+from fairseq.errors import UserError
+from fairseq.evaluation import plots
+from fairseq.evaluation.curves import AXES, Curve, read_curve
+from fairseq.files import prepare_file
+from fairseq_cli.common import escape_what_stdout_lacks, log_to_stderr
+
+
+def main(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Print a table of the runs, and draw their curves into ``--results-path``.
+
+    Returns:
+        For each run the last and lowest value of the figure, and the place where it reaches ``--reach``.
+
+    Raises:
+        UserError: a file cannot be read or has no such figure, or the picture cannot be written.
+    """
+    cfg = config.typed(PlotConfig, args)
+    if cfg.results_path is not None:
+        plots.require("--results-path")
+        if Path(cfg.results_path).suffix not in plots.CURVE_FORMATS:
+            raise UserError(f"--results-path {cfg.results_path}: must end in {', '.join(plots.CURVE_FORMATS)}")
+        prepare_file("--results-path", cfg.results_path)
+    curves = [read_curve(run, cfg.split, cfg.figure, cfg.over) for run in args.runs]
+    rows = [_row(curve, cfg) for curve in curves]
+    print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
+    for row in rows:
+        print("| " + " | ".join(_shown(value) for value in row.values()) + " |")
+    if cfg.results_path is not None:
+        plots.draw_curves(Path(cfg.results_path), curves, AXES[cfg.over], f"{cfg.figure} of {cfg.split}", cfg.reach)
+    return rows
+
+
+def _row(curve: Curve, cfg: PlotConfig) -> dict[str, Any]:
+    row = {"run": curve.name, "seeds": len(curve.values), cfg.over: float(curve.x[-1])}
+    row |= {f"last {cfg.figure}": curve.values[:, -1], f"lowest {cfg.figure}": curve.lowest}
+    if cfg.reach is not None:
+        row[f"{cfg.over} to {cfg.reach:g}"] = curve.reaches(cfg.reach)
+    return row
+
+
+def _shown(value: Any) -> str:
+    """*value* as text; several as their mean and range."""
+    if isinstance(value, np.ndarray):
+        if np.isnan(value).any():
+            return "not reached"
+        spread = f" ({value.min():,.5g} to {value.max():,.5g})" if len(value) > 1 else ""
+        return f"{value.mean():,.5g}{spread}"
+    return f"{value:,.5g}" if isinstance(value, float) else str(value).replace("|", "\\|")
+
+
+def cli_main() -> None:
+    """``fairseq-plot``."""
+    log_to_stderr()
+    escape_what_stdout_lacks()
+    options.run_command(main, options.get_plot_parser)
+
+
+if __name__ == "__main__":
+    cli_main()
