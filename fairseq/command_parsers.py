@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
-from typing import Any
 
 from fairseq import config
 from fairseq.command_settings import (
@@ -31,10 +29,12 @@ from fairseq.settings import (
     OptimizationConfig,
     StreamConfig,
 )
+from fairseq.unused_flags import add_unread
 
 ONLY_IN_TRAINING = (  # of the settings that evaluation shares with training
     *("fp16_init_scale", "fp16_scale_window", "fp16_scale_tolerance", "min_loss_scale", "threshold_loss_scale"),
-    *("tensorboard_logdir", "metrics_file", "curriculum", "dataset_impl"),
+    *("tensorboard_logdir", "metrics_file", "log_file", "wandb_project", "curriculum", "dataset_impl"),
+    *("max_valid_steps",),
 )
 SOURCE_FORMATS = ("transformer-xl", "hf-transfo-xl", "hf")  # of fairseq-import
 
@@ -51,13 +51,6 @@ PREPROCESSING_VALUES = (
 )
 
 
-class _WithoutEffect(argparse.Action):
-    """Accepts a flag and says once that nothing reads it."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        print(f"{option_string}: has no effect on preprocessing", file=sys.stderr)
-
-
 def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
     """The flags of ``fairseq-preprocess``."""
     examples = [
@@ -66,13 +59,7 @@ def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
     ]
     parser = Parser("Build a dictionary from text and binarize the text.", [PreprocessConfig], examples=examples)
     parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
-    for nargs, names in ((0, PREPROCESSING_SWITCHES), (None, PREPROCESSING_VALUES)):
-        for name in names.split():
-            short = ("-t",) if name == "target-lang" else ()
-            parser.add_argument(
-                *short, f"--{name}", action=_WithoutEffect, nargs=nargs, default=argparse.SUPPRESS,
-                dest=argparse.SUPPRESS, help=argparse.SUPPRESS,
-            )  # fmt: skip
+    add_unread(parser, PREPROCESSING_SWITCHES.split(), PREPROCESSING_VALUES.split(), {"target-lang": "-t"})
     return parser
 
 
@@ -87,6 +74,7 @@ def get_training_parser(default_task: str = "language_modeling") -> Parser:
             "fairseq-train data-bin --arch transformer_xl_enwik8_base --optimizer adam --lr 0.00025 --batch-size 22",
         ],
         hidden=("gen_subset", "dataset_impl"),
+        takes_unused=True,
     )
     parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
     return parser
@@ -269,7 +257,13 @@ def _evaluation_parser(
     ]
     hidden = (*hidden, *ONLY_IN_TRAINING)
     parser = Parser(
-        description, [*configs, *reading, CommonConfig], ["task"], optional, examples=examples, hidden=hidden
+        description,
+        [*configs, *reading, CommonConfig],
+        ["task"],
+        optional,
+        examples=examples,
+        hidden=hidden,
+        takes_unused=True,
     )
     parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
     return parser

@@ -37,6 +37,7 @@ from fairseq.former_names import names_of
 from fairseq.parsing import CHOICES, Choice, Parser, title_of
 from fairseq.plugins import import_user_module
 from fairseq.settings_file import read_yaml
+from fairseq.unused_flags import add_unused_flags, check_architecture
 
 __all__ = [
     "Parser",
@@ -90,7 +91,11 @@ def parse_args_and_arch(
         _show_architecture(parser, chosen)
     if modify_parser is not None:
         modify_parser(parser)
+    if getattr(parser, "takes_unused", False):  # last: a part may have a flag of that name
+        add_unused_flags(parser)
     args, unknown = parser.parse_known_args(argv)
+    if getattr(parser, "unread", []):
+        print(f"note: {', '.join(parser.unread)}: no effect here", file=sys.stderr)  # type: ignore[attr-defined]
     if unknown and not parse_known:
         parser.error(f"unrecognized arguments: {unknown[0]}")
     _fill(parser, args, chosen, [part for _, part in parts], defaults)
@@ -154,6 +159,8 @@ def _choose(parser: argparse.ArgumentParser, chosen: dict[str, Any]) -> list[tup
     for name in getattr(parser, "choices", []):
         choice: Choice = CHOICES[name]
         part = str(chosen.get(name, choice.default))
+        if name == "arch":
+            check_architecture(part)
         parser.chosen[name] = part  # type: ignore[attr-defined]
         found = choice.part(part)
         if name != "task" or "arch" in parser.choices:  # type: ignore[attr-defined]

@@ -91,9 +91,11 @@ class Parser(argparse.ArgumentParser):
         hidden: fields whose flags are accepted for fairseq's sake, and not shown because the command does not read
             them.
         settings_file: whether ``--config`` names a YAML file with settings.
+        takes_unused: whether fairseq's flags without meaning here are taken.
 
     Attributes:
         chosen: what the command line chooses, by the name of the choice; set while it is parsed.
+        unread: the flags on the command line that nothing reads.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Parser(argparse.ArgumentParser):
         examples: Sequence[str] = (),
         hidden: Collection[str] = (),
         settings_file: bool = True,
+        takes_unused: bool = False,
     ) -> None:
         super().__init__(
             description=description,
@@ -117,7 +120,9 @@ class Parser(argparse.ArgumentParser):
         self.configs = list(configs)
         self.choices = list(choices)
         self.settings_file = settings_file
+        self.takes_unused = takes_unused
         self.chosen: dict[str, str] = {}
+        self.unread: list[str] = []
         if settings_file:
             help = "YAML file of flags, without dashes; command-line flags override it"
             self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)

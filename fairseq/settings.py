@@ -61,6 +61,8 @@ class CommonConfig(KernelConfig):
     no_progress_bar: bool = flag(False, "log lines instead of a progress bar")
     tensorboard_logdir: str = flag("", "folder for TensorBoard logs (needs the [tensorboard] extra)", metavar="DIR")
     metrics_file: str = flag("", "JSON Lines file for the figures of the log", metavar="FILE")
+    log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE")
+    wandb_project: str | None = flag(None, "project of Weights & Biases (needs the [wandb] extra)", metavar="NAME")
     user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR")
 
 
@@ -83,6 +85,7 @@ class DataConfig:
     batch_size_valid: int | None = flag(
         None, "maximum rows in a validation batch (default: --batch-size)", aliases=("--max-sentences-valid",), low=1
     )
+    max_valid_steps: int | None = flag(None, "maximum batches of a validation", aliases=("--nval",), low=1)
     curriculum: int = flag(0, "first epochs that keep the same order of batches", low=0)
 
 
@@ -137,7 +140,7 @@ class DistributedConfig:
 class RateConfig:
     """Learning rate and number of updates, read by optimizers and schedules too."""
 
-    lr: list[float] = flag([0.25], "learning rate, or one for each epoch", aliases=("--learning-rate",), above=0)
+    lr: list[float] = flag([0.25], "learning rate, or one for each epoch", aliases=("--learning-rate",), low=0)
     max_update: int = flag(0, "maximum number of updates (0: no limit)", low=0)
     min_lr: float = flag(-1.0, "stop training at this rate; minimum of cosine without --max-lr")
     stop_min_lr: float | None = flag(None, "stop training after an epoch at this rate (default: --min-lr)")
@@ -185,8 +188,13 @@ class CheckpointConfig:
     reset_meters: bool = flag(False, "ignore the checkpoint's best score and times")
     optimizer_overrides: str = flag("{}", "optimizer settings to change when resuming, a Python dict", metavar="DICT")
     save_interval: int = flag(1, "epochs between checkpoints", low=1)
+    save_interval_minutes: float = flag(30.0, "minutes between saves of checkpoint_last.pt (0: no limit)", low=0)
     save_interval_updates: int = flag(0, "updates between checkpoints (0: only after epochs)", low=0)
     keep_interval_updates: int = flag(-1, "number of --save-interval-updates checkpoints to keep (-1: all)", low=-1)
+    keep_interval_updates_pattern: int = flag(
+        -1, "multiple of updates whose checkpoints are kept for good (-1: none)", low=-1
+    )
+    keep_best_checkpoints: int = flag(-1, "checkpoints of the best validations to keep (-1: one)", low=-1)
     keep_last_epochs: int = flag(-1, "number of epoch checkpoints to keep (-1: all)", low=-1)
     no_save: bool = flag(False, "save no checkpoints")
     no_epoch_checkpoints: bool = flag(False, "save only the last and best checkpoints")
@@ -194,6 +202,7 @@ class CheckpointConfig:
     no_save_optimizer_state: bool = flag(False, "save checkpoints without optimizer state")
     validate_interval: int = flag(1, "epochs between validations", low=1)
     validate_interval_updates: int = flag(0, "updates between validations (0: only after epochs)", low=0)
+    validate_after_updates: int = flag(0, "updates before the first validation", low=0)
     disable_validation: bool = flag(False, "no validation")
     best_checkpoint_metric: str = flag("loss", "validation figure that selects the best checkpoint")
     maximize_best_checkpoint_metric: bool = flag(False, "largest figure is best")

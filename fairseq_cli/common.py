@@ -16,6 +16,7 @@ from fairseq.command_settings import ModelPathConfig
 from fairseq.errors import UserError
 from fairseq.files import prepare_folder
 from fairseq.logging import progress_bar
+from fairseq.logging.recorders import LOG_DATES, LOG_FORMAT
 from fairseq.settings import CommonConfig
 
 
@@ -46,8 +47,8 @@ def stream_settings(args: argparse.Namespace) -> argparse.Namespace:
 def log_to_stderr() -> None:
     """Log to stderr from level INFO on."""
     logging.basicConfig(
-        format="%(asctime)s | %(levelname)s | %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
+        format=LOG_FORMAT,
+        datefmt=LOG_DATES,
         level=logging.INFO,
         stream=sys.stderr,
     )

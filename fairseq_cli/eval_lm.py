@@ -55,7 +55,6 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         max_tokens=data.max_tokens,
         multiple=data.required_batch_size_multiple,
         softmax_batch=cfg.softmax_batch,
-        skip_too_long=data.skip_invalid_size_inputs_valid_test,
         add_bos_token=task.cfg.add_bos_token,
     )
     scorer = Scorer(models, task.source_dictionary, scoring, Precision(common), device, int8=cfg.int8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,8 @@ LAST = "checkpoint_last.pt"
 BEST = "checkpoint_best.pt"
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
+BEST_OF_STAGE = re.compile(r"checkpoint_best(\d+)\.pt")
+AMONG_BEST = re.compile(r"checkpoint\.best_.*_(-?[\d.]+)\.pt")
 
 
 class CheckpointManager:
@@ -37,8 +40,10 @@ class CheckpointManager:
         if not config.no_save:
             _prepare(self.folder)
 
-    def names(self, epoch: int, updates: int, end_of_epoch: bool, is_best: bool) -> list[str]:
-        """Return the names of the files that a save at this point writes."""
+    def names(
+        self, epoch: int, updates: int, end_of_epoch: bool, is_best: bool, figure: float | None = None
+    ) -> list[str]:
+        """Return the names of the files that a save at this point writes; *figure* is that of a validation here."""
         config = self.config
         chosen = {
             f"checkpoint{epoch}.pt": end_of_epoch
@@ -48,12 +53,21 @@ class CheckpointManager:
             and config.save_interval_updates > 0
             and updates % config.save_interval_updates == 0,
             BEST: is_best,
+            f"checkpoint.best_{config.best_checkpoint_metric}_{figure or 0:.4f}.pt": figure is not None
+            and self._is_among_best(figure),
             LAST: not config.no_last_checkpoints,
         }
         return [name for name, wanted in chosen.items() if wanted]
 
     def save(
-        self, state: Mapping[str, Any], *, epoch: int, updates: int, end_of_epoch: bool, is_best: bool
+        self,
+        state: Mapping[str, Any],
+        *,
+        epoch: int,
+        updates: int,
+        end_of_epoch: bool,
+        is_best: bool,
+        figure: float | None = None,
     ) -> list[Path]:
         """Write the checkpoints that are due, and remove those that need not be kept.
 
@@ -64,13 +78,14 @@ class CheckpointManager:
             state: what a checkpoint holds.
             epoch, updates: how far training is; both count from 1.
             is_best: its validation figure is the best saved so far.
+            figure: the validation figure, None without a validation.
 
         Raises:
             UserError: a file cannot be written; the checkpoints saved before are untouched.
         """
         if self.config.no_save:
             return []
-        paths = [self.folder / name for name in self.names(epoch, updates, end_of_epoch, is_best)]
+        paths = [self.folder / name for name in self.names(epoch, updates, end_of_epoch, is_best, figure)]
         if paths:
             complete = dict(state)
             if self.config.no_save_optimizer_state:
@@ -142,15 +157,42 @@ class CheckpointManager:
             os.close(descriptor)
 
     def _remove_old(self) -> None:
-        for pattern, keep in ((UPDATE, self.config.keep_interval_updates), (EPOCH, self.config.keep_last_epochs)):
-            if keep > 0:
-                for path in self._newest_first(pattern)[keep:]:
-                    with contextlib.suppress(FileNotFoundError):
-                        path.unlink()
+        config = self.config
+        old = self._after(self._highest_first(EPOCH), config.keep_last_epochs)
+        every = config.keep_interval_updates_pattern
+        updates = [(number, path) for number, path in self._highest_first(UPDATE) if every <= 0 or number % every]
+        old += self._after(updates, config.keep_interval_updates)
+        old += self._after(self._best_first(), config.keep_best_checkpoints)
+        for path in old:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
 
-    def _newest_first(self, pattern: re.Pattern[str]) -> list[Path]:
-        found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := pattern.fullmatch(path.name))]
-        return [path for _, path in sorted(found, reverse=True)]
+    def set_best_aside(self, number: int | None = None) -> None:
+        """Rename ``checkpoint_best.pt``, if there is one, after stage *number* (default: the next), which is over."""
+        if not self.config.no_save and (self.folder / BEST).exists():
+            number = number or 1 + len(self._highest_first(BEST_OF_STAGE))
+            os.replace(self.folder / BEST, self.folder / BEST.replace(".pt", f"{number}.pt"))
+
+    def _is_among_best(self, figure: float) -> bool:
+        keep = self.config.keep_best_checkpoints
+        if keep <= 0 or math.isnan(figure):
+            return False
+        before = [value for value, _ in self._best_first()[:keep]]
+        sign = 1 if self.config.maximize_best_checkpoint_metric else -1
+        return len(before) < keep or sign * figure > sign * before[-1]
+
+    def _best_first(self) -> list[tuple[float, Path]]:
+        found = self._highest_first(AMONG_BEST)
+        return found if self.config.maximize_best_checkpoint_metric else found[::-1]
+
+    def _highest_first(self, pattern: re.Pattern[str]) -> list[tuple[float, Path]]:
+        names = [(match, path) for path in self.folder.iterdir() if (match := pattern.fullmatch(path.name))]
+        return sorted(((float(match[1]), path) for match, path in names), reverse=True)
+
+    @staticmethod
+    def _after(found: list[tuple[float, Path]], keep: int) -> list[Path]:
+        """The files after the first *keep*; none where all are kept."""
+        return [path for _, path in found[keep:]] if keep > 0 else []
 
 
 def _lock(descriptor: int, folder: Path) -> None:

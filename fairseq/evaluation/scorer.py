@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from fairseq.models.inference import Reader
 from fairseq.modules.memory import KeyValueCache, Memory, keep_rows
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.precision import Precision
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 36000  # fairseq's
 TOGETHER = {"cpu": 512, "cuda": 16384}  # hidden states projected to the vocabulary at once
@@ -59,7 +62,6 @@ class Scoring:
         max_tokens: most tokens in a batch (default without *batch_size*: 36,000; with memory: one row).
         multiple: without memory, larger batches are cut to a multiple of this number of rows.
         softmax_batch: most tokens whose output distribution is in memory at once.
-        skip_too_long: leave out blocks that are longer than the model's positions.
         add_bos_token: each block begins with ``<s>``, whose own probability is not reported.
     """
 
@@ -71,7 +73,6 @@ class Scoring:
     max_tokens: int | None = None
     multiple: int = 1
     softmax_batch: int | None = None
-    skip_too_long: bool = False
     add_bos_token: bool = False
 
 
@@ -164,11 +165,7 @@ class Scorer:
         longest = min(limits, default=np.iinfo(np.int32).max) - window
         keep = blocks.sizes <= longest
         if not keep.all():
-            if not scoring.skip_too_long:
-                raise UserError(
-                    f"--tokens-per-sample, --sample-break-mode: {int((~keep).sum())} blocks are longer than the "
-                    f"model's {longest} positions; --skip-invalid-size-inputs-valid-test leaves them out"
-                )
+            logger.warning("left out %d of %d blocks, longer than %d positions", (~keep).sum(), len(keep), longest)
             blocks = blocks.select(keep)
         if len(blocks) == 0:
             raise UserError(

@@ -138,11 +138,11 @@ class ProgressBar:
 
     def _figures(self, values: Mapping[str, Any], eta: str) -> str:
         """Figures of a line; the epoch stands before them already."""
-        shown = [f"{k}={_short(v)}" for k, v in values.items() if k not in PLACE or self.epoch is None]
+        shown = [f"{k}={short(v)}" for k, v in values.items() if k not in PLACE or self.epoch is None]
         return ", ".join(shown + ([eta] if eta else []))
 
     def _summary(self, values: Mapping[str, Any]) -> str:
-        shown = [f"{k} {_short(v)}" for k, v in values.items() if k not in PLACE or self.epoch is None]
+        shown = [f"{k} {short(v)}" for k, v in values.items() if k not in PLACE or self.epoch is None]
         return " | ".join(([self.prefix] if self.prefix else []) + shown)
 
     def _write(self, line: str) -> None:
@@ -222,7 +222,7 @@ def _plain(stats: Stats) -> dict[str, Any]:
     return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     """A number as people read it: four significant digits, large ones whole."""
     if not isinstance(value, float):
         return str(value)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from fairseq.errors import UserError
+from fairseq.logging.progress import short
+from fairseq.settings import CommonConfig
+
+FIGURES = "fairseq.figures"  # the logger of what progress bars show
+LOG_FORMAT, LOG_DATES = "%(asctime)s | %(levelname)s | %(message)s", "%Y-%m-%d %H:%M:%S"
 
 
 class Recorder(Protocol):
@@ -106,21 +113,102 @@ class JsonLines:
         self._file.close()
 
 
+class WeightsAndBiases:
+    """A run on Weights & Biases, with the name of its checkpoint folder; a resumed run goes on there, too.
+
+    Args:
+        project: that it belongs to.
+        folder: the checkpoint folder, which the run's id is written to.
+        after: updates that a resumed run has behind it.
+
+    Raises:
+        UserError: wandb is not installed.
+    """
+
+    def __init__(self, project: str, folder: Path, after: int = 0) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise UserError(
+                "--wandb-project: wandb is not installed; install the [wandb] extra or drop the flag"
+            ) from None
+        file = folder / "wandb_id.txt"
+        known = file.read_text().strip() if after and file.is_file() else None
+        name = os.environ.get("WANDB_NAME", folder.name)
+        self._run = wandb.init(project=project, name=name, id=known, resume="allow")
+        if folder.is_dir():
+            file.write_text(f"{self._run.id}\n")
+
+    def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
+        """Add the numbers among *values* at *step*, each named by *tag*."""
+        numbers = {f"{tag}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
+        self._run.log(numbers, step=step)
+
+    def close(self) -> None:
+        """End the upload."""
+        self._run.finish()
+
+
+class LogFile:
+    """Lines of figures in ``--log-file``, between the messages of the log."""
+
+    def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
+        """Add a line."""
+        shown = " | ".join(f"{name} {short(value)}" for name, value in values.items())
+        logging.getLogger(FIGURES).info("%s | %s", tag, shown)
+
+    def close(self) -> None:
+        """Leave the file to the process's log."""
+
+
 @contextmanager
-def recording(tensorboard_logdir: str = "", metrics_file: str = "", after: int = 0) -> Iterator[Record]:
+def log_file(path: str | None) -> Iterator[None]:
+    """Copy the log and its figures to the file at *path*, if given, inside a ``with`` statement.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    if path is None:
+        yield
+        return
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--log-file {path}: cannot be written ({error.strerror})") from None
+    handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_DATES))
+    figures, root = logging.getLogger(FIGURES), logging.getLogger()
+    figures.propagate = False  # the progress bar shows them already
+    figures.setLevel(logging.INFO)
+    for logger in (root, figures):
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in (root, figures):
+            logger.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
+def recording(common: CommonConfig | None, folder: str | Path = ".", after: int = 0) -> Iterator[Record]:
     """A function that writes to the recorders which flags ask for, inside a ``with`` statement.
 
     Args:
-        tensorboard_logdir: folder of TensorBoard's logs; "" for none.
-        metrics_file: file of JSON lines; "" for none.
+        common: the flags; None: no recorders.
+        folder: the checkpoint folder.
         after: updates that a resumed run has behind it.
     """
     recorders: list[Recorder] = []
     try:
-        if tensorboard_logdir:
-            recorders.append(TensorBoard(tensorboard_logdir, after))
-        if metrics_file:
-            recorders.append(JsonLines(metrics_file, after))
+        if common is not None and common.tensorboard_logdir:
+            recorders.append(TensorBoard(common.tensorboard_logdir, after))
+        if common is not None and common.metrics_file:
+            recorders.append(JsonLines(common.metrics_file, after))
+        if common is not None and common.wandb_project:
+            recorders.append(WeightsAndBiases(common.wandb_project, Path(folder), after))
+        if common is not None and common.log_file:
+            recorders.append(LogFile())
 
         def record(values: Mapping[str, Any] | None, tag: str, step: int) -> None:
             for recorder in recorders if values is not None else ():

@@ -32,6 +32,7 @@ from fairseq.tasks import (  # noqa: E402  (for their registration)
     masked_lm,
     sentence_prediction,
     tnf_masked_lm,
+    truncated_bptt_lm,
 )
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "sentence_prediction",
     "setup_task",
     "tnf_masked_lm",
+    "truncated_bptt_lm",
 ]
 
 __getattr__ = names_of(__name__)

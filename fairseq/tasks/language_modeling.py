@@ -77,6 +77,11 @@ class LanguageModelingTask(FairseqTask):
     def source_dictionary(self) -> Dictionary:
         return self.dictionary
 
+    @property
+    def reads_streams(self) -> bool:
+        """Whether rows continue from batch to batch for models without memory, too."""
+        return self.cfg.streams
+
     def batch_settings(self) -> dict[str, Any]:
         shuffled = {"shuffled_with": self.settings.common.seed} if self.cfg.shuffle_lines else {}
         return {"tokens_per_sample": self.cfg.tokens_per_sample, **shuffled}
@@ -110,7 +115,7 @@ class LanguageModelingTask(FairseqTask):
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         mode = self.cfg.sample_break_mode
-        if not (self.cfg.streams or model.memory_length > 0):
+        if not (self.reads_streams or model.memory_length > 0):
             blocks = dataset.blocks if isinstance(dataset, NotedStream) else dataset
             kept = blocks.kept if isinstance(blocks, TokenBlocks) else None
             return batching.blocks(dataset.sizes, by_size=mode != "none", kept=kept)

@@ -9,6 +9,7 @@ from typing import Any
 import fairseq.tasks as tasks
 from fairseq import config
 from fairseq.criterions import CRITERIONS
+from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES, MODELS
 from fairseq.optim import OPTIMIZERS
 from fairseq.optim.lr_scheduler import LR_SCHEDULERS
@@ -42,7 +43,7 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
     """Return :func:`typed_settings` with the parts that training needs in addition."""
     if isinstance(args, TrainingSettings):
         return args
-    return TrainingSettings(
+    settings = TrainingSettings(
         **_parts(args, None),
         distributed=config.extract(DistributedConfig, args),
         optimization=config.extract(OptimizationConfig, args),
@@ -50,6 +51,9 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
         optimizer=_part(OPTIMIZERS, "optimizer", args),
         lr_scheduler=_part(LR_SCHEDULERS, "lr_scheduler", args),
     )
+    if 0 in settings.optimization.lr and not vars(args).get("max_lr"):
+        raise UserError("--lr 0: must be greater than 0, unless --max-lr is given and --lr is the minimum")
+    return settings
 
 
 def _parts(args: argparse.Namespace, command: type | None) -> dict[str, Any]:

@@ -6,14 +6,17 @@ import contextlib
 import logging
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from fairseq import checkpoint, distributed
 from fairseq.checkpoint import CheckpointManager
 from fairseq.distributed import Interruption, Job, World
+from fairseq.logging.recorders import LOG_DATES, LOG_FORMAT, log_file
 from fairseq.models.loading import load_fitting
 from fairseq.settings import CheckpointConfig, TrainingSettings
 from fairseq.training import stages
+from fairseq.training.effective import SETTINGS_FILE, describe, write_settings
 from fairseq.training.run import Run
 from fairseq.training.stop import describe_interruption
 
@@ -34,12 +37,12 @@ def launch(settings: TrainingSettings) -> None:
 def run_process(settings: TrainingSettings, world: World) -> None:
     """Train as one process of *world*, with a log on stderr."""
     logging.basicConfig(
-        format="%(asctime)s | %(levelname)s | %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
+        format=LOG_FORMAT,
+        datefmt=LOG_DATES,
         level=logging.INFO if world.is_first else logging.ERROR,
         stream=sys.stderr,
     )
-    with Interruption() as interruption:
+    with Interruption() as interruption, log_file(settings.common.log_file if world.is_first else None):
         number = train(settings, world, interruption)
     if number:
         sys.exit(128 + number)
@@ -61,6 +64,10 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
     """
     manager = CheckpointManager(settings.checkpoint) if world.is_first else None
     with manager.locked() if manager is not None else contextlib.nullcontext():
+        if manager is not None:
+            logger.info("settings: %s", describe(settings))
+            if not settings.checkpoint.no_save:
+                write_settings(settings, Path(settings.checkpoint.save_dir) / SETTINGS_FILE)
         return _train_stages(settings, world, interruption or Interruption(), manager)
 
 

@@ -82,7 +82,10 @@ class Run:
         self.started = time.perf_counter()
         self.trained_before = 0.0
         self.stopped = False
-        self.stop = StopVote(world, lambda: (log.is_late(self.cfg, self.wall()), interruption.signal > 0))
+        self.saved_at = self.started
+        self.stop = StopVote(
+            world, lambda: (log.is_late(self.cfg, self.wall()), interruption.signal > 0, self._save_is_due())
+        )
 
     def restore(self, state: dict[str, Any], source: str) -> None:
         """Continue from a loaded checkpoint, called *source* in messages."""
@@ -100,7 +103,7 @@ class Run:
         self.trainer.load_state_dict(state, source, rows)
         if not self.saving.reset_meters:
             self.trained_before = float(extra.get("previous_training_time") or 0.0)
-            self.best = self.best.restored(extra, forget=self.saving.reset_optimizer)
+            self._restore_best(extra)
             self._check_patience()
         logger.info("restored %s: epoch %d, update %d", source, self.batches.epoch, self.trainer.num_updates)
 
@@ -112,8 +115,8 @@ class Run:
             self.stopped = self.stopped or bool(self.world.sum(late))
         if self._at_limit():
             logger.info("nothing to do: a limit is reached after %d updates", self.trainer.num_updates)
-        places = (self.common.tensorboard_logdir, self.common.metrics_file) if self.world.is_first else ("", "")
-        with recording(*places, after=self.trainer.num_updates) as self.record:
+        recorded = self.common if self.world.is_first else None
+        with recording(recorded, self.saving.save_dir, self.trainer.num_updates) as self.record:
             while not self._at_limit():
                 self._train_epoch()
 
@@ -191,13 +194,14 @@ class Run:
             or (end_of_epoch and epoch % saving.validate_interval == 0)
         )
         paused = time.perf_counter()
+        validate = validate and updates >= saving.validate_after_updates
         figure = self._validate(epoch) if validate and self.validation else None
         if figure is not None:
             self.best = self.best.validated(figure)
             self._check_patience()
         if end_of_epoch:
             self.trainer.end_epoch(epoch, figure)
-        if (due or last or self.stopped or self.stop.decided) and not saving.no_save:
+        if (due or last or self.stopped or self.stop.decided or self.stop.save_due) and not saving.no_save:
             self._save(epoch, updates, end_of_epoch, figure)
         clock.skip(paused)
 
@@ -222,10 +226,11 @@ class Run:
         if self.manager is not None:
             is_best = self.best.is_worth_saving(figure)
             for path in self.manager.save(
-                state, epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best
+                state, epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best, figure=figure
             ):
                 logger.info("saved %s (epoch %d, update %d)", path, epoch, updates)
         self.best = saved  # only now: a checkpoint that could not be written is not the best one saved
+        self.saved_at = time.perf_counter()
         self.world.barrier()
 
     def _validate(self, epoch: int) -> float:
@@ -235,7 +240,8 @@ class Run:
         for split, batches in self.validation.items():
             batches.load_state_dict({"epoch": 1, "iterations_in_epoch": 0})
             clock = Clock()
-            with self._bar(batches, epoch, len(batches), prefix=f"valid on {split!r} subset") as bar:
+            steps = min(len(batches), self.settings.data.max_valid_steps or len(batches))
+            with self._bar(itertools.islice(batches, steps), epoch, steps, prefix=f"valid on {split!r} subset") as bar:
                 meter = self.trainer.validate(bar)
             report = meter.report(self.trainer.figures)
             stats = {"epoch": epoch, **log.stage_line(self.stage), **report, "wps": meter.tokens / clock.elapsed()}
@@ -244,6 +250,23 @@ class Run:
             self.record(bar.print(stats, tag=split), split, self.trainer.num_updates)
             figures.append(report[metric])
         return figures[0]
+
+    def _save_is_due(self) -> bool:
+        """Return whether the last save is ``--save-interval-minutes`` ago, by this process's clock."""
+        return 0 < self.saving.save_interval_minutes * 60 < time.perf_counter() - self.saved_at
+
+    def _restore_best(self, extra: Mapping[str, Any]) -> None:
+        """Restore the best figures, unless they are of blocks of another length: those do not compare."""
+        length = self.task.batch_settings().get("tokens_per_sample")
+        before = (extra.get("batches") or {}).get("tokens_per_sample", length)
+        if before == length:
+            self.best = self.best.restored(extra, forget=self.saving.reset_optimizer)
+            return
+        logger.info(
+            "best checkpoint: starts anew, because validation losses of %s and %s tokens differ", before, length
+        )
+        if self.manager is not None:
+            self.manager.set_best_aside((extra.get("stage") or {}).get("number"))
 
     def _best_of(self, figure: float) -> float:
         """The better one of *figure* and the best figure seen so far."""

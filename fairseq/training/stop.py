@@ -16,26 +16,27 @@ from fairseq.distributed import World
 from fairseq.logging.figures import NamedSums
 from fairseq.settings import CheckpointConfig
 
-_VOTES = ("votes_late", "votes_interrupted")
+_VOTES = ("votes_late", "votes_interrupted", "votes_save")
 _ELSEWHERE = ("--restore-file", "--finetune-from-model")  # a run that goes on starts from its own checkpoint
 
 
 class StopVote:
-    """The ranks' decision to stop, taken with every update's sums, in the same reduction.
+    """The ranks' decision to stop or to save, taken with every update's sums, in the same reduction.
 
     One process decides on the host, without any tensor. Several read the votes where reading costs nothing: on CPUs at
     once, on GPUs those of the update before, which the device has finished by then. Every rank reads the same votes.
 
     Args:
         world: the processes.
-        wishes: returns whether this process is (out of time, interrupted); called once an update.
+        wishes: returns whether this process is (out of time, interrupted, due to save); called once an update.
     """
 
-    def __init__(self, world: World, wishes: Callable[[], tuple[bool, bool]]) -> None:
+    def __init__(self, world: World, wishes: Callable[[], tuple[bool, bool, bool]]) -> None:
         self.world = world
         self.wishes = wishes
         self.late = False
         self.interrupted = False
+        self.save_due = False
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
 
     @property
@@ -47,7 +48,7 @@ class StopVote:
         """Return *sums* reduced over ranks; the votes are cast and counted on the way."""
         wishes = self.wishes()
         if self.world.size == 1:
-            self.late, self.interrupted = wishes
+            self.late, self.interrupted, self.save_due = wishes
             return sums
         votes = torch.tensor(wishes, dtype=sums.values.dtype).to(sums.values.device, non_blocking=True)
         with_votes = NamedSums((*sums.names, *_VOTES), torch.cat([sums.values, votes]), sums.rows)
@@ -57,7 +58,7 @@ class StopVote:
 
     def _count(self, votes: Tensor) -> None:
         if votes.device.type != "cuda":
-            self.late, self.interrupted = (bool(vote) for vote in votes.tolist())
+            self.late, self.interrupted, self.save_due = (bool(vote) for vote in votes.tolist())
             return
         copy = torch.empty(votes.shape, dtype=votes.dtype, pin_memory=True).copy_(votes, non_blocking=True)
         copied = torch.cuda.Event()
@@ -65,7 +66,7 @@ class StopVote:
         if self._pending is not None:
             before, event = self._pending
             event.synchronize()  # of the update before: the device is busy with this one meanwhile
-            self.late, self.interrupted = (bool(vote) for vote in before.tolist())
+            self.late, self.interrupted, self.save_due = (bool(vote) for vote in before.tolist())
         self._pending = copy, copied
 
 

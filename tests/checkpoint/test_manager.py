@@ -21,7 +21,8 @@ def saved(tmp_path: Path, *points: tuple[int, int, bool, float | None], **settin
     keeper, best = CheckpointManager(config), Best(config.maximize_best_checkpoint_metric)
     for epoch, updates, end_of_epoch, figure in points:
         is_best = best.is_worth_saving(figure)
-        keeper.save(a_state(float(updates)), epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best)
+        state = a_state(float(updates))
+        keeper.save(state, epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best, figure=figure)
         best = best.after_saving(figure)
     return keeper
 
@@ -65,6 +66,35 @@ def test_the_best_is_the_least_or_the_greatest(tmp_path, maximize, expected):
     points = [(1, 1, True, 3.0), (2, 2, True, 1.0), (3, 3, True, float("nan")), (4, 4, True, 5.0)]
     saved(tmp_path, *points, maximize_best_checkpoint_metric=maximize, no_epoch_checkpoints=True)
     assert files(tmp_path) == {"checkpoint_best.pt": expected, "checkpoint_last.pt": 4}
+
+
+@pytest.mark.parametrize(("maximize", "kept"), [(False, {"1.0000", "2.5000"}), (True, {"4.0000", "3.0000"})])
+def test_as_many_of_the_best_are_kept_as_asked(tmp_path, maximize, kept):
+    points = [(n, n, True, figure) for n, figure in enumerate((3.0, 1.0, 4.0, 2.5, float("nan")), 1)]
+    saved(
+        tmp_path,
+        *points,
+        maximize_best_checkpoint_metric=maximize,
+        no_epoch_checkpoints=True,
+        keep_best_checkpoints=2,
+    )
+    names = {name for name in files(tmp_path) if name.startswith("checkpoint.best_")}
+    assert names == {f"checkpoint.best_loss_{value}.pt" for value in kept}
+
+
+def test_multiples_of_a_pattern_are_kept_for_good(tmp_path):
+    points = [(1, updates, False, None) for updates in range(5, 45, 5)]
+    saved(tmp_path, *points, save_interval_updates=5, keep_interval_updates=1, keep_interval_updates_pattern=20)
+    assert set(files(tmp_path)) == {
+        "checkpoint_1_20.pt", "checkpoint_1_40.pt", "checkpoint_1_35.pt", "checkpoint_last.pt",
+    }  # fmt: skip
+
+
+def test_the_best_of_a_stage_is_set_aside_under_its_number(tmp_path):
+    keeper = saved(tmp_path, (1, 1, True, 3.0), no_epoch_checkpoints=True)
+    keeper.set_best_aside(2)
+    keeper.set_best_aside(3)  # there is none
+    assert set(files(tmp_path)) == {"checkpoint_best2.pt", "checkpoint_last.pt"}
 
 
 def test_further_names_are_copied_where_there_are_no_links(tmp_path, monkeypatch):

@@ -154,15 +154,14 @@ def test_every_line_by_itself_with_eos(load):
     np.testing.assert_allclose(scores.lprobs, np.concatenate(expected), rtol=2e-6, atol=1e-5)
 
 
-def test_blocks_longer_than_positions_are_left_out_only_when_asked(load):
+def test_blocks_longer_than_positions_are_left_out_and_counted(load, caplog):
     model, _ = load()
     corpus = text(5, 9, 3)
-    with pytest.raises(UserError, match="1 blocks are longer than the model's 8 positions; --skip-invalid"):
-        Scorer([model], DICTIONARY, Scoring(8, break_mode="eos")).score(corpus)
-    scores = Scorer([model], DICTIONARY, Scoring(8, break_mode="eos", skip_too_long=True)).score(corpus)
+    scores = Scorer([model], DICTIONARY, Scoring(8, break_mode="eos")).score(corpus)
+    assert caplog.messages == ["left out 1 of 3 blocks, longer than 8 positions"]
     assert np.array_equal(scores.tokens, np.delete(corpus.tokens, np.r_[5:14]))
     with pytest.raises(UserError, match="no block to score"):
-        Scorer([model], DICTIONARY, Scoring(8, break_mode="eos", skip_too_long=True)).score(text(9))
+        Scorer([model], DICTIONARY, Scoring(8, break_mode="eos")).score(text(9))
 
 
 def test_ensemble_is_the_mean_of_probabilities(load):

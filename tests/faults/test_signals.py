@@ -111,7 +111,7 @@ def test_time_limit_ends_two_processes_after_the_same_update(tmp_path):
 
 def test_one_process_decides_without_a_tensor():
     sums = NamedSums(("loss",), torch.ones(1, dtype=torch.float64), {})
-    vote = StopVote(World(), lambda: (False, True))
+    vote = StopVote(World(), lambda: (False, True, False))
     assert vote.reduced(sums) is sums
     assert (vote.late, vote.interrupted, vote.decided) == (False, True, True)
 

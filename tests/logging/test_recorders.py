@@ -10,6 +10,7 @@ import runs
 
 from fairseq.errors import UserError
 from fairseq.logging.recorders import JsonLines, TensorBoard, recording
+from fairseq.settings import CommonConfig
 
 
 def read(path):
@@ -40,7 +41,7 @@ def test_tensorboard_gets_the_figures_of_each_tag_and_each_step_once(tmp_path):
 def test_json_lines_are_those_of_the_run_as_it_went_on(tmp_path):
     path = tmp_path / "logs" / "metrics.jsonl"
     for after, steps in ((0, (2, 4, 6)), (4, (6, 8))):
-        with recording(metrics_file=str(path), after=after) as record:
+        with recording(CommonConfig(metrics_file=str(path)), after=after) as record:
             for step in steps:
                 record({"loss": step + 0.5 * after, "ppl": float("inf")}, "train_inner", step)
                 record(None, "train_inner", step)
@@ -63,14 +64,15 @@ def test_run_and_its_resumption_are_recorded(tmp_path):
 
 def test_nothing_is_recorded_unless_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with recording() as record:
+    with recording(None) as record:
         record({"loss": 7.0}, "train", 1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_tensorboard_is_a_user_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match=r"--tensorboard-logdir: .*\[tensorboard\] extra"), recording(str(tmp_path)):
+    common = CommonConfig(tensorboard_logdir=str(tmp_path))
+    with pytest.raises(UserError, match=r"--tensorboard-logdir: .*\[tensorboard\] extra"), recording(common):
         pass
 
 

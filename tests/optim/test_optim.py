@@ -251,7 +251,7 @@ def test_classes_have_the_names_that_checkpoints_store():
         ("adam", {"adam_betas": "(0.9,)"}, "--adam-betas 0.9: expected two numbers"),
         ("adam", {"adam_betas": "0.9,one"}, "--adam-betas"),
         ("adam", {"adam_eps": -1}, "--adam-eps -1"),
-        ("sgd", {"lr": [0]}, "--lr 0"),
+        ("sgd", {"lr": [-1]}, "--lr -1"),
     ],
 )
 def test_wrong_settings_are_user_errors(name, settings, message):

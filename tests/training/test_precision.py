@@ -27,7 +27,7 @@ def test_epoch_whose_last_batch_overflows_is_finished_all_the_same(tmp_path, mon
     monkeypatch.setattr(Trainer, "train_step", lambda self, *args: False)
     log = runs.train(tmp_path, runs.BASELINE, "--max-epoch 1")
     assert len(runs.summaries(log, "train")) == len(runs.summaries(log, "test")) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == [
         "checkpoint1.pt",
         "checkpoint_best.pt",
         "checkpoint_last.pt",

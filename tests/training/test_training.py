@@ -12,7 +12,7 @@ from fairseq import checkpoint
 
 
 def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.glob("*.pt"))
 
 
 # --- going on exactly

@@ -34,8 +34,15 @@ def _words(args: argparse.Namespace, cutoffs: list[int], div_val: int, dropout: 
 
 @register_model_architecture("transformer_xl", "transformer_xl")
 def transformer_xl(args: argparse.Namespace) -> None:
-    """A model of middling size."""
-    _lengths(args, 128)
+    """A model of middling size; with the task of fairseq's example ``truncated_bptt`` that of the example.
+
+    The example's is Hugging Face's: separate u and v for each layer, tied tails, memory that begins with zeros.
+    """
+    if getattr(args, "task", None) == "truncated_bptt_lm":
+        set_defaults(args, d_model=500, n_head=10, d_head=50, d_inner=1000, dropout=0.0, cutoffs=WORDS_WIKI103)
+        set_defaults(args, untie_r=True, tie_projs="tails", memory_start="zeros", mem_len=0)
+    else:
+        _lengths(args, 128)
 
 
 @register_model_architecture("transformer_xl", "transformer_xl_wiki103_base")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, register_lr_scheduler, single_rate
 from fairseq.settings import RateConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,18 @@ class CosineSchedule(FairseqLRScheduler):
             lr = self._annealed(num_updates - warmup)
         self.optimizer.set_lr(lr)
         return lr
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "period": self.period}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        before = state.get("period", self.period)
+        if before != self.period:
+            logger.info(
+                "--max-update: the cosine's period is %g updates now and was %g; --lr-period-updates %g keeps it",
+                self.period, before, before,
+            )  # fmt: skip
 
     @property
     def stop_lr(self) -> float:

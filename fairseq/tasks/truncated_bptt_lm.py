@@ -1,0 +1,37 @@
+"""fairseq's name for language modelling with memory, in its example ``truncated_bptt``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from fairseq.models import BaseFairseqModel
+from fairseq.models.transformer_xl import TransformerXLConfig
+from fairseq.settings import Settings
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+from fairseq.tasks.typed import typed_settings
+
+logger = logging.getLogger(__name__)
+
+
+@register_task("truncated_bptt_lm", dataclass=LanguageModelingConfig)
+class TruncatedBPTTLMTask(LanguageModelingTask):
+    """Language modelling over rows that continue from batch to batch.
+
+    The architecture ``transformer_xl`` has the example's defaults with this task; cutoffs beyond the dictionary are
+    left out, as there.
+    """
+
+    @property
+    def reads_streams(self) -> bool:
+        return True
+
+    def build_model(self, args: Settings | argparse.Namespace) -> BaseFairseqModel:
+        settings = typed_settings(args)
+        cfg, words = settings.model, len(self.dictionary)
+        if isinstance(cfg, TransformerXLConfig) and cfg.cutoffs and cfg.cutoffs[-1] >= words:
+            kept = [cutoff for cutoff in cfg.cutoffs if cutoff < words]
+            logger.info("--cutoffs: those beyond the dictionary of %d symbols are left out", words)
+            settings = settings.changed(cutoffs=kept or None)
+        return super().build_model(settings)

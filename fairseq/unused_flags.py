@@ -1,0 +1,115 @@
+"""Flags of fairseq 0.12.2 that commands take without reading them, and flags and parts that they refuse by name.
+
+A flag is refused where fairseq's model, loss or updates would be others with it. ``docs/fairseq.md`` lists them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from fairseq.errors import UserError
+
+SWITCHES = """
+azureml-logging broadcast-buffers checkpoint-activations combine-val combine-valid-subsets cpu-offload fast-stat-sync
+fix-batches-to-gpus fp16-no-flatten-grads fp32-reduce-scatter future-target gradient-as-bucket-view grouped-shuffling
+ignore-unused-valid-subsets load-checkpoint-on-all-dp-ranks no-beamable-mm no-reshard-after-forward no-seed-provided
+not-fsdp-flatten-parameters offload-activations on-cpu-convert-precision pad-to-fixed-bsz pad-to-fixed-length quiet
+reset-logging save-async skip-remainder-batch suppress-crashes update-epoch-batch-itr update-ordered-indices-seed
+use-plasma-view use-sharded-state write-checkpoints-asynchronously
+"""
+VALUES = """
+aim-repo aim-run-hash all-gather-list-size amp-batch-retries base-shuffle base-sublayers bpe char-embedder-highway-
+layers character-embedding-dim character-filters data-buffer-size ddp-comm-hook ema-decay ema-seed-model ema-start-
+update ema-update-freq empty-cache-freq eos-token fixed-validation-seed heartbeat-timeout localsgd-frequency min-
+params-to-wrap plasma-path quant-noise-pq-block-size required-seq-len-multiple scoring shorten-data-split-list slowmo-
+base-algorithm slowmo-momentum tokenizer
+"""
+
+_INSTEAD = {  # flag: (values that change nothing, what to do)
+    "tpu": ((), "there are no TPUs; leave it out"),
+    "amp": ((), "use --fp16, which keeps float32 parameters"),
+    "memory-efficient-bf16": ((), "use --bf16"),
+    "use-bmuf": ((), "processes average gradients in every update; leave it out"),
+    "store-ema": ((), "use --average-weights-from UPDATE"),
+    "ema-fp32": ((), "use --average-weights-from UPDATE"),
+    "pipeline-model-parallel": ((), "pipelines are not implemented; leave it out"),
+    "self-target": ((), "targets are the next tokens; leave it out"),
+    "past-target": ((), "targets are the next tokens; leave it out"),
+    "scale-fc": ((), "not implemented; leave it out"),
+    "scale-attn": ((), "not implemented; leave it out"),
+    "scale-heads": ((), "not implemented; leave it out"),
+    "scale-resids": ((), "not implemented; leave it out"),
+    "model-parallel-size": (("1",), "layers are not split; use 1"),
+    "zero-sharding": (("none",), "not implemented; use none"),
+    "num-shards": (("1",), "a split is read whole; use 1"),
+    "shard-id": (("0",), "a split is read whole; use 0"),
+    "checkpoint-suffix": (("",), "checkpoints are one file; leave it out"),
+    "checkpoint-shard-count": (("1",), "checkpoints are one file; use 1"),
+    "quantization-config-path": (("",), "not implemented; fairseq-eval-lm --int8 casts weights"),
+    "output-dictionary-size": (("-1",), "output and input have one dictionary; use -1"),
+    "shorten-method": (("none",), "lines are not shortened; use none"),
+    "quant-noise-pq": (("0", "0.0"), "not implemented; use 0"),
+    "quant-noise-scalar": (("0", "0.0"), "not implemented; use 0"),
+    "base-layers": (("0",), "not implemented; use 0"),
+    "decoder-xformers-att-config": (("",), "not implemented; leave it out"),
+}
+_FAMILIES = {  # beginning of an architecture: why it is refused
+    "fconv_lm": "convolutional language models",
+    "lightconv_lm": "lightweight convolutions",
+    "hf_gpt2": "Hugging Face's models inside fairseq",
+    "transformer_ulm": "models of speech units",
+}
+
+
+class _Unread(argparse.Action):
+    """Takes a flag that nothing reads, and has the parser mention it."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        parser.unread.append(option_string)
+
+
+class _Refused(argparse.Action):
+    """Refuses a flag, unless its value changes nothing."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        neutral, advice = _INSTEAD[str(option_string).lstrip("-")]
+        if values not in neutral:
+            given = f" {values}" if isinstance(values, str) else ""
+            raise UserError(f"{option_string}{given}: {advice}")
+
+
+def add_unread(
+    parser: argparse.ArgumentParser, switches: Sequence[str], values: Sequence[str], short: dict[str, str] | None = None
+) -> None:
+    """Let *parser* take flags that nothing reads, without showing them; those that it has already stay."""
+    for nargs, names in ((0, switches), (None, values)):
+        for name in names:
+            _add(parser, [*filter(None, [(short or {}).get(name)]), f"--{name}"], nargs, _Unread)
+
+
+def add_unused_flags(parser: argparse.ArgumentParser) -> None:
+    """Let *parser* take fairseq's flags without meaning here, and refuse those that change a result."""
+    add_unread(parser, SWITCHES.split(), VALUES.split())
+    for name, (neutral, _) in _INSTEAD.items():
+        _add(parser, [f"--{name}"], None if neutral else 0, _Refused)
+
+
+def check_architecture(name: str) -> None:
+    """Refuse an architecture of fairseq's whose kind of model is not implemented.
+
+    Raises:
+        UserError: it is one.
+    """
+    for beginning, kind in _FAMILIES.items():
+        if name.startswith(beginning):
+            raise UserError(
+                f"--arch {name}: {kind} are not implemented; choose transformer_lm, transformer_xl or lstm_lm"
+            )
+
+
+def _add(parser: argparse.ArgumentParser, names: list[str], nargs: int | None, action: type[argparse.Action]) -> None:
+    if names[-1] not in parser._option_string_actions:
+        options: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        parser.add_argument(*names, nargs=nargs, action=action, **options)

@@ -1,0 +1,124 @@
+"""A run that can be left alone: its settings, its saves, its best checkpoints and its records."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+
+from fairseq.errors import UserError
+from fairseq.optim.lr_scheduler import cosine
+from fairseq.training import run as run_module
+
+QUICK = f"{runs.BASELINE} {runs.NO_DROPOUT} --no-epoch-checkpoints --disable-validation"
+
+
+def test_settings_are_logged_and_written_as_a_config_that_repeats_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    flags = [QUICK, "--optimizer adam --adam-betas 0.5,0.9 --lr-scheduler inverse_sqrt --warmup-updates 3"]
+    log = runs.train(tmp_path / "a", *flags, "--max-update 2")
+    (line,) = [message for message in caplog.messages if message.startswith("settings: ")]
+    assert "adam_betas=0.5,0.9" in line and f"data={runs.DATA}" in line and "arch=transformer_lm_tiny" in line
+    assert "disable_validation=on" in line and "patience=-1" in line
+    again = runs.train(tmp_path / "b", "--config", tmp_path / "a" / "settings.yaml")
+    assert runs.updates(again) == runs.updates(log) and len(runs.losses(log)) == 2
+    one, two = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("a", "b"))
+    assert runs.difference(one, two) is None
+
+
+def test_no_settings_are_written_where_nothing_is_saved(tmp_path: Path) -> None:
+    runs.train(tmp_path / "a", QUICK, "--max-update 1 --no-save")
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_best_checkpoint_belongs_to_a_stage(tmp_path: Path) -> None:
+    flags = [runs.BASELINE, "--stages 8:4,32:6 --max-tokens 64 --validate-interval-updates 2 --no-epoch-checkpoints"]
+    runs.train(tmp_path, *flags, "--save-interval-updates 2 --keep-interval-updates 1")
+    best = {path.name: runs.checkpoint.read(path)["extra_state"] for path in tmp_path.glob("checkpoint_best*.pt")}
+    assert {name: extra["stage"]["number"] for name, extra in best.items()} == {
+        "checkpoint_best1.pt": 1,
+        "checkpoint_best.pt": 2,
+    }
+    last = runs.checkpoint.read(tmp_path / "checkpoint_last.pt")["extra_state"]
+    assert last["best"] == best["checkpoint_best.pt"]["val_loss"]
+
+
+def test_a_second_command_with_longer_blocks_has_a_best_of_its_own(tmp_path: Path) -> None:
+    runs.train(tmp_path, runs.BASELINE, "--max-update 2 --no-epoch-checkpoints")
+    runs.train(tmp_path, runs.BASELINE, "--max-update 3 --no-epoch-checkpoints --tokens-per-sample 32")
+    assert {path.name for path in tmp_path.glob("*best*")} == {"checkpoint_best.pt", "checkpoint_best1.pt"}
+
+
+def test_a_checkpoint_is_saved_when_its_minutes_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves: list[int] = []
+    save = run_module.Run._save
+
+    def record(self: Any, epoch: int, updates: int, *args: Any) -> None:
+        saves.append(updates)
+        save(self, epoch, updates, *args)
+
+    monkeypatch.setattr(run_module.Run, "_save", record)
+    runs.train(tmp_path, QUICK, "--max-update 3 --save-interval-minutes 1e-9")
+    assert saves == [1, 2, 3]
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["checkpoint_last.pt"]
+    saves.clear()
+    runs.train(tmp_path, QUICK, "--max-update 5 --save-interval-minutes 0")
+    assert saves == [5]
+
+
+def test_validation_reads_as_many_batches_and_begins_as_late_as_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    validate = run_module.Trainer.validate
+    monkeypatch.setattr(
+        run_module.Trainer, "validate", lambda self, bar: validate(self, (read.append(1) or item for item in bar))
+    )
+    flags = [runs.BASELINE, "--max-update 4 --validate-interval-updates 1 --no-save"]
+    log = runs.train(tmp_path, *flags, "--max-valid-steps 2 --validate-after-updates 3")
+    assert [line["num_updates"] for line in runs.summaries(log, "test")] == [3, 4]
+    assert len(read) == 2 * 2
+
+
+def test_a_changed_period_of_the_cosine_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flags = [QUICK, "--lr-scheduler cosine --lr 0.01 --max-lr 0.1"]
+    runs.train(tmp_path, *flags, "--max-update 2")
+    caplog.set_level(logging.INFO, logger=cosine.__name__)
+    runs.train(tmp_path, *flags, "--max-update 4")
+    said = [record.message for record in caplog.records if record.name == cosine.__name__]
+    assert said == ["--max-update: the cosine's period is 4 updates now and was 2; --lr-period-updates 2 keeps it"]
+
+
+def test_log_file_has_messages_and_figures(tmp_path: Path) -> None:
+    runs.train(tmp_path / "run", runs.SHORT, "--log-file", tmp_path / "logs" / "log.txt")
+    text = (tmp_path / "logs" / "log.txt").read_text()
+    assert text.count("train_inner | epoch 1") == 2 and "test | epoch 1" in text
+    with pytest.raises(UserError, match="--log-file .*: cannot be written"):
+        runs.train(tmp_path / "run", runs.SHORT, "--log-file", tmp_path)
+
+
+def test_weights_and_biases_gets_figures_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, Any]] = []
+    logged: list[tuple[int, dict[str, float]]] = []
+
+    def init(**settings: Any) -> Any:
+        started.append(settings)
+        return types.SimpleNamespace(
+            id=settings["id"] or "r1", log=lambda values, step: logged.append((step, values)), finish=lambda: None
+        )
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    for updates in (1, 2):
+        runs.train(tmp_path / "run", QUICK, f"--wandb-project p --max-update {updates}")
+    assert [(s["project"], s["name"], s["id"]) for s in started] == [("p", "run", None), ("p", "run", "r1")]
+    assert [step for step, values in logged if "train_inner/loss" in values] == [1, 2]
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"--wandb-project: .*\[wandb\] extra"):
+        runs.train(tmp_path / "run", QUICK, "--wandb-project p --max-update 3")
