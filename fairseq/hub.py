@@ -233,10 +233,12 @@ def load_model(
 def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path], str | Path]:
     """Paths of the checkpoint, and of the data or the dictionary in its folder."""
     path = find_checkpoint(Path(checkpoint))
+    if not path.exists():
+        raise UserError(f"{path}: file not found; check the path")
     if data is None:
         data = path.parent / DICTIONARY
         if not data.exists():
-            raise UserError(f"{data}: file not found; give a data-bin folder or its dict.txt")
+            raise UserError(f"{data}: file not found; give the data folder or its dict.txt as data")
     if not Path(data).exists():
         raise UserError(f"{data}: folder or file not found; give a data-bin folder or its dict.txt")
     return [path], data

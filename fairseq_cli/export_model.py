@@ -77,6 +77,8 @@ def _half(model: BaseFairseqModel, half: str, arch: str, source: str) -> tuple[s
             f"{source}: {type(model).__name__} is not an encoder; give a checkpoint of bert, roberta or electra"
         )
     shape = model.encoder.sentence_encoder.shape
+    if half == "generator" and not arch.startswith("electra"):
+        raise UserError(f"--half generator: {source} is not an ELECTRA model; leave the flag out")
     if arch == "electra_generator" or shape.embed_dim != shape.dim:
         return "generator", shape, state
     return ("roberta" if arch.startswith("roberta") or shape.token_types < 2 else "bert"), shape, state

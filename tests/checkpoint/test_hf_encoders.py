@@ -217,6 +217,11 @@ def test_export_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     folder = imported(GOLDEN / "electra_discriminator", tmp_path / "in")
     with pytest.raises(UserError, match="--half generator: .* has no generator"):
         exported(folder / "checkpoint.pt", tmp_path / "out", "--half", "generator")
+    bert = imported(GOLDEN / "bert", tmp_path / "bert")
+    with pytest.raises(UserError, match="--half generator: .* is not an ELECTRA model"):
+        exported(bert / "checkpoint.pt", tmp_path / "out", "--half", "generator")
+    with pytest.raises(UserError, match="none.pt: file not found"):
+        exported(bert / "none.pt", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="--out .*: is a file or contains other files"):
         exported(folder / "checkpoint.pt", folder)
