@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Fine-tunes BERT or ELECTRA, pre-trained with or without notes, on GLUE: five seeds, three learning rates, the best
 # chosen by development score. Prints one table a task; numbers are in SAVE_DIR/TASK/results.json.
-# Usage: CHECKPOINT=FILE DATA_BIN=DIR [BPE_CODES=FILE] finetune-glue.sh
+# Usage: CHECKPOINT=FILE DATA_BIN=DIR finetune-glue.sh
+#   BPE_CODES  subword-nmt codes of pre-training, if DATA_BIN has no tokenizer (tokenization.json)
 #   GLUE       folder of prepare-glue.sh (default: examples/tnf/glue)
 #   TASKS      tasks (default: RTE MRPC CoLA STS-B SST-2 QNLI QQP MNLI)
 #   SAVE_DIR   folder of the results (default: glue-results)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import io
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +13,7 @@ import torch
 from fairseq.data.dataset import Sample
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.glue import Label
-from fairseq.errors import UserError, read_failure
-from fairseq.files import read_regular
+from fairseq.tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -26,43 +23,17 @@ class SentenceEncoder:
 
     Args:
         dictionary: that of pre-training.
-        bpe_codes: codes that subword-nmt learned; text then passes sacremoses and subword-nmt. None: words are split
-            at white space.
-
-    Raises:
-        UserError: the codes cannot be read, or a package is missing.
+        tokenizer: that of pre-training; None: text is split at white space.
     """
 
-    def __init__(self, dictionary: Dictionary, bpe_codes: str | Path | None = None) -> None:
+    def __init__(self, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:
         self.dictionary = dictionary
-        self._split = _splitter(bpe_codes) if bpe_codes else str.split
+        self.tokenizer = tokenizer
 
     def __call__(self, text: str) -> np.ndarray:
         """The ids of *text*, without special symbols: int32 [tokens]."""
-        return np.array([self.dictionary.index(word) for word in self._split(text)], dtype=np.int32)
-
-
-def _splitter(codes: str | Path) -> Callable[[str], list[str]]:
-    try:
-        from sacremoses import MosesTokenizer
-        from subword_nmt.apply_bpe import BPE
-    except ImportError as error:
-        raise UserError(f"--bpe-codes {codes}: needs the package {error.name}; install it with pip") from None
-    try:
-        bpe: Any = BPE(io.StringIO(read_regular(codes).decode("utf-8")))
-    except OSError as error:
-        raise UserError(f"--bpe-codes {codes}: {read_failure(error)}; give the codes of pre-training") from None
-    except (UnicodeDecodeError, ValueError, IndexError) as error:
-        raise UserError(f"--bpe-codes {codes}: cannot be read as subword-nmt codes ({error})") from None
-    except SystemExit:  # subword-nmt exits at an invalid line
-        raise UserError(f"--bpe-codes {codes}: not a file of subword-nmt codes; give that of pre-training") from None
-    tokenizer = MosesTokenizer(lang="en")
-
-    def split(text: str) -> list[str]:
-        words = tokenizer.tokenize(text, aggressive_dash_splits=True, escape=False)
-        return bpe.segment_tokens(words)
-
-    return split
+        symbols = text if self.tokenizer is None else self.tokenizer.encode(text)
+        return np.array([self.dictionary.index(symbol) for symbol in symbols.split()], dtype=np.int32)
 
 
 class SentenceRows:

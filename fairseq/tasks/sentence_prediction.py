@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fairseq.command_settings import TextConfig
 from fairseq.config import flag
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.dictionary import Dictionary
@@ -23,6 +24,9 @@ from fairseq.settings import Settings
 from fairseq.tasks import register_task
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.typed import typed_settings
+from fairseq.tokenizers import Tokenizer, find_tokenizer
+from fairseq.tokenizers.choice import chosen_subwords
+from fairseq.tokenizers.moses import Moses
 
 UNLABELLED = "test"
 """First part of the names of splits that may lack labels."""
@@ -37,9 +41,7 @@ class SentencePredictionConfig:
     regression_target: bool = flag(False, "without --glue-task: the column label holds scores, not classes")
     sentence_pairs: bool = flag(False, "without --glue-task: columns sentence1 and sentence2 instead of sentence")
     data_bin: str | None = flag(None, "data folder of pre-training, with its dict.txt (default: DATA)", metavar="DIR")
-    bpe_codes: str | None = flag(
-        None, "subword-nmt codes of pre-training; implies sacremoses tokenization", metavar="FILE"
-    )
+    bpe_codes: str | None = flag(None, "subword-nmt codes of pre-training after --tokenizer moses", metavar="FILE")
     tokens_per_sample: int = flag(512, "maximum tokens per row; longer rows are truncated", low=4)
     classification_head_name: str = flag(
         "sentence_classification_head", "name of the classification head", metavar="NAME"
@@ -68,12 +70,15 @@ class SentencePredictionConfig:
 class SentencePredictionTask(FairseqTask):
     """Prediction of a class or a score of each row of the TSV files in the data folder.
 
-    Text is encoded like the pre-training text, with the dictionary of ``--data-bin``, to which ``<mask>`` is added as
-    in pre-training. Rows are ``<s> a </s>`` or ``<s> a </s> b </s>``.
+    Text is encoded like the pre-training text, with tokenizer and dictionary of ``--data-bin``, to which ``<mask>`` is
+    added as in pre-training. Rows are ``<s> a </s>`` or ``<s> a </s> b </s>``.
     """
 
-    def __init__(self, args: Settings | argparse.Namespace, dictionary: Dictionary) -> None:
+    def __init__(
+        self, args: Settings | argparse.Namespace, dictionary: Dictionary, tokenizer: Tokenizer | None = None
+    ) -> None:
         super().__init__(args)
+        self.encode = SentenceEncoder(dictionary, tokenizer)
         self.cfg = self.typed(SentencePredictionConfig)
         self.layout = self.cfg.layout()
         self.dictionary = dictionary
@@ -94,7 +99,8 @@ class SentencePredictionTask(FairseqTask):
         path = Path(folder)
         if path.is_dir() and not (path / "dict.txt").exists():
             raise UserError(f"--data-bin {path / 'dict.txt'}: file not found; give the data folder of pre-training")
-        return cls(args, Dictionary.load(path) if path.is_file() else load_dictionary(folder))
+        dictionary = Dictionary.load(path) if path.is_file() else load_dictionary(folder)
+        return cls(args, dictionary, _tokenizer(path, dictionary, settings.task.bpe_codes))
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -128,11 +134,10 @@ class SentencePredictionTask(FairseqTask):
         examples = read_examples(path, self.layout, labelled=not split.startswith(UNLABELLED))
         if training:
             check_labels(path, examples)
-        encode = SentenceEncoder(self.dictionary, self.cfg.bpe_codes)
         model: Any = self.settings.model
         known = vars(model) if model is not None else {}
         return SentenceRows(
-            [tuple(encode(text) for text in example.sentences) for example in examples],
+            [tuple(self.encode(text) for text in example.sentences) for example in examples],
             [example.label for example in examples],
             self.dictionary,
             limit=min(self.cfg.tokens_per_sample, known.get("max_positions", self.cfg.tokens_per_sample)),
@@ -146,3 +151,18 @@ class SentencePredictionTask(FairseqTask):
         kind = torch.float32 if self.layout.is_regression else torch.long
         target = torch.empty(0, dtype=kind, device=device)
         return {"nsentences": 0, "ntokens": 0, "net_input": {"src_tokens": tokens}, "target": target}
+
+
+def _tokenizer(data: Path, dictionary: Dictionary, codes: str | None) -> Tokenizer | None:
+    """The tokenizer of pre-training, from the folder *data* or from subword-nmt's *codes*.
+
+    Raises:
+        UserError: both are given, or one cannot be read.
+    """
+    found = find_tokenizer(data, dictionary.symbols)
+    if codes is None:
+        return found
+    if found is not None:
+        raise UserError(f"--bpe-codes {codes}: {data} has its tokenizer; leave the flag out")
+    config = TextConfig(tokenizer="moses", bpe="subword_nmt", bpe_codes=codes)
+    return Tokenizer(Moses(), chosen_subwords(config))

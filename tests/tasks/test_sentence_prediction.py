@@ -11,8 +11,10 @@ import runs
 import torch
 from sentences import NO_DROPOUT, SIZES, SMALL, WORDS, write_dictionary, write_pretrained, write_task, write_tsv
 
+from fairseq import options
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
+from fairseq_cli import preprocess
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +131,19 @@ def test_text_is_encoded_with_the_codes_of_pretraining(tmp_path: Path) -> None:
     task = task_on(tmp_path, data_bin, f"--bpe-codes {codes}")
     sample = task.dataset("train").batch(torch.arange(1).numpy())
     assert [task.dictionary[i] for i in sample["net_input"]["src_tokens"][0]] == ["<s>", "non@@", "e", ".", "</s>"]
+
+
+def test_text_is_encoded_with_the_tokenizer_of_the_data(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("None. None, e.\n" * 9)
+    flags = "--only-source --tokenizer moses --bpe subword_nmt --learn-bpe 6 --trainpref"
+    flags = runs.words(flags, tmp_path / "text", "--destdir", tmp_path / "bin")
+    preprocess.main(options.parse_args_and_arch(options.get_preprocessing_parser(), flags))
+    write_tsv(tmp_path / "train.tsv", ["sentence", "label"], [["None, e.", 1], ["e", 0]])
+    task = task_on(tmp_path, tmp_path / "bin")
+    tokens = task.dataset("train").batch(torch.arange(1).numpy())["net_input"]["src_tokens"][0]
+    assert [task.dictionary[i] for i in tokens] == ["<s>", "None", ",", "e", ".", "</s>"]
+    with pytest.raises(UserError, match="bin has its tokenizer; leave the flag out"):
+        task_on(tmp_path, tmp_path / "bin", "--bpe-codes x")
 
 
 def test_regression_learns_scores(tmp_path: Path) -> None:
