@@ -85,7 +85,7 @@ class DataConfig:
     batch_size_valid: int | None = flag(
         None, "maximum rows in a validation batch (default: --batch-size)", aliases=("--max-sentences-valid",), low=1
     )
-    max_valid_steps: int | None = flag(None, "maximum batches of a validation", aliases=("--nval",), low=1)
+    max_valid_steps: int | None = flag(None, "maximum batches per validation", aliases=("--nval",), low=1)
     curriculum: int = flag(0, "first epochs that keep the same order of batches", low=0)
 
 
@@ -160,8 +160,8 @@ class OptimizationConfig(RateConfig):
         low=1,
         metavar="UPDATE",
     )
-    skip_nonfinite: int = flag(0, "updates with an infinite or NaN loss or gradient that are skipped", low=0)
-    oom_retry: bool = flag(False, "batches that exceed memory are split and repeated (not with memory models)")
+    skip_nonfinite: int = flag(0, "maximum updates to skip for an infinite or NaN loss or gradient", low=0)
+    oom_retry: bool = flag(False, "split and repeat batches that exceed memory (not with memory models)")
     sentence_avg: bool = flag(False, "divide gradients by rows instead of tokens")
     update_freq: list[int] = flag([1], "batches accumulated per update, or one number for each epoch", low=1)
     stages: str | None = flag(
@@ -192,9 +192,9 @@ class CheckpointConfig:
     save_interval_updates: int = flag(0, "updates between checkpoints (0: only after epochs)", low=0)
     keep_interval_updates: int = flag(-1, "number of --save-interval-updates checkpoints to keep (-1: all)", low=-1)
     keep_interval_updates_pattern: int = flag(
-        -1, "multiple of updates whose checkpoints are kept for good (-1: none)", low=-1
+        -1, "keep checkpoints at multiples of this update for good (-1: none)", low=-1
     )
-    keep_best_checkpoints: int = flag(-1, "checkpoints of the best validations to keep (-1: one)", low=-1)
+    keep_best_checkpoints: int = flag(-1, "number of best checkpoints to keep (-1: one)", low=-1)
     keep_last_epochs: int = flag(-1, "number of epoch checkpoints to keep (-1: all)", low=-1)
     no_save: bool = flag(False, "save no checkpoints")
     no_epoch_checkpoints: bool = flag(False, "save only the last and best checkpoints")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Text files of one paragraph a line, such as Wikipedia and books, to data for pre-training with notes: Moses tokens, BPE,
+# Text files of one paragraph per line, such as Wikipedia and books, to data for pre-training with notes: Moses tokens, BPE,
 # dictionary, binary data, and the places of rare words.
 # Usage: TRAIN=FILE[,FILE…] VALID=FILE[,FILE…] prepare-corpus.sh
 #   OUT         folder of the data (default: data-bin/tnf)

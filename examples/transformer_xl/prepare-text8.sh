@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # text8, 100,000,000 letters and spaces of an English Wikipedia (31 MB to download): train.txt, valid.txt and test.txt,
-# 90, 5 and 5 million characters, a word a line, and dict.txt. Resumes when run again.
+# 90, 5 and 5 million characters, one symbol per line, and dict.txt. Resumes when run again.
 # Usage: prepare-text8.sh [DIR]        (default: examples/transformer_xl/text8)
 # TEXT8_URL: alternative URL of the archive.
 # shellcheck source=examples/transformer_xl/download.sh
