@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fairseq.command_settings import PreprocessConfig
 from fairseq.config import typed
+from fairseq.data import checksums
 from fairseq.data.binarizer import Binarizer, count_whole_words, count_words
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.note_words import NoteWords
@@ -46,6 +47,7 @@ def main(args: argparse.Namespace) -> None:
                 _binarize(config, dictionary, tokenizer, texts, folder)
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
+        checksums.record(folder, Path(config.destdir))
     if tokenizer is None:
         _remove_former(Path(config.destdir), dictionary, splits)
     print(f"Wrote preprocessed data to {config.destdir}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fairseq.data import checksums
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular
 
@@ -210,6 +211,7 @@ class Dictionary:
             content = read_regular(path)
         except OSError as error:
             raise UserError(f"{path}: {read_failure(error)}; give a dict.txt made by fairseq-preprocess") from None
+        checksums.check(path, [content])
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError as error:

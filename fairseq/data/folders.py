@@ -58,7 +58,7 @@ def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[st
 def open_corpus(
     folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
 ) -> IndexedCorpus | JoinedCorpus:
-    """Return the tokens of a split, memory-mapped; see :func:`corpus_prefixes`.
+    """Return the tokens of a split, left in their files; see :func:`corpus_prefixes`.
 
     Raises:
         UserError: files are missing or damaged, or were made with another dictionary.

@@ -1,4 +1,4 @@
-"""A corpus as two memory-mapped files, in fairseq's ``mmap`` format.
+"""A corpus as two files, in fairseq's ``mmap`` format.
 
 ``.bin`` holds the tokens of all lines end to end. ``.idx`` holds, little endian: the magic bytes, a version (uint64),
 a code for the tokens' type (uint8), the number of lines (uint64), the lines' sizes in tokens (int32 each) and where
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import os
 import struct
 from collections.abc import Sequence
@@ -19,8 +18,10 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
+from fairseq.data import checksums
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.joined import JoinedArray
+from fairseq.data.stored_array import StoredArray
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, open_regular
 
@@ -52,16 +53,16 @@ class Corpus(Protocol):
 
 
 class IndexedCorpus:
-    """A memory-mapped corpus; no token is read before it is indexed.
+    """A corpus in files; no token is read before it is indexed.
 
     Args:
         prefix: path of the two files without ``.bin`` and ``.idx``.
 
     Raises:
-        UserError: a file is missing, truncated or corrupt, or the corpus has no tokens.
+        UserError: a file is missing, truncated, corrupt or not that of ``checksums.txt``, or the corpus has no tokens.
 
     Attributes:
-        tokens: flat memory map [N], uint16 or int32.
+        tokens: flat array [N] in the file, uint16 or int32.
         sizes: int32 [lines], the tokens of each line.
         offsets: int64 [lines + 1], the tokens before each line, and at the end all.
     """
@@ -70,9 +71,10 @@ class IndexedCorpus:
         self.prefix = prefix
         index, data = f"{prefix}.idx", f"{prefix}.bin"
         dtype, lines = _read_header(index)
-        self.sizes: np.ndarray = np.memmap(index, "<i4", "r", _HEADER.size, (lines,))
-        starts = np.memmap(index, "<i8", "r", _HEADER.size + 4 * lines, (lines,))
-        total = _check_lines(index, self.sizes, starts, dtype.itemsize)
+        checksums.check(index)
+        self._sizes = StoredArray(index, "<i4", lines, _HEADER.size)
+        starts = StoredArray(index, "<i8", lines, _HEADER.size + 4 * lines)
+        total = _check_lines(index, self._sizes, starts, dtype.itemsize)
         if _file_size(data) != total * dtype.itemsize:
             raise UserError(
                 f"{data}: {_file_size(data)} bytes, but {index} expects {total * dtype.itemsize}: "
@@ -80,10 +82,17 @@ class IndexedCorpus:
             )
         if total == 0:
             raise UserError(f"{data}: no tokens in it; preprocess a text that is not empty")
-        self.tokens: np.ndarray = np.memmap(data, dtype, "r")
+        try:
+            self.tokens: Any = StoredArray(data, dtype, total)
+        except OSError as error:
+            raise UserError(f"{data}: {read_failure(error)}; make it with fairseq-preprocess") from None
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self._sizes)
+
+    @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        return np.asarray(self._sizes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.prefix,)
@@ -95,24 +104,26 @@ class IndexedCorpus:
         return offsets
 
     def check(self, dictionary: Dictionary) -> None:
-        """Read the tokens once, in pieces that are unmapped again: memory stays flat.
+        """Read the tokens once, in pieces.
 
         Raises:
-            UserError: a token is not an id of *dictionary*.
+            UserError: a token is not an id of *dictionary*, or the file is not that of ``checksums.txt``.
         """
-        for start in range(0, len(self.tokens), _STEP):
-            piece = self.tokens[start : start + _STEP]
+        checksum = checksums.Checksum(f"{self.prefix}.bin")
+        for number, piece in enumerate(self.tokens.pieces(_STEP)):
+            checksum.add(piece.data.cast("B"))
             if int(piece.max()) >= len(dictionary) or int(piece.min()) < 0:
                 at = int(np.argmax((piece >= len(dictionary)) | (piece < 0)))
                 raise UserError(
-                    f"{self.prefix}.bin: token {start + at} is number {int(piece[at])}, but the dictionary has "
-                    f"{len(dictionary)} symbols; use the dict.txt that the text was preprocessed with"
+                    f"{self.prefix}.bin: token {number * _STEP + at} is number {int(piece[at])}, but the dictionary "
+                    f"has {len(dictionary)} symbols; use the dict.txt that the text was preprocessed with"
                 )
-            _unmap_pages(self.tokens)
+        checksum.check()
+        self.tokens.seal(checksum.crc)
 
 
 class JoinedCorpus:
-    """Corpora read one after the other; tokens stay memory-mapped.
+    """Corpora read one after the other; tokens stay in their files.
 
     Args:
         parts: at least one.
@@ -132,13 +143,6 @@ class JoinedCorpus:
     @functools.cached_property
     def offsets(self) -> np.ndarray:
         return np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
-
-
-def _unmap_pages(tokens: np.ndarray) -> None:
-    """Release the resident pages of a memory map; they are read again when needed."""
-    mapping = getattr(tokens, "_mmap", None)
-    if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
-        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def _file_size(path: str) -> int:
@@ -173,7 +177,7 @@ def _read_header(path: str) -> tuple[np.dtype, int]:
     return np.dtype(DTYPES[code]), lines
 
 
-def _check_lines(path: str, sizes: np.ndarray, starts: np.ndarray, itemsize: int) -> int:
+def _check_lines(path: str, sizes: StoredArray, starts: StoredArray, itemsize: int) -> int:
     """The number of tokens, once every line is known to start where the one before it ends."""
     total = 0
     for first in range(0, len(sizes), _STEP):

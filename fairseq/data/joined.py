@@ -9,7 +9,7 @@ import numpy as np
 
 
 class JoinedArray:
-    """One-dimensional arrays of one type, such as memory maps, read as their concatenation.
+    """One-dimensional arrays of one type, such as stored ones, read as their concatenation.
 
     It has what readers of a corpus use: ``len``, ``dtype``, indexing by a number, a slice or an array of numbers
     (which return plain arrays), and :func:`numpy.asarray`.
@@ -18,10 +18,10 @@ class JoinedArray:
         parts: at least one array; the type is the widest of theirs.
     """
 
-    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+    def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = list(parts)
         self._ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-        self.dtype = np.result_type(*parts)
+        self.dtype = np.result_type(*(part.dtype for part in parts))
 
     def __len__(self) -> int:
         return int(self._ends[-1])

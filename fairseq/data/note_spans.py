@@ -1,4 +1,4 @@
-"""Positions of the rare words of a corpus: two arrays aligned with its tokens, memory-mapped.
+"""Positions of the rare words of a corpus: two arrays aligned with its tokens, in files.
 
 ``PREFIX.notes.bin`` holds an unsigned number a token, little endian: 0 where its word has no note, else the word's
 number in ``notes.txt``, from 1. ``PREFIX.notes.idx`` holds, little endian: the magic bytes, a version (uint64), the
@@ -18,10 +18,12 @@ from typing import BinaryIO
 
 import numpy as np
 
+from fairseq.data import checksums
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.data.joined import JoinedArray
 from fairseq.data.note_words import AGAIN, NOTES, NoteWords
+from fairseq.data.stored_array import StoredArray
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, open_regular
 
@@ -213,8 +215,8 @@ def _places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.asarray(starts, dtype=np.int64)[:, None] + column, lengths
 
 
-def _open(prefix: str, notes: NoteWords, dictionary: Dictionary) -> tuple[np.ndarray, np.ndarray]:
-    """The memory-mapped numbers [N] and bits of one corpus, once they are known to belong to it."""
+def _open(prefix: str, notes: NoteWords, dictionary: Dictionary) -> tuple[StoredArray, StoredArray]:
+    """The numbers [N] and bits of one corpus, once they are known to belong to it."""
     index, numbers = f"{prefix}.notes.idx", f"{prefix}.notes.bin"
     header = _read(index)
     if len(header) < _HEADER.size or not header.startswith(MAGIC):
@@ -230,8 +232,9 @@ def _open(prefix: str, notes: NoteWords, dictionary: Dictionary) -> tuple[np.nda
     corpus = len(IndexedCorpus(prefix).tokens)
     if corpus != tokens:
         raise UserError(f"{index}: made for {tokens} tokens, but {prefix}.bin has {corpus}; {AGAIN}")
-    bits = np.memmap(index, "<u1", "r", _HEADER.size, (-(-tokens // 8),))
-    return np.memmap(numbers, f"<u{size}", "r", 0, (tokens,)), bits
+    for path in (index, numbers):
+        checksums.check(path)
+    return StoredArray(numbers, f"<u{size}", tokens), StoredArray(index, "<u1", -(-tokens // 8), _HEADER.size)
 
 
 def _read(path: str) -> bytes:

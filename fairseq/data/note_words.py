@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fairseq.data import checksums
 from fairseq.data.dictionary import DIGITS, Dictionary
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular
@@ -72,7 +73,9 @@ class NoteWords:
         """
         path = os.path.join(folder, NOTES)
         try:
-            text = read_regular(path).decode("utf-8")
+            content = read_regular(path)
+            checksums.check(path, [content])
+            text = content.decode("utf-8")
         except OSError as error:
             raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None
         except UnicodeDecodeError as error:

@@ -87,7 +87,7 @@ class LanguageModelingTask(FairseqTask):
         return {"tokens_per_sample": self.cfg.tokens_per_sample, **shuffled}
 
     def corpus(self, split: str) -> IndexedCorpus | JoinedCorpus:
-        """The tokens of *split* in the first data folder, memory-mapped.
+        """The tokens of *split* in the first data folder, left in its files.
 
         Raises:
             UserError: its files are missing, damaged or made with another dictionary.

@@ -1,0 +1,125 @@
+"""Sizes and checksums of a data folder's files, in ``checksums.txt`` beside them.
+
+A line ``crc32 size name`` for each file that ``fairseq-preprocess`` wrote. fairseq ignores the file; folders without it
+are read unchecked.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from fairseq.errors import UserError, read_failure
+from fairseq.files import atomic_file, open_regular, read_regular
+
+NAME = "checksums.txt"
+_PIECE = 1 << 22
+
+
+def record(written: Path, folder: Path) -> None:
+    """Write ``checksums.txt`` for the files of *written*, which move to *folder*; those it has already are kept."""
+    entries = _read(folder / NAME) if (folder / NAME).exists() else {}
+    for entry in sorted(os.scandir(written), key=lambda entry: entry.name):
+        if entry.is_file():
+            entries[entry.name] = _measure(entry.path)
+    with atomic_file(written / NAME) as file:
+        for name, (size, crc) in sorted(entries.items()):
+            file.write(f"{crc:08x} {size} {name}\n".encode())
+
+
+def check(path: str | Path, pieces: Iterable[bytes | memoryview] | None = None) -> None:
+    """Compare a file with its line in ``checksums.txt``, if there is one.
+
+    Args:
+        path: the file.
+        pieces: its content, where it has been read already.
+
+    Raises:
+        UserError: the file is missing, damaged or was changed.
+    """
+    expected = _expected(path)
+    if expected is None:
+        return
+    found = _measure(path) if pieces is None else _sum(pieces)
+    if found != expected:
+        raise _damaged(path, found, expected)
+
+
+class Checksum:
+    """A checksum that is computed while a file is read for another purpose.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        crc: the CRC-32 of what was added so far.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = path
+        self._expected = _expected(path)
+        self._size = self.crc = 0
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """Add the next part of the content."""
+        self.crc = zlib.crc32(piece, self.crc)
+        self._size += len(piece)
+
+    def check(self) -> None:
+        """Raise UserError if the content differs from ``checksums.txt``."""
+        if self._expected not in (None, (self._size, self.crc)):
+            raise _damaged(self.path, (self._size, self.crc), self._expected)
+
+
+def _damaged(path: str | Path, found: tuple[int, int], expected: tuple[int, int] | None) -> UserError:
+    """Return the error for a file whose size or checksum is not the recorded one."""
+    sizes = f"{found[0]} bytes" if expected and found[0] != expected[0] else "its content"
+    wanted = f", {expected[0]} expected" if expected and found[0] != expected[0] else ""
+    return UserError(
+        f"{path}: {sizes} differs from {NAME}{wanted}: damaged or changed since preprocessing; preprocess the text "
+        f"again, or remove {NAME} if the change is intended"
+    )
+
+
+def _expected(path: str | Path) -> tuple[int, int] | None:
+    folder, name = os.path.split(path)
+    listed = Path(folder) / NAME
+    return _read(listed).get(name) if listed.exists() else None
+
+
+def _read(path: Path) -> dict[str, tuple[int, int]]:
+    """(size, CRC-32) of each file that ``checksums.txt`` lists."""
+    try:
+        lines = read_regular(path).decode("utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; preprocess the text again") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; preprocess the text again") from None
+    entries: dict[str, tuple[int, int]] = {}
+    for number, line in enumerate(lines, 1):
+        crc, size, name = (line.split(" ", 2) + ["", ""])[:3]
+        try:
+            entries[name] = int(size), int(crc, 16)
+        except ValueError:
+            raise UserError(
+                f"{path}: line {number}: expected `crc32 size name`, found {line[:80]!r}; preprocess the text again"
+            ) from None
+    return entries
+
+
+def _measure(path: str | Path) -> tuple[int, int]:
+    """(size, CRC-32) of a file."""
+    try:
+        with open_regular(path) as file:
+            return _sum(iter(lambda: file.read(_PIECE), b""))
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; make it with fairseq-preprocess") from None
+
+
+def _sum(pieces: Iterable[bytes | memoryview]) -> tuple[int, int]:
+    size = crc = 0
+    for piece in pieces:
+        size, crc = size + len(piece), zlib.crc32(piece, crc)
+    return size, crc
