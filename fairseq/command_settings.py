@@ -23,9 +23,18 @@ class ValidateConfig(ModelPathConfig):
 
 
 @dataclass(frozen=True)
-class EvalLMConfig(ModelPathConfig):
+class TextFormatConfig:
+    """Text files: settings of reading them."""
+
+    text_field: str = flag("text", "field with the text in .jsonl files", metavar="NAME")
+    join_lines: bool = flag(False, "paragraphs end at blank lines, as in hard-wrapped books")
+
+
+@dataclass(frozen=True)
+class EvalLMConfig(ModelPathConfig, TextFormatConfig):
     """Evaluation: settings of ``fairseq-eval-lm``."""
 
+    text: str | None = flag(None, "file of text to evaluate instead of --gen-subset", metavar="FILE")
     results_path: str | None = flag(None, "folder for results.json", metavar="DIR")
     save_token_scores: str | None = flag(
         None, "NPZ file for tokens and their log-probabilities, in corpus order", metavar="FILE"
@@ -125,9 +134,10 @@ class InteractiveConfig(GenerationConfig):
 
 
 @dataclass(frozen=True)
-class GenerateConfig(GenerationConfig):
+class GenerateConfig(GenerationConfig, TextFormatConfig):
     """Generation: settings of ``fairseq-generate``."""
 
+    text: str | None = flag(None, "file of text to take contexts from instead of --gen-subset", metavar="FILE")
     max_new_tokens: int = flag(500, "maximum tokens to generate, line ends included", low=1, high=10_000_000)
     gen_subset: str = flag("test", "split to take contexts from", metavar="SPLIT")
     context_tokens: int = flag(512, "context length in tokens", low=1)
@@ -177,15 +187,13 @@ class FinetuneConfig:
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class TextConfig(TextFormatConfig):
     """Raw text: settings of reading and tokenising it."""
 
     tokenizer: str | None = flag(None, "word tokenizer of raw text: moses or space", metavar="NAME")
     moses_source_lang: str = flag("en", "language of --tokenizer moses", metavar="LANG")
     bpe: str | None = flag(None, "subword encoding of raw text: subword_nmt, sentencepiece, gpt2, hf", metavar="NAME")
     bpe_codes: str | None = flag(None, "codes, model, merges or tokenizer.json of --bpe", metavar="FILE")
-    text_field: str = flag("text", "field with the text in .jsonl files", metavar="NAME")
-    join_lines: bool = flag(False, "paragraphs end at blank lines, as in hard-wrapped books")
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from fairseq.checkpoint.manager import BEST, LAST
 from fairseq.data.dictionary import Dictionary
+from fairseq.data.text_corpus import TextCorpus, TextReader, log_tokens
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.generation import generator_of, sample
@@ -26,6 +25,7 @@ from fairseq.models.inference import Reader
 from fairseq.models.transformer_xl import BY_DISTANCE
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_language_models, load_models
+from fairseq.tokenizers import Tokenizer
 
 CHECKPOINT_NAMES = (BEST, "checkpoint.pt", LAST)  # in a folder, the first that exists is loaded
 DICTIONARY = "dict.txt"
@@ -35,22 +35,29 @@ Scored = tuple[list[str], Tensor]
 
 
 class LanguageModel:
-    """A trained language model and its dictionary.
+    """A trained language model, its dictionary and its tokenizer.
 
-    Text is a sequence of words between white space, tokenised as the training text was. A line ends in ``</s>``; a word
-    that the dictionary does not have is ``<unk>``.
+    Text is raw where the model has a tokenizer, else a sequence of tokens between white space. A line ends in ``</s>``;
+    a symbol that the dictionary does not have is ``<unk>``, and the log gives the share of such symbols.
 
     Args:
         model: in evaluation mode.
-        dictionary: its words.
+        dictionary: its symbols.
         tokens_per_sample: tokens of the segments that it reads.
         add_bos_token: whether segments that are scored begin with ``<s>``.
+        tokenizer: that of the training data; None: text is tokens.
     """
 
     def __init__(
-        self, model: BaseFairseqModel, dictionary: Dictionary, tokens_per_sample: int, add_bos_token: bool = False
+        self,
+        model: BaseFairseqModel,
+        dictionary: Dictionary,
+        tokens_per_sample: int,
+        add_bos_token: bool = False,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.add_bos_token = add_bos_token
+        self.tokenizer = tokenizer
         self.model = model
         self._reader: tuple[Any, Reader] | None = None
         self.dictionary = dictionary
@@ -77,9 +84,13 @@ class LanguageModel:
         Raises:
             UserError: a file is missing or invalid, or the dictionary is not that of the checkpoint.
         """
-        models, task, _ = load_language_models(*_paths(checkpoint, data), overrides)
-        cfg = task.cfg
-        return cls(models[0].to(device), task.source_dictionary, cfg.tokens_per_sample, cfg.add_bos_token)
+        paths, folder = _paths(checkpoint, data)
+        models, task, _ = load_language_models(paths, folder, overrides)
+        cfg, dictionary = task.cfg, task.source_dictionary
+        tokenizer = TextReader.of(folder, dictionary).tokenizer
+        if tokenizer is None:
+            log_tokens(dictionary)
+        return cls(models[0].to(device), dictionary, cfg.tokens_per_sample, cfg.add_bos_token, tokenizer)
 
     @overload
     def score(self, text: str) -> Scored: ...
@@ -171,7 +182,7 @@ class LanguageModel:
             ValueError: a number is out of range.
         """
         eos = self.dictionary.eos()
-        words = _encode(prompt, self.dictionary).tokens.tolist()[:-1]
+        words = self._corpus(prompt).tokens.tolist()[:-1]
         words += sample(
             self._packed(),
             [eos, *words],
@@ -199,13 +210,17 @@ class LanguageModel:
                 lines.append([])
             else:
                 lines[-1].append(self.dictionary[token])
-        return "\n".join(" ".join(line) for line in lines)
+        join = " ".join if self.tokenizer is None else self.tokenizer.decode
+        return "\n".join(join(line) for line in lines)
+
+    def _corpus(self, text: str) -> TextCorpus:
+        return TextReader(self.dictionary, self.tokenizer).corpus(text)
 
     def _scores(self, text: str) -> Scores:
         device = next(self.model.parameters()).device
         scoring = Scoring(self.tokens_per_sample, batch_size=1, add_bos_token=self.add_bos_token)
         scorer = Scorer([self.model], self.dictionary, scoring, device=device)
-        return scorer.score(_encode(text, self.dictionary))
+        return scorer.score(self._corpus(text))
 
 
 def load_model(
@@ -242,24 +257,6 @@ def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path],
     if not Path(data).exists():
         raise UserError(f"{data}: folder or file not found; give a data-bin folder or its dict.txt")
     return [path], data
-
-
-@dataclass(frozen=True)
-class _Text:
-    """A text as a corpus."""
-
-    tokens: np.ndarray
-    sizes: np.ndarray
-    offsets: np.ndarray
-
-
-def _encode(text: str, dictionary: Dictionary) -> _Text:
-    lines = re.split(r"\r\n|\r|\n", text)
-    if len(lines) > 1 and not lines[-1]:
-        lines.pop()  # end of the last line
-    encoded = [dictionary.encode_line(line) for line in lines]
-    sizes = np.array([len(line) for line in encoded], dtype=np.int32)
-    return _Text(np.concatenate(encoded), sizes, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
 
 
 def _check_length(name: str, value: Any, least: int) -> None:

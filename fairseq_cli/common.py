@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fairseq.command_settings import ModelPathConfig
+from fairseq.command_settings import ModelPathConfig, TextFormatConfig
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.raw_text import format_of
+from fairseq.data.text_corpus import TextCorpus, TextReader, log_tokens
 from fairseq.errors import UserError
 from fairseq.files import prepare_folder
 from fairseq.logging import progress_bar
@@ -85,6 +88,18 @@ def progress(common: CommonConfig, name: str) -> Callable[[Iterable[Any], int], 
                     bar.log(pace)
 
     return show
+
+
+def read_text(path: str, form: TextFormatConfig, data: str, dictionary: Dictionary) -> TextCorpus:
+    """Return the tokens of a file of text, encoded as *data* was; without a tokenizer the file holds tokens.
+
+    Raises:
+        UserError: the file or the tokenizer cannot be used.
+    """
+    reader = TextReader.of(data, dictionary)
+    if reader.tokenizer is None:
+        log_tokens(dictionary)
+    return reader.read(path, format_of(path, form.text_field, form.join_lines))
 
 
 @contextlib.contextmanager

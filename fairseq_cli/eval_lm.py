@@ -11,14 +11,19 @@ from typing import Any
 from fairseq import config, distributed, options
 from fairseq.command_settings import EvalLMConfig
 from fairseq.config import parse_dict
+from fairseq.data.folders import data_folders
+from fairseq.data.indexed_dataset import Corpus
+from fairseq.data.raw_text import RawCounts
+from fairseq.data.tokenization import load_counts
 from fairseq.evaluation import Scorer, Scoring, report
 from fairseq.files import prepare_file, prepare_folder
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.settings import CommonConfig, MemoryConfig, Settings
+from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_language_models
 from fairseq.tasks.typed import typed_settings
-from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress
+from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +66,16 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     if common.compile:
         for model in scorer.models:
             compile_model(model)
-    corpus = task.corpus(data.gen_subset)  # type: ignore[attr-defined]
+    name, corpus, counts = _evaluated_text(cfg, settings.data_path, data.gen_subset, task)
     start = time.perf_counter()
-    scores = scorer.score(corpus, progress(common, data.gen_subset))
+    scores = scorer.score(corpus, progress(common, name))
     seconds = time.perf_counter() - start
 
     words = report.join_words(scores, task.source_dictionary, cfg.remove_bpe)
-    figures = {**report.figures(words, seconds), **report.peak_memory(device)}
+    figures = report.figures(words, seconds)
+    if counts is not None and len(scores) == len(corpus.tokens):
+        figures |= report.raw_figures(words, counts)
+    figures |= report.peak_memory(device)
     if cfg.int8:
         exact = Scorer(models, task.source_dictionary, scoring, Precision(common), device).score(corpus)
         exact_words = report.join_words(exact, task.source_dictionary, cfg.remove_bpe)
@@ -79,10 +87,26 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     if cfg.results_path is not None:
         used = {**vars(scoring), **_memory(trained), **_precision(common), "int8": cfg.int8}
         used["model_overrides"] = overrides
-        about = {"checkpoints": paths, "data": settings.data_path, "split": data.gen_subset, "mode": _mode(scoring)}
+        about = {"checkpoints": paths, "data": settings.data_path, "split": name, "mode": _mode(scoring)}
         complete = {**figures, **about, "device": str(device), "settings": used}
         report.write_results(Path(cfg.results_path), complete)
     return figures
+
+
+def _evaluated_text(
+    cfg: EvalLMConfig, data: str, split: str, task: FairseqTask
+) -> tuple[str, Corpus, RawCounts | None]:
+    """Return what ``--text`` or ``--gen-subset`` names: its name, its tokens, and the size of the raw text if known.
+
+    Raises:
+        UserError: the file or the split cannot be read, or the tokenizer is invalid.
+    """
+    if cfg.text is None:
+        corpus = task.corpus(split)  # type: ignore[attr-defined]
+        counts = load_counts(data_folders(data)[0] / split)
+        return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
+    text = read_text(cfg.text, cfg, data, task.source_dictionary)
+    return cfg.text, text, text.counts
 
 
 def _print_words(cfg: EvalLMConfig, words: report.Words) -> None:

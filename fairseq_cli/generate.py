@@ -18,7 +18,14 @@ from fairseq.generation.passages import Passage
 from fairseq.generation.writer import Writer, check_samples
 from fairseq.settings import Settings
 from fairseq.tasks.typed import typed_settings
-from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, log_to_stderr, progress, results_folder
+from fairseq_cli.common import (
+    checkpoint_paths,
+    escape_what_stdout_lacks,
+    log_to_stderr,
+    progress,
+    read_text,
+    results_folder,
+)
 
 
 def main(args: argparse.Namespace) -> list[Passage]:
@@ -34,7 +41,7 @@ def main(args: argparse.Namespace) -> list[Passage]:
     cfg: GenerateConfig = settings.command
     paths, contexts = checkpoint_paths(cfg), _contexts(cfg)
     writer = Writer.load(settings, paths)
-    tokens = writer.task.corpus(cfg.gen_subset).tokens  # type: ignore[attr-defined]
+    name, tokens = _tokens(cfg, settings.data_path, writer)
     starts = passages.draw_starts(len(tokens), cfg.context_tokens, cfg.max_new_tokens, contexts, settings.common.seed)
     writer.warn_of_length({"--context-tokens": cfg.context_tokens})
     found: list[Passage] = []
@@ -43,7 +50,7 @@ def main(args: argparse.Namespace) -> list[Passage]:
         try:
             for passage in _continue(settings, writer, tokens, starts):
                 found.append(passage)
-                print(passages.as_text(passage, cfg.num_samples, cfg.gen_subset), flush=True)
+                print(passages.as_text(passage, cfg.num_samples, name), flush=True)
         finally:
             if cfg.results_path is not None and found:
                 seconds = time.perf_counter() - begin
@@ -51,6 +58,13 @@ def main(args: argparse.Namespace) -> list[Passage]:
                 about = _about(settings, writer) | {"seconds": seconds, "tokens_per_second": rate}
                 passages.write_results(Path(cfg.results_path), found, {"checkpoints": paths, **about})
     return found
+
+
+def _tokens(cfg: GenerateConfig, data: str, writer: Writer) -> tuple[str, np.ndarray]:
+    """The name and the tokens of ``--text`` or ``--gen-subset``."""
+    if cfg.text is not None:
+        return cfg.text, read_text(cfg.text, cfg, data, writer.task.source_dictionary).tokens
+    return cfg.gen_subset, writer.task.corpus(cfg.gen_subset).tokens  # type: ignore[attr-defined]
 
 
 def _continue(settings: Settings, writer: Writer, tokens: np.ndarray, starts: list[int]) -> Iterator[Passage]:
@@ -86,7 +100,7 @@ def _about(settings: Settings, writer: Writer) -> dict[str, Any]:
     flags = {name: getattr(settings.common, name) for name in ("fp16", "bf16", "memory_efficient_fp16")}
     return {
         "data": settings.data_path,
-        "split": cfg.gen_subset,
+        "split": cfg.text or cfg.gen_subset,
         "device": str(writer.device),
         "settings": {**own, "seed": writer.seed, **flags},
     }

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import logging
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fairseq import options
 from fairseq.command_settings import InteractiveConfig
+from fairseq.data.text_corpus import report_unknown
 from fairseq.errors import UserError, read_failure
 from fairseq.generation.writer import Writer, check_samples
 from fairseq.settings import CommonConfig
 from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, log_to_stderr, progress
-
-logger = logging.getLogger(__name__)
-
-MOST_NAMED = 10  # unknown words in a warning
 
 
 def main(args: argparse.Namespace) -> None:
@@ -72,17 +69,14 @@ def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, c
 
 
 def _encode(lines: list[str], writer: Writer, first: int = 0) -> list[list[int]]:
-    """The tokens of prompts, each after ``</s>``; warn once of unknown words and of too long prompts."""
+    """The tokens of prompts, each after ``</s>``; report unknown words and too long prompts."""
     eos = writer.task.source_dictionary.eos()
-    prompts, unknown = [], dict[str, None]()
+    prompts, unknown = [], list[str]()
     for line in lines:
         tokens, strange = writer.detokenizer.encode(line)
         prompts.append([eos, *tokens])
-        unknown |= dict.fromkeys(strange)
-    if unknown:
-        named, more = list(unknown)[:MOST_NAMED], len(unknown) - MOST_NAMED
-        words = " ".join(named) + (f" and {more} more" if more > 0 else "")
-        logger.warning("not in the dictionary, read as <unk>: %s", words)
+        unknown += strange
+    report_unknown(itertools.chain.from_iterable(prompts), writer.task.source_dictionary, unknown)
     writer.warn_of_length({f"prompt {first + i + 1}": len(prompt) for i, prompt in enumerate(prompts)})
     return prompts
 

@@ -175,7 +175,7 @@ def _binarize(
         notes = NoteWords.choose(counter, config.note_min_count, config.note_max_count, dictionary)
         notes.save(folder)
         print(f"{_language(config)}Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")
-    with Binarizer(dictionary, config.workers, notes, rule) as binarizer:
+    with Binarizer(dictionary, config.workers, notes, rule, tokenizer is not None) as binarizer:
         for name, text in texts.items():
             summary = binarizer.binarize(text.path, str(folder / name))
             share = float(f"{100 * summary.replaced / summary.tokens:.3g}")

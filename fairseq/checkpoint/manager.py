@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import filecmp
 import logging
 import math
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fairseq.checkpoint.store import load, save
 from fairseq.errors import UserError
-from fairseq.files import link_or_copy, remove_leftovers
+from fairseq.files import atomic_file, link_or_copy, remove_leftovers
 from fairseq.settings import CheckpointConfig
+from fairseq.tokenizers import TOKENIZATION
 
 logger = logging.getLogger(__name__)
 
 LAST = "checkpoint_last.pt"
 BEST = "checkpoint_best.pt"
+DICTIONARY = "dict.txt"
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST_OF_STAGE = re.compile(r"checkpoint_best(\d+)\.pt")
@@ -104,6 +108,22 @@ class CheckpointManager:
         """
         save(self.folder / name, state)
         return self.folder / name
+
+    def keep_dictionary(self, dictionary: str | Path) -> None:
+        """Copy *dictionary* and the tokenizer beside it to the checkpoints, so that their folder is complete.
+
+        Raises:
+            UserError: a file cannot be written.
+        """
+        if self.config.no_save:
+            return
+        for source, name in ((Path(dictionary), DICTIONARY), (Path(dictionary).with_name(TOKENIZATION), TOKENIZATION)):
+            target = self.folder / name
+            if not source.exists():
+                target.unlink(missing_ok=True)  # of another run
+            elif not (target.exists() and filecmp.cmp(source, target, shallow=False)):
+                with open(source, "rb") as content, atomic_file(target, "--save-dir") as file:
+                    shutil.copyfileobj(content, file)
 
     def restore_path(self) -> Path | None:
         """Return the checkpoint that training starts from; None to start afresh.

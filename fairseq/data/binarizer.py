@@ -77,6 +77,7 @@ class Binarizer:
         workers: processes.
         notes: rare words whose places are written beside each corpus; None: nothing is.
         rule: how tokens make words, for *notes* (default: ``@@`` marks).
+        replaced_before: whether unknown symbols in the text count as replaced, as those of a tokenizer do.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Binarizer:
         workers: int = 1,
         notes: NoteWords | None = None,
         rule: WordRule | None = None,
+        replaced_before: bool = False,
     ) -> None:
         self._dtype = token_dtype(len(dictionary))
         self._dictionary = dictionary
@@ -97,6 +99,7 @@ class Binarizer:
             self._dtype,
             dictionary.lack(),
             marker,
+            replaced_before,
         )
         self._pool = Workers(encoder, workers)
 
@@ -231,6 +234,7 @@ class _Encoder:
     dtype: np.dtype
     lack: str  # see Dictionary.lack
     marker: WordMarker | None = None
+    replaced_before: bool = False
 
     def __call__(self, path: str, start: int, end: int) -> _Encoded:
         tokens, sizes = [np.empty(0, self.dtype)], [np.empty(0, np.int64)]
@@ -243,7 +247,8 @@ class _Encoder:
             ids = self._ids(words)
             if self.unk != NONE:
                 replaced += int(np.count_nonzero(ids == self.unk))
-                replaced -= words.count(self.unk_word) * (self.indices.get(self.unk_word) == self.unk)
+                if not self.replaced_before:
+                    replaced -= words.count(self.unk_word) * (self.indices.get(self.unk_word) == self.unk)
             tokens.append(ids)
             sizes.append(np.array(lengths, np.int64))
         if unfinished:

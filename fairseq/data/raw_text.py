@@ -10,7 +10,7 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
@@ -61,6 +61,12 @@ class RawCounts:
     bytes: int = 0
     words: int = 0
     lines: int = 0
+
+    @classmethod
+    def of(cls, lines: Sequence[str], unfinished: bool = False) -> RawCounts:
+        """Return the size of *lines*, of which the last may be unfinished."""
+        whole = len(lines) - (unfinished and bool(lines))
+        return cls(len("".join(lines).encode()) + whole, sum(len(line.split()) for line in lines), whole)
 
     def __add__(self, other: RawCounts) -> RawCounts:
         return RawCounts(self.bytes + other.bytes, self.words + other.words, self.lines + other.lines)

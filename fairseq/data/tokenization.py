@@ -133,10 +133,7 @@ class TokenizeBlock:
         text = "\n".join(encoded)
         if lines:
             text += " " if block.unfinished else "\n"
-        whole = len(lines) - (block.unfinished and bool(lines))
-        size = len("".join(lines).encode()) + whole
-        counts = RawCounts(size, sum(len(line.split()) for line in lines), whole)
-        return text.encode(), counts
+        return text.encode(), RawCounts.of(lines, block.unfinished)
 
 
 def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]], out: BinaryIO) -> RawCounts:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 import fairseq
-from fairseq.data.dictionary import Dictionary
+from fairseq.data.dictionary import NONE, Dictionary
+from fairseq.data.raw_text import RawCounts
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scores
 from fairseq.files import atomic_file
@@ -84,7 +85,7 @@ def figures(words: Words, seconds: float) -> dict[str, Any]:
 
     ``loss_base2`` and ``perplexity`` are per token. With joined subwords, ``word_loss_base2`` and ``word_perplexity``
     divide the same sum by the number of words, as fairseq does. ``bits_per_character`` is added for corpora of
-    characters or bytes.
+    characters or bytes, ``unknown_share`` and ``perplexity_without_unknown`` for dictionaries with an unknown symbol.
     """
     total, tokens = float(words.lprobs.sum()), len(words.scores)
     loss = -total / tokens / math.log(2)
@@ -100,7 +101,35 @@ def figures(words: Words, seconds: float) -> dict[str, Any]:
         report |= {"words": len(words), "word_loss_base2": word_loss, "word_perplexity": _power(word_loss)}
     if is_of_characters(words.dictionary):
         report["bits_per_character"] = loss
-    return report
+    return report | _unknown_figures(words)
+
+
+def _unknown_figures(words: Words) -> dict[str, float]:
+    """The share of tokens that are the unknown symbol, and the perplexity of the others."""
+    scores = words.scores
+    known = scores.tokens != words.dictionary.unk()
+    if words.dictionary.unk() == NONE or not known.any():
+        return {}
+    loss = -float(scores.lprobs[known].astype(np.float64).mean()) / math.log(2)
+    return {"unknown_share": 1 - float(known.mean()), "perplexity_without_unknown": _power(loss)}
+
+
+def raw_figures(words: Words, counts: RawCounts) -> dict[str, Any]:
+    """The figures that compare tokenizers: the whole loss in bits by the bytes and the words of the raw text.
+
+    Args:
+        words: of the whole text.
+        counts: size of the raw text; a line feed a line is among its bytes.
+    """
+    bits = -float(words.lprobs.sum()) / math.log(2)
+    per_word = bits / counts.words
+    return {
+        "raw_bytes": counts.bytes,
+        "raw_words": counts.words,
+        "bits_per_byte": bits / counts.bytes,
+        "bits_per_raw_word": per_word,
+        "raw_word_perplexity": _power(per_word),
+    }
 
 
 def is_of_characters(dictionary: Dictionary) -> bool:
@@ -131,6 +160,15 @@ def summary(report: Mapping[str, Any]) -> list[str]:
         lines.append(token)
     if "bits_per_character" in report:
         lines.append(f"Bits per character: {report['bits_per_character']:.4f}")
+    if "unknown_share" in report:
+        share, others = 100 * report["unknown_share"], report["perplexity_without_unknown"]
+        lines.append(f"Unknown: {share:.3g} % of the tokens, Perplexity of the others: {others:.2f}")
+    if "raw_bytes" in report:
+        lines.append(
+            f"Raw text: {report['bits_per_byte']:.4f} bits per byte of {report['raw_bytes']}, "
+            f"{report['bits_per_raw_word']:.4f} per word of {report['raw_words']}, "
+            f"Perplexity: {report['raw_word_perplexity']:.2f} per word"
+        )
     if "perplexity_without_int8" in report:
         exact = report["perplexity_without_int8"]
         cost = 100 * (report["perplexity"] / exact - 1)

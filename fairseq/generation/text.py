@@ -61,7 +61,7 @@ class Detokenizer:
         return text.split()
 
     def encode(self, text: str) -> tuple[list[int], list[str]]:
-        """The tokens of one line without ``</s>``, and its symbols that are not in the dictionary."""
+        """The tokens of one line without ``</s>``, and its symbols that are not in the dictionary, each time."""
         symbols = self.split(text)
         unknown = [symbol for symbol in symbols if symbol not in self.dictionary]
         return [self.dictionary.index(symbol) for symbol in symbols], unknown

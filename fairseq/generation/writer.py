@@ -6,15 +6,19 @@ import functools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from fairseq import distributed
 from fairseq.command_settings import GenerationConfig
 from fairseq.config import parse_dict
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.text_corpus import TextReader, log_tokens
 from fairseq.errors import UserError
 from fairseq.generation.decoding import Decoding
 from fairseq.generation.predictor import can_generate, reach
+from fairseq.generation.raw_text import RawText
 from fairseq.generation.sampling import Progress, continuations, generator_of, stream
 from fairseq.generation.text import Detokenizer, detokenizer_of, never_written
 from fairseq.models.inference import Reader
@@ -63,7 +67,7 @@ class Writer:
                 raise UserError(f"--path {path}: {type(model).__name__} has no key-value cache and cannot generate")
             precision.place(model, device)
         readers = [Reader(model, precision.dtype, int8=cfg.int8) for model in models]
-        detokenizer = detokenizer_of(task.source_dictionary, cfg.remove_bpe)
+        detokenizer = detokenizer_for(settings.data_path, task.source_dictionary, cfg.remove_bpe)
         return cls(readers, task, how, common.seed, cfg.batch_size, detokenizer, device)
 
     @functools.cached_property
@@ -109,6 +113,23 @@ class Writer:
                 more,
                 self.window,
             )
+
+
+def detokenizer_for(data: str | Path, dictionary: Dictionary, remove_bpe: str | None) -> Detokenizer:
+    """Return the detokenizer with the tokenizer of *data*; without one, text is tokens, and the log says so.
+
+    Raises:
+        UserError: the tokenizer is damaged or of another dictionary, or *remove_bpe* is given beside it.
+    """
+    tokenizer = TextReader.of(data, dictionary).tokenizer
+    if tokenizer is None:
+        detokenizer = detokenizer_of(dictionary, remove_bpe)
+        if type(detokenizer) is Detokenizer:  # not of characters or bytes
+            log_tokens(dictionary)
+        return detokenizer
+    if remove_bpe is not None:
+        raise UserError(f"--remove-bpe: the data has a tokenizer ({tokenizer}), which joins subwords; leave it out")
+    return RawText(dictionary, tokenizer)
 
 
 def decoding(cfg: GenerationConfig) -> Decoding:

@@ -91,6 +91,8 @@ def _train_stages(
         elif options.finetune_from_model is not None:
             initial = checkpoint.load(options.finetune_from_model)["model"]
             load_fitting(run.trainer.model, initial, options.finetune_from_model)
+        if manager is not None and (dictionary := run.dictionary_path()) is not None:
+            manager.keep_dictionary(dictionary)
         run.train()
         if run.stop.interrupted:
             number = max(world.gather(interruption.signal, everywhere=True))

@@ -87,6 +87,13 @@ class Run:
             world, lambda: (log.is_late(self.cfg, self.wall()), interruption.signal > 0, self._save_is_due())
         )
 
+    def dictionary_path(self) -> str | None:
+        """Return the file that the task's dictionary was read from; None where a plug-in has no such file."""
+        try:
+            return getattr(self.task.source_dictionary, "path", None)
+        except NotImplementedError:
+            return None
+
     def restore(self, state: dict[str, Any], source: str) -> None:
         """Continue from a loaded checkpoint, called *source* in messages."""
         extra = state.get("extra_state") or {}

@@ -157,7 +157,10 @@ def test_old_checkpoint_survives_when_no_space_is_left(mistake, tmp_path, monkey
     line = mistake("--max-update", 4)
     assert line.startswith(f"{tmp_path}/checkpoints/checkpoint_best.pt: cannot be written (No space left on device)")
     assert (tmp_path / "checkpoints" / "checkpoint_last.pt").read_bytes() == old
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["checkpoint_best.pt", "checkpoint_last.pt"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").glob("*.pt")) == [
+        "checkpoint_best.pt",
+        "checkpoint_last.pt",
+    ]
 
 
 def test_old_checkpoint_survives_when_writing_stops_halfway(mistake, tmp_path):
@@ -171,7 +174,10 @@ def test_old_checkpoint_survives_when_writing_stops_halfway(mistake, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "cannot be written (File too large)" in line
     assert (tmp_path / "checkpoints" / "checkpoint_last.pt").read_bytes() == old
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["checkpoint_best.pt", "checkpoint_last.pt"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").glob("*.pt")) == [
+        "checkpoint_best.pt",
+        "checkpoint_last.pt",
+    ]
 
 
 # --- the command itself

@@ -21,6 +21,7 @@ from fairseq_cli import eval_lm
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
 BASELINE = runs.GOLDEN / "baseline.pt"
+UNK = 3
 FLAGS = "--sample-break-mode none --max-sentences 1 --cpu"
 SLIDING = "--sliding-inf 1 --context-window 63 --max-tokens 64"
 MODES = {
@@ -88,8 +89,12 @@ def test_command_in_a_process_of_its_own(mode, tmp_path):
     lines = result.stdout.splitlines()
     assert re.fullmatch(r"Evaluated 2670 tokens in \d+\.\d s \(\d+\.\d\d tokens/s\)", lines[0])
     assert lines[1] == f"Loss (base 2): {expected['loss_base2']:.4f}, Perplexity: {expected['perplexity']:.2f}"
-    assert re.fullmatch(r"Peak memory: \d+ MB", lines[2])
+    assert re.fullmatch(r"Peak memory: \d+ MB", lines[-1])
     with np.load(runs.GOLDEN / "expected" / f"{name}.npz") as golden, np.load(tmp_path / "s.npz") as found:
+        known = golden["tokens"] != UNK
+        others = math.exp(-golden["lprobs"][known].astype(np.float64).mean())
+        share = f"{100 - 100 * known.mean():.3g} %"
+        assert lines[2] == f"Unknown: {share} of the tokens, Perplexity of the others: {others:.2f}"
         assert np.abs(found["lprobs"] - golden["lprobs"]).max() < 1e-5
     report = json.loads((tmp_path / "results" / "results.json").read_text())
     assert report["loss_base2"] == pytest.approx(expected["loss_base2"], abs=1e-5)

@@ -97,7 +97,9 @@ def test_unknown_words_are_named_in_one_warning(tmp_path, caplog, capsys):
     (tmp_path / "prompts").write_text("gres quux <unk> plom\nzork gres quux\n")
     with caplog.at_level(logging.WARNING):
         run(FLAGS, "--path", BASELINE, "--input", tmp_path / "prompts")
-    assert [record.getMessage() for record in caplog.records] == ["not in the dictionary, read as <unk>: quux zork"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "57.1 % of 7 tokens are read as <unk>, not in the dictionary: quux zork"
+    ]
     assert capsys.readouterr().out.startswith("gres <unk> <unk> plom ")
 
 

@@ -63,7 +63,7 @@ def test_validation_is_summed_over_processes(tmp_path, shortformer):
 
 def test_resumed_job_of_two_processes_is_bit_identical_and_one_process_writes(tmp_path, shortformer):
     folder, log, whole = shortformer
-    assert sorted(path.name for path in folder.iterdir()) == [
+    assert sorted(path.name for path in folder.glob("*.pt")) == [
         *("checkpoint_1_20.pt", "checkpoint_1_40.pt", "checkpoint_best.pt", "checkpoint_last.pt")
     ]
     assert [line["num_updates"] for line in runs.updates(log)] == list(range(1, 46)), "each line is there once"
