@@ -20,6 +20,7 @@ class ValidateConfig(ModelPathConfig):
     """Model: settings of ``fairseq-validate``."""
 
     keep_notes: bool = flag(False, "keep and read the notes of rare words, as in training")
+    rare_words: bool = flag(False, "also losses over the rare words of notes.txt")
 
 
 @dataclass(frozen=True)

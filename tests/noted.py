@@ -20,6 +20,10 @@ BERT = f"--arch bert_tiny --task masked_lm --criterion masked_lm {SIZES}"
 TNF_BERT = f"--arch tnf_bert_tiny --task tnf_masked_lm --criterion masked_lm {SIZES}"
 ELECTRA = f"--arch electra_tiny --task masked_lm --criterion electra {SIZES}"
 TNF_ELECTRA = f"--arch tnf_electra_tiny --task tnf_masked_lm --criterion electra {SIZES}"
+CAUSAL = """--arch shortformer_tiny --criterion cross_entropy --tokens-from-prev 12
+    --adaptive-input-cutoff 10,20 --adaptive-softmax-cutoff 10,20
+    --decoder-layers 1 --cpu --tokens-per-sample 12 --max-tokens 48 --required-batch-size-multiple 1 --optimizer adam
+    --lr 0.01 --log-format json"""
 
 
 def text(lines: int, seed: int) -> str:

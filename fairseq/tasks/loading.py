@@ -38,7 +38,7 @@ def load_models(
     """Load the models of several checkpoints with one dictionary, in evaluation mode, on the CPU.
 
     A model has the settings of its checkpoint, changed by *overrides*, then by *settings*. Notes of rare words are
-    dropped, unless the setting ``keep_notes`` is true.
+    dropped, unless the setting ``keep_notes`` is true. If ``rare_words`` is true, the task measures them in any model.
 
     Args:
         paths: checkpoints of this project or of fairseq.
@@ -65,7 +65,7 @@ def load_models(
             args, parameters = MODELS[ARCHITECTURES[args.arch].model].finished(args, parameters)
             args.task = (overrides or {}).get("task", args.task)
         if task is None:
-            first = typed_settings(args)
+            first = typed_settings(_with_rare_words(args) if vars(args).get("rare_words") else args)
             task = _task(first, Path(data))
             if "tokens_per_sample" in args:
                 given["tokens_per_sample"] = args.tokens_per_sample
@@ -125,6 +125,18 @@ def _arguments(
         args.max_target_positions = _positions(path, stored, args)
     config.fill(args, CommonConfig)
     return args
+
+
+def _with_rare_words(args: argparse.Namespace) -> argparse.Namespace:
+    """*args* with a task that measures losses over rare words, whether the model has notes or not."""
+    changes = {
+        "masked_lm": {"task": "tnf_masked_lm"},
+        "tnf_masked_lm": {},
+        "language_modeling": {"notes": True},
+    }.get(args.task)
+    if changes is None:
+        raise UserError(f"--rare-words: --task {args.task} does not predict words; leave the flag out")
+    return argparse.Namespace(**{**vars(args), **changes})
 
 
 def _check_overrides(

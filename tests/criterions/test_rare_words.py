@@ -82,20 +82,29 @@ def test_marks_are_on_the_tokens_of_rare_words(data):
         assert torch.equal(sample["rare"], expected)
 
 
-def test_validation_with_and_without_notes(data, tmp_path):
-    runs.train(tmp_path, noted.TNF_BERT, EOS, "--max-update 8 --no-epoch-checkpoints", data=data)
+def figures_of(file, data, *flags):
+    words = runs.words(data, "--path", file, "--valid-subset valid --cpu --max-tokens 96", *flags)
+    parser = validate.options.get_validation_parser()
+    return validate.main(validate.options.parse_args_and_arch(parser, words))[str(file)]["valid"]
+
+
+@pytest.mark.parametrize("model", [f"{noted.TNF_BERT} {EOS}", noted.CAUSAL + " --notes"])
+def test_validation_with_and_without_notes(model, data, tmp_path):
+    runs.train(tmp_path, model, "--max-update 8 --no-epoch-checkpoints", data=data)
     file = tmp_path / "checkpoint_last.pt"
-
-    def figures(*flags):
-        words = runs.words(data, "--path", file, "--valid-subset valid --cpu --max-tokens 96", *flags)
-        parser = validate.options.get_validation_parser()
-        return validate.main(validate.options.parse_args_and_arch(parser, words))[str(file)]["valid"]
-
-    kept, dropped = figures("--keep-notes"), figures()
+    kept, dropped = figures_of(file, data, "--keep-notes"), figures_of(file, data)
     assert kept["rare_loss"] > 0 and "rare_loss" not in dropped
     assert kept["loss"] != dropped["loss"]
-    marked = figures("--model-overrides", ["{'task':'tnf_masked_lm'}"])
+    marked = figures_of(file, data, "--rare-words")
     assert marked["loss"] == pytest.approx(dropped["loss"]) and marked["rare_loss"] > 0
+
+
+@pytest.mark.parametrize("model", [noted.BERT, noted.CAUSAL])
+def test_rare_words_are_measured_in_a_model_that_never_had_notes(model, data, tmp_path):
+    runs.train(tmp_path, model, "--max-update 2 --no-epoch-checkpoints", data=data)
+    file = tmp_path / "checkpoint_last.pt"
+    plain, marked = figures_of(file, data), figures_of(file, data, "--rare-words")
+    assert marked["loss"] == pytest.approx(plain["loss"]) and marked["rare_loss"] > 0 and "rare_loss" not in plain
 
 
 def test_keeping_the_notes_of_a_model_without_notes_is_an_error(tmp_path):
