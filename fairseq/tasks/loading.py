@@ -129,14 +129,14 @@ def _arguments(
 
 def _with_rare_words(args: argparse.Namespace) -> argparse.Namespace:
     """*args* with a task that measures losses over rare words, whether the model has notes or not."""
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "masked_lm": {"task": "tnf_masked_lm"},
         "tnf_masked_lm": {},
         "language_modeling": {"notes": True},
-    }.get(args.task)
-    if changes is None:
+    }
+    if args.task not in changes:
         raise UserError(f"--rare-words: --task {args.task} does not predict words; leave the flag out")
-    return argparse.Namespace(**{**vars(args), **changes})
+    return argparse.Namespace(**{**vars(args), **changes[args.task]})
 
 
 def _check_overrides(
