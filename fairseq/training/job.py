@@ -64,11 +64,14 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
     """
     manager = CheckpointManager(settings.checkpoint) if world.is_first else None
     with manager.locked() if manager is not None else contextlib.nullcontext():
-        if manager is not None:
-            logger.info("settings: %s", describe(settings))
-            if not settings.checkpoint.no_save:
-                write_settings(settings, Path(settings.checkpoint.save_dir) / SETTINGS_FILE)
         return _train_stages(settings, world, interruption or Interruption(), manager)
+
+
+def _record(settings: TrainingSettings) -> None:
+    """Log the settings and write them to the checkpoint folder, once they have passed every check."""
+    logger.info("settings: %s", describe(settings))
+    if not settings.checkpoint.no_save:
+        write_settings(settings, Path(settings.checkpoint.save_dir) / SETTINGS_FILE)
 
 
 def _train_stages(
@@ -80,6 +83,7 @@ def _train_stages(
     state = checkpoint.load(path) if path else None
     source = path
     stage = None
+    recorded = manager is None
     while True:
         if planned:
             stage = stages.stage_at(planned, _updates(state, options))
@@ -93,6 +97,9 @@ def _train_stages(
             load_fitting(run.trainer.model, initial, options.finetune_from_model)
         if manager is not None and (dictionary := run.dictionary_path()) is not None:
             manager.keep_dictionary(dictionary)
+        if not recorded:
+            _record(settings)
+            recorded = True
         run.train()
         if run.stop.interrupted:
             number = max(world.gather(interruption.signal, everywhere=True))

@@ -358,7 +358,7 @@ class Run:
         count = sum(p.numel() for p in model.parameters())
         stage = f", stage {self.stage.number} ({self.stage.tokens_per_sample} tokens)" if self.stage else ""
         logger.info(
-            "%s: %s parameters, %d batches an epoch on %s%s%s",
+            "%s: %s parameters, %d batches per epoch on %s%s%s",
             self.settings.chosen.arch,
             f"{count:,}",
             len(self.batches),

@@ -29,6 +29,11 @@ def test_a_split_that_is_not_there_names_those_that_are(mistake, data):
     assert line.startswith(f"{data}/dev.idx: file not found; the splits in this folder are test, ")
 
 
+def test_settings_are_not_written_before_the_data_are_found(mistake, data, tmp_path):
+    mistake("--valid-subset", "dev", data=data)
+    assert not (tmp_path / "checkpoints" / "settings.yaml").exists()
+
+
 @pytest.mark.parametrize("name", ["dict.txt", "valid.bin", "valid.idx", "test.bin", "test.idx"])
 def test_data_file_that_is_not_there(mistake, data, name):
     (data / name).unlink()
@@ -154,6 +159,7 @@ def test_old_checkpoint_survives_when_no_space_is_left(mistake, tmp_path, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr("fairseq.training.job.write_settings", lambda *_: None)  # which would fail before
     line = mistake("--max-update", 4)
     assert line.startswith(f"{tmp_path}/checkpoints/checkpoint_best.pt: cannot be written (No space left on device)")
     assert (tmp_path / "checkpoints" / "checkpoint_last.pt").read_bytes() == old
