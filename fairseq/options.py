@@ -37,6 +37,7 @@ from fairseq.former_names import names_of
 from fairseq.parsing import CHOICES, Choice, Parser, title_of
 from fairseq.plugins import import_user_module
 from fairseq.settings_file import read_yaml
+from fairseq.terminal import printable, protect_terminal
 from fairseq.unused_flags import add_unused_flags, check_architecture
 
 __all__ = [
@@ -105,6 +106,7 @@ def parse_args_and_arch(
 def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable[[], Parser]) -> None:
     """Parse the process's command line and run *main*; a user's mistake is one line on stderr and exit code 2."""
     keep_freed_memory()
+    protect_terminal()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # until here it ended the process: imports are done
     try:
@@ -133,7 +135,7 @@ def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable
 
 def fail(message: str) -> NoReturn:
     """Print *message* as one line on stderr, and exit with code 2."""
-    print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    print(f"{Path(sys.argv[0]).name}: error: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 

@@ -25,9 +25,9 @@ from fairseq.modules.precision import Precision
 from fairseq.settings import DataConfig, Settings
 from fairseq.tasks.loading import load_language_models
 from fairseq.tasks.typed import typed_settings
+from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import (
     checkpoint_paths,
-    log_to_stderr,
     progress,
     results_folder,
     stream_settings,

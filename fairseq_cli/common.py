@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,6 @@ from fairseq.data.text_corpus import TextCorpus, TextReader, log_tokens
 from fairseq.errors import UserError
 from fairseq.files import prepare_folder
 from fairseq.logging import progress_bar
-from fairseq.logging.recorders import LOG_DATES, LOG_FORMAT
 from fairseq.settings import CommonConfig
 
 
@@ -45,16 +43,6 @@ def stream_settings(args: argparse.Namespace) -> argparse.Namespace:
     if settings.sample_break_mode != "none":
         raise UserError(f"--sample-break-mode {settings.sample_break_mode}: the split is read as one stream; use none")
     return settings
-
-
-def log_to_stderr() -> None:
-    """Log to stderr from level INFO on."""
-    logging.basicConfig(
-        format=LOG_FORMAT,
-        datefmt=LOG_DATES,
-        level=logging.INFO,
-        stream=sys.stderr,
-    )
 
 
 def escape_what_stdout_lacks() -> None:

@@ -23,7 +23,8 @@ from fairseq.settings import CommonConfig, MemoryConfig, Settings
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_language_models
 from fairseq.tasks.typed import typed_settings
-from fairseq_cli.common import checkpoint_paths, log_to_stderr, progress, read_text
+from fairseq.terminal import log_to_stderr
+from fairseq_cli.common import checkpoint_paths, progress, read_text
 
 logger = logging.getLogger(__name__)
 

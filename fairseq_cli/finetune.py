@@ -27,8 +27,9 @@ from fairseq.tasks import setup_task
 from fairseq.tasks.loading import load_models
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from fairseq.tasks.typed import training_settings, typed_settings
+from fairseq.terminal import log_to_stderr
 from fairseq.training import launch
-from fairseq_cli.common import escape_what_stdout_lacks, log_to_stderr
+from fairseq_cli.common import escape_what_stdout_lacks
 
 BEST = "checkpoint_best.pt"
 RESULT = "result.json"

@@ -18,14 +18,8 @@ from fairseq.generation.passages import Passage
 from fairseq.generation.writer import Writer, check_samples
 from fairseq.settings import Settings
 from fairseq.tasks.typed import typed_settings
-from fairseq_cli.common import (
-    checkpoint_paths,
-    escape_what_stdout_lacks,
-    log_to_stderr,
-    progress,
-    read_text,
-    results_folder,
-)
+from fairseq.terminal import log_to_stderr
+from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, progress, read_text, results_folder
 
 
 def main(args: argparse.Namespace) -> list[Passage]:

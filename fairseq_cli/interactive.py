@@ -16,7 +16,8 @@ from fairseq.errors import UserError, read_failure
 from fairseq.generation.writer import Writer, check_samples
 from fairseq.settings import CommonConfig
 from fairseq.tasks.typed import typed_settings
-from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, log_to_stderr, progress
+from fairseq.terminal import log_to_stderr
+from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, progress
 
 
 def main(args: argparse.Namespace) -> None:

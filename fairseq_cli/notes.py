@@ -16,7 +16,8 @@ from fairseq.evaluation import note_map, plots
 from fairseq.evaluation.notes import Neighbour, Note, NoteStudy
 from fairseq.files import atomic_folder
 from fairseq.tasks.loading import load_models
-from fairseq_cli.common import escape_what_stdout_lacks, log_to_stderr, results_folder
+from fairseq.terminal import log_to_stderr
+from fairseq_cli.common import escape_what_stdout_lacks, results_folder
 
 FILES = ("notes.json", "notes.html", "notes.png")
 

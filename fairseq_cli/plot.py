@@ -14,7 +14,8 @@ from fairseq.errors import UserError
 from fairseq.evaluation import plots
 from fairseq.evaluation.curves import AXES, Curve, read_curve
 from fairseq.files import prepare_file
-from fairseq_cli.common import escape_what_stdout_lacks, log_to_stderr
+from fairseq.terminal import log_to_stderr
+from fairseq_cli.common import escape_what_stdout_lacks
 
 
 def main(args: argparse.Namespace) -> list[dict[str, Any]]:

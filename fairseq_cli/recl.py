@@ -19,9 +19,9 @@ from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.settings import Settings
 from fairseq.tasks.typed import typed_settings
+from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import (
     checkpoint_paths,
-    log_to_stderr,
     progress,
     results_folder,
     stream_settings,

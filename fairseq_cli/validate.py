@@ -19,8 +19,9 @@ from fairseq.settings import DataConfig, Settings
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_models
 from fairseq.tasks.typed import typed_settings
+from fairseq.terminal import log_to_stderr
 from fairseq.training.validation import validate
-from fairseq_cli.common import checkpoint_paths, log_to_stderr
+from fairseq_cli.common import checkpoint_paths
 
 BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_valid")
 

@@ -21,6 +21,7 @@ from fairseq.data.note_words import LINE_END, NoteWords, WordMarker, read_words
 from fairseq.data.raw_text import check_raw, no_words
 from fairseq.data.workers import Workers
 from fairseq.errors import UserError
+from fairseq.terminal import printable
 from fairseq.tokenizers.rules import SubwordMarks, WordRule
 
 CHUNK_BYTES = 1 << 24  # given to a process at once
@@ -287,7 +288,7 @@ def _over(pool: Workers[R], path: str, doing: str) -> Iterator[R]:
     size = check_raw(path)
     chunks = list(_chunks(path, min(CHUNK_BYTES, -(-size // pool.count))))
     name = os.path.basename(path)
-    bar = tqdm(total=size, desc=f"{doing} {name}", unit="B", unit_scale=True, disable=None, leave=False)
+    bar = tqdm(total=size, desc=printable(f"{doing} {name}"), unit="B", unit_scale=True, disable=None, leave=False)
     with bar:
         results = pool.map((path, start, end) for start, end in chunks)
         for (start, end), result in zip(chunks, results, strict=True):

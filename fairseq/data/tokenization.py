@@ -28,6 +28,7 @@ from fairseq.data.raw_text import (
 from fairseq.data.workers import Workers
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular
+from fairseq.terminal import printable
 from fairseq.tokenizers import Subwords, Tokenizer, WordTokenizer
 
 FEWEST_KNOWN = 0.5  # share of a text's characters that its codes must know
@@ -160,10 +161,8 @@ def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, Raw
 def _progress(
     path: str, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]]
 ) -> Iterator[tuple[bytes, RawCounts]]:
-    bar = tqdm(
-        total=check_raw(path), desc=f"tokenising {os.path.basename(path)}", unit="B", unit_scale=True, disable=None,
-        leave=False,
-    )  # fmt: skip
+    shown = printable(f"tokenising {os.path.basename(path)}")
+    bar = tqdm(total=check_raw(path), desc=shown, unit="B", unit_scale=True, disable=None, leave=False)
     with bar:
         yield from workers.map((block, form) for block in read_blocks(path, form, bar.update))
 

@@ -29,6 +29,7 @@ from fairseq.distributed.world import World
 from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message
 from fairseq.plugins import import_user_module
 from fairseq.settings import CommonConfig, DistributedConfig
+from fairseq.terminal import printable
 
 
 @dataclass(frozen=True)
@@ -193,4 +194,4 @@ def _fail_alone(size: int) -> Fail:
 
 
 def _report(rank: int, size: int, reason: str) -> None:
-    print(f"process {rank} of {size} failed:\n{reason}", file=sys.stderr, flush=True)
+    print(f"process {rank} of {size} failed:\n{printable(reason)}", file=sys.stderr, flush=True)

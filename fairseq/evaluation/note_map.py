@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fairseq.evaluation.notes import Neighbour, Note
+from fairseq.terminal import page_text
 
 SIDE = 900
 LABELS = 60  # points labelled on the map; the others are labelled under the pointer
@@ -29,7 +29,7 @@ def as_page(
         neighbours: nearest notes and nearest tokens of some words.
         facts: name → value, for the head of the page.
     """
-    rows = "\n".join(f"<dt>{html.escape(n)}</dt><dd>{html.escape(str(v))}</dd>" for n, v in facts.items())
+    rows = "\n".join(f"<dt>{page_text(n)}</dt><dd>{page_text(str(v))}</dd>" for n, v in facts.items())
     points = "\n".join(
         _point(note, x, y, number < LABELS)
         for number, (note, (x, y)) in enumerate(zip(notes, _scaled(places), strict=True))
@@ -47,7 +47,7 @@ def _scaled(places: np.ndarray) -> np.ndarray:
 
 
 def _point(note: Note, x: float, y: float, named: bool) -> str:
-    word = html.escape(note.word)
+    word = page_text(note.word)
     title = f"{word}: {note.count} occurrences, {note.taken} taken, norm {note.norm:.3g}"
     return (
         f'<g{" class=named" if named else ""}><title>{title}</title><circle cx="{x:.1f}" cy="{SIDE - y:.1f}" r="3"/>'
@@ -58,7 +58,7 @@ def _point(note: Note, x: float, y: float, named: bool) -> str:
 def _row(note: Note | None, word: str, near: Sequence[Neighbour], tokens: Sequence[Neighbour]) -> str:
     numbers = ("", "", "", "") if note is None else (note.count, note.taken, _age(note), f"{note.norm:.3g}")
     cells = [word, *map(str, numbers), listed(near), listed(tokens)]
-    return "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<td>{page_text(cell)}</td>" for cell in cells) + "</tr>"
 
 
 def listed(neighbours: Sequence[Neighbour]) -> str:

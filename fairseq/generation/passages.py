@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import platform
 import shlex
@@ -19,6 +18,7 @@ import fairseq
 from fairseq.errors import UserError
 from fairseq.files import atomic_folder
 from fairseq.generation.text import Detokenizer
+from fairseq.terminal import page_text
 
 PARTS = ("context", "continuation", "reference")
 
@@ -118,7 +118,7 @@ def as_page(passages: Sequence[Passage], about: Mapping[str, Any]) -> str:
         "Command": about["command"],
         "Versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
     }
-    rows = "\n".join(f"<dt>{name}</dt><dd>{html.escape(str(fact))}</dd>" for name, fact in facts.items())
+    rows = "\n".join(f"<dt>{name}</dt><dd>{page_text(str(fact))}</dd>" for name, fact in facts.items())
     sections = "\n".join(_section(passage, len(passages), str(about["split"])) for passage in passages)
     return _PAGE.replace("{facts}", rows, 1).replace("{sections}", sections, 1)
 
@@ -126,11 +126,11 @@ def as_page(passages: Sequence[Passage], about: Mapping[str, Any]) -> str:
 def _section(passage: Passage, count: int, split: str) -> str:
     columns = "\n".join(
         f'<article class="{name}"><h3>{name.capitalize()} <small>{len(part.tokens)} tokens</small></h3>'
-        f"<p>{html.escape(part.text.strip())}</p></article>"
+        f"<p>{page_text(part.text.strip())}</p></article>"
         for name in PARTS
         for part in [getattr(passage, name)]
     )
-    heading = html.escape(title(passage, count, split))
+    heading = page_text(title(passage, count, split))
     return f"<section><h2>{heading}</h2>\n<div>\n{columns}\n</div></section>"
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from fairseq import checkpoint, distributed
 from fairseq.checkpoint import CheckpointManager
 from fairseq.distributed import Interruption, Job, World
-from fairseq.logging.recorders import LOG_DATES, LOG_FORMAT, log_file
+from fairseq.logging.recorders import log_file
 from fairseq.models.loading import load_fitting
 from fairseq.settings import CheckpointConfig, TrainingSettings
+from fairseq.terminal import log_to_stderr
 from fairseq.training import stages
 from fairseq.training.effective import SETTINGS_FILE, describe, write_settings
 from fairseq.training.run import Run
@@ -36,12 +37,7 @@ def launch(settings: TrainingSettings) -> None:
 
 def run_process(settings: TrainingSettings, world: World) -> None:
     """Train as one process of *world*, with a log on stderr."""
-    logging.basicConfig(
-        format=LOG_FORMAT,
-        datefmt=LOG_DATES,
-        level=logging.INFO if world.is_first else logging.ERROR,
-        stream=sys.stderr,
-    )
+    log_to_stderr(logging.INFO if world.is_first else logging.ERROR)
     with Interruption() as interruption, log_file(settings.common.log_file if world.is_first else None):
         number = train(settings, world, interruption)
     if number:

@@ -1,0 +1,64 @@
+"""Text from corpora, checkpoints and users without the control characters that a terminal would obey."""
+
+from __future__ import annotations
+
+import html
+import logging
+import re
+import sys
+from typing import Any, TextIO
+
+# C0 but for tab and line feed, DEL, C1, and the marks that reorder a line.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return *text* with control characters as escapes such as ``\\x1b``."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def page_text(text: str) -> str:
+    """Return *text* for an HTML page: printable, with ``<``, ``&`` and quotes escaped."""
+    return html.escape(printable(text))
+
+
+class Formatter(logging.Formatter):
+    """Lines of a log without control characters."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s | %(levelname)s | %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Log to stderr from *level* on, unless logging is set up already."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Formatter())
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class PrintableStream:
+    """A text stream to a terminal that shows control characters as escapes.
+
+    Args:
+        stream: the stream; what is not text goes to it unchanged.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write *text*, made printable."""
+        self._stream.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def protect_terminal() -> None:
+    """Let stdout show control characters as escapes if it is a terminal; a file or pipe gets every byte."""
+    if sys.stdout.isatty() and not isinstance(sys.stdout, PrintableStream):
+        sys.stdout = PrintableStream(sys.stdout)
