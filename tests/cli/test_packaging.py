@@ -14,8 +14,8 @@ import pytest
 import fairseq
 
 ROOT = Path(__file__).parents[2]
-DOORS = ("preprocess", "train", "eval_lm", "validate", "generate", "interactive")  # fairseq's
-COMMANDS = (*DOORS, "recl", "attention", "notes", "finetune", "import_model", "export_model")
+ROOT_SCRIPTS = ("preprocess", "train", "eval_lm", "validate", "generate", "interactive")  # fairseq's
+COMMANDS = (*ROOT_SCRIPTS, "recl", "attention", "notes", "plot", "finetune", "import_model", "export_model")
 HEAVY = (
     "matplotlib",
     "tensorboard",
@@ -44,8 +44,8 @@ def test_an_import_loads_nothing_heavy_beside_torch(module: str) -> None:
     assert result.stdout.split() == []
 
 
-@pytest.mark.parametrize("command", DOORS)
-def test_the_door_at_the_root_shows_its_help(command: str) -> None:
+@pytest.mark.parametrize("command", ROOT_SCRIPTS)
+def test_the_script_at_the_root_shows_its_help(command: str) -> None:
     result = subprocess.run([sys.executable, f"{command}.py", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("usage:")
