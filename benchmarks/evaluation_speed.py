@@ -50,6 +50,7 @@ def seconds(work: Callable[[], object], device: torch.device, at_least: float) -
 
 def score(model: TransformerXL, hidden: Tensor, target: Tensor) -> Tensor:
     """Log-probabilities of *target* after *hidden*."""
+    assert model.output_layer is not None
     return model.output_layer.target_log_probs(hidden.flatten(0, 1), target.flatten())
 
 

@@ -187,6 +187,22 @@ def get_export_parser() -> Parser:
     return parser
 
 
+def get_average_parser() -> Parser:
+    """The flags of ``fairseq-average-checkpoints``."""
+    examples = [
+        "fairseq-average-checkpoints --inputs checkpoints --num-epoch-checkpoints 5 --output average.pt",
+        "fairseq-average-checkpoints --inputs run/checkpoint8.pt run/checkpoint9.pt --output average.pt",
+    ]
+    parser = Parser("Average the parameters of checkpoints.", examples=examples, settings_file=False)
+    parser.add_argument("--inputs", metavar="FILE", nargs="+", required=True, help="checkpoints, or their folder")
+    parser.add_argument("--output", metavar="FILE", required=True, help="checkpoint to write")
+    for kind in ("epoch", "update", "best"):
+        text = f"number of newest {kind} checkpoints of a folder" if kind != "best" else "number of best checkpoints"
+        parser.add_argument(f"--num-{kind}-checkpoints", metavar="N", type=_count, help=text)
+    parser.add_argument("--checkpoint-upper-bound", metavar="N", type=_count, help="highest epoch or update to take")
+    return parser
+
+
 def get_finetune_parser() -> Parser:
     """The flags of ``fairseq-finetune``."""
     from fairseq.tasks.sentence_prediction import SentencePredictionConfig
@@ -231,6 +247,12 @@ def get_plot_parser() -> Parser:
         "runs", metavar="RUN", nargs="+", help="FILE of --metrics-file, or NAME=FILE,FILE,… with one per seed"
     )
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"{text}: expected a number of checkpoints, epochs or updates, at least 1")
+    return int(text)
 
 
 def _source_format(name: str) -> str:

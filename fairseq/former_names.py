@@ -24,6 +24,12 @@ _SCHEDULES = {
     "triangular_lr_scheduler": "triangular",
 }
 
+_TRANSFORMERS = (
+    *("base_lm_architecture", "transformer_lm_big", "transformer_lm_baevski_wiki103", "transformer_lm_baevski_gbw"),
+    *("transformer_lm_gpt", "transformer_lm_gpt2_small", "transformer_lm_gpt2_tiny", "transformer_lm_gpt2_medium"),
+    *("transformer_lm_gpt2_big", "transformer_lm_gpt2_big_wide", "transformer_lm_gpt2_bigger"),
+)
+
 MODULES = {
     "fairseq.checkpoint_utils": "fairseq.compat.checkpoint_utils",
     "fairseq.data.data_utils": "fairseq.compat.data_utils",
@@ -43,6 +49,8 @@ MODULES = {
     "fairseq.models.fairseq_decoder": "fairseq.models",
     "fairseq.models.fairseq_incremental_decoder": "fairseq.compat.decoders",
     "fairseq.models.fairseq_model": "fairseq.models",
+    "fairseq.models.lstm": "fairseq.compat.lstm",
+    "fairseq.models.transformer": "fairseq.compat.transformer",
     "fairseq.optim.fused_adam": "fairseq.compat.fused_adam",
     "fairseq.progress_bar": "fairseq.logging.progress",
     "fairseq.tokenizer": "fairseq.compat.utils",
@@ -55,6 +63,14 @@ NAMES: dict[str, dict[str, str]] = {
     "fairseq.criterions": {"LegacyFairseqCriterion": "fairseq.compat.legacy"},
     "fairseq.criterions.fairseq_criterion": {"LegacyFairseqCriterion": "fairseq.compat.legacy"},
     "fairseq.models": {"FairseqIncrementalDecoder": "fairseq.compat.decoders"},
+    "fairseq.models.transformer_lm": dict.fromkeys(_TRANSFORMERS, "fairseq.models.architectures.transformer_lm"),
+    "fairseq.modules": {
+        "AdaptiveInput": "fairseq.compat.modules",
+        "AdaptiveSoftmax": "fairseq.compat.modules",
+        "CharacterTokenEmbedder": "fairseq.compat.transformer",
+        "FairseqDropout": "fairseq.compat.modules",
+        "LayerNorm": "fairseq.compat.modules",
+    },
     "fairseq.optim": {"LegacyFairseqOptimizer": "fairseq.compat.legacy"},
     "fairseq.optim.lr_scheduler": {"LegacyFairseqLRScheduler": "fairseq.compat.legacy"},
     "fairseq.options": {"eval_bool": "fairseq.compat.utils", "eval_str_list": "fairseq.compat.utils"},

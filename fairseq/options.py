@@ -19,6 +19,7 @@ from fairseq import config
 from fairseq.allocator import keep_freed_memory
 from fairseq.command_parsers import (
     get_attention_parser,
+    get_average_parser,
     get_eval_lm_parser,
     get_export_parser,
     get_finetune_parser,
@@ -43,6 +44,7 @@ from fairseq.unused_flags import add_unused_flags, check_architecture
 __all__ = [
     "Parser",
     "get_attention_parser",
+    "get_average_parser",
     "get_eval_lm_parser",
     "get_export_parser",
     "get_finetune_parser",

@@ -35,7 +35,7 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
 
     def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
         layer = getattr(model, "output_layer", None)
-        if isinstance(layer, LinearOutput):
+        if isinstance(layer, LinearOutput) and layer.bias is None:
             loss, nll = self._linear(layer, net_output[0], sample)
         else:
             loss, nll = self._full(model, layer, net_output, sample)

@@ -72,7 +72,7 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
     return keep
 
 
-from fairseq.models import architectures, bert, electra, tnf, transformer_lm, transformer_xl  # noqa: E402  (register themselves)
+from fairseq.models import architectures, bert, electra, lstm_lm, tnf, transformer_lm, transformer_xl  # noqa: E402  (register themselves)
 
 __all__ = [
     "ARCHITECTURES",
@@ -86,6 +86,7 @@ __all__ = [
     "bert",
     "build_model",
     "electra",
+    "lstm_lm",
     "register_model",
     "register_model_architecture",
     "tnf",

@@ -124,6 +124,12 @@ class FairseqLanguageModel(BaseFairseqModel):
         kept = {name: value for name, value in parameters.items() if not name.startswith("notes.")}
         return argparse.Namespace(**{**vars(args), "notes": False}), kept
 
+    @property
+    def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
+        """The decoder's distribution over words; None for a plug-in's decoder, which returns logits."""
+        layer = getattr(self.decoder, "output_distribution", None)
+        return layer if isinstance(layer, OutputLayer) else None
+
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """The model in a folder, in the interface of fairseq's hub: see ``fairseq.hub_utils.from_pretrained``."""

@@ -16,20 +16,21 @@ from torch import Tensor, nn
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
+from fairseq.former_names import names_of
 from fairseq.models import register_model
+from fairseq.models import transformer_parts as parts
 from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
 from fairseq.models.notes import CausalNoteConfig, give_notes
 from fairseq.models.pruning import check_layers, keep_layers
-from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
+from fairseq.modules.adaptive_input import check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
-from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.dropout import dropout
 from fairseq.modules.encoder import Infuse
 from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.memory import KeyValueCache, Memory, extend_memory
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
 from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, position_embedding, sinusoids
-from fairseq.modules.transformer_layer import ACTIVATIONS, TransformerLayer
+from fairseq.modules.transformer_layer import ACTIVATIONS
 from fairseq.modules.visibility import CAUSAL
 
 
@@ -151,9 +152,17 @@ class TransformerDecoder(nn.Module):
         vocabulary: number of words V.
         padding_idx: index of the padding symbol.
         apex: allow apex's fused layer norm.
+        embed_tokens: embeddings to use instead of new ones, of a plug-in.
     """
 
-    def __init__(self, cfg: TransformerLMConfig, vocabulary: int, padding_idx: int, apex: bool = True) -> None:
+    def __init__(
+        self,
+        cfg: TransformerLMConfig,
+        vocabulary: int,
+        padding_idx: int,
+        apex: bool = True,
+        embed_tokens: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.cfg = cfg
         dim = cfg.decoder_embed_dim
@@ -164,19 +173,19 @@ class TransformerDecoder(nn.Module):
         self.first_position = padding_idx + 1
         self.register_buffer("version", torch.tensor([3.0]))
 
-        self.embed_tokens = _embeddings(cfg, vocabulary, padding_idx, input_dim)
+        self.embed_tokens = embed_tokens or parts.embeddings(cfg, vocabulary, padding_idx, input_dim)
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         widen = input_dim != dim and not cfg.adaptive_input
-        self.project_in_dim = _projection(input_dim, dim) if widen else None
+        self.project_in_dim = parts.projection(input_dim, dim) if widen else None
         self.embed_positions: SinusoidalPositions | LearnedPositions | None = None
         if not cfg.no_token_positional_embeddings:
             self.embed_positions = position_embedding(self.max_positions(), dim, padding_idx, cfg.decoder_learned_pos)
         self.layernorm_embedding = layer_norm(dim, apex) if cfg.layernorm_embedding else None
-        self.layers = nn.ModuleList(_layer(cfg, self.infused, apex) for _ in range(cfg.layer_count))
+        self.layers = nn.ModuleList(parts.layer(cfg, self.infused, apex) for _ in range(cfg.layer_count))
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
         self.layer_norm = layer_norm(dim, apex) if final_norm else None
         needs_projection = output_dim != dim and not cfg.tie_adaptive_weights
-        self.project_out_dim = _projection(dim, output_dim) if needs_projection else None
+        self.project_out_dim = parts.projection(dim, output_dim) if needs_projection else None
 
         self.adaptive_softmax: AdaptiveSoftmax | None = None
         self.output_projection: LinearOutput | None = None
@@ -196,6 +205,11 @@ class TransformerDecoder(nn.Module):
             weight = nn.Parameter(torch.empty(vocabulary, output_dim))
             nn.init.normal_(weight, std=output_dim**-0.5)
             self.output_projection = LinearOutput(weight)
+
+    @property
+    def output_distribution(self) -> OutputLayer:
+        """The distribution over words."""
+        return self.adaptive_softmax or self.output_projection  # type: ignore[return-value]
 
     def max_positions(self) -> int:
         """Return the largest number of tokens in a row."""
@@ -322,10 +336,6 @@ class TransformerLanguageModel(FairseqLanguageModel):
         give_notes(model, cfg, task, cfg.decoder_embed_dim)
         return model
 
-    @property
-    def output_layer(self) -> OutputLayer:  # type: ignore[override]
-        return self.decoder.adaptive_softmax or self.decoder.output_projection  # type: ignore[return-value]
-
     def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
         """See :meth:`TransformerDecoder.new_cache`."""
         return self.decoder.new_cache(batch, longest)  # type: ignore[operator]
@@ -354,46 +364,4 @@ class TransformerLanguageModel(FairseqLanguageModel):
         return state
 
 
-def _embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int, dim: int) -> nn.Module:
-    if cfg.adaptive_input:
-        return AdaptiveInput(
-            vocabulary,
-            padding_idx,
-            dim,
-            cfg.adaptive_input_factor,
-            cfg.decoder_embed_dim,
-            cfg.adaptive_input_cutoff or [],
-        )
-    embedding = nn.Embedding(vocabulary, dim, padding_idx)
-    nn.init.normal_(embedding.weight, std=dim**-0.5)
-    nn.init.zeros_(embedding.weight[padding_idx])
-    return embedding
-
-
-def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerLayer:
-    attention = (PositionInfusedAttention if infused else SelfAttention)(
-        cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.attention_dropout
-    )
-    return TransformerLayer(
-        attention,
-        cfg.decoder_embed_dim,
-        cfg.decoder_ffn_embed_dim,
-        dropout=cfg.dropout,
-        activation_dropout=cfg.activation_dropout,
-        activation_fn=cfg.activation_fn,
-        normalize_before=cfg.decoder_normalize_before,
-        apex=apex,
-    )
-
-
-def _projection(inputs: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs, bias=False)
-    nn.init.xavier_uniform_(layer.weight)
-    return layer
-
-
-def __getattr__(name: str) -> Any:
-    """Architecture functions, under the path that fairseq's plug-ins import."""
-    from fairseq.models.architectures import transformer_lm
-
-    return getattr(transformer_lm, name)
+__getattr__ = names_of(__name__)

@@ -179,6 +179,11 @@ class TransformerXLDecoder(nn.Module):
         if self.attention_biases is not None:
             name_as_layers_own(self, "attention_biases", [f"layers.{i}.self_attn" for i in range(cfg.n_layer)])
 
+    @property
+    def output_distribution(self) -> OutputLayer:
+        """The distribution over words."""
+        return self.adaptive_softmax
+
     def max_positions(self) -> int | None:
         """Return None: rows have no limit."""
         return None
@@ -342,10 +347,6 @@ class TransformerXL(FairseqLanguageModel):
     @property
     def memory_length(self) -> int:  # type: ignore[override]
         return self.decoder.memory_length  # type: ignore[return-value]
-
-    @property
-    def output_layer(self) -> OutputLayer:  # type: ignore[override]
-        return self.decoder.adaptive_softmax  # type: ignore[return-value]
 
     def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
         """See :meth:`TransformerXLDecoder.new_cache`."""

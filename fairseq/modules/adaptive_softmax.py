@@ -136,6 +136,28 @@ class BandedSoftmax(OutputLayer):
             tails.append((index, target[index] - first))
         return rows, head, tails
 
+    def forward(self, hidden: Tensor, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Logits and targets of the head and of each tail band, for plug-ins that compute the loss of them.
+
+        Args:
+            hidden: [..., C].
+            target: as many words; padding is a word of the first band.
+        """
+        _, head, tails = self.partition(target.reshape(-1), padding_idx=-1)
+        hidden = dropout(hidden.reshape(-1, hidden.size(-1)), self.dropout, self.training)  # (N, C)
+        first = self._head()
+        logits: list[Tensor | None] = [first.logits(first.narrow(hidden))]
+        targets: list[Tensor | None] = [head]
+        for band, (index, inside) in zip(self._tails(), tails, strict=True):
+            empty = not index.numel()
+            logits.append(None if empty else band.logits(band.narrow(hidden.index_select(0, index))))
+            targets.append(None if empty else inside)
+        return logits, targets
+
+    def get_log_prob(self, hidden: Tensor, target: Tensor | None = None) -> Tensor:
+        """Log-probabilities of all words, under fairseq's name of :meth:`log_probs`."""
+        return self.log_probs(hidden)
+
     def loss(self, hidden: Tensor, partition: Partition) -> Tensor:
         rows, head, tails = partition
         if rows is not None:

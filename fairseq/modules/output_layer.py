@@ -36,11 +36,12 @@ class OutputLayer(nn.Module):
 
 
 class LinearOutput(OutputLayer):
-    """The plain softmax over one weight [V, C], which may be the embeddings' own."""
+    """The plain softmax over one weight [V, C], which may be the embeddings' own, and a bias [V] or none."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
         super().__init__()
         self.weight = weight
+        self.bias = bias
 
     def partition(self, target: Tensor, padding_idx: int, legacy_padding: bool = False) -> tuple[Tensor | None, Tensor]:
         """Rows to keep (None: all of them) and their targets."""
@@ -52,7 +53,7 @@ class LinearOutput(OutputLayer):
 
     def loss(self, hidden: Tensor, partition: tuple[Tensor | None, Tensor]) -> Tensor:
         rows, target = partition
-        return linear_cross_entropy(hidden if rows is None else hidden[rows], self.weight, target)
+        return linear_cross_entropy(hidden if rows is None else hidden[rows], self.weight, target, self.bias)
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
         target = target.to(hidden.device, non_blocking=True)
@@ -62,7 +63,7 @@ class LinearOutput(OutputLayer):
         return self._logits(hidden).float().log_softmax(-1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight)
+        return F.linear(hidden, self.weight, self.bias)
 
 
 def move_partition(partition: Any, device: torch.device) -> Any:

@@ -45,6 +45,24 @@ def test_gpt2_architecture():
     assert count("transformer_lm_gpt2_small", 50000) == layers(24, 1024, 4096) + 2 * 50000 * 1024 + 2 * 1024
 
 
+@pytest.mark.parametrize(
+    ("name", "number", "dim", "ffn"),
+    [("gpt", 12, 768, 3072), ("gpt2_tiny", 2, 64, 64), ("gpt2_medium", 36, 1280, 5120), ("gpt2_big", 48, 1600, 6400)],
+)
+def test_gpt_architectures_have_fairseqs_sizes(name, number, dim, ffn):
+    assert count(f"transformer_lm_{name}", 1000) == layers(number, dim, ffn) + 2 * 1000 * dim + 2 * dim
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "dim", "millions"),
+    [("small", 12, 768, 125), ("medium", 24, 1024, 355), ("2_7", 32, 2560, 2700), ("175", 96, 12288, 174_600)],
+)
+def test_gpt3_architectures_have_learned_positions_and_tied_words(name, number, dim, millions):
+    total = count(f"transformer_lm_gpt3_{name}", 50257, tokens_per_sample=2048)
+    assert total == layers(number, dim, 4 * dim) + 50257 * dim + (2048 + 2) * dim + 2 * dim
+    assert round(total / 1e6) == pytest.approx(millions, rel=0.02)
+
+
 def test_base_architectures():
     assert (
         count("transformer_lm", 1000) == count("shortformer", 1000) == layers(6, 512, 2048) + 2 * 1000 * 512 + 2 * 512

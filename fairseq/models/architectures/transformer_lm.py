@@ -58,19 +58,73 @@ def transformer_lm_baevski_gbw(args: argparse.Namespace) -> None:
     transformer_lm_big(args)
 
 
+def _gpt(args: argparse.Namespace, layers: int, dim: int, heads: int, ffn: int | None = None) -> None:
+    """fairseq's sizes of a model after GPT and GPT-2, with sinusoidal positions."""
+    set_defaults(args, decoder_layers=layers, decoder_embed_dim=dim, decoder_attention_heads=heads)
+    set_defaults(args, decoder_ffn_embed_dim=ffn or 4 * dim, dropout=0.1, attention_dropout=0.1, activation_fn="gelu")
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_gpt")
+def transformer_lm_gpt(args: argparse.Namespace) -> None:
+    _gpt(args, 12, 768, 12)
+
+
 @register_model_architecture("transformer_lm", "transformer_lm_gpt2_small")
 def transformer_lm_gpt2_small(args: argparse.Namespace) -> None:
     """fairseq's model of this name: GPT-2's shape with 24 layers."""
-    set_defaults(
-        args,
-        decoder_embed_dim=1024,
-        decoder_ffn_embed_dim=4096,
-        decoder_layers=24,
-        decoder_attention_heads=16,
-        dropout=0.1,
-        attention_dropout=0.1,
-        activation_fn="gelu",
-    )
+    _gpt(args, 24, 1024, 16)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_gpt2_tiny")
+def transformer_lm_gpt2_tiny(args: argparse.Namespace) -> None:
+    _gpt(args, 2, 64, 1, ffn=64)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_gpt2_medium")
+def transformer_lm_gpt2_medium(args: argparse.Namespace) -> None:
+    _gpt(args, 36, 1280, 20)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_gpt2_big")
+def transformer_lm_gpt2_big(args: argparse.Namespace) -> None:
+    _gpt(args, 48, 1600, 25)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_gpt2_big_wide")
+def transformer_lm_gpt2_big_wide(args: argparse.Namespace) -> None:
+    _gpt(args, 24, 2048, 32)
+
+
+@register_model_architecture("transformer_lm", "transformer_lm_gpt2_bigger")
+def transformer_lm_gpt2_bigger(args: argparse.Namespace) -> None:
+    _gpt(args, 48, 2048, 32)
+
+
+GPT3 = {  # name: layers, width, heads
+    "small": (12, 768, 12),
+    "medium": (24, 1024, 16),
+    "large": (24, 1536, 16),
+    "xl": (24, 2048, 32),
+    "2_7": (32, 2560, 32),
+    "6_7": (32, 4096, 32),
+    "13": (40, 5120, 40),
+    "175": (96, 12288, 96),
+}
+
+
+def _register_gpt3(name: str, layers: int, dim: int, heads: int) -> None:
+    """Register fairseq's ``transformer_lm_gpt3_NAME`` (Brown et al. 2020, table 2.1; dense attention throughout)."""
+
+    def fill(args: argparse.Namespace) -> None:
+        set_defaults(args, decoder_learned_pos=True, share_decoder_input_output_embed=True)
+        set_defaults(args, decoder_embed_dim=dim, dropout=0.0, attention_dropout=0.0)
+        _gpt(args, layers, dim, heads, ffn=4 * args.decoder_embed_dim)
+
+    register_model_architecture("transformer_lm", f"transformer_lm_gpt3_{name}")(fill)
+
+
+for _name, _sizes in GPT3.items():
+    _register_gpt3(_name, *_sizes)
 
 
 def _cache_of_one_segment(args: argparse.Namespace) -> None:

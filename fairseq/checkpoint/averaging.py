@@ -1,0 +1,68 @@
+"""The mean of the parameters of several checkpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq.checkpoint.manager import AMONG_BEST, EPOCH, UPDATE
+from fairseq.checkpoint.store import load
+from fairseq.errors import UserError
+
+PATTERNS = {"epoch": EPOCH, "update": UPDATE, "best": AMONG_BEST}
+
+
+def newest(folder: str | Path, kind: str, count: int, upper_bound: int | None = None) -> list[Path]:
+    """The *count* newest checkpoints of a folder, or those with the lowest losses.
+
+    Args:
+        folder: the checkpoint folder.
+        kind: ``epoch``, ``update`` or ``best`` (``--keep-best-checkpoints``).
+        count: how many.
+        upper_bound: the highest epoch or update to take.
+
+    Raises:
+        UserError: there are fewer.
+    """
+    pattern: re.Pattern[str] = PATTERNS[kind]
+    names = Path(folder).iterdir() if Path(folder).is_dir() else []
+    numbered = [(float(match[1]), path) for path in names if (match := pattern.fullmatch(path.name))]
+    fitting = [(number, path) for number, path in numbered if upper_bound is None or number <= upper_bound]
+    if len(fitting) < count:
+        raise UserError(f"--inputs {folder}: {len(fitting)} checkpoints of {kind}s found, {count} are to be averaged")
+    return [path for _, path in sorted(fitting, reverse=kind != "best")[:count]]
+
+
+def average(paths: Sequence[str | Path]) -> dict[str, Any]:
+    """The first checkpoint with the mean of all their parameters, and without the state of its training.
+
+    Sums are float64; checkpoints are read one at a time.
+
+    Raises:
+        UserError: a checkpoint cannot be read, or is of another model.
+    """
+    first: dict[str, Any] = {}
+    sums: dict[str, Tensor] = {}
+    for path in paths:
+        state = load(path)
+        first = first or state
+        parameters = state["model"]
+        if first is not state and _shapes(parameters) != _shapes(first["model"]):
+            raise UserError(f"{path}: has other parameters than {paths[0]}; give checkpoints of one run")
+        for name, value in parameters.items():
+            summand = value.double() if value.is_floating_point() else value
+            sums[name] = summand if name not in sums or not value.is_floating_point() else sums[name] + summand
+    model = {
+        name: (total / len(paths)).to(first["model"][name].dtype) if total.is_floating_point() else total
+        for name, total in sums.items()
+    }
+    return {**first, "model": model, "optimizer_history": [], "last_optimizer_state": None, "extra_state": {}}
+
+
+def _shapes(parameters: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in parameters.items()}

@@ -1,0 +1,203 @@
+"""LSTM language models (Hochreiter & Schmidhuber 1997), with the parameter names of fairseq's ``lstm_lm``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.config import flag, typed
+from fairseq.errors import UserError
+from fairseq.models import register_model
+from fairseq.models.base import FairseqLanguageModel, ModelConfig
+from fairseq.modules.adaptive_input import check_cutoffs
+from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
+from fairseq.modules.dropout import dropout
+from fairseq.modules.memory import KeyValueCache
+from fairseq.modules.output_layer import LinearOutput, OutputLayer
+
+INIT = 0.1  # weights are uniform in ±INIT
+State = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class LSTMLMConfig(ModelConfig):
+    """Settings of an LSTM language model."""
+
+    dropout: float = flag(0.1, "dropout of embeddings and of every layer's output", low=0, below=1)
+    decoder_embed_dim: int = flag(512, "width of the embeddings", low=1)
+    decoder_hidden_size: int | None = flag(None, "width of the layers (default: --decoder-embed-dim)", low=1)
+    decoder_layers: int = flag(1, "number of layers", low=1, high=10_000)
+    decoder_out_embed_dim: int = flag(512, "width of the output", low=1)
+    decoder_dropout_in: float | None = flag(None, "dropout of embeddings (default: --dropout)", low=0, below=1)
+    decoder_dropout_out: float | None = flag(None, "dropout of layers' outputs (default: --dropout)", low=0, below=1)
+    residuals: bool = flag(False, "add a layer's previous state to the next layer's input")
+    share_decoder_input_output_embed: bool = flag(False, "tie the output weights to the input embeddings")
+    adaptive_softmax_cutoff: list[int] | None = flag(
+        None, "with --criterion adaptive_loss: first word of each band but the first"
+    )
+    tokens_per_sample: int = flag(1024, "tokens per block", low=1)
+    max_target_positions: int | None = flag(None, "maximum tokens per row (default: --tokens-per-sample)", low=1)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the layers."""
+        return self.decoder_hidden_size or self.decoder_embed_dim
+
+    @property
+    def row_limit(self) -> int | None:
+        return self.max_target_positions
+
+    def check(self, vocabulary: int) -> None:
+        """Check that the settings are consistent.
+
+        Raises:
+            UserError: they are not; the message names the flags.
+        """
+        if self.adaptive_softmax_cutoff is not None:
+            check_cutoffs("--adaptive-softmax-cutoff", self.adaptive_softmax_cutoff, vocabulary)
+        elif self.share_decoder_input_output_embed and self.decoder_embed_dim != self.decoder_out_embed_dim:
+            raise UserError(
+                f"--share-decoder-input-output-embed: needs --decoder-out-embed-dim {self.decoder_embed_dim}, the "
+                "width of the embeddings"
+            )
+
+
+@dataclass
+class RecurrentCache(KeyValueCache):
+    """Hidden and cell state of each layer after the tokens that were read: [B, H] each."""
+
+    states: list[State] = field(default_factory=list)
+
+    def next_segment(self) -> None:
+        """Begin a new segment without memory."""
+        self.clear()
+
+    def keep_rows(self, rows: int) -> None:
+        """Drop all but the first *rows* rows."""
+        self.states = [(hidden[:rows], cell[:rows]) for hidden, cell in self.states]
+
+    def select_rows(self, index: Tensor) -> None:
+        """Make row *index[i]* the new row i: [new rows]."""
+        self.states = [(hidden[index], cell[index]) for hidden, cell in self.states]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        super().clear()
+        self.states = []
+
+
+class LSTMDecoder(nn.Module):
+    """Embeddings, layers, and the output layer that criterions and the scorer use.
+
+    Args:
+        cfg: settings, checked.
+        vocabulary: number of words V.
+        padding_idx: index of the padding symbol.
+    """
+
+    def __init__(self, cfg: LSTMLMConfig, vocabulary: int, padding_idx: int) -> None:
+        super().__init__()
+        self.cfg = cfg
+        size, output_dim = cfg.hidden_size, cfg.decoder_out_embed_dim
+        self.dropout_in = cfg.dropout if cfg.decoder_dropout_in is None else cfg.decoder_dropout_in
+        self.dropout_out = cfg.dropout if cfg.decoder_dropout_out is None else cfg.decoder_dropout_out
+        self.embed_tokens = nn.Embedding(vocabulary, cfg.decoder_embed_dim, padding_idx)
+        widths = [cfg.decoder_embed_dim] + [size] * (cfg.decoder_layers - 1)
+        self.layers = nn.ModuleList(nn.LSTMCell(width, size) for width in widths)  # only hold the parameters
+        self.additional_fc = nn.Linear(size, output_dim) if size != output_dim else None
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -INIT, INIT)
+        nn.init.zeros_(self.embed_tokens.weight[padding_idx])
+        self.adaptive_softmax: AdaptiveSoftmax | None = None
+        self.fc_out: LinearOutput | None = None
+        if cfg.adaptive_softmax_cutoff is not None:
+            self.adaptive_softmax = AdaptiveSoftmax(
+                vocabulary, size, cfg.adaptive_softmax_cutoff, dropout=self.dropout_out
+            )
+        elif not cfg.share_decoder_input_output_embed:
+            weight, bias = torch.empty(vocabulary, output_dim), torch.empty(vocabulary)
+            for part in (weight, bias):
+                nn.init.uniform_(part, -INIT, INIT)
+            self.fc_out = LinearOutput(nn.Parameter(weight), nn.Parameter(bias))
+
+    @property
+    def output_distribution(self) -> OutputLayer:
+        """The distribution over words."""
+        return self.adaptive_softmax or self.fc_out or LinearOutput(self.embed_tokens.weight)  # type: ignore[arg-type]
+
+    def max_positions(self) -> int:
+        """Return the largest number of tokens in a row."""
+        return self.cfg.max_target_positions or self.cfg.tokens_per_sample
+
+    def forward(self, src_tokens: Tensor, cache: RecurrentCache | None = None) -> tuple[Tensor, dict[str, Any]]:
+        """Hidden states of *src_tokens* [B, T], each from the tokens up to it: [B, T, C], for the output layer.
+
+        Args:
+            src_tokens: [B, T].
+            cache: incremental inference: *src_tokens* continue what it holds, and are added to it.
+        """
+        x = dropout(self.embed_tokens(src_tokens), self.dropout_in, self.training)  # (B, T, E)
+        before = cache.states if cache is not None and cache.states else [None] * len(self.layers)
+        states: list[State] = []
+        out = x
+        for cell, state in zip(self.layers, before, strict=True):
+            hidden, previous, state = self._layer(cell, x, state)
+            states.append(state)
+            x = dropout(hidden, self.dropout_out, self.training)
+            out = x
+            if self.cfg.residuals:
+                x = x + previous
+        if cache is not None:
+            cache.states = states
+            cache.advance(src_tokens.size(1))
+        if self.additional_fc is not None and self.adaptive_softmax is None:
+            out = dropout(self.additional_fc(out), self.dropout_out, self.training)
+        return out, {}
+
+    def _layer(self, cell: Any, x: Tensor, state: State | None) -> tuple[Tensor, Tensor, State]:
+        """All time steps of a layer in one call: outputs, the outputs one step before [B, T, H], and the last state."""
+        zeros = x.new_zeros(x.size(0), self.cfg.hidden_size)
+        first, memory = state if state is not None else (zeros, zeros)
+        weights = [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
+        hidden, last, last_memory = torch.lstm(
+            x, (first[None], memory[None]), weights, True, 1, 0.0, self.training, False, True
+        )
+        previous = torch.cat([first[:, None].to(hidden.dtype), hidden[:, :-1]], dim=1)
+        return hidden, previous, (last[0], last_memory[0])
+
+    def new_cache(self, batch: int, longest: int | None = None) -> RecurrentCache:
+        """An empty cache for token-by-token inference."""
+        return RecurrentCache([], self.max_positions(), 0)
+
+
+@register_model("lstm_lm", dataclass=LSTMLMConfig)
+class LSTMLanguageModel(FairseqLanguageModel):
+    """An LSTM language model; every block begins with a state of zeros, as in fairseq."""
+
+    decisive_settings = ("residuals",)
+
+    def __init__(self, decoder: LSTMDecoder) -> None:
+        super().__init__(decoder)
+        self.cfg = decoder.cfg
+        self.skips_parameters = decoder.additional_fc is not None and decoder.adaptive_softmax is not None
+
+    @classmethod
+    def build_model(cls, args: LSTMLMConfig | argparse.Namespace, task: Any) -> LSTMLanguageModel:
+        cfg, dictionary = typed(LSTMLMConfig, args), task.source_dictionary
+        cfg.check(len(dictionary))
+        if dictionary.pad() < 0:
+            raise UserError("--arch lstm_lm: needs a padding symbol, which the dictionary does not have")
+        return cls(LSTMDecoder(cfg, len(dictionary), dictionary.pad()))
+
+    def new_cache(self, batch: int, longest: int | None = None) -> RecurrentCache:
+        """See :meth:`LSTMDecoder.new_cache`."""
+        return self.decoder.new_cache(batch, longest)  # type: ignore[operator]
+
+    def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """*state* with the markers that this version of the adaptive softmax has."""
+        markers = {name: value for name, value in self.state_dict().items() if name.endswith(".version")}
+        return {**markers, **state}

@@ -1,0 +1,40 @@
+"""``fairseq-average-checkpoints``: the mean of several checkpoints' parameters, as a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+
+from fairseq import checkpoint, options
+from fairseq.checkpoint.averaging import average, newest
+from fairseq.errors import UserError
+from fairseq.files import prepare_file
+
+
+def main(args: argparse.Namespace) -> None:
+    """Average ``args.inputs``, or the newest checkpoints of that folder, to ``args.output``.
+
+    Raises:
+        UserError: flags contradict each other, or a checkpoint is missing or of another model.
+    """
+    asked = {kind: count for kind in ("epoch", "update", "best") if (count := vars(args)[f"num_{kind}_checkpoints"])}
+    if len(asked) > 1:
+        raise UserError("--num-epoch-checkpoints, --num-update-checkpoints, --num-best-checkpoints: give one of them")
+    if args.checkpoint_upper_bound is not None and not asked.keys() & {"epoch", "update"}:
+        raise UserError("--checkpoint-upper-bound: needs --num-epoch-checkpoints or --num-update-checkpoints")
+    paths = list(args.inputs)
+    for kind, count in asked.items():
+        if len(paths) > 1:
+            raise UserError(f"--num-{kind}-checkpoints: --inputs takes one folder, {len(paths)} are given")
+        paths = [str(path) for path in newest(paths[0], kind, count, args.checkpoint_upper_bound)]
+    prepare_file("--output", args.output)
+    checkpoint.save(args.output, average(paths))
+    print(f"Wrote {args.output}: the mean of {', '.join(paths)}")
+
+
+def cli_main() -> None:
+    """Run the command."""
+    options.run_command(main, options.get_average_parser)
+
+
+if __name__ == "__main__":
+    cli_main()

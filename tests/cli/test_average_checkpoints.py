@@ -1,0 +1,75 @@
+"""``fairseq-average-checkpoints`` writes the mean of the parameters of several checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import runs
+import torch
+from states import a_state
+
+from fairseq import checkpoint, options
+from fairseq.errors import UserError
+from fairseq_cli import average_checkpoints
+
+
+def run(*flags: object) -> None:
+    average_checkpoints.main(options.parse_args_and_arch(options.get_average_parser(), runs.words(*flags)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Checkpoints of epochs 8 to 10 and of two updates, whose parameters are all their number."""
+    for name, value in {"checkpoint8": 8, "checkpoint9": 9, "checkpoint10": 10, "checkpoint_1_5": 5}.items():
+        checkpoint.save(tmp_path / f"{name}.pt", a_state(float(value)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "flags, mean",
+    [
+        ("--num-epoch-checkpoints 2", 9.5),
+        ("--num-epoch-checkpoints 2 --checkpoint-upper-bound 9", 8.5),
+        ("--num-update-checkpoints 1", 5.0),
+    ],
+)
+def test_the_newest_of_a_folder_are_averaged(folder: Path, flags: str, mean: float) -> None:
+    run("--inputs", folder, flags, "--output", folder / "average.pt")
+    assert set(checkpoint.load(folder / "average.pt")["model"]["w"].tolist()) == {mean}
+
+
+def test_an_average_of_a_run_is_evaluated_like_any_checkpoint(tmp_path: Path) -> None:
+    from fairseq.hub import LanguageModel
+
+    runs.train(tmp_path, runs.SHORT, "--save-interval-updates 1 --disable-validation")
+    paths = [tmp_path / f"checkpoint_1_{n}.pt" for n in (1, 2)]
+    run("--inputs", *paths, "--output", tmp_path / "average.pt")
+    states = [checkpoint.load(path)["model"] for path in (*paths, tmp_path / "average.pt")]
+    for name, value in states[2].items():
+        mean = ((states[0][name] + states[1][name]) / 2).to(value.dtype)
+        torch.testing.assert_close(value, mean)
+    assert LanguageModel.from_pretrained(tmp_path / "average.pt", runs.DATA).perplexity("the") > 1
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("--num-epoch-checkpoints 4", "3 checkpoints of epochs found, 4 are to be averaged"),
+        ("--num-epoch-checkpoints 1 --num-update-checkpoints 1", "give one of them"),
+        ("--num-epoch-checkpoints 0", "0: expected a number"),
+        ("--checkpoint-upper-bound 3", "--checkpoint-upper-bound: needs"),
+    ],
+)
+def test_mistakes_are_user_errors(folder: Path, flags: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run("--inputs", folder, flags, "--output", folder / "average.pt")
+    assert not (folder / "average.pt").exists()
+
+
+def test_checkpoints_of_other_models_are_refused(folder: Path) -> None:
+    other = a_state(1.0)
+    other["model"]["v"] = torch.zeros(2)
+    checkpoint.save(folder / "other.pt", other)
+    with pytest.raises(UserError, match="other.pt: has other parameters than"):
+        run("--inputs", folder / "checkpoint8.pt", folder / "other.pt", "--output", folder / "average.pt")

@@ -1,0 +1,114 @@
+"""Plug-ins that build language models of this package's decoders and modules, in the way of fairseq's own models."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+import torch.nn.functional as F
+
+PLUGIN = """
+import torch.nn.functional as F
+from fairseq import options, utils
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
+from fairseq.models.lstm import Embedding as LSTMEmbedding, LSTMDecoder
+from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS, Embedding, TransformerDecoder
+from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
+from fairseq.modules import AdaptiveInput
+
+
+@register_model("own_transformer_lm")
+class OwnTransformer(FairseqLanguageModel):
+    @staticmethod
+    def add_args(parser):
+        TransformerLanguageModel.add_args(parser)
+        parser.add_argument("--own-cutoff", metavar="EXPR")
+
+    @classmethod
+    def build_model(cls, args, task):
+        base(args)
+        if args.own_cutoff:
+            cutoffs = options.eval_str_list(args.own_cutoff, type=int)
+            embed = AdaptiveInput(len(task.source_dictionary), task.source_dictionary.pad(), 16, 2, 16, cutoffs, 0, 8)
+        else:
+            embed = Embedding(len(task.source_dictionary), 16, task.source_dictionary.pad())
+        return cls(TransformerDecoder(args, task.target_dictionary, embed, no_encoder_attn=True))
+
+
+@register_model_architecture("own_transformer_lm", "own_transformer_lm")
+def base(args):
+    args.decoder_embed_dim = getattr(args, "decoder_embed_dim", 16)
+    args.decoder_layers = getattr(args, "decoder_layers", 1)
+    args.decoder_attention_heads = getattr(args, "decoder_attention_heads", 2)
+    args.max_target_positions = getattr(args, "tokens_per_sample", DEFAULT_MAX_TARGET_POSITIONS)
+    base_lm_architecture(args)
+
+
+@register_model("own_lstm_lm")
+class OwnLSTM(FairseqLanguageModel):
+    @classmethod
+    def build_model(cls, args, task):
+        words = task.target_dictionary
+        return cls(LSTMDecoder(
+            words, embed_dim=8, hidden_size=8, out_embed_dim=8, num_layers=2, attention=False, encoder_output_units=0,
+            pretrained_embed=LSTMEmbedding(len(words), 8, words.pad()), share_input_output_embed=True,
+        ))
+
+
+@register_model_architecture("own_lstm_lm", "own_lstm_lm")
+def lstm(args):
+    pass
+
+
+@register_criterion("own_adaptive_loss")
+class OwnAdaptiveLoss(FairseqCriterion):
+    def forward(self, model, sample, reduce=True):
+        net_output = model(**sample["net_input"])
+        logits, targets = model.decoder.adaptive_softmax(net_output[0], model.get_targets(sample, net_output).view(-1))
+        loss = sum(F.cross_entropy(a, b, ignore_index=self.padding_idx, reduction="sum")
+                   for a, b in zip(logits, targets) if b is not None)
+        return loss, sample["ntokens"], {
+            "loss": loss.data, "ntokens": sample["ntokens"], "nsentences": len(sample["target"]),
+        }
+"""
+FLAGS = """--cpu --train-subset valid --valid-subset test --max-tokens 64 --tokens-per-sample 16 --log-format json
+    --log-interval 1 --required-batch-size-multiple 1 --optimizer adam --lr 0.01"""
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
+    folder = tmp_path_factory.mktemp("home") / "decoder_parts"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(PLUGIN)
+    yield ["--user-dir", folder]
+    del sys.modules["decoder_parts"]
+
+
+@pytest.mark.parametrize("model", ["own_transformer_lm", "own_transformer_lm --own-cutoff [200,600]", "own_lstm_lm"])
+def test_models_around_our_decoders_train(plugin: list[Any], model: str, tmp_path: Path) -> None:
+    log = runs.train(tmp_path, plugin, FLAGS, f"--arch {model} --criterion cross_entropy --max-update 25 --no-save")
+    assert sum(runs.losses(log)[-5:]) < sum(runs.losses(log)[:5]) - 1
+
+
+def test_a_model_around_our_decoder_scores_and_samples(plugin: list[Any], tmp_path: Path) -> None:
+    from fairseq.hub import LanguageModel
+
+    runs.train(tmp_path, plugin, FLAGS, "--arch own_lstm_lm --max-update 2")
+    lm = LanguageModel.from_pretrained(tmp_path / "checkpoint_last.pt", runs.DATA)
+    tokens = torch.tensor([[2, 5, 9, 11]])
+    logits = F.linear(lm.model(tokens[:, :-1])[0], lm.model.decoder.embed_tokens.weight)
+    loss = F.cross_entropy(logits[0], tokens[0, 1:], reduction="none")
+    torch.testing.assert_close(lm.score_tokens(tokens, 3)[0], loss)
+
+
+def test_an_adaptive_loss_of_a_plugin_equals_ours(plugin: list[Any], tmp_path: Path) -> None:
+    flags = [runs.BASELINE, runs.NO_DROPOUT, "--max-update 2 --no-save", plugin]
+    own = runs.train(tmp_path, *flags, "--criterion own_adaptive_loss")
+    ours = runs.train(tmp_path, *flags, "--criterion adaptive_loss --adaptive-loss-legacy-padding")
+    assert runs.losses(own) == pytest.approx(runs.losses(ours), rel=1e-5)
