@@ -43,6 +43,7 @@ class OwnTransformer(FairseqLanguageModel):
 
 @register_model_architecture("own_transformer_lm", "own_transformer_lm")
 def base(args):
+    args.own_cutoff = getattr(args, "own_cutoff", None)
     args.decoder_embed_dim = getattr(args, "decoder_embed_dim", 16)
     args.decoder_layers = getattr(args, "decoder_layers", 1)
     args.decoder_attention_heads = getattr(args, "decoder_attention_heads", 2)
