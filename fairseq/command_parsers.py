@@ -16,6 +16,7 @@ from fairseq.command_settings import (
     PlotConfig,
     PreprocessConfig,
     ReclConfig,
+    TokenizeConfig,
     ValidateConfig,
 )
 from fairseq.errors import UserError
@@ -60,6 +61,31 @@ def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
     parser = Parser("Build a dictionary from text and binarize the text.", [PreprocessConfig], examples=examples)
     parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
     add_unread(parser, PREPROCESSING_SWITCHES.split(), PREPROCESSING_VALUES.split(), {"target-lang": "-t"})
+    return parser
+
+
+def get_tokenize_parser() -> Parser:
+    """The flags of ``fairseq-tokenize``."""
+    examples = [
+        "fairseq-tokenize book.txt.gz --tokenizer moses --workers 4 --output book.tokens",
+        "fairseq-tokenize generated.tokens --data data-bin --undo",
+    ]
+    parser = Parser("Turn text into symbols, or symbols into text.", [TokenizeConfig], examples=examples)
+    parser.add_argument("text", metavar="TEXT", nargs="?", default="-", help="text file (default: -, stdin)")
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="folder with parts of your own")
+    return parser
+
+
+def get_symbols_parser() -> Parser:
+    """The flags of ``fairseq-symbols``."""
+    examples = ["fairseq-symbols enwik8 data --kind bytes", "fairseq-symbols text8 data --kind letters"]
+    description = "Write the bytes or letters of a text as symbols, in three splits."
+    parser = Parser(description, examples=examples, settings_file=False)
+    parser.add_argument("source", metavar="TEXT", help="text, one file")
+    parser.add_argument("destdir", metavar="DIR", help="folder for the three splits and dict.txt")
+    parser.add_argument(
+        "--kind", choices=("bytes", "letters"), required=True, help="bytes as numbers, or a to z and spaces"
+    )
     return parser
 
 

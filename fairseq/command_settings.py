@@ -198,6 +198,16 @@ class TextConfig(TextFormatConfig):
 
 
 @dataclass(frozen=True)
+class TokenizeConfig(TextConfig):
+    """Tokenisation: settings of ``fairseq-tokenize``."""
+
+    data: str | None = flag(None, "data or checkpoint folder whose tokenizer is used", metavar="DIR")
+    undo: bool = flag(False, "symbols to text instead of text to symbols")
+    workers: int = flag(1, "processes", low=1)
+    output: str | None = flag(None, "output file (default: stdout)", metavar="FILE")
+
+
+@dataclass(frozen=True)
 class PreprocessConfig(TextConfig):
     """Preprocessing: settings of ``fairseq-preprocess``."""
 

@@ -30,6 +30,8 @@ from fairseq.command_parsers import (
     get_plot_parser,
     get_preprocessing_parser,
     get_recl_parser,
+    get_symbols_parser,
+    get_tokenize_parser,
     get_training_parser,
     get_validation_parser,
 )
@@ -55,6 +57,8 @@ __all__ = [
     "get_plot_parser",
     "get_preprocessing_parser",
     "get_recl_parser",
+    "get_symbols_parser",
+    "get_tokenize_parser",
     "get_training_parser",
     "get_validation_parser",
     "parse_args_and_arch",

@@ -95,7 +95,7 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], Any] = lamb
     try:
         with open(path, "rb") as raw, _decompressed(raw, path) as file:
             before = 0
-            for block in _blocks(path, file, form):
+            for block in blocks_of(path, file, form):
                 yield block
                 report(raw.tell() - before)
                 before = raw.tell()
@@ -187,7 +187,8 @@ def _damaged(path: str, error: object) -> UserError:
     return UserError(f"{path}: not a whole {_suffix(path)} file ({reason}); compress or download it again")
 
 
-def _blocks(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
+def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
+    """Yield the blocks of an open file; *path* is its name in messages."""
     parts: list[bytes] = []
     first = number = 1
     size = 0

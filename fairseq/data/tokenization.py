@@ -18,6 +18,7 @@ from fairseq.data.raw_text import (
     Block,
     RawCounts,
     TextFormat,
+    blocks_of,
     check_raw,
     format_of,
     is_plain,
@@ -131,10 +132,30 @@ class TokenizeBlock:
         if block.first == 1:
             check_alphabet(self.tokenizer, lines)
         encoded = lines if self.tokenizer is None else self.tokenizer.encode_lines(lines)
-        text = "\n".join(encoded)
-        if lines:
-            text += " " if block.unfinished else "\n"
-        return text.encode(), RawCounts.of(lines, block.unfinished)
+        return _joined(encoded, block), RawCounts.of(lines, block.unfinished)
+
+
+@dataclass(frozen=True)
+class DetokenizeBlock:
+    """Turns symbols into text: the counterpart of :class:`TokenizeBlock`."""
+
+    tokenizer: Tokenizer
+
+    def __call__(self, block: Block, form: TextFormat) -> tuple[bytes, RawCounts]:
+        lines = lines_of(block, form)
+        text = [self.tokenizer.decode(line.split()) for line in lines]
+        return _joined(text, block), RawCounts.of(lines, block.unfinished)
+
+
+def _joined(lines: Sequence[str], block: Block) -> bytes:
+    """The lines of a block; after a line that goes on in the next one, a space."""
+    return ("\n".join(lines) + (" " if block.unfinished else "\n") * bool(lines)).encode()
+
+
+def tokenize_stream(file: BinaryIO, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]], out: BinaryIO) -> None:
+    """Write the result for each line of an open file to *out*; see :func:`tokenize_file`."""
+    for text, _ in workers.map((block, form) for block in blocks_of("stdin", file, form)):
+        out.write(text)
 
 
 def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]], out: BinaryIO) -> RawCounts:

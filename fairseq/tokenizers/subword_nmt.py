@@ -16,6 +16,7 @@ from fairseq.tokenizers.base import Subwords
 
 CACHED = 1 << 19  # words, at most
 MARK = "@@"
+FEWEST_MERGES = 100  # that show the alphabet they were learned on
 
 
 @register_bpe("subword_nmt")
@@ -54,6 +55,8 @@ class SubwordNMT(Subwords):
         return (" ".join(symbols) + " ").replace(f"{MARK} ", "").rstrip()
 
     def knows(self, text: str) -> float:
+        if len(self._bpe.bpe_codes) < FEWEST_MERGES:
+            return 1.0
         letters = "".join(text.split())
         known = set().union(*(part.removesuffix("</w>") for pair in self._bpe.bpe_codes for part in pair))
         return sum(letter in known for letter in letters) / max(1, len(letters))

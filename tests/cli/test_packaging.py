@@ -15,7 +15,18 @@ import fairseq
 
 ROOT = Path(__file__).parents[2]
 ROOT_SCRIPTS = ("preprocess", "train", "eval_lm", "validate", "generate", "interactive")  # fairseq's
-COMMANDS = (*ROOT_SCRIPTS, "recl", "attention", "notes", "plot", "finetune", "import_model", "export_model")
+COMMANDS = (
+    *ROOT_SCRIPTS,
+    "tokenize",
+    "symbols",
+    "recl",
+    "attention",
+    "notes",
+    "plot",
+    "finetune",
+    "import_model",
+    "export_model",
+)
 HEAVY = (
     "matplotlib",
     "tensorboard",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -173,7 +174,7 @@ def test_parts_of_plug_ins_are_found_by_name(tmp_path: Path) -> None:
         run(tmp_path / "out", trainpref=text_file(tmp_path), bpe="subwordnmt", learn_bpe=4)
 
 
-CODES = SubwordNMT.learn({"the": 3, "then": 2}, 4)
+CODES = SubwordNMT.learn({"".join(word): 2 for word in itertools.product("abcde", "fghij", "klmno")}, 120)
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "codes without kind": ({"bpe_codes": "x"}, "--bpe-codes: needs the kind"),
     "learning without kind": ({"learn_bpe": 9}, "--learn-bpe: needs the kind"),

@@ -1,4 +1,4 @@
-"""scripts/text_to_symbols.py: bytes and letters as symbols, as many tokens as characters, and bits per character."""
+"""fairseq-symbols: bytes and letters as symbols, as many tokens as characters, and bits per character."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq.data import symbols as text_to_symbols
 from fairseq.data.binarizer import Binarizer
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.evaluation.report import is_of_characters
-from scripts import text_to_symbols
 
 ROOT = Path(__file__).parents[2]
 SPLITS = ("train", "valid", "test")
@@ -108,7 +108,7 @@ def test_what_counts_as_a_corpus_of_characters_or_bytes(symbols: list[str], char
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "scripts.text_to_symbols", *map(str, arguments)]
+    command = [sys.executable, "-m", "fairseq_cli.symbols", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=runs.TIMEOUT)
 
 
@@ -136,7 +136,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(text: bytes | None, messag
     result = run(tmp_path / "source", tmp_path / "out", "--kind", "letters")
     assert result.returncode == 2 and result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith(f"text_to_symbols.py: error: {tmp_path}/source: ") and message in result.stderr
+    assert result.stderr.startswith(f"symbols.py: error: {tmp_path}/source: ") and message in result.stderr
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
 
 

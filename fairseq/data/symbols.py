@@ -1,18 +1,13 @@
-"""Write the bytes or letters of a text as symbols separated by spaces, for ``fairseq-preprocess``.
+"""Bytes or letters of a text as symbols separated by spaces, as in enwik8 and text8.
 
-    python -m scripts.text_to_symbols enwik8 DIR --kind bytes       # bytes as numbers, 0 to 255
-    python -m scripts.text_to_symbols text8 DIR --kind letters      # a to z and spaces
-
-Writes ``train.txt`` (the first 90 %), ``valid.txt`` and ``test.txt`` (5 % each), cut at exact bytes, and ``dict.txt``,
-the symbols of all three by falling frequency (``--srcdict``). A line ends at each line feed (bytes) or space (letters),
+A text becomes ``train.txt`` (the first 90 %), ``valid.txt`` and ``test.txt`` (5 % each), cut at exact bytes, and
+``dict.txt``, the symbols of all three by falling frequency. A line ends at each line feed (bytes) or space (letters),
 which ``</s>`` represents: a split has as many tokens as characters, or one more if it ends in the middle of a line.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -111,24 +106,3 @@ def _write_dictionary(file: BinaryIO, counts: np.ndarray, kind: str) -> None:
     dictionary.finalize()
     words = zip(dictionary.symbols[dictionary.nspecial :], dictionary.count[dictionary.nspecial :], strict=True)
     file.writelines(f"{word} {count}\n".encode() for word, count in words)
-
-
-def main(argv: list[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, metavar="TEXT", help="the text, one file")
-    parser.add_argument("destdir", type=Path, metavar="DIR", help="folder for the four files")
-    parser.add_argument("--kind", choices=sorted(LINE_ENDS), required=True, help="kind of symbol")
-    args = parser.parse_args(argv)
-    try:
-        tokens = convert(args.source, args.destdir, args.kind)
-    except UserError as error:
-        print(f"text_to_symbols.py: error: {error}", file=sys.stderr)
-        sys.exit(2)
-    for name, size in split_sizes(args.source.stat().st_size).items():
-        added = "" if tokens[name] == size else ", plus one </s>: it ends in the middle of a line"
-        print(f"{args.destdir / name}.txt: {size:,} characters{added}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,80 @@
+"""Turn text into symbols with the tokenizer of a data folder or of flags, or symbols into text."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from fairseq.command_settings import TokenizeConfig
+from fairseq.config import typed
+from fairseq.data.folders import load_dictionary
+from fairseq.data.raw_text import TextFormat, format_of
+from fairseq.data.tokenization import DetokenizeBlock, TokenizeBlock, tokenize_file, tokenize_stream
+from fairseq.data.workers import Workers
+from fairseq.errors import UserError
+from fairseq.files import atomic_file
+from fairseq.limits import check_processes
+from fairseq.tokenizers import Tokenizer, find_tokenizer
+from fairseq.tokenizers.choice import chosen_subwords, chosen_words
+
+STDIN = "-"
+
+
+def main(args: argparse.Namespace) -> None:
+    """Write a line of symbols for each line of text, or with ``--undo`` of text for each line of symbols.
+
+    Raises:
+        UserError: flags are incompatible, or a text or tokenizer cannot be used.
+    """
+    config = typed(TokenizeConfig, args)
+    check_processes("--workers", config.workers)
+    tokenizer = _tokenizer(config)
+    task = DetokenizeBlock(tokenizer) if config.undo else TokenizeBlock(tokenizer)
+    with Workers(task, config.workers) as workers, _output(config) as out:
+        if args.text == STDIN:
+            tokenize_stream(sys.stdin.buffer, TextFormat(join_lines=config.join_lines), workers, out)
+        else:
+            form = TextFormat() if config.undo else format_of(args.text, config.text_field, config.join_lines)
+            tokenize_file(args.text, form, workers, out)
+
+
+def _tokenizer(config: TokenizeConfig) -> Tokenizer:
+    """The tokenizer of ``--data``, or of the other flags."""
+    words, subwords = chosen_words(config), chosen_subwords(config)
+    if config.bpe is not None and subwords is None:
+        raise UserError(f"--bpe {config.bpe}: needs its codes; add --bpe-codes FILE")
+    if config.data is None:
+        if words is None and subwords is None:
+            raise UserError("--data or --tokenizer, --bpe: give a data folder with a tokenizer, or the kind of one")
+        return Tokenizer(words, subwords)
+    if words is not None or subwords is not None:
+        raise UserError(f"--data {config.data}: has a tokenizer of its own; leave out --tokenizer and --bpe")
+    tokenizer = find_tokenizer(config.data, load_dictionary(config.data).symbols)
+    if tokenizer is None:
+        raise UserError(f"--data {config.data}: has no tokenizer; give --tokenizer or --bpe")
+    return tokenizer
+
+
+@contextlib.contextmanager
+def _output(config: TokenizeConfig) -> Iterator[BinaryIO]:
+    if config.output is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    else:
+        with atomic_file(Path(config.output), "--output") as file:
+            yield file
+
+
+def cli_main() -> None:
+    """``fairseq-tokenize``."""
+    from fairseq import options
+
+    options.run_command(main, options.get_tokenize_parser)
+
+
+if __name__ == "__main__":
+    cli_main()
