@@ -26,6 +26,7 @@ COMMANDS = (
     "finetune",
     "import_model",
     "export_model",
+    "average_checkpoints",
 )
 HEAVY = (
     "matplotlib",
