@@ -123,6 +123,25 @@ class GenerationConfig(ModelPathConfig):
         None, "subword mark to join words at (without a value: @@)", metavar="MARK", const="@@ "
     )
     int8: bool = flag(False, "int8 weights, one scale per output")
+    results_format: str | None = flag(
+        None,
+        "text, or fairseq's S- H- P- lines (default: fairseq with one of the flags below)",
+        choices=("text", "fairseq"),
+    )
+    prefix_size: int | None = flag(None, "tokens of a line that hypotheses begin with (0: all)", low=0)
+    nbest: int | None = flag(None, "hypotheses to print, of --beam", low=1)
+    max_len_a: float | None = flag(None, "maximum tokens of a hypothesis per token of its line", low=0)
+    max_len_b: int | None = flag(None, "maximum tokens of a hypothesis, added to that (200)", low=1, high=10_000_000)
+    min_len: int | None = flag(None, "minimum tokens of a hypothesis (1)", low=0)
+    lenpen: float | None = flag(None, "length penalty: exponent of the length in scores (1)")
+    no_repeat_ngram_size: int | None = flag(None, "length of n-grams that are not repeated (0: any are)", low=0)
+
+    @property
+    def finds_hypotheses(self) -> bool:
+        """Whether texts end at ``</s>`` and are printed in fairseq's lines."""
+        asked = (self.prefix_size, self.nbest, self.max_len_a, self.max_len_b, self.min_len, self.lenpen)
+        given = any(value is not None for value in (*asked, self.no_repeat_ngram_size))
+        return self.results_format == "fairseq" or (self.results_format is None and given)
 
 
 @dataclass(frozen=True)

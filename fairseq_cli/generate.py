@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ import numpy as np
 
 from fairseq import options
 from fairseq.command_settings import GenerateConfig
+from fairseq.data.indexed_dataset import Corpus
 from fairseq.errors import UserError
 from fairseq.generation import passages
+from fairseq.generation.fairseq_lines import lines_of
 from fairseq.generation.passages import Passage
 from fairseq.generation.writer import Writer, check_samples
 from fairseq.settings import Settings
@@ -26,7 +29,7 @@ def main(args: argparse.Namespace) -> list[Passage]:
     """Continue contexts of ``--gen-subset``; the texts go to stdout and to ``--results-path``, progress to stderr.
 
     A passage is printed as soon as it is complete. ``--results-path`` has all complete passages, even if the run is
-    interrupted.
+    interrupted. With ``--results-format fairseq`` each line of the split is continued, and fairseq's lines are printed.
 
     Raises:
         UserError: flags contradict each other, or a checkpoint or the data cannot be used.
@@ -35,7 +38,11 @@ def main(args: argparse.Namespace) -> list[Passage]:
     cfg: GenerateConfig = settings.command
     paths, contexts = checkpoint_paths(cfg), _contexts(cfg)
     writer = Writer.load(settings, paths)
-    name, tokens = _tokens(cfg, settings.data_path, writer)
+    name, corpus = _corpus(cfg, settings.data_path, writer)
+    if cfg.finds_hypotheses:
+        _print_hypotheses(cfg, writer, name, corpus)
+        return []
+    tokens = corpus.tokens
     starts = passages.draw_starts(len(tokens), cfg.context_tokens, cfg.max_new_tokens, contexts, settings.common.seed)
     writer.warn_of_length({"--context-tokens": cfg.context_tokens})
     found: list[Passage] = []
@@ -54,11 +61,27 @@ def main(args: argparse.Namespace) -> list[Passage]:
     return found
 
 
-def _tokens(cfg: GenerateConfig, data: str, writer: Writer) -> tuple[str, np.ndarray]:
-    """The name and the tokens of ``--text`` or ``--gen-subset``."""
+def _corpus(cfg: GenerateConfig, data: str, writer: Writer) -> tuple[str, Corpus]:
+    """The name and the corpus of ``--text`` or ``--gen-subset``."""
     if cfg.text is not None:
-        return cfg.text, read_text(cfg.text, cfg, data, writer.task.source_dictionary).tokens
-    return cfg.gen_subset, writer.task.corpus(cfg.gen_subset).tokens  # type: ignore[attr-defined]
+        return cfg.text, read_text(cfg.text, cfg, data, writer.task.source_dictionary)
+    return cfg.gen_subset, writer.task.corpus(cfg.gen_subset)  # type: ignore[attr-defined]
+
+
+def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Corpus) -> None:
+    """Print fairseq's lines for every line of *corpus*; ``--results-path`` gets them as ``generate-NAME.txt``."""
+    with contextlib.ExitStack() as files:
+        file = None
+        if cfg.results_path is not None:
+            files.enter_context(results_folder(cfg.results_path))
+            path = Path(cfg.results_path) / f"generate-{Path(name).name}.txt"
+            file = files.enter_context(open(path, "w", encoding="utf-8"))
+        for number, (start, size) in enumerate(zip(corpus.offsets, corpus.sizes, strict=False)):
+            tokens = corpus.tokens[start : start + size - 1].tolist()  # without </s>
+            for text in lines_of(writer, cfg, number, tokens, target=True):
+                print(text, flush=True)
+                if file is not None:
+                    print(text, file=file)
 
 
 def _continue(settings: Settings, writer: Writer, tokens: np.ndarray, starts: list[int]) -> Iterator[Passage]:

@@ -13,6 +13,7 @@ from fairseq import options
 from fairseq.command_settings import InteractiveConfig
 from fairseq.data.text_corpus import report_unknown
 from fairseq.errors import UserError, read_failure
+from fairseq.generation.fairseq_lines import lines_of
 from fairseq.generation.writer import Writer, check_samples
 from fairseq.settings import CommonConfig
 from fairseq.tasks.typed import typed_settings
@@ -34,8 +35,8 @@ def main(args: argparse.Namespace) -> None:
     check_samples(cfg, cfg.num_samples)
     lines = None if cfg.input == "-" else _read_file(Path(cfg.input))
     writer = Writer.load(settings, checkpoint_paths(cfg))
-    if lines is None:
-        _answer(_stdin_lines(), writer, cfg)
+    if lines is None or cfg.finds_hypotheses:
+        _answer(_stdin_lines() if lines is None else lines, writer, cfg)
     else:
         _answer_together(lines, writer, cfg, settings.common)
 
@@ -44,6 +45,9 @@ def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> Non
     """Continue each of *lines* as soon as it is read, printing token by token."""
     for number, line in enumerate(lines):
         [prompt] = _encode([line], writer, number)
+        if cfg.finds_hypotheses:
+            print(*lines_of(writer, cfg, number, prompt[1:], target=False), sep="\n", flush=True)
+            continue
         for sample in range(cfg.num_samples):
             tokens = writer.continue_one(prompt, number, sample)
             if cfg.json:

@@ -138,8 +138,10 @@ def decoding(cfg: GenerationConfig) -> Decoding:
     Raises:
         UserError: flags contradict each other.
     """
+    if cfg.finds_hypotheses and (cfg.nbest or 1) > cfg.beam:
+        raise UserError(f"--nbest {cfg.nbest}: a beam has {cfg.beam} hypotheses; raise --beam")
     if cfg.sampling:
-        if cfg.beam > 1:
+        if cfg.beam > 1 and not cfg.finds_hypotheses:
             raise UserError(f"--beam {cfg.beam} --sampling: beam search does not sample; give one of the two")
         return Decoding(cfg.max_new_tokens, cfg.temperature, cfg.sampling_topk, cfg.sampling_topp)
     given = {
