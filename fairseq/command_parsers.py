@@ -229,6 +229,20 @@ def get_average_parser() -> Parser:
     return parser
 
 
+def get_merge_parser() -> Parser:
+    """The flags of ``fairseq-merge-checkpoint``."""
+    examples = [
+        "fairseq-merge-checkpoint checkpoints/checkpoint_best.pt best.pt",
+        "fairseq-merge-checkpoint checkpoints/checkpoint_last.pt weights.pt --no-save-optimizer-state",
+    ]
+    description = "Write a checkpoint of sharded training, a folder, as one file."
+    parser = Parser(description, examples=examples, settings_file=False)
+    parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of --ddp-backend fully_sharded")
+    parser.add_argument("target", metavar="FILE", help="file to write")
+    parser.add_argument("--no-save-optimizer-state", action="store_true", help="leave out the optimizer state")
+    return parser
+
+
 def get_finetune_parser() -> Parser:
     """The flags of ``fairseq-finetune``."""
     from fairseq.tasks.sentence_prediction import SentencePredictionConfig

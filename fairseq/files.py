@@ -91,6 +91,37 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
                 folder.rmdir()
 
 
+@contextlib.contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A temporary folder that becomes *path*, which must not exist, when the ``with`` block ends without an exception.
+
+    Raises:
+        UserError: a system error; the message names *path*.
+    """
+    path = Path(path)
+    with _system_errors("", path):
+        with _temporary_folder(path.parent) as temporary:
+            yield temporary
+            temporary.chmod(stat.S_IMODE(path.parent.stat().st_mode))
+            sync_folder(temporary)
+            os.rename(temporary, path)
+        sync_folder(path.parent)
+
+
+def point_to(path: str | Path, name: str) -> None:
+    """Make *path* a symbolic link to *name* in the same folder, atomically.
+
+    Raises:
+        UserError: a system error; the message names *path*.
+    """
+    path = Path(path)
+    temporary = path.with_name(_temporary_name(path.name))
+    with _system_errors("", path):
+        os.symlink(name, temporary)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+
+
 def link_or_copy(source: str | Path, target: str | Path) -> None:
     """Make *target* a hard link of *source*, atomically; a copy where the filesystem has no hard links.
 

@@ -197,6 +197,7 @@ class CheckpointConfig:
     keep_best_checkpoints: int = flag(-1, "number of best checkpoints to keep (-1: one)", low=-1)
     keep_last_epochs: int = flag(-1, "number of epoch checkpoints to keep (-1: all)", low=-1)
     no_save: bool = flag(False, "save no checkpoints")
+    async_save: bool = flag(False, "write checkpoints in the background, from a copy in host memory")
     no_epoch_checkpoints: bool = flag(False, "save only the last and best checkpoints")
     no_last_checkpoints: bool = flag(False, "do not save checkpoint_last.pt")
     no_save_optimizer_state: bool = flag(False, "save checkpoints without optimizer state")

@@ -41,7 +41,7 @@ def run_all(folder: Path, processes: int, cases: dict[str, Any], refused: Iterab
     file.write_text(json.dumps({name: runs.words("--save-dir", folder / name, flags) for name, flags in cases.items()}))
     command = [sys.executable, __file__, str(processes), str(file)]
     result = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=runs.environment(PYTHONPATH=_paths())
+        command, capture_output=True, text=True, timeout=runs.TIMEOUT, env=runs.environment(PYTHONPATH=_paths())
     )
     assert result.returncode == 0, result.stderr
     unexpected = [file.read_text() for file in folder.glob("*.error") if file.stem not in refused]
@@ -78,5 +78,5 @@ if __name__ == "__main__":
 
     processes, file = int(sys.argv[1]), Path(sys.argv[2])
     given = str(file.parent), json.loads(file.read_text())
-    cfg = DistributedConfig(distributed_world_size=processes, distributed_timeout=60.0)
+    cfg = DistributedConfig(distributed_world_size=processes)
     distributed.run(Job(jobs._run_here, given, CommonConfig(cpu=True), cfg))

@@ -8,11 +8,12 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
+from fairseq.checkpoint.tensor_part import TensorPart
 from fairseq.errors import UserError
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -27,11 +28,20 @@ def check_records(path: str | Path) -> None:
         UserError: a record is damaged, or is compressed, which ``torch.save`` never does and which could expand
             without bound.
     """
+    check_archive(path, path, os.path.getsize(path))
+
+
+def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -> None:
+    """Compare the checksums of *content*, an archive of ``torch.save`` with *size* bytes; *path* is its name.
+
+    Raises:
+        UserError: see :func:`check_records`.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(content) as archive:
             records = archive.infolist()
             total = sum(record.file_size for record in records)
-            if total > os.path.getsize(path) or any(record.compress_type != zipfile.ZIP_STORED for record in records):
+            if total > size or any(record.compress_type != zipfile.ZIP_STORED for record in records):
                 raise UserError(
                     f"{path}: rejected: its records expand, which torch.save never writes; use another file"
                 )
@@ -53,6 +63,7 @@ def _read_all(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
 def check_finite(parameters: Mapping[str, Tensor], path: str | Path) -> None:
     """Raise UserError if a weight is infinite or NaN."""
     for name, value in parameters.items():
+        value = value.local if isinstance(value, TensorPart) else value
         if value.dtype in FLOATS and value.numel() and not _is_finite(value):
             raise UserError(f"{path}: weights of {name} are infinite or NaN; use an earlier checkpoint")
 
@@ -62,13 +73,13 @@ def _is_finite(value: Tensor) -> bool:
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
-def check_room(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Raise UserError if the disk of *path* has no room for the tensors of *state*; what it holds is unchanged."""
+def check_room(path: str | Path, state: Mapping[str, Any], more: int = 0) -> None:
+    """Raise UserError if the disk of *path* has no room for the tensors of *state* and *more* bytes."""
     storages = {
         (tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage().nbytes()
         for tensor in _tensors(state)
     }
-    needed = sum(storages.values()) + MARGIN
+    needed = sum(storages.values()) + MARGIN + more
     try:
         free = shutil.disk_usage(Path(os.path.realpath(path)).parent).free
     except OSError:

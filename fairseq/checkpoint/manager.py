@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import filecmp
+import itertools
 import logging
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fairseq.checkpoint.store import load, save
 from fairseq.errors import UserError
-from fairseq.files import atomic_file, link_or_copy, remove_leftovers
+from fairseq.files import atomic_file, link_or_copy, new_folder, point_to, remove_leftovers
 from fairseq.settings import CheckpointConfig
 from fairseq.tokenizers import TOKENIZATION
 
@@ -29,6 +30,7 @@ EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST_OF_STAGE = re.compile(r"checkpoint_best(\d+)\.pt")
 AMONG_BEST = re.compile(r"checkpoint\.best_.*_(-?[\d.]+)\.pt")
+FOLDER = re.compile(r"checkpoint_\d+_\d+(-\d+)?\.parts")  # of sharded training; the names above are links to it
 
 
 class CheckpointManager:
@@ -63,42 +65,59 @@ class CheckpointManager:
         }
         return [name for name, wanted in chosen.items() if wanted]
 
-    def save(
-        self,
-        state: Mapping[str, Any],
-        *,
-        epoch: int,
-        updates: int,
-        end_of_epoch: bool,
-        is_best: bool,
-        figure: float | None = None,
+    def due(
+        self, *, epoch: int, updates: int, end_of_epoch: bool, is_best: bool, figure: float | None = None
     ) -> list[Path]:
-        """Write the checkpoints that are due, and remove those that need not be kept.
+        """Return the files that a save at this point writes.
+
+        Args:
+            epoch, updates: how far training is; both count from 1.
+            is_best: its validation figure is the best saved so far.
+            figure: the validation figure, None without a validation.
+        """
+        if self.config.no_save:
+            return []
+        return [self.folder / name for name in self.names(epoch, updates, end_of_epoch, is_best, figure)]
+
+    def save(self, state: Mapping[str, Any], paths: Sequence[Path]) -> None:
+        """Write a checkpoint under all of *paths*, and remove those that need not be kept.
 
         The content is written once; further names are links to it, or copies where the filesystem has no links.
         Nothing is removed before all of it is on disk.
 
-        Args:
-            state: what a checkpoint holds.
-            epoch, updates: how far training is; both count from 1.
-            is_best: its validation figure is the best saved so far.
-            figure: the validation figure, None without a validation.
-
         Raises:
             UserError: a file cannot be written; the checkpoints saved before are untouched.
         """
-        if self.config.no_save:
-            return []
-        paths = [self.folder / name for name in self.names(epoch, updates, end_of_epoch, is_best, figure)]
-        if paths:
-            complete = dict(state)
-            if self.config.no_save_optimizer_state:
-                complete.pop("last_optimizer_state", None)
-            save(paths[0], complete)
-            for path in paths[1:]:
-                link_or_copy(paths[0], path)
-            self._remove_old()
-        return paths
+        first, *others = paths
+        if first.is_dir():  # a link to a folder, which a file can replace only from beside it
+            beside = first.with_name(f"{first.name}.file")
+            save(beside, state)
+            os.replace(beside, first)
+        else:
+            save(first, state)
+        for path in others:
+            if path.is_dir():
+                path.unlink()
+            link_or_copy(first, path)
+        self._remove_old()
+
+    @contextlib.contextmanager
+    def saving_folder(self, paths: Sequence[Path], epoch: int, updates: int) -> Iterator[Path]:
+        """A folder for the processes of a sharded run to write a checkpoint in; afterwards *paths* are links to it.
+
+        Raises:
+            UserError: a system error; the checkpoints saved before are untouched.
+        """
+        name = f"checkpoint_{epoch}_{updates}"
+        numbers = itertools.count(2)
+        folder = self.folder / f"{name}.parts"
+        while folder.exists():  # of a run that went on from an earlier update
+            folder = self.folder / f"{name}-{next(numbers)}.parts"
+        with new_folder(folder) as temporary:
+            yield temporary
+        for path in paths:
+            point_to(path, folder.name)
+        self._remove_old()
 
     def save_as(self, name: str, state: Mapping[str, Any]) -> Path:
         """Write *state* to the file *name*, which training neither resumes from nor removes; return its path.
@@ -135,7 +154,7 @@ class CheckpointManager:
         if name != LAST and self.config.finetune_from_model is not None:
             raise UserError(f"--finetune-from-model: cannot be combined with --restore-file {name}; give one of them")
         if name == LAST:
-            return self._newest_good() if (self.folder / LAST).exists() else None
+            return self._newest_good() if os.path.lexists(self.folder / LAST) else None
         for path in (Path(name), self.folder / name):
             if path.exists():
                 return path
@@ -144,7 +163,8 @@ class CheckpointManager:
     def _newest_good(self) -> Path:
         """``checkpoint_last.pt``, or if that is damaged the newest other checkpoint that is not."""
         last = self.folder / LAST
-        others = [path for path in self.folder.glob("checkpoint*.pt") if not path.samefile(last)]
+        found = [path for path in self.folder.glob("checkpoint*.pt") if path.exists()]
+        others = [path for path in found if not (last.exists() and path.samefile(last))]
         failure: UserError | None = None
         for path in [last, *sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)]:
             try:
@@ -186,6 +206,10 @@ class CheckpointManager:
         for path in old:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
+        linked = {os.path.realpath(path) for path in self.folder.iterdir() if path.is_symlink()}
+        for path in self.folder.iterdir():
+            if FOLDER.fullmatch(path.name) and os.path.realpath(path) not in linked:
+                shutil.rmtree(path, ignore_errors=True)
 
     def set_best_aside(self, number: int | None = None) -> None:
         """Rename ``checkpoint_best.pt``, if there is one, after stage *number* (default: the next), which is over."""

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint import schema
+from fairseq.checkpoint import parts, schema
 from fairseq.checkpoint.foreign import fairseq0x
 from fairseq.checkpoint.foreign.standins import SAFE_GLOBALS
 from fairseq.checkpoint.integrity import check_finite, check_records, check_room
+from fairseq.checkpoint.tensor_part import TensorPart
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, open_regular
 
@@ -37,13 +38,13 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
 
 
 def copied(value: Any) -> Any:
-    """Return *value*, a tree of dicts and lists, with copies of its tensors; one that occurs twice is copied once."""
-    copies: dict[int, Tensor] = {}
+    """Return *value*, a tree of dicts and lists, with copies of its tensors on the host; a tied one is copied once."""
+    copies: dict[int, Any] = {}
 
     def copy(item: Any) -> Any:
-        if isinstance(item, Tensor):
+        if isinstance(item, Tensor | TensorPart):
             if id(item) not in copies:
-                copies[id(item)] = item.detach().clone()
+                copies[id(item)] = item.copied() if isinstance(item, TensorPart) else item.detach().to("cpu", copy=True)
             return copies[id(item)]
         if isinstance(item, dict):
             return {key: copy(inner) for key, inner in item.items()}
@@ -66,8 +67,16 @@ def _on_host(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value if key == "last_optimizer_state" else moved(value) for key, value in state.items()}
 
 
-def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
+def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return the checkpoint at *path* in the current layout, whichever fairseq 0.x wrote it.
+
+    The parts in a folder that sharded training saved are put together.
+
+    Args:
+        path: a file, or such a folder.
+        map_location: device of the tensors of a file.
+        rows: (i, n): of such a folder, read part i of n of each sharded tensor, as
+            :class:`~fairseq.checkpoint.parts.TensorPart`.
 
     Returns:
         ``args`` (a plain dict), ``model`` (parameters by name), ``optimizer_history``, ``last_optimizer_state``,
@@ -76,9 +85,9 @@ def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
     Raises:
         UserError: the file is missing, damaged, hostile, or not a checkpoint, or has weights that are not finite.
     """
-    state = read(path, map_location)
+    state = read(path, map_location, rows)
     model = state.get("model") if isinstance(state, dict) else None
-    if not isinstance(model, dict) or not all(isinstance(value, Tensor) for value in model.values()):
+    if not isinstance(model, dict) or not all(isinstance(value, Tensor | TensorPart) for value in model.values()):
         raise UserError(f"{path}: not a checkpoint (it holds no 'model'); give a file that training saved")
     if not any(isinstance(state.get(key), dict) or hasattr(state.get(key), "__dict__") for key in ("args", "cfg")):
         raise UserError(f"{path}: not a checkpoint (it holds no 'args'); give a file that training saved")
@@ -87,7 +96,7 @@ def load(path: str | Path, map_location: Any = "cpu") -> dict[str, Any]:
     return fairseq0x.upgrade(state)
 
 
-def read(path: str | Path, map_location: Any = "cpu") -> Any:
+def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | None = None) -> Any:
     """Return the tensors and plain data in a file of ``torch.save``, of the zip format or the older one.
 
     Memory-mapped where the format allows it: nothing is copied until it is used. The zip format has a checksum a
@@ -96,6 +105,8 @@ def read(path: str | Path, map_location: Any = "cpu") -> Any:
     Raises:
         UserError: the file is missing, empty, truncated, or names something that no checkpoint needs.
     """
+    if parts.is_folder(path):
+        return parts.join(Path(path), read(Path(path) / parts.PLAIN), rows)
     magic = _first_bytes(Path(path))
     if magic == ZIP_MAGIC:
         check_records(path)

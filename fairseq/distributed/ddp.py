@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -44,8 +44,12 @@ class DataParallel:
         return value
 
     def whole(self, part: nn.Parameter, value: Any) -> Any:
-        """*value*, of the shape of *part*, as a part of a tensor of the parameter's shape; other values as they are."""
+        """*value*, of the shape of *part*, as a checkpoint of all processes stores it; other values as they are."""
         return value
+
+    def stored(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+        """*parameters* of the module's state dict, by name, as a checkpoint of all processes stores them."""
+        return dict(parameters)
 
     def total_norm(self, norm: Tensor) -> Tensor:
         """The norm of all gradients from the *norm* of this process's parts."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import socket
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fairseq.checkpoint.tensor_part import TensorPart, rows_of
 from fairseq.distributed.ddp import DataParallel
 from fairseq.distributed.world import World
 from fairseq.errors import UserError
@@ -57,7 +58,8 @@ class ShardedReducer(DataParallel):
 
         # No module's output is modified in place, which the warning is about.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
-        mesh = _mesh(world, cfg.shard_group_size)
+        self.place = place_of(cfg, world)
+        mesh = _mesh(world, self.place[1])
         pinned = world.device.type == "cuda"
         self.module = module
         self.world = world
@@ -78,9 +80,8 @@ class ShardedReducer(DataParallel):
         self.sharded: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parts = {name: nn.Parameter(p.to_local().detach()) for name, p in self.sharded.items()}
         self._source = {id(part): self.sharded[name] for name, part in self.parts.items()}
-        module.register_load_state_dict_pre_hook(_cut_parameters)
-        for child in module.children():
-            child.register_load_state_dict_pre_hook(_cut_parameters)
+        for loaded in (module, *module.children()):
+            loaded.register_load_state_dict_pre_hook(self._cut_parameters)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
         self.root.set_requires_gradient_sync(last)
@@ -115,15 +116,38 @@ class ShardedReducer(DataParallel):
         return self._source[id(part)]
 
     def own(self, part: nn.Parameter, value: Any) -> Any:
-        parameter = self._source[id(part)]
-        if not isinstance(value, Tensor) or value.shape != parameter.shape:
-            return value
-        return _cut(value, parameter).to_local()
+        whole = isinstance(value, Tensor | TensorPart) and value.shape == self._source[id(part)].shape
+        return self._rows(value) if whole else value
 
     def whole(self, part: nn.Parameter, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
-        return _sharded_as(self._source[id(part)], value)
+        return self._part(value, self._source[id(part)].shape)
+
+    def stored(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+        once: dict[int, Any] = {id(value): value for value in parameters.values()}  # a tied tensor stays one
+        cut = {key: self._part(v.to_local(), v.shape) if _is_sharded(v) else v for key, v in once.items()}
+        return {name: cut[id(value)] for name, value in parameters.items()}
+
+    def _part(self, local: Tensor, shape: torch.Size) -> TensorPart:
+        return TensorPart(local.detach(), rows_of(shape[0], *self.place)[0], shape)
+
+    def _rows(self, value: Tensor | TensorPart) -> Tensor:
+        """This process's rows of *value*."""
+        first, end = rows_of(value.shape[0], *self.place)
+        return value.local if isinstance(value, TensorPart) else value[first:end]
+
+    def _cut_parameters(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Replace whole tensors in *state*, which *module* is about to load, by this process's parts."""
+        from torch.distributed.tensor import DTensor
+
+        for name, own in module.state_dict(prefix=prefix).items():
+            value = state.get(name)
+            if _is_sharded(own) and isinstance(value, Tensor | TensorPart) and value.shape == own.shape:
+                local = torch.empty_like(own.to_local()).copy_(self._rows(value))
+                state[name] = DTensor.from_local(
+                    local, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+                )
 
 
 def build_device(cfg: DistributedConfig, world: World) -> AbstractContextManager[Any]:
@@ -142,29 +166,22 @@ def is_sharded(cfg: DistributedConfig, world: World) -> bool:
     return cfg.ddp_backend == BACKEND and world.size > 1
 
 
-def gathered(value: Any) -> Any:
-    """*value*, a tree of dicts and lists, with whole tensors in place of sharded ones; call it on every process."""
-    whole: dict[int, Tensor] = {}
+def place_of(cfg: DistributedConfig, world: World) -> tuple[int, int]:
+    """Return (i, n): this process holds part i of n of each parameter.
 
-    def gather(item: Any) -> Any:
-        if isinstance(item, Tensor) and _is_sharded(item):
-            if id(item) not in whole:
-                whole[id(item)] = item.full_tensor()  # type: ignore[attr-defined]
-            return whole[id(item)]
-        if isinstance(item, dict):
-            return {key: gather(inner) for key, inner in item.items()}
-        return [gather(inner) for inner in item] if isinstance(item, list) else item
-
-    return gather(value)
+    Raises:
+        UserError: --shard-group-size does not divide the number of processes.
+    """
+    size = cfg.shard_group_size or _processes_of_a_node(world)
+    if world.size % size:
+        raise UserError(f"--shard-group-size {size}: must divide the number of processes, {world.size}")
+    return world.rank % size, size
 
 
-def _mesh(world: World, size: int | None) -> Any:
+def _mesh(world: World, size: int) -> Any:
     """The processes as a mesh: ``shard``, or with several groups of *size* ``replicate`` × ``shard``."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    if size is not None and world.size % size:
-        raise UserError(f"--shard-group-size {size}: must divide the number of processes, {world.size}")
-    size = size or _processes_of_a_node(world)
     if size == world.size:
         return init_device_mesh(world.device.type, (size,), mesh_dim_names=("shard",))
     return init_device_mesh(world.device.type, (world.size // size, size), mesh_dim_names=("replicate", "shard"))
@@ -205,36 +222,6 @@ def _placed(tensor: Tensor, device: torch.device, placed: dict[int, Any]) -> Ten
         placed[id(new)] = new, tensor
     result: Tensor = placed[id(tensor)][0]
     return result
-
-
-def _cut(value: Tensor, parameter: Any) -> Any:
-    """The part of *value*, a whole tensor, that this process holds of *parameter*, sharded as that."""
-    count = parameter.device_mesh["shard"].size() if parameter.device_mesh.ndim > 1 else parameter.device_mesh.size()
-    rank = parameter.device_mesh.get_local_rank("shard")
-    rows = -(-value.size(0) // count) if value.dim() else 0
-    local = value[rank * rows : (rank + 1) * rows].to(parameter.device)
-    return _sharded_as(parameter, local)
-
-
-def _sharded_as(parameter: Any, local: Tensor) -> Any:
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-
-
-def _cut_parameters(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Replace whole tensors in *state*, which *module* is about to load, by this process's parts."""
-    for name, own in module.state_dict(prefix=prefix).items():
-        value = state.get(name)
-        if _is_sharded(own) and isinstance(value, Tensor) and not _is_sharded(value) and value.shape == own.shape:
-            state[name] = _cut(value, own)
 
 
 def _is_sharded(tensor: Tensor) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from fairseq import checkpoint, distributed
 from fairseq.checkpoint import CheckpointManager
 from fairseq.distributed import Interruption, Job, World
+from fairseq.distributed.sharding import is_sharded, place_of
 from fairseq.logging.recorders import log_file
 from fairseq.models.loading import load_fitting
 from fairseq.settings import CheckpointConfig, TrainingSettings
@@ -76,7 +77,8 @@ def _train_stages(
     planned = stages.plan(settings)
     options = settings.checkpoint
     path = world.share(str(manager.restore_path() or "") if manager is not None else None)
-    state = checkpoint.load(path) if path else None
+    rows = place_of(settings.distributed, world) if is_sharded(settings.distributed, world) else None
+    state = checkpoint.load(path, rows=rows) if path else None
     source = path
     stage = None
     recorded = manager is None
@@ -89,7 +91,7 @@ def _train_stages(
             run.restore(state, source)
             state = None
         elif options.finetune_from_model is not None:
-            initial = checkpoint.load(options.finetune_from_model)["model"]
+            initial = checkpoint.load(options.finetune_from_model, rows=rows)["model"]
             load_fitting(run.trainer.model, initial, options.finetune_from_model)
         if manager is not None and (dictionary := run.dictionary_path()) is not None:
             manager.keep_dictionary(dictionary)

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.place import SavedBy
 from fairseq.distributed import Interruption, World
-from fairseq.distributed.sharding import build_device, gathered, is_sharded
+from fairseq.distributed.sharding import build_device
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import progress_bar
 from fairseq.logging.recorders import recording
@@ -28,6 +29,7 @@ from fairseq.training import log
 from fairseq.training.best import Best
 from fairseq.training.log import Clock
 from fairseq.training.nonfinite import FILE, Finding, NonFinite
+from fairseq.training.saving import Saver
 from fairseq.training.stages import Stage
 from fairseq.training.stop import StopVote
 from fairseq.training.trainer import Trainer
@@ -56,7 +58,6 @@ class Run:
     ) -> None:
         self.settings = settings
         self.world = world
-        self.manager = manager
         self.stage = stage
         self.cfg = settings.optimization
         self.saving = settings.checkpoint
@@ -72,6 +73,8 @@ class Run:
         criterion = self.task.build_criterion(given)
         if world.rank > 0:
             torch.manual_seed(self.common.seed + world.rank)
+        self.manager = manager
+        self.saver = Saver(settings, world, manager)
         self.trainer = Trainer(settings, self.task, model, criterion, world)
         self.batches = self._iterator(data.train_subset, training=True)
         self.validation: dict[str, EpochIterator] = {}
@@ -126,6 +129,7 @@ class Run:
         with recording(recorded, self.saving.save_dir, self.trainer.num_updates) as self.record:
             while not self._at_limit():
                 self._train_epoch()
+        self.saver.wait()
 
     def stage_is_done(self) -> bool:
         """Return whether the run ended because its stage is complete, so that the next stage follows."""
@@ -218,24 +222,17 @@ class Run:
             return
         state = self.state_dict()
         state["extra_state"]["nonfinite"] = asdict(finding)
-        if is_sharded(self.settings.distributed, self.world):
-            state = gathered(state)
-        if self.manager is not None:
-            logger.error("saved %s for inspection", self.manager.save_as(FILE, state))
+        self.saver.save_as(FILE, state, self.batches.epoch, self.trainer.num_updates)
+        logger.error("saved %s for inspection", Path(self.saving.save_dir) / FILE)
         self.world.barrier()
 
     def _save(self, epoch: int, updates: int, end_of_epoch: bool, figure: float | None) -> None:
         saved = self.best.after_saving(figure)
         state = self.state_dict()
         state["extra_state"].update(val_loss=figure, **saved.state_dict())
-        if is_sharded(self.settings.distributed, self.world):
-            state = gathered(state)
-        if self.manager is not None:
-            is_best = self.best.is_worth_saving(figure)
-            for path in self.manager.save(
-                state, epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best, figure=figure
-            ):
-                logger.info("saved %s (epoch %d, update %d)", path, epoch, updates)
+        is_best = self.best.is_worth_saving(figure)
+        place = {"epoch": epoch, "updates": updates}
+        self.saver.save(state, **place, end_of_epoch=end_of_epoch, is_best=is_best, figure=figure)
         self.best = saved  # only now: a checkpoint that could not be written is not the best one saved
         self.saved_at = time.perf_counter()
         self.world.barrier()

@@ -201,7 +201,7 @@ class Trainer:
         Tensors are the live ones: only the process that writes the checkpoint copies them to the host.
         """
         with self.averaged():
-            parameters = stored_parameters(self.model)
+            parameters = self.reducer.stored(stored_parameters(self.model))
             if self.average is not None:
                 parameters = copied(parameters)
         state: dict[str, Any] = {

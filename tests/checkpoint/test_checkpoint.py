@@ -148,7 +148,8 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
                 while True:
                     epoch += 1
                     state = {"args": {}, "model": {"w": torch.full((100_000,), float(epoch))}}
-                    manager.save(state, epoch=epoch, updates=epoch, end_of_epoch=True, is_best=True)
+                    paths = manager.due(epoch=epoch, updates=epoch, end_of_epoch=True, is_best=True)
+                    manager.save(state, paths)
             while not last_file.exists():
                 time.sleep(0.01)
             time.sleep(random.uniform(0.0, 0.08))

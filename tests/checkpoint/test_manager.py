@@ -21,8 +21,9 @@ def saved(tmp_path: Path, *points: tuple[int, int, bool, float | None], **settin
     keeper, best = CheckpointManager(config), Best(config.maximize_best_checkpoint_metric)
     for epoch, updates, end_of_epoch, figure in points:
         is_best = best.is_worth_saving(figure)
-        state = a_state(float(updates))
-        keeper.save(state, epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best, figure=figure)
+        paths = keeper.due(epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best, figure=figure)
+        if paths:
+            keeper.save(a_state(float(updates)), paths)
         best = best.after_saving(figure)
     return keeper
 
@@ -123,15 +124,13 @@ def test_a_failed_save_leaves_the_checkpoints_before_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match="No space left"):
-        keeper.save(a_state(2.0), epoch=2, updates=2, end_of_epoch=True, is_best=True)
+        keeper.save(a_state(2.0), keeper.due(epoch=2, updates=2, end_of_epoch=True, is_best=True))
     assert files(tmp_path) == {"checkpoint1.pt": 1, "checkpoint_best.pt": 1, "checkpoint_last.pt": 1}
 
 
 def test_what_not_to_save_is_not_saved(tmp_path):
     saved(tmp_path, (1, 1, True, 3.0), no_save=True)
     assert not (tmp_path / "s").exists()
-    saved(tmp_path, (1, 1, True, 3.0), no_save_optimizer_state=True)
-    assert load(tmp_path / "s" / "checkpoint_last.pt")["last_optimizer_state"] is None
 
 
 def test_leftovers_of_killed_saves_are_removed_at_the_start(tmp_path):

@@ -27,6 +27,7 @@ COMMANDS = (
     "import_model",
     "export_model",
     "average_checkpoints",
+    "merge_checkpoint",
 )
 HEAVY = (
     "matplotlib",

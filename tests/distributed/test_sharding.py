@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +15,18 @@ import runs
 import torch
 from jobs import run_all
 
+from fairseq import checkpoint, options
+from fairseq.checkpoint import CheckpointManager, manager
 from fairseq.errors import UserError
+from fairseq.settings import CheckpointConfig
+from fairseq_cli import eval_lm, merge_checkpoint
 
 SHARDED = "--ddp-backend fully_sharded"
 PLAIN = "--ddp-backend no_c10d"
 ADAM = "--optimizer adam --weight-decay 0.01 --lr 0.002 --no-epoch-checkpoints"
 TIED = "--tie-adaptive-weights --tie-adaptive-proj"
 LM = [runs.BASELINE, TIED, runs.NO_DROPOUT, ADAM, "--max-update 8 --save-interval-updates 5"]
-SHORTFORMER = [runs.SHORTFORMER, runs.NO_DROPOUT, ADAM, "--max-update 8"]
+SHORTFORMER = [runs.SHORTFORMER, runs.NO_DROPOUT, ADAM, "--max-update 8 --save-interval-updates 5"]
 XL = """--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --mem-len 24
     --required-batch-size-multiple 1 --optimizer adam --lr 0.003 --clip-norm 0.25 --seed 3 --log-format json
     --log-interval 1 --cutoffs 100,400 --div-val 2 --tie-projs --no-epoch-checkpoints --dropout 0 --dropatt 0
@@ -41,6 +49,11 @@ def two(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, dic
     cases = {
         "lm": [LM, HALF, SHARDED],
         "resumed": [LM, HALF, SHARDED, "--restore-file", folder / "lm" / "checkpoint_1_5.pt"],
+        "async": [LM, HALF, SHARDED, "--async-save"],
+        "async-whole": [LM, HALF, PLAIN, "--async-save"],
+        "whole": [LM, HALF, PLAIN],
+        "weights": [LM, HALF, SHARDED, "--max-update 1 --disable-validation --no-save-optimizer-state"],
+        "from-whole": [LM, HALF, SHARDED, "--restore-file", folder / "whole" / "checkpoint_1_5.pt"],
         "shortformer": [SHORTFORMER, HALF, SHARDED],
         "xl": [XL, "--batch-size 2", SHARDED],
         "notes": [notes, SHARDED, "DATA", data],
@@ -60,6 +73,19 @@ def two(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, dic
     }
     refused = {name: [LM, HALF, SHARDED, flags] for name, (flags, _) in REFUSED.items()}
     return folder, run_all(folder, 2, {**cases, **refused}, refused)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory, two: Any) -> tuple[Path, dict[str, Any]]:
+    """Folder and logs of runs of four processes, which go on where two stopped."""
+    folder = tmp_path_factory.mktemp("four")
+    quarter = [SHARDED, "--max-tokens 16 --no-last-checkpoints --disable-validation"]
+    cases = {
+        "lm": [LM, quarter, "--restore-file", two[0] / "lm" / "checkpoint_1_5.pt"],
+        "shortformer": [SHORTFORMER, quarter, "--restore-file", two[0] / "shortformer" / "checkpoint_1_5.pt"],
+        "hybrid": [LM, quarter, "--shard-group-size 2"],
+    }
+    return folder, run_all(folder, 4, cases)
 
 
 def losses(log: list[dict[str, Any]]) -> list[float]:
@@ -138,3 +164,139 @@ def test_what_cannot_be_sharded_is_refused(two: Any, name: str) -> None:
 def test_flags_of_sharding_need_the_backend(tmp_path: Path, flag: str) -> None:
     with pytest.raises(UserError, match="needs --ddp-backend fully_sharded"):
         runs.train(tmp_path, LM, flag)
+
+
+@pytest.mark.parametrize("name", ["lm", "shortformer"])
+def test_other_numbers_of_processes_go_on_in_the_data_with_their_memory(
+    two: Any, four: Any, tmp_path: Path, name: str
+) -> None:
+    flags, saved = {"lm": LM, "shortformer": SHORTFORMER}[name], two[0] / name / "checkpoint_1_5.pt"
+    rest = runs.losses(two[1][name])[5:]
+    assert runs.losses(four[1][name]) == pytest.approx(rest, abs=1e-5)
+    alone = runs.train(tmp_path, flags, WHOLE, "--no-save --disable-validation --restore-file", saved)
+    assert runs.losses(alone) == pytest.approx(rest, abs=1e-5)
+
+
+def test_groups_of_processes_with_a_copy_each_follow_one_group(two: Any, four: Any) -> None:
+    assert runs.losses(four[1]["hybrid"]) == pytest.approx(runs.losses(two[1]["lm"]), abs=1e-5)
+    folder = four[0] / "hybrid" / "checkpoint_1_5.pt"
+    content = runs.content(folder)["model"]
+    for name, value in runs.content(two[0] / "lm" / "checkpoint_1_5.pt")["model"].items():
+        torch.testing.assert_close(content[name], value, atol=1e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(("name", "other"), [("async", "lm"), ("async-whole", "whole")])
+def test_what_is_saved_in_the_background_is_the_state_at_its_update(two: Any, name: str, other: str) -> None:
+    for file in ("checkpoint_1_5.pt", "checkpoint_last.pt"):
+        assert runs.difference(*(runs.content(two[0] / run / file) for run in (name, other))) is None
+
+
+def test_a_checkpoint_that_could_not_be_written_in_the_background_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise UserError("checkpoint_last.pt: cannot be written")
+
+    monkeypatch.setattr(manager, "save", full)
+    with pytest.raises(UserError, match="cannot be written"):
+        runs.train(tmp_path, LM, WHOLE, "--async-save --max-update 1 --disable-validation")
+
+
+def test_sharded_training_goes_on_from_one_file(two: Any) -> None:
+    assert runs.losses(two[1]["from-whole"]) == pytest.approx(runs.losses(two[1]["lm"])[5:], abs=1e-5)
+
+
+def test_names_are_links_and_only_folders_with_a_name_are_kept(two: Any) -> None:
+    names = {path.name: path.is_symlink() for path in (two[0] / "lm").iterdir()}
+    assert names == {
+        "checkpoint_1_5.pt": True, "checkpoint_last.pt": True, "checkpoint_best.pt": True,
+        "checkpoint_1_5.parts": False, "checkpoint_1_8.parts": False,
+    }  # fmt: skip
+
+
+def test_a_merged_checkpoint_is_that_of_replicated_training(two: Any, tmp_path: Path) -> None:
+    def main(words: list[str]) -> None:
+        merge_checkpoint.main(options.parse_args_and_arch(options.get_merge_parser(), words))
+
+    source = str(two[0] / "lm" / "checkpoint_1_5.pt")
+    main([source, str(tmp_path / "merged.pt")])
+    merged, whole = runs.content(tmp_path / "merged.pt"), runs.content(two[0] / "whole" / "checkpoint_1_5.pt")
+    assert merged.keys() == whole.keys() and merged["extra_state"].keys() == whole["extra_state"].keys()
+    assert merged["last_optimizer_state"]["param_groups"] == whole["last_optimizer_state"]["param_groups"]
+    tied = ("decoder.embed_tokens.embeddings.0.0.weight", "decoder.adaptive_softmax.head.word_proj.weight")
+    assert len({merged["model"][name].data_ptr() for name in tied}) == 1
+    resumed = [LM, WHOLE, "--no-save --disable-validation --restore-file"]
+    assert runs.train(tmp_path, resumed, tmp_path / "merged.pt")
+    main([source, str(tmp_path / "weights.pt"), "--no-save-optimizer-state"])
+    for file in (tmp_path / "weights.pt", two[0] / "weights" / "checkpoint_last.pt"):
+        assert "last_optimizer_state" not in checkpoint.read(file)
+
+
+def test_evaluation_reads_the_folder(two: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for name in ("lm", "whole"):
+        words = [str(runs.DATA), "--path", str(two[0] / name / "checkpoint_last.pt"), "--cpu"]
+        found.append(eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), words))["perplexity"])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def _flip(file: Path, place: float) -> None:
+    content = bytearray(file.read_bytes())
+    content[int(len(content) * place)] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE = {
+    "tensor": lambda folder: _flip(folder / "__1_0.distcp", 0.31),
+    "manifest": lambda folder: _flip(folder / "manifest.json", 0.5),
+    "plain": lambda folder: _flip(folder / "plain.pt", 0.5),
+    "truncated": lambda folder: os.truncate(folder / "__0_0.distcp", 5000),
+    "missing": lambda folder: (folder / "__1_0.distcp").unlink(),
+    "other": lambda folder: shutil.copy(folder.parent / "other" / "plain.pt", folder / "plain.pt"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_folder_is_rejected_and_the_newest_good_one_restored(two: Any, tmp_path: Path, kind: str) -> None:
+    for update, name in ((5, "other"), (8, "checkpoint_1_8.parts"), (5, "checkpoint_1_5.parts")):
+        shutil.copytree(two[0] / "lm" / f"checkpoint_1_{update}.parts", tmp_path / name)
+    for link, update in (("checkpoint_last.pt", 8), ("checkpoint_1_5.pt", 5)):
+        os.symlink(f"checkpoint_1_{update}.parts", tmp_path / link)
+    DAMAGE[kind](tmp_path / "checkpoint_1_8.parts")
+    with pytest.raises(UserError, match="damaged|incomplete"):
+        checkpoint.load(tmp_path / "checkpoint_last.pt")
+    config = CheckpointConfig(save_dir=str(tmp_path))
+    assert CheckpointManager(config).restore_path() == tmp_path / "checkpoint_1_5.pt"
+
+
+MANIFESTS: dict[str, Any] = {
+    "outside": lambda tensor: tensor["chunks"][0].__setitem__(2, "../plain.pt"),
+    "huge": lambda tensor: tensor["shape"].__setitem__(0, 10**15),
+    "overlap": lambda tensor: tensor["chunks"].append(tensor["chunks"][0]),
+    "gap": lambda tensor: tensor["chunks"].pop(),
+    "type": lambda tensor: tensor.__setitem__("dtype", "Module"),
+    "negative": lambda tensor: tensor["chunks"][0].__setitem__(3, -8),
+    "text": lambda tensor: tensor.__setitem__("chunks", "text"),
+}
+
+
+@pytest.mark.parametrize("kind", MANIFESTS)
+def test_a_hostile_folder_is_rejected_and_runs_nothing(
+    two: Any, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "hostile"
+    shutil.copytree(two[0] / "lm" / "checkpoint_1_8.parts", folder)
+    (folder / ".metadata").write_bytes(b"cos\nsystem\n(S'touch bombed'\ntR.")
+    good = checkpoint.load(folder)
+    assert good["model"]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    tensors = manifest["tensors"]
+    MANIFESTS[kind](next(t for key, t in tensors.items() if key.startswith("model/") and len(t["chunks"]) == 2))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    plain = checkpoint.read(folder / "plain.pt")
+    torch.save({**plain, "manifest": zlib.crc32((folder / "manifest.json").read_bytes())}, tmp_path / "plain.pt")
+    os.replace(tmp_path / "plain.pt", folder / "plain.pt")
+    with pytest.raises(UserError, match="incomplete or damaged"):
+        checkpoint.load(folder)
+    assert not (tmp_path / "bombed").exists()

@@ -1,0 +1,187 @@
+"""Checkpoints of sharded training: a folder that all processes write with PyTorch's distributed checkpoint.
+
+``plain.pt`` holds everything but sharded tensors, ``__R_0.distcp`` the parts that process R held, and
+``manifest.json`` their places. Each part is an archive of its own with a checksum. PyTorch's ``.metadata``, a pickle,
+is there for PyTorch's tools and never read here.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fairseq.checkpoint.integrity import check_archive
+from fairseq.checkpoint.tensor_part import TensorPart, rows_of
+from fairseq.errors import UserError
+from fairseq.files import FULL
+
+MANIFEST = "manifest.json"
+PLAIN = "plain.pt"
+PARTS = "parts"
+"""Key in ``plain.pt``: [path in the state, key in the manifest] of each sharded tensor."""
+_LARGEST_MANIFEST = 1 << 28
+_FILE = re.compile(r"__\d+_\d+\.distcp")
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+
+
+def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TensorPart]]:
+    """Return *state* without its :class:`TensorPart` values, and those by key; equal keys on all processes."""
+    keys: dict[int, str] = {}
+    parts: dict[str, TensorPart] = {}
+    places: list[Any] = []
+
+    def strip(value: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(value, TensorPart):
+            key = keys.setdefault(id(value), "/".join(map(str, path)))  # a tied tensor is stored once
+            parts[key] = value
+            places.append([list(path), key])
+            return None
+        if isinstance(value, dict):
+            return {name: strip(item, (*path, name)) for name, item in value.items()}
+        return [strip(item, (*path, i)) for i, item in enumerate(value)] if isinstance(value, list) else value
+
+    plain = strip(dict(state), ())
+    return {**plain, PARTS: places}, parts
+
+
+def write(folder: Path, plain: Mapping[str, Any], parts: dict[str, TensorPart], group: dist.ProcessGroup) -> None:
+    """Write *parts* into *folder*; to be called by every process of *group*, whose first writes *plain*, too.
+
+    Raises:
+        UserError: a process could not write.
+    """
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    from fairseq.checkpoint.parts_writer import Planner, Writer
+
+    try:
+        dcp.save(dict(parts), storage_writer=Writer(folder), planner=Planner(), process_group=group)
+    except CheckpointException as error:
+        raise _failure(folder, error.failures) from None
+    if dist.get_rank(group) == 0:
+        with open(folder / PLAIN, "wb") as file:
+            torch.save({**plain, "manifest": zlib.crc32((folder / MANIFEST).read_bytes())}, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _failure(folder: Path, failures: Mapping[int, Any]) -> BaseException:
+    """The error to raise for the *failures* of ranks."""
+    rank, (error, _) = min(failures.items())
+    if not isinstance(error, OSError):
+        return RuntimeError(f"process {rank} could not write its part of {folder}: {error}")
+    advice = "free some space or choose another place" if error.errno in FULL else "choose another place"
+    return UserError(f"{folder}: cannot be written by process {rank} ({error.strerror or error}); {advice}")
+
+
+def is_folder(path: str | Path) -> bool:
+    """Return whether *path* is a checkpoint of sharded training."""
+    return (Path(path) / MANIFEST).is_file()
+
+
+def join(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Return the content of the checkpoint in *folder*, whose ``plain.pt`` holds *plain*.
+
+    Args:
+        rows: (i, n): of each sharded tensor, read part i of n, as :class:`TensorPart`; None: all of it.
+
+    Raises:
+        UserError: a file is missing or damaged, or they do not belong together.
+    """
+    try:
+        return _joined(folder, plain, rows)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OSError, RuntimeError, EOFError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(
+            f"{folder}: cannot be read as a checkpoint: incomplete or damaged ({type(error).__name__}: {reason}); "
+            "use another checkpoint"
+        ) from None
+
+
+def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -> dict[str, Any]:
+    if (folder / MANIFEST).stat().st_size > _LARGEST_MANIFEST:
+        raise ValueError(f"{MANIFEST} is too large")
+    text = (folder / MANIFEST).read_bytes()
+    if plain.pop("manifest") != zlib.crc32(text):
+        raise ValueError(f"{MANIFEST} does not belong to {PLAIN}")
+    stored = json.loads(text)["tensors"]
+    found: dict[str, Any] = {}
+    for path, key in plain.pop(PARTS):
+        if key not in found:
+            found[key] = _read(folder, stored[key], rows)
+        place: Any = plain
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = found[key]
+    return plain
+
+
+def _read(folder: Path, stored: Mapping[str, Any], rows: tuple[int, int] | None) -> Tensor | TensorPart:
+    """Rows of one tensor, from the chunks that have them."""
+    shape, dtype = torch.Size(stored["shape"]), _DTYPES[stored["dtype"]]
+    chunks = [Chunk(*chunk) for chunk in stored["chunks"]]
+    width = math.prod(shape[1:]) * dtype.itemsize
+    if min(shape) < 0 or sum(max(chunk.length, 0) for chunk in chunks) < shape[0] * width:
+        raise ValueError("a tensor is larger than its parts")  # checked before room is made for it
+    first, end = (0, shape[0]) if rows is None else rows_of(shape[0], *rows)
+    result = torch.empty((end - first, *shape[1:]), dtype=dtype)
+    reached = 0
+    for chunk in sorted(chunks, key=lambda chunk: chunk.first):
+        if chunk.first != reached or chunk.rows < 1:
+            raise ValueError("the parts of a tensor overlap or leave rows out")
+        reached += chunk.rows
+        low, high = max(first, chunk.first), min(end, reached)
+        if low < high:
+            content = chunk.read(folder)
+            if content.shape != (chunk.rows, *shape[1:]) or content.dtype != dtype:
+                raise ValueError("a part has another shape or type than its tensor")
+            result[low - first : high - first] = content[low - chunk.first : high - chunk.first]
+    if reached != shape[0]:
+        raise ValueError("the parts of a tensor leave rows out")
+    return result if rows is None else TensorPart(result, first, shape)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of a tensor in a file: an archive of ``torch.save`` of *length* bytes at *start*."""
+
+    first: int
+    rows: int
+    file: str
+    start: int
+    length: int
+
+    def read(self, folder: Path) -> Tensor:
+        """Return the rows.
+
+        Raises:
+            ValueError: the entry is invalid.
+            UserError: the archive is damaged.
+        """
+        if not _FILE.fullmatch(self.file):
+            raise ValueError("a part is in a file of another name")
+        path = folder / self.file
+        with open(path, "rb") as file:
+            if not 0 <= self.start <= self.start + self.length <= path.stat().st_size:
+                raise ValueError(f"{self.file} is truncated")
+            file.seek(self.start)
+            archive = io.BytesIO(file.read(self.length))
+        check_archive(archive, path, self.length)
+        archive.seek(0)
+        content = torch.load(archive, weights_only=True)
+        if not isinstance(content, Tensor):
+            raise ValueError("a part is not a tensor")
+        return content

@@ -1,0 +1,51 @@
+"""Parts of tensors, as processes of sharded training hold and write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TensorPart:
+    """Rows of a tensor.
+
+    Attributes:
+        local: the rows.
+        first: number of the first one.
+        shape: of the whole tensor.
+    """
+
+    local: Tensor
+    first: int
+    shape: torch.Size
+
+    @property
+    def size_of_whole(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.shape.numel() * self.local.element_size()
+
+    def copied(self) -> TensorPart:
+        """A copy in host memory."""
+        return TensorPart(self.local.detach().to("cpu", copy=True), self.first, self.shape)
+
+    def __create_write_items__(self, name: str, _: Any) -> list[Any]:
+        """What PyTorch's planner writes of the tensor called *name*: these rows."""
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+        if not self.local.numel():
+            return []
+        offsets = torch.Size([self.first, *[0] * (len(self.shape) - 1)])
+        chunk = ChunkStorageMetadata(offsets, self.local.size())
+        data = TensorWriteData(chunk, TensorProperties(dtype=self.local.dtype), self.shape)
+        return [WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data)]
+
+
+def rows_of(size: int, index: int, count: int) -> tuple[int, int]:
+    """First row, and end, of part *index* of *count* of a tensor with *size* rows; as ``torch.chunk`` cuts it."""
+    each = -(-size // count)
+    return min(index * each, size), min((index + 1) * each, size)

@@ -1,0 +1,152 @@
+"""Saving of a run: one file of the first process, or a folder of parts; at once or in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from fairseq.checkpoint import CheckpointManager, parts
+from fairseq.checkpoint.integrity import check_room
+from fairseq.checkpoint.store import copied
+from fairseq.distributed import World
+from fairseq.distributed.sharding import is_sharded
+from fairseq.settings import TrainingSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Saver:
+    """Writes the checkpoints of a run; every process has one.
+
+    With ``--async-save`` a checkpoint is copied to the host, and written while training goes on; the next one, and the
+    end of the run, wait for it.
+
+    Args:
+        settings: of the run.
+        world: the processes.
+        manager: the checkpoints; None except on the first process.
+    """
+
+    def __init__(self, settings: TrainingSettings, world: World, manager: CheckpointManager | None) -> None:
+        self.cfg = settings.checkpoint
+        self.world = world
+        self.manager = manager
+        self.group: dist.ProcessGroup | None = None
+        if is_sharded(settings.distributed, world):
+            # A group of its own: a thread's messages must not mix with those of training.
+            limit = timedelta(seconds=settings.distributed.distributed_timeout)
+            self.group = dist.new_group(backend="gloo", timeout=limit)
+        self.pending: Future[None] | None = None
+
+    def save(
+        self,
+        state: dict[str, Any],
+        *,
+        epoch: int,
+        updates: int,
+        end_of_epoch: bool,
+        is_best: bool,
+        figure: float | None = None,
+    ) -> None:
+        """Write *state*, to be called on every process.
+
+        Args:
+            state: what a checkpoint holds.
+            epoch, updates: how far training is; both count from 1.
+            is_best: its validation figure is the best saved so far.
+            figure: the validation figure, None without a validation.
+
+        Raises:
+            UserError: this checkpoint, or the one before in the background, cannot be written.
+        """
+        self.wait()
+        paths: list[Path] = []
+        if self.manager is not None:
+            paths = self.manager.due(
+                epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best, figure=figure
+            )
+        if self.cfg.no_save_optimizer_state:
+            state = {key: value for key, value in state.items() if key != "last_optimizer_state"}
+        if self.group is not None:
+            work = self._parts(state, paths, self.group, epoch, updates, self.cfg.async_save)
+        elif self.manager is not None and paths:
+            work = functools.partial(self.manager.save, copied(state) if self.cfg.async_save else state, paths)
+        else:
+            return
+        if work is None:
+            return
+        done = functools.partial(_finish, work, [f"{path} (epoch {epoch}, update {updates})" for path in paths])
+        if self.cfg.async_save:
+            executor = ThreadPoolExecutor(1, "save")
+            self.pending = executor.submit(done)
+            executor.shutdown(wait=False)  # its thread ends with the work
+        else:
+            done()
+
+    def save_as(self, name: str, state: Mapping[str, Any], epoch: int, updates: int) -> None:
+        """Write *state* as *name*, which training neither resumes from nor removes; to be called on every process.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        self.wait()
+        if self.group is not None:
+            paths = [self.manager.folder / name] if self.manager is not None else []
+            work = self._parts(state, paths, self.group, epoch, updates)
+            if work is not None:
+                work()
+        elif self.manager is not None:
+            self.manager.save_as(name, state)
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        if self.pending is not None:
+            self.pending.result()
+            self.pending = None
+
+    def _parts(
+        self,
+        state: Mapping[str, Any],
+        paths: list[Path],
+        group: dist.ProcessGroup,
+        epoch: int,
+        updates: int,
+        copy: bool = False,
+    ) -> Callable[[], None] | None:
+        """What is left to do, on this process, to write the parts of *state*; None if no checkpoint is due."""
+        plain, own = parts.split(state)
+        open_folder = contextlib.ExitStack()
+        folder = ""
+        if self.manager is not None and paths:
+            check_room(paths[0], plain, sum(part.size_of_whole for part in own.values()))
+            folder = str(open_folder.enter_context(self.manager.saving_folder(paths, epoch, updates)))
+        folder = self.world.share(folder)
+        if not folder:
+            return None
+        if copy:
+            own = {key: part.copied() for key, part in own.items()}
+            plain = copied(plain) if self.world.is_first else {}
+
+        def write() -> None:
+            with open_folder:
+                parts.write(Path(folder), plain, own, group)
+
+        return write
+
+
+def _finish(work: Callable[[], None], written: list[str]) -> None:
+    work()
+    for what in written:
+        logger.info("saved %s", what)

@@ -1,0 +1,36 @@
+"""Write a checkpoint of sharded training as one file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairseq import checkpoint, options
+from fairseq.checkpoint import parts
+from fairseq.errors import UserError
+from fairseq.files import prepare_file
+
+
+def main(args: argparse.Namespace) -> None:
+    """Write the checkpoint in the folder ``args.source`` to the file ``args.target``; all of it is verified.
+
+    Raises:
+        UserError: the folder is not a checkpoint or is damaged, or the file cannot be written.
+    """
+    if not parts.is_folder(args.source):
+        raise UserError(f"{args.source}: not a checkpoint of --ddp-backend fully_sharded, which is a folder")
+    prepare_file("FILE", args.target)
+    state = checkpoint.load(args.source)
+    if args.no_save_optimizer_state:
+        state.pop("last_optimizer_state", None)
+    checkpoint.save(args.target, state)
+    print(f"{args.target}: {Path(args.target).stat().st_size / 2**20:,.1f} MiB")
+
+
+def cli_main() -> None:
+    """``fairseq-merge-checkpoint``."""
+    options.run_command(main, options.get_merge_parser)
+
+
+if __name__ == "__main__":
+    cli_main()
