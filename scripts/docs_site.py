@@ -1,0 +1,128 @@
+"""Build the documentation as a website: the Markdown files of the repository, and a reference from docstrings.
+
+    python -m scripts.docs_site build/site
+
+Files keep their relative places, so links between them work as they do in the repository. Broken links are errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/**/*.md", "docs/img/*", "examples/**/*.md")
+REFERENCE = {
+    "Models and tasks from Python": ("fairseq.hub",),
+    "Commands": ("fairseq.settings", "fairseq.command_settings"),
+    "Extension points": (
+        "fairseq.tasks.fairseq_task",
+        "fairseq.tasks.carried",
+        "fairseq.models.base",
+        "fairseq.criterions.fairseq_criterion",
+        "fairseq.optim.fairseq_optimizer",
+        "fairseq.optim.lr_scheduler.fairseq_lr_scheduler",
+        "fairseq.data.dataset",
+        "fairseq.logging.figures",
+        "fairseq.tokenizers.base",
+    ),
+    "Modules": (
+        "fairseq.modules.visibility",
+        "fairseq.modules.notes",
+        "fairseq.modules.relative_attention",
+        "fairseq.modules.transformer_layer",
+        "fairseq.modules.adaptive_softmax",
+    ),
+    "Training": ("fairseq.training.trainer", "fairseq.training.stages", "fairseq.checkpoint.store"),
+}
+TITLES = {
+    "README.md": "Overview",
+    "docs/tutorial.md": "Tutorial: your own text",
+    "docs/fairseq.md": "Coming from fairseq",
+    "docs/transformer_xl.md": "Coming from Transformer-XL",
+    "docs/plugins.md": "Writing a plug-in",
+    "docs/notes.md": "Taking notes on the fly",
+    "docs/analyses.md": "Analyses",
+    "docs/samples.md": "Samples",
+    "docs/reliability.md": "Reliability",
+    "docs/scaling.md": "Scaling",
+    "docs/benchmarks.md": "Benchmarks",
+    "docs/architecture.md": "Architecture",
+    "CONTRIBUTING.md": "Contributing",
+    "CHANGELOG.md": "Changelog",
+}
+
+
+def stage(folder: Path) -> None:
+    """Copy the pages into *folder*, and add one page for each section of the reference."""
+    for pattern in PAGES:
+        for path in sorted(ROOT.glob(pattern)):
+            target = folder / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    reference = folder / "reference"
+    reference.mkdir()
+    for section, modules in REFERENCE.items():
+        text = "".join(f"## {name}\n\n::: {name}\n\n" for name in modules)
+        (reference / _file(section)).write_text(f"# {section}\n\n{text}", encoding="utf-8")
+
+
+def settings(pages: Path, site: Path) -> dict[str, object]:
+    """mkdocs' settings."""
+    known = [{title: path} for path, title in TITLES.items() if (pages / path).exists()]
+    unnamed = {str(path.relative_to(pages)) for path in pages.glob("docs/*.md")} - TITLES.keys()
+    if unnamed:
+        raise SystemExit(f"{', '.join(sorted(unnamed))}: no title in scripts/docs_site.py; add one")
+    recipes = [str(path.relative_to(pages)) for path in sorted(pages.glob("examples/**/*.md"))]
+    handlers = {"python": {"paths": [str(ROOT)], "options": OPTIONS}}
+    return {
+        "site_name": "fairseq-short",
+        "docs_dir": str(pages),
+        "site_dir": str(site),
+        "use_directory_urls": False,
+        "theme": {"name": "material", "font": False},
+        "markdown_extensions": ["admonition", "tables", "fenced_code", "pymdownx.superfences"],
+        "plugins": ["search", {"mkdocstrings": {"handlers": handlers}}],
+        "nav": [*known, {"Recipes": recipes}, {"Reference": [{s: f"reference/{_file(s)}"} for s in REFERENCE]}],
+        "validation": {"links": {"not_found": "warn", "anchors": "warn", "unrecognized_links": "warn"}},
+    }
+
+
+OPTIONS = {
+    "docstring_style": "google",
+    "show_root_heading": False,
+    "show_source": False,
+    "heading_level": 3,
+    "members_order": "source",
+    "filters": ["!^_"],
+}
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Build the site; returns mkdocs' exit status."""
+    parser = argparse.ArgumentParser(description="Build the documentation as a website.")
+    parser.add_argument("site", type=Path, metavar="DIR", help="output folder")
+    site = parser.parse_args(None if arguments is None else list(arguments)).site.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        pages = Path(folder) / "pages"
+        pages.mkdir()
+        stage(pages)
+        config = Path(folder) / "mkdocs.yml"
+        config.write_text(yaml.safe_dump(settings(pages, site), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(config)]
+        return subprocess.run(command, check=False).returncode
+
+
+def _file(section: str) -> str:
+    return f"{section.lower().replace(' ', '-')}.md"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The plug-ins of docs/plugins.md train."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import runs
+
+from fairseq import plugins
+
+CODE = re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / "plugins.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+TINY = "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2"
+RUN = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --max-tokens 64 --optimizer adam --lr 0.01
+    --max-update 6 --no-epoch-checkpoints --log-format json --log-interval 1"""
+PARTS = {
+    "focal_loss": f"{TINY} --criterion focal_loss --focal-gamma 1.5",
+    "gru_lm": "--arch gru_lm_small --criterion cross_entropy",
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_code_of_the_documentation_trains(part: str, tmp_path: Path) -> None:
+    (code,) = [block for block in CODE if f'("{part}"' in block]
+    folder = tmp_path / f"documented_{part}"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(code)
+    plugins.import_user_module(str(folder))
+    log = runs.train(tmp_path / "run", RUN, PARTS[part], "--user-dir", folder)
+    losses = [float(update["loss"]) for update in runs.updates(log)]
+    assert len(losses) == 6 and losses[-1] < losses[0]
