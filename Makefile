@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types contracts tests bench clean
+.PHONY: help install demo test lint types contracts tests docs bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(INSTALLED) ## train and evaluate a small Shortformer in a few minutes; results in demo/
-	@$(BIN)/python -m scripts.demo
+	@$(BIN)/python -m fairseq_cli.demo
 
 test: lint types contracts tests ## everything that CI runs
 
@@ -38,6 +38,10 @@ contracts: $(INSTALLED) ## import-linter: imports point down the layers only
 
 tests: $(INSTALLED) ## the test suite, two processes
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
+
+docs: $(INSTALLED) ## the documentation as a website, in build/site; a broken link is an error
+	@$(PIP_INSTALL) -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m scripts.docs_site build/site && echo "docs: build/site/index.html"
 
 bench: $(INSTALLED) ## measure speed and memory on this machine
 	@$(BIN)/python -m benchmarks.language_model

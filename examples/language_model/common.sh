@@ -86,7 +86,7 @@ evaluate_baseline() {
 }
 
 if [[ -n ${SMALL:-} && -z ${DATA:-} && ! -e $data/dict.txt ]]; then
-  run python scripts/prepare_pydoc.py "${save_dir}pydoc-small" --max-words 20000
+  run python -m fairseq_cli.demo_corpus "${save_dir}pydoc-small" --max-words 20000
   run python preprocess.py --only-source --trainpref "${save_dir}pydoc-small/pydoc.train.tokens" \
     --validpref "${save_dir}pydoc-small/pydoc.valid.tokens" --testpref "${save_dir}pydoc-small/pydoc.test.tokens" \
     --destdir "$data"

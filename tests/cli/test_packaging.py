@@ -15,20 +15,8 @@ import fairseq
 
 ROOT = Path(__file__).parents[2]
 ROOT_SCRIPTS = ("preprocess", "train", "eval_lm", "validate", "generate", "interactive")  # fairseq's
-COMMANDS = (
-    *ROOT_SCRIPTS,
-    "tokenize",
-    "symbols",
-    "recl",
-    "attention",
-    "notes",
-    "plot",
-    "finetune",
-    "import_model",
-    "export_model",
-    "average_checkpoints",
-    "merge_checkpoint",
-)
+SHARED = ("__init__", "common")
+COMMANDS = sorted(path.stem for path in (ROOT / "fairseq_cli").glob("*.py") if path.stem not in SHARED)
 HEAVY = (
     "matplotlib",
     "tensorboard",

@@ -13,9 +13,10 @@ from fairseq import plugins
 CODE = re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / "plugins.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
-TINY = "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2"
-RUN = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --max-tokens 64 --optimizer adam --lr 0.01
-    --max-update 6 --no-epoch-checkpoints --log-format json --log-interval 1"""
+TINY = """--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16
+    --decoder-attention-heads 2"""
+RUN = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --max-tokens 64 --optimizer adam
+    --lr 0.01 --max-update 6 --no-epoch-checkpoints --log-format json --log-interval 1"""
 PARTS = {
     "focal_loss": f"{TINY} --criterion focal_loss --focal-gamma 1.5",
     "gru_lm": "--arch gru_lm_small --criterion cross_entropy",

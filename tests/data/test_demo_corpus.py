@@ -1,4 +1,4 @@
-"""The corpus of scripts/prepare_pydoc.py: prose, laid out like WikiText, the same bytes every time."""
+"""The corpus of fairseq-demo-corpus: prose, laid out like WikiText, the same bytes every time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import prepare_pydoc
-from scripts.prepare_pydoc import Article, Section
+from fairseq_cli import demo_corpus
+from fairseq_cli.demo_corpus import Article, Section
 
 ROOT = Path(__file__).parents[2]
 SPLITS = ("train", "valid", "test")
@@ -50,7 +50,7 @@ add_docstr(lib.paint, "Paint the box that was drawn last in the colour that the 
 
 
 def build(folder: Path, hash_seed: str) -> dict[str, str]:
-    command = [sys.executable, str(ROOT / "scripts" / "prepare_pydoc.py"), str(folder), "--max-words", "25000"]
+    command = [sys.executable, "-m", "fairseq_cli.demo_corpus", str(folder), "--max-words", "25000"]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": hash_seed})
     return {split: (folder / f"pydoc.{split}.tokens").read_text(encoding="utf-8") for split in SPLITS}
 
@@ -100,14 +100,14 @@ def test_every_paragraph_is_prose_without_code(corpus: dict[str, str]) -> None:
 def test_a_word_that_is_rare_in_the_training_text_is_unknown(corpus: dict[str, str]) -> None:
     words = corpus["train"].split()
     counts = {word: words.count(word) for word in set(words) if word != "<unk>"}
-    assert min(counts.values()) >= prepare_pydoc.MIN_COUNT
+    assert min(counts.values()) >= demo_corpus.MIN_COUNT
     assert set(corpus["valid"].split()) | set(corpus["test"].split()) <= set(counts) | {"<unk>"}
 
 
 def test_a_module_gives_its_prose_and_leaves_out_its_code(tmp_path: Path) -> None:
     path = tmp_path / "boxes.py"
     path.write_text(SOURCE, encoding="utf-8")
-    assert prepare_pydoc.module(("boxes", path)) == Article(
+    assert demo_corpus.module(("boxes", path)) == Article(
         "boxes",
         [
             Section(
@@ -134,13 +134,13 @@ def test_a_module_gives_its_prose_and_leaves_out_its_code(tmp_path: Path) -> Non
 def test_a_source_that_cannot_be_parsed_gives_no_article(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("def (", encoding="utf-8")
-    assert prepare_pydoc.module(("broken", path)).sections == []
+    assert demo_corpus.module(("broken", path)).sections == []
 
 
 def test_repeated_paragraphs_are_kept_once() -> None:
     once = " ".join(["word"] * 50)
     first, second = Article("first", [Section("", [once, once])]), Article("second", [Section("", [once])])
-    assert list(prepare_pydoc.unique([first, second])) == [Article("first", [Section("", [once])])]
+    assert list(demo_corpus.unique([first, second])) == [Article("first", [Section("", [once])])]
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,11 @@ def test_repeated_paragraphs_are_kept_once() -> None:
     ],
 )
 def test_markup_is_taken_off(marked: str, expected: str) -> None:
-    assert prepare_pydoc.plain(marked) == expected
+    assert demo_corpus.plain(marked) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["x = f(a) + g(b) is the value of it.", "int a b c d e f g.", "The end of the line of", "Short."]
 )
 def test_what_is_no_sentence_is_no_prose(text: str) -> None:
-    assert not prepare_pydoc.is_prose(text)
+    assert not demo_corpus.is_prose(text)

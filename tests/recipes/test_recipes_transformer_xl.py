@@ -178,7 +178,7 @@ def test_a_recipe_runs_end_to_end_when_small(recipe: str, small_data: dict[str, 
 def test_a_small_recipe_makes_its_corpus_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first, second = (run("enwik8-base", SMALL=1, SAVE_DIR=tmp_path) for _ in range(2))
     assert [line.split()[1] for line in printed(first) if line.startswith(("bash", "python"))] == [
-        "examples/transformer_xl/prepare-enwik8.sh", "scripts/prepare_pydoc.py", "-m", "preprocess.py", "train.py",
+        "examples/transformer_xl/prepare-enwik8.sh", "-m", "-m", "preprocess.py", "train.py",
     ]  # fmt: skip
     bits = [line for line in printed(second) if line.startswith("Bits per character: ")]
     assert bits == [line for line in printed(first) if line.startswith("Bits per character: ")] != []
@@ -224,7 +224,7 @@ def test_nothing_is_downloaded_twice(corpus: str, tmp_path: Path) -> None:
 def test_a_dry_run_of_the_preparation_writes_nothing(corpus: str, tmp_path: Path) -> None:
     for small in ({}, {"SMALL": 1}):
         lines = printed(run(f"prepare-{corpus}", tmp_path / "out", DRY_RUN=1, **small))
-        assert lines[0].startswith("python scripts/prepare_pydoc.py" if small else ("curl", "wget"))
+        assert lines[0].startswith("python -m fairseq_cli.demo_corpus" if small else ("curl", "wget"))
     assert list(tmp_path.iterdir()) == []
 
 

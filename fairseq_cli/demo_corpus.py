@@ -1,7 +1,7 @@
 """A small corpus of English from installed packages: prose of Python's help topics and of the docstrings of the
 standard library, NumPy and PyTorch, in WikiText's format.
 
-    python scripts/prepare_pydoc.py DIR        # DIR/pydoc.train.tokens, DIR/pydoc.valid.tokens, DIR/pydoc.test.tokens
+    fairseq-demo-corpus DIR        # DIR/pydoc.train.tokens, DIR/pydoc.valid.tokens, DIR/pydoc.test.tokens
 
 A topic or a module is an article, a docstring with some prose is a section of it, a paragraph is a line. Sources are
 parsed, never imported. The output is deterministic for one installation.
@@ -24,6 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from fairseq.errors import UserError
 from fairseq.files import atomic_file
 
 MIN_COUNT = 3  # as in WikiText: rarer words of the training text become <unk>
@@ -324,7 +325,7 @@ def split(articles: list[Article]) -> dict[str, list[Article]]:
     """Split articles: of every thirty the last is for test, the one before for validation, the others for training."""
     every = min(SPLIT_EVERY, len(articles) // 2)
     if every < 3:
-        raise SystemExit("prepare_pydoc.py: --max-words: too few articles to split; raise it")
+        raise UserError("--max-words: too few articles to split; raise it")
     parts: dict[str, list[Article]] = {"train": [], "valid": [], "test": []}
     for number, article in enumerate(articles):
         parts[{every - 2: "valid", every - 1: "test"}.get(number % every, "train")].append(article)
@@ -363,14 +364,19 @@ def write(parts: dict[str, list[Article]], destdir: Path) -> None:
     print(f"vocabulary: {len(known):,} words that occur {MIN_COUNT} times or more in the training text")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def cli_main(argv: list[str] | None = None) -> None:
+    """``fairseq-demo-corpus``."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-demo-corpus", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("destdir", type=Path, metavar="DIR", help="folder for the three files")
     parser.add_argument("--max-words", type=int, metavar="N", help="stop after the article that reaches N words")
     args = parser.parse_args(argv)
-    write(split(collect(args.max_words)), args.destdir)
+    try:
+        write(split(collect(args.max_words)), args.destdir)
+    except UserError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":
-    main()
+    cli_main()

@@ -1,4 +1,4 @@
-"""Train and evaluate a small Shortformer in a few minutes on two cores (``make demo``).
+"""Train and evaluate a small Shortformer in a few minutes on two cores (``fairseq-demo``).
 
 Prepares a corpus, preprocesses it, trains in two stages, evaluates non-overlapping and token by token, prints a table
 and a sample of generated text, and plots the loss. All output is written to ``demo/``.
@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
 PROMPT = "This function returns"
 BATCH = 1024  # tokens per update
 SHORT, LONG = 32, 128  # tokens per sample of the two stages
@@ -47,16 +46,16 @@ class Row:
     megabytes: float
 
 
-def run(script: str, *flags: str, show: Callable[[str], str | None] = str) -> Finished:
-    """Run a script of this repository; *show* maps a line of its output to the text to print, or None.
+def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> Finished:
+    """Run a module of :mod:`fairseq_cli`; *show* maps a line of its output to the text to print, or None.
 
     If it fails, print the end of its output and exit with its exit code.
     """
-    print(f"\n$ python {shlex.join([script, *flags])}", flush=True)
+    print(f"\n$ fairseq-{command.replace('_', '-')} {shlex.join(flags)}", flush=True)
     start = time.perf_counter()
     output: list[str] = []
-    command = [sys.executable, str(ROOT / script), *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    words = [sys.executable, "-m", f"fairseq_cli.{command}", *flags]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             output.append(line.rstrip("\n"))
@@ -78,11 +77,11 @@ def run(script: str, *flags: str, show: Callable[[str], str | None] = str) -> Fi
 def prepare(folder: Path, max_words: int | None) -> None:
     """Make the corpus and preprocess it."""
     limit = ["--max-words", str(max_words)] if max_words else []
-    run("scripts/prepare_pydoc.py", str(folder / "corpus"), *limit)
+    run("demo_corpus", str(folder / "corpus"), *limit)
     texts = [word for s in ("train", "valid", "test") for word in (f"--{s}pref", f"{folder}/corpus/pydoc.{s}.tokens")]
     destination = ["--destdir", str(folder / "data-bin"), "--workers", str(os.cpu_count() or 1)]
     run(
-        "preprocess.py",
+        "preprocess",
         "--only-source",
         *texts,
         *destination,
@@ -93,7 +92,7 @@ def prepare(folder: Path, max_words: int | None) -> None:
 def train(folder: Path, stages: tuple[int, int], cutoffs: str) -> Finished:
     """Train in two stages in one run; write the log to ``train.jsonl``."""
     finished = run(
-        "train.py",
+        "train",
         str(folder / "data-bin"),
         *("--task", "language_modeling", "--arch", "shortformer_demo", "--criterion", "adaptive_loss"),
         *("--adaptive-input-cutoff", cutoffs, "--adaptive-softmax-cutoff", cutoffs),
@@ -115,7 +114,7 @@ def evaluate(folder: Path, name: str, *flags: str) -> Row:
     """Evaluate the test text with one kind of inference."""
     summary = re.compile(r"Evaluated .*|Loss \(base 2\).*")
     finished = run(
-        "eval_lm.py",
+        "eval_lm",
         *(str(folder / "data-bin"), "--path", str(folder / "checkpoints" / "checkpoint_last.pt")),
         *("--gen-subset", "test", "--sample-break-mode", "none", "--max-sentences", "1", "--cpu", *flags),
         show=lambda line: found[0] if (found := summary.search(line)) else None,
@@ -123,7 +122,7 @@ def evaluate(folder: Path, name: str, *flags: str) -> Row:
     text = "\n".join(finished.output)
     speed, perplexity = (re.search(p, text) for p in (r"\(([\d.]+) tokens/s\)", r"Perplexity: ([\d.]+)"))
     if speed is None or perplexity is None:
-        sys.exit(f"eval_lm.py: no summary in its output:\n{text}")
+        sys.exit(f"fairseq-eval-lm: no summary in its output:\n{text}")
     return Row(name, float(speed[1]), float(perplexity[1]), finished.megabytes)
 
 
@@ -215,9 +214,11 @@ def plot(log: list[dict[str, Any]], boundary: int, path: Path) -> None:
     pyplot.close(figure)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def cli_main(argv: list[str] | None = None) -> None:
+    """``fairseq-demo``."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--output", type=Path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
     )
@@ -245,4 +246,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cli_main()
