@@ -201,11 +201,13 @@ def get_export_parser() -> Parser:
         "fairseq-export checkpoints/checkpoint_best.pt --to hf --out bert --data data-bin",
         "fairseq-export electra/checkpoint_best.pt --to hf --out generator --half generator",
     ]
-    description = "Export an encoder to a folder for Hugging Face transformers."
+    description = "Export an encoder to a folder for Hugging Face transformers, or a language model to fairseq."
     parser = Parser(description, examples=examples, settings_file=False)
-    parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of a bert, roberta or electra model")
-    parser.add_argument("--to", dest="target_format", required=True, choices=("hf",), help="format to write")
-    parser.add_argument("--out", metavar="DIR", required=True, help="output folder")
+    parser.add_argument(
+        "source", metavar="CHECKPOINT", help="checkpoint of a bert, roberta or electra model, or transformer_lm"
+    )
+    parser.add_argument("--to", dest="target_format", required=True, choices=("hf", "fairseq"), help="format to write")
+    parser.add_argument("--out", metavar="DIR", required=True, help="output folder; with --to fairseq the file")
     parser.add_argument("--data", metavar="DATA", help="data folder or dict.txt (default: beside the checkpoint)")
     parser.add_argument(
         "--half", choices=("discriminator", "generator"), default="discriminator", help="ELECTRA network to write"

@@ -1,4 +1,4 @@
-"""Export an encoder as a Hugging Face transformers folder."""
+"""Export an encoder as a Hugging Face transformers folder, or a language model as a checkpoint of fairseq."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from fairseq import checkpoint, hub, options
 from fairseq.checkpoint.foreign import hf_encoders
 from fairseq.checkpoint.foreign.hf_encoder_names import EncoderSizes
 from fairseq.checkpoint.foreign.hf_folder import CONFIG, SAFE
+from fairseq.checkpoint.foreign.to_fairseq0x import to_fairseq
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
-from fairseq.files import atomic_folder
+from fairseq.files import atomic_folder, prepare_file
 from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
@@ -35,6 +36,9 @@ def main(args: argparse.Namespace) -> None:
         UserError: the checkpoint cannot be read or is not an encoder, or the folder cannot be written.
     """
     out = Path(args.out)
+    if args.target_format == "fairseq":
+        _write_fairseq(args.source, out)
+        return
     try:
         from safetensors.torch import save_file
     except ImportError:
@@ -51,6 +55,15 @@ def main(args: argparse.Namespace) -> None:
         (folder / WORDS).write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     print(f"Wrote {out / CONFIG}, {out / SAFE} and {out / WORDS}: {config['architectures'][0]}")
+
+
+def _write_fairseq(source: str, out: Path) -> None:
+    """Write the checkpoint *source* as the file *out*, which fairseq evaluates and trains on."""
+    prepare_file("--out", out)
+    state = to_fairseq(checkpoint.load(hub.find_checkpoint(Path(source))), source)
+    checkpoint.save(out, state)
+    resumes = "with" if state["last_optimizer_state"] else "without"
+    print(f"Wrote {out}: {state['args'].arch} for fairseq, {resumes} the optimizer's state")
 
 
 def _half(model: BaseFairseqModel, half: str, arch: str, source: str) -> tuple[str, EncoderShape, Mapping[str, Tensor]]:

@@ -1,0 +1,93 @@
+"""Checkpoints for fairseq 0.9 to 0.12: settings as a ``Namespace``, the optimizer's state by number."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq.errors import UserError
+
+MODELS = {"transformer_lm": "decoder_attention_heads", "lstm_lm": "decoder_out_embed_dim"}
+"""Models that fairseq has, and a setting that only they have among those."""
+NOT_THERE = {  # setting: values that fairseq's model has
+    "position_infused_attention": (False, None),
+    "tokens_from_prev": (0, None),
+    "notes": (False, None),
+    "streams": (False, None),
+}
+SETTINGS = """
+activation_dropout activation_fn adam_betas adam_eps adaptive_input adaptive_input_cutoff adaptive_input_factor
+adaptive_softmax_cutoff adaptive_softmax_dropout adaptive_softmax_factor add_bos_token attention_dropout batch_size
+batch_size_valid character_embeddings clip_norm criterion curriculum data decoder_attention_heads decoder_dropout_in
+decoder_dropout_out decoder_embed_dim decoder_ffn_embed_dim decoder_hidden_size decoder_input_dim decoder_layerdrop
+decoder_layers decoder_learned_pos decoder_normalize_before decoder_out_embed_dim decoder_output_dim dropout
+force_anneal label_smoothing layernorm_embedding lr lr_period_updates lr_scheduler lr_shrink max_epoch max_lr
+max_target_positions max_tokens max_tokens_valid max_update min_lr momentum no_decoder_final_norm no_scale_embedding
+no_token_positional_embeddings optimizer required_batch_size_multiple residuals sample_break_mode seed sentence_avg
+share_decoder_input_output_embed stop_min_lr t_mult task tie_adaptive_proj tie_adaptive_weights tokens_per_sample
+train_subset update_freq valid_subset warmup_init_lr warmup_updates weight_decay
+"""
+HISTORY = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}  # without training
+TEXT_LISTS = ("adaptive_input_cutoff", "adaptive_softmax_cutoff")  # fairseq reads "200,600"
+
+
+def to_fairseq(state: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return a loaded checkpoint as fairseq writes it, of the model and of the place that training has reached.
+
+    Raises:
+        UserError: fairseq has no such model.
+    """
+    args = dict(state["args"])
+    model = next((name for name, only in MODELS.items() if only in args), None)
+    if model is None:
+        raise UserError(f"--to fairseq: {source} is a model that fairseq lacks; known: {', '.join(MODELS)}")
+    for name, there in NOT_THERE.items():
+        if args.get(name) not in there:
+            raise UserError(f"--to fairseq: {source} has {name}={args[name]}, which fairseq's {model} lacks")
+    extra = state.get("extra_state") or {}
+    kept = ("val_loss", "best", "previous_training_time")
+    iterator = extra.get("train_iterator") or {"epoch": 1, "iterations_in_epoch": 0}
+    optimizer = _numbered(state.get("last_optimizer_state"), state["model"])
+    return {
+        "args": argparse.Namespace(**_settings(args, model)),
+        "model": dict(state["model"]),
+        "optimizer_history": list(state.get("optimizer_history") or [HISTORY]),
+        "extra_state": {
+            "train_iterator": {name: value for name, value in iterator.items() if name != "read"},
+            **{name: extra[name] for name in kept if extra.get(name) is not None},
+        },
+        "last_optimizer_state": optimizer,
+    }
+
+
+def _settings(args: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """The settings that fairseq reads, without None: its loading takes what is missing from the dataclasses."""
+    found = {name: value for name, value in args.items() if name in SETTINGS.split() and value is not None}
+    found["arch"] = model
+    if model == "transformer_lm":
+        for name in ("decoder_input_dim", "decoder_output_dim"):
+            found.setdefault(name, args["decoder_embed_dim"])
+    found.setdefault("max_target_positions", args.get("tokens_per_sample", 1024))
+    for name in TEXT_LISTS:
+        if name in found:
+            found[name] = ",".join(map(str, found[name]))
+    if "adam_betas" in found:
+        found["adam_betas"] = str(tuple(found["adam_betas"]))
+    if "batch_size" in found:
+        found["max_sentences"] = found["batch_size"]  # the name before 0.10
+    return {**found, "task": "language_modeling"}
+
+
+def _numbered(state: Any, model: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The optimizer's state by number, in the order of the model's parameters; None if fairseq has no such groups."""
+    if not isinstance(state, Mapping) or len(state.get("param_groups") or []) != 1:
+        return None
+    (group,) = state["param_groups"]
+    names = [name for name in model if name in set(group["params"])]
+    if len(names) != len(group["params"]):
+        return dict(state)  # numbered already, or of a criterion's parameters
+    numbers = {name: index for index, name in enumerate(names)}
+    entries = {numbers[name]: entry for name, entry in state["state"].items()}
+    own = {"amsgrad": False} if "betas" in group else {}
+    return {"state": entries, "param_groups": [{**own, **group, "params": list(range(len(names)))}]}
