@@ -34,6 +34,8 @@ from fairseq.unused_flags import add_unread
 
 ONLY_IN_TRAINING = (  # of the settings that evaluation shares with training
     *("fp16_init_scale", "fp16_scale_window", "fp16_scale_tolerance", "min_loss_scale", "threshold_loss_scale"),
+    *("ddp_backend", "bucket_cap_mb", "find_unused_parameters", "shard_group_size", "cpu_offload"),
+    "checkpoint_activations",
     *("tensorboard_logdir", "metrics_file", "log_file", "wandb_project", "curriculum", "dataset_impl"),
     *("max_valid_steps",),
 )
@@ -113,7 +115,9 @@ def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
         "fairseq-eval-lm data-bin --path checkpoints/checkpoint_best.pt --context-window 400 --bf16",
     ]
     hidden = ("train_subset", "valid_subset", "max_tokens_valid", "batch_size_valid", "num_workers", "seed")
-    return _evaluation_parser("Compute the perplexity of a language model.", examples, [EvalLMConfig], hidden=hidden)
+    return _evaluation_parser(
+        "Compute the perplexity of a language model.", examples, [EvalLMConfig, DistributedConfig], hidden=hidden
+    )
 
 
 def get_validation_parser(default_task: str | None = None) -> Parser:
@@ -123,7 +127,9 @@ def get_validation_parser(default_task: str | None = None) -> Parser:
         "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt --valid-subset valid,test",
     ]
     hidden = ("train_subset", "gen_subset", "seed")
-    return _evaluation_parser("Compute the validation loss of a checkpoint.", examples, [ValidateConfig], hidden=hidden)
+    return _evaluation_parser(
+        "Compute the validation loss of a checkpoint.", examples, [ValidateConfig, DistributedConfig], hidden=hidden
+    )
 
 
 def get_recl_parser() -> Parser:

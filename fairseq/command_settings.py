@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairseq.config import flag
+from fairseq.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,20 @@ class ModelPathConfig:
 
 
 @dataclass(frozen=True)
-class ValidateConfig(ModelPathConfig):
+class ShardConfig(ModelPathConfig):
+    """Model: the checkpoints to evaluate, and the part of a split."""
+
+    num_shards: int = flag(1, "parts that a split is divided into", low=1)
+    shard_id: int = flag(0, "number of the part to evaluate, from 0", low=0)
+
+    def check(self) -> None:
+        """Raise UserError if there is no such part."""
+        if self.shard_id >= self.num_shards:
+            raise UserError(f"--shard-id {self.shard_id}: --num-shards {self.num_shards} are numbered from 0")
+
+
+@dataclass(frozen=True)
+class ValidateConfig(ShardConfig):
     """Model: settings of ``fairseq-validate``."""
 
     keep_notes: bool = flag(False, "keep and read the notes of rare words, as in training")
@@ -32,7 +46,7 @@ class TextFormatConfig:
 
 
 @dataclass(frozen=True)
-class EvalLMConfig(ModelPathConfig, TextFormatConfig):
+class EvalLMConfig(ShardConfig, TextFormatConfig):
     """Evaluation: settings of ``fairseq-eval-lm``."""
 
     text: str | None = flag(None, "file of text to evaluate instead of --gen-subset", metavar="FILE")

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import io
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fairseq import config, distributed
 from fairseq.command_settings import ModelPathConfig, TextFormatConfig
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.raw_text import format_of
 from fairseq.data.text_corpus import TextCorpus, TextReader, log_tokens
+from fairseq.distributed import Job, World
 from fairseq.errors import UserError
 from fairseq.files import prepare_folder
 from fairseq.logging import progress_bar
-from fairseq.settings import CommonConfig
+from fairseq.settings import CommonConfig, DistributedConfig
+from fairseq.terminal import log_to_stderr
 
 
 def checkpoint_paths(cfg: ModelPathConfig) -> list[str]:
@@ -43,6 +48,24 @@ def stream_settings(args: argparse.Namespace) -> argparse.Namespace:
     if settings.sample_break_mode != "none":
         raise UserError(f"--sample-break-mode {settings.sample_break_mode}: the split is read as one stream; use none")
     return settings
+
+
+def run_on_processes(evaluate: Callable[[argparse.Namespace, World], Any], args: argparse.Namespace) -> Any:
+    """Call *evaluate*, a function of a module, in as many processes as *args* or torchrun ask for; by default in one.
+
+    Returns what it returned in this process; None if that only started the others.
+    """
+    cfg = config.extract(DistributedConfig, args)
+    cfg = dataclasses.replace(cfg, distributed_world_size=cfg.distributed_world_size or 1)
+    return distributed.run(Job(_evaluate, (evaluate, args), config.extract(CommonConfig, args), cfg))
+
+
+def _evaluate(what: tuple[Callable[[argparse.Namespace, World], Any], argparse.Namespace], world: World) -> Any:
+    evaluate, args = what
+    if world.size > 1:
+        log_to_stderr()
+        logging.getLogger().setLevel(logging.INFO if world.is_first else logging.ERROR)
+    return evaluate(args, world)
 
 
 def escape_what_stdout_lacks() -> None:

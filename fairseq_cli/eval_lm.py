@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fairseq import config, distributed, options
+from fairseq import config, options
 from fairseq.command_settings import EvalLMConfig
 from fairseq.config import parse_dict
 from fairseq.data.folders import data_folders
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.raw_text import RawCounts
 from fairseq.data.tokenization import load_counts
+from fairseq.distributed import World
 from fairseq.evaluation import Scorer, Scoring, report
 from fairseq.files import prepare_file, prepare_folder
 from fairseq.models.loading import compile_model
@@ -24,7 +25,7 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_language_models
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr
-from fairseq_cli.common import checkpoint_paths, progress, read_text
+from fairseq_cli.common import checkpoint_paths, progress, read_text, run_on_processes
 
 logger = logging.getLogger(__name__)
 
@@ -34,21 +35,29 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 
     ``--tokens-per-sample`` overrides the checkpoint's if given; ``--sample-break-mode`` is ``none`` unless given.
 
+    Several processes (``--distributed-world-size``, torchrun) share the batches; the first writes the result of all.
+
     Returns:
-        The figures, as in ``results.json``.
+        The figures, as in ``results.json``; None if the work was done in other processes.
 
     Raises:
         UserError: flags contradict each other, or a checkpoint or the data cannot be used.
     """
+    return run_on_processes(evaluate, args)
+
+
+def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
+    """Do the part of this process of *world*; see :func:`main`."""
     settings = typed_settings(args, EvalLMConfig)
     cfg: EvalLMConfig = settings.command
+    cfg.check()
     common, data = settings.common, settings.data
     paths = checkpoint_paths(cfg)
     if cfg.results_path is not None:
         prepare_folder("--results-path", cfg.results_path)
     if cfg.save_token_scores is not None:
         prepare_file("--save-token-scores", cfg.save_token_scores)
-    device = distributed.device_of(common)
+    device = world.device
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     given = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
     models, task, trained = load_language_models(paths, settings.data_path, overrides, given)
@@ -62,14 +71,16 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         multiple=data.required_batch_size_multiple,
         softmax_batch=cfg.softmax_batch,
         add_bos_token=task.cfg.add_bos_token,
+        shard=cfg.shard_id,
+        shards=cfg.num_shards,
     )
-    scorer = Scorer(models, task.source_dictionary, scoring, Precision(common), device, int8=cfg.int8)
+    scorer = Scorer(models, task.source_dictionary, scoring, Precision(common), device, int8=cfg.int8, world=world)
     if common.compile:
         for model in scorer.models:
             compile_model(model)
     name, corpus, counts = _evaluated_text(cfg, settings.data_path, data.gen_subset, task)
     start = time.perf_counter()
-    scores = scorer.score(corpus, progress(common, name))
+    scores = scorer.score(corpus, progress(common, name) if world.is_first else None)
     seconds = time.perf_counter() - start
 
     words = report.join_words(scores, task.source_dictionary, cfg.remove_bpe)
@@ -78,9 +89,11 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         figures |= report.raw_figures(words, counts)
     figures |= report.peak_memory(device)
     if cfg.int8:
-        exact = Scorer(models, task.source_dictionary, scoring, Precision(common), device).score(corpus)
+        exact = Scorer(models, task.source_dictionary, scoring, Precision(common), device, world=world).score(corpus)
         exact_words = report.join_words(exact, task.source_dictionary, cfg.remove_bpe)
         figures["perplexity_without_int8"] = report.figures(exact_words, seconds)["perplexity"]
+    if not world.is_first:
+        return figures
     _print_words(cfg, words)
     print(*report.summary(figures), sep="\n", flush=True)
     if cfg.save_token_scores is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fairseq import config, distributed, options
+from fairseq import config, options
 from fairseq.command_settings import ValidateConfig
 from fairseq.config import parse_dict
 from fairseq.distributed import World
@@ -21,7 +21,7 @@ from fairseq.tasks.loading import load_models
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr
 from fairseq.training.validation import validate
-from fairseq_cli.common import checkpoint_paths
+from fairseq_cli.common import checkpoint_paths, run_on_processes
 
 BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_valid")
 
@@ -32,17 +32,25 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     Criterion, blocks and batches default to those of the training run; with the same batches the figures equal those
     of the training log.
 
+    Several processes (``--distributed-world-size``, torchrun) have batches of their own, and the first prints the
+    figures of all.
+
     Returns:
-        For each checkpoint and split: loss and nll_loss in bits, ppl, …
+        For each checkpoint and split: loss and nll_loss in bits, ppl, …; None if the work was done in other processes.
 
     Raises:
         UserError: a checkpoint or the data cannot be used.
     """
+    return run_on_processes(evaluate, args)
+
+
+def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict[str, float]]]:
+    """Do the part of this process of *world*; see :func:`main`."""
     settings = typed_settings(args, ValidateConfig)
     cfg, common = settings.command, settings.common
+    cfg.check()
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     splits = [split.strip() for split in settings.data.valid_subset.split(",") if split.strip()]
-    world = World(0, 1, distributed.device_of(common))
     results: dict[str, dict[str, dict[str, float]]] = {}
     for path in checkpoint_paths(cfg):
         models, task, trained = load_models([path], settings.data_path, overrides, _own_settings(args))
@@ -52,7 +60,7 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
         Precision(common).place(models[0], world.device)
         if common.compile:
             compile_model(models[0])
-        results[path] = {split: _validate(split, models[0], task, run, world) for split in splits}
+        results[path] = {split: _validate(split, models[0], task, run, world, cfg) for split in splits}
     return results
 
 
@@ -74,15 +82,26 @@ def _batches(trained: DataConfig, given: DataConfig) -> dict[str, Any]:
     return changes
 
 
-def _validate(split: str, model: BaseFairseqModel, task: FairseqTask, run: Settings, world: World) -> dict[str, float]:
+def _validate(
+    split: str, model: BaseFairseqModel, task: FairseqTask, run: Settings, world: World, cfg: ValidateConfig
+) -> dict[str, float]:
     """Compute and print the figures of one split."""
     criterion = task.build_criterion(run.given_to(type(task), run)).to(world.device)
     graph = task.loss_graph(model, criterion)
-    batches = task.iterator(split, model, criterion, training=False, device=world.device)
+    batches = task.iterator(
+        split,
+        model,
+        criterion,
+        training=False,
+        rank=cfg.shard_id * world.size + world.rank,
+        world_size=cfg.num_shards * world.size,
+        device=world.device,
+    )
     common = run.common
+    log_format = common.log_format or ("simple" if common.no_progress_bar else None)
     with progress_bar(
         batches,
-        log_format=common.log_format or ("simple" if common.no_progress_bar else None),
+        log_format=log_format if world.is_first else "none",
         log_interval=common.log_interval,
         prefix=f"valid on {split!r} subset",
     ) as bar:

@@ -47,8 +47,10 @@ class Job:
     distributed: DistributedConfig
 
 
-def run(job: Job) -> None:
+def run(job: Job) -> Any:
     """Run *job* in as many processes as its settings and the environment ask for.
+
+    Returns what ``job.main`` returned in this process; None if it started others.
 
     Under torchrun, under srun, or with --distributed-no-spawn this process is one of them; otherwise they are started
     here, one for each visible GPU or --distributed-world-size of them. A process that fails, or that does not respond
@@ -62,19 +64,19 @@ def run(job: Job) -> None:
     launch = plan(cfg, cpu, 0 if cpu else torch.cuda.device_count(), os.environ)
     if launch.count:
         _spawn(job, launch)
-        return
+        return None
     _check_gpu(job)
     device = device_of(job.common, launch.local_rank)
     if launch.size == 1:
-        job.main(job.value, World(0, 1, device))
-        return
+        return job.main(job.value, World(0, 1, device))
     assert launch.url is not None
     server = None
     url = launch.url
     if rendezvous.hosts_store(url, launch.first):
         server, url = rendezvous.listen(url, cfg.distributed_timeout)
-    _join(job, World(launch.first, launch.size, device), url, _fail_alone(launch.size))
+    result = _join(job, World(launch.first, launch.size, device), url, _fail_alone(launch.size))
     del server  # only now: the other processes' heartbeats went through it
+    return result
 
 
 def _check_gpu(job: Job) -> None:
@@ -90,7 +92,7 @@ def _check_gpu(job: Job) -> None:
 Fail = Callable[[int, int, str], NoReturn]  # rank, exit code, reason
 
 
-def _join(job: Job, world: World, url: str, fail: Fail) -> None:
+def _join(job: Job, world: World, url: str, fail: Fail) -> Any:
     """Run *job* as one process of *world*, in touch with the others from beginning to end."""
     cfg = job.distributed
     importlib.import_module("torch.distributed.nn.functional")  # imported later, it would hold on to the group
@@ -110,7 +112,7 @@ def _join(job: Job, world: World, url: str, fail: Fail) -> None:
         dist.init_process_group(
             backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=limit
         )
-        job.main(job.value, world)
+        result = job.main(job.value, world)
         world.barrier()  # who ends early must not look like one that stopped
     except SystemExit:
         heartbeat.stop()
@@ -124,6 +126,7 @@ def _join(job: Job, world: World, url: str, fail: Fail) -> None:
     heartbeat.stop()
     gc.collect()  # what still refers to the group keeps its threads alive, which abort a process as it ends
     dist.destroy_process_group()
+    return result
 
 
 def _spawn(job: Job, launch: Launch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq.checkpoint.tensor_part import rows_of
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.samplers import BlockSampler, StreamSampler, rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
+from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.models.inference import Reader
@@ -63,6 +66,7 @@ class Scoring:
         multiple: without memory, larger batches are cut to a multiple of this number of rows.
         softmax_batch: most tokens whose output distribution is in memory at once.
         add_bos_token: each block begins with ``<s>``, whose own probability is not reported.
+        shard, shards: only part *shard*, from 0, of *shards* contiguous parts of the blocks is scored.
     """
 
     tokens_per_sample: int
@@ -74,6 +78,8 @@ class Scoring:
     multiple: int = 1
     softmax_batch: int | None = None
     add_bos_token: bool = False
+    shard: int = 0
+    shards: int = 1
 
 
 class Scorer:
@@ -96,6 +102,7 @@ class Scorer:
         precision: of weights and forward pass (default: float32); softmax and logarithms are always float32.
         device: of the models.
         int8: round weight matrices to int8, with one scale per output.
+        world: processes that share the batches, or with memory the rows; all of them get all scores.
 
     Attributes:
         models: the models in that precision.
@@ -113,9 +120,11 @@ class Scorer:
         device: torch.device | str = "cpu",
         *,
         int8: bool = False,
+        world: World | None = None,
     ) -> None:
         self.dictionary = dictionary
         self.scoring = scoring
+        self.world = world or World()
         self.precision = precision or Precision()
         self.device = torch.device(device)
         for model in models:
@@ -142,7 +151,7 @@ class Scorer:
                     self._read_streams(reader, blocks, collector, progress)
                 else:
                     self._read_blocks(model, blocks, collector, progress)
-                lprobs = collector.result()
+                lprobs = collector.result(self.world)
             total = lprobs if total is None else np.logaddexp(total, lprobs)
         assert total is not None
         if len(self.models) > 1:
@@ -167,6 +176,10 @@ class Scorer:
         if not keep.all():
             logger.warning("left out %d of %d blocks, longer than %d positions", (~keep).sum(), len(keep), longest)
             blocks = blocks.select(keep)
+        if scoring.shards > 1:  # contiguous, so that words are cut at their ends only
+            first, end = rows_of(len(blocks), scoring.shard, scoring.shards)
+            place = np.arange(len(blocks))
+            blocks = blocks.select((place >= first) & (place < end))
         if len(blocks) == 0:
             raise UserError(
                 f"--tokens-per-sample {scoring.tokens_per_sample}: no block to score; "
@@ -193,7 +206,9 @@ class Scorer:
             shuffle=False,
             by_size=scoring.break_mode != "none",
         )
-        for indices in progress(sampler.epoch(1), len(sampler)):
+        own = range(self.world.rank, len(sampler), self.world.size)
+        batches = itertools.islice(sampler.epoch(1), own.start, None, own.step)
+        for indices in progress(batches, len(own)):
             sample = blocks.batch(indices, scoring.context_window)
             net_output = model(self._to_device(sample["net_input"]["src_tokens"]))
             collector.add(net_output, sample["target"], *_places(blocks, indices, scoring.context_window))
@@ -206,7 +221,10 @@ class Scorer:
             rows = rows_per_batch(scoring.max_tokens, scoring.batch_size, scoring.tokens_per_sample)
         sampler = StreamSampler(len(blocks), rows)
         memory: Memory | KeyValueCache | None = None
-        for indices in progress(sampler.epoch(1), len(sampler)):
+        own = slice(*rows_of(rows, self.world.rank, self.world.size))
+        for indices in progress((step[own] for step in sampler.epoch(1)), len(sampler)):
+            if not len(indices):  # rows end from the last one on
+                continue
             sample = blocks.batch(indices)
             tokens = self._to_device(sample["net_input"]["src_tokens"])
             if hasattr(reader.model, "new_cache"):
@@ -243,7 +261,7 @@ class _Collector:
         self.chunk = chunk
         together = TOGETHER.get(device.type, 512)
         self.together = min(together, chunk or together)
-        self.lprobs = np.full(size, np.nan, dtype=np.float32)
+        self.lprobs = torch.zeros(size)
         self.waiting: list[tuple[Tensor, Tensor]] = []
         self.rows = 0
         self.done: list[Tensor] = []
@@ -275,11 +293,15 @@ class _Collector:
         if self.rows >= self.together:
             self._flush()
 
-    def result(self) -> np.ndarray:
-        """Log-probabilities float32 [N] in the corpus's order; NaN where there was no target."""
+    def result(self, world: World) -> np.ndarray:
+        """Log-probabilities float32 [N] of all of *world* in the corpus's order; 0 where there was no target."""
         self._flush()
-        self.lprobs[np.concatenate(self.places)] = torch.cat(self.done).cpu().numpy()
-        return self.lprobs
+        if self.places:
+            self.lprobs[torch.from_numpy(np.concatenate(self.places))] = torch.cat(self.done).cpu()
+        if world.size == 1:
+            return self.lprobs.numpy()
+        # Each process adds zeros to what the others computed.
+        return world.sum(self.lprobs.to(world.device)).cpu().numpy()
 
     def _flush(self) -> None:
         if self.waiting:

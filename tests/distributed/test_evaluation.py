@@ -1,0 +1,91 @@
+"""Evaluation by several processes gives the result of one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runs
+
+from fairseq import options
+from fairseq.errors import UserError
+from fairseq_cli import eval_lm, validate
+
+TWO = "--distributed-world-size 2"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of a model without and one with memory."""
+    found = {}
+    for name, flags in (("lm", runs.BASELINE), ("shortformer", runs.SHORTFORMER)):
+        folder = tmp_path_factory.mktemp(name)
+        runs.train(folder, flags, "--max-update 2 --disable-validation --no-epoch-checkpoints")
+        found[name] = folder / "checkpoint_last.pt"
+    return found
+
+
+def score(model: Path, *flags: Any) -> dict[str, Any]:
+    words = runs.words(runs.DATA, "--cpu --path", model, "--max-tokens 64", *flags)
+    return eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), words))
+
+
+def results(folder: Path) -> tuple[dict[str, Any], np.ndarray]:
+    return json.loads((folder / "results.json").read_text()), np.load(folder / "scores.npz")["lprobs"]
+
+
+@pytest.mark.parametrize("name", ["lm", "shortformer"])
+def test_two_processes_give_the_result_of_one(models: dict[str, Path], tmp_path: Path, name: str) -> None:
+    found = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        flags = ["--results-path", folder, "--save-token-scores", folder / "scores.npz"]
+        if folder.name == "one":
+            score(models[name], *flags)
+        else:
+            words = runs.words(runs.DATA, "--cpu --path", models[name], "--max-tokens 64", flags, TWO)
+            result = runs.command("eval_lm.py", *words)
+            assert result.returncode == 0, result.stderr
+            assert result.stdout.count("Loss (base 2)") == 1, "one process prints"
+        found.append(results(folder))
+    (one, scores), (two, others) = found
+    np.testing.assert_allclose(others, scores, atol=1e-5)
+    assert two["tokens"] == one["tokens"] and two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-6)
+
+
+def test_validation_by_two_processes_is_that_of_one(models: dict[str, Path]) -> None:
+    words = runs.words(runs.DATA, "--cpu --valid-subset valid --log-format json --path", models["lm"])
+    args = options.parse_args_and_arch(options.get_validation_parser(), [*words, "--max-tokens", "64"])
+    alone = validate.main(args)[str(models["lm"])]["valid"]
+    result = runs.command("validate.py", *words, "--max-tokens 32", TWO)
+    assert result.returncode == 0, result.stderr
+    (line,) = runs.records(result.stdout)
+    assert line["valid_ntokens"] == alone["ntokens"]
+    assert line["valid_loss"] == pytest.approx(alone["loss"], abs=1e-5)
+
+
+def test_shards_are_parts_of_the_whole(models: dict[str, Path], tmp_path: Path) -> None:
+    def scores(*flags: Any) -> np.ndarray:
+        score(models["lm"], "--save-token-scores", tmp_path / "scores.npz", *flags)
+        return np.load(tmp_path / "scores.npz")["lprobs"]
+
+    parts = [scores(f"--num-shards 3 --shard-id {shard}") for shard in range(3)]
+    assert all(len(part) for part in parts)
+    np.testing.assert_allclose(np.concatenate(parts), scores(), atol=1e-5)
+    words = runs.words(runs.DATA, "--cpu --valid-subset valid --path", models["lm"], "--num-shards 2 --shard-id")
+    found = []
+    for shard in range(2):
+        args = options.parse_args_and_arch(options.get_validation_parser(), [*words, str(shard)])
+        found.append(next(iter(validate.main(args).values()))["valid"])
+    whole = validate.main(options.parse_args_and_arch(options.get_validation_parser(), words[:-3]))
+    expected = next(iter(whole.values()))["valid"]
+    assert sum(part["ntokens"] for part in found) == expected["ntokens"]
+    mean = sum(part["ntokens"] * part["loss"] for part in found) / expected["ntokens"]
+    assert mean == pytest.approx(expected["loss"], abs=1e-5)
+
+
+def test_a_shard_that_does_not_exist_is_refused(models: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="--shard-id 2: --num-shards 2 are numbered from 0"):
+        score(models["lm"], "--num-shards 2 --shard-id 2")
