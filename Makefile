@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types contracts tests docs bench clean
+.PHONY: help install demo test lint types contracts tests docs wheel bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ tests: $(INSTALLED) ## the test suite, two processes
 docs: $(INSTALLED) ## the documentation as a website, in build/site; a broken link is an error
 	@$(PIP_INSTALL) -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m scripts.docs_site build/site && echo "docs: build/site/index.html"
+
+wheel: ## build the wheel, and run the small demo with it in an environment of its own, outside the repository
+	@bash scripts/check_wheel.sh build/dist $(PYTHON)
 
 bench: $(INSTALLED) ## measure speed and memory on this machine
 	@$(BIN)/python -m benchmarks.language_model
