@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fairseq.criterions.fairseq_criterion import Sample
-from fairseq.logging.figures import SIZE, Figure, ratio
+from fairseq.logging.figures import SIZE, Figure
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 Parts = dict[str, tuple[Any, int]]
@@ -46,18 +46,22 @@ def rare_token_sums(losses: Tensor, real: Tensor, rare: Tensor) -> dict[str, Any
 def rare_figures(total: str = "loss", count: str = SIZE) -> dict[str, Figure]:
     """``rare_loss`` over rare words, ``near_loss`` over rows with some and ``far_loss`` over the other rows, in bits.
 
+    A figure is NaN where there is nothing to average, such as ``far_loss`` where every row has rare words.
+
     Args:
         total: name of the summed loss over all targets.
         count: name of their number.
     """
-    to_bits = 1 / math.log(2)
-    needs = (total, count, "near_loss", "near_targets")
 
     def far(sums: Any) -> float:
-        return to_bits * (sums[total] - sums["near_loss"]) / max(sums[count] - sums["near_targets"], 1)
+        return _bits(sums[total] - sums["near_loss"], sums[count] - sums["near_targets"])
 
     return {
-        "rare_loss": ratio("rare_loss", "rare_targets", to_bits),
-        "near_loss": ratio("near_loss", "near_targets", to_bits),
-        "far_loss": Figure(far, needs),
+        "rare_loss": Figure(lambda sums: _bits(sums["rare_loss"], sums["rare_targets"]), ("rare_loss", "rare_targets")),
+        "near_loss": Figure(lambda sums: _bits(sums["near_loss"], sums["near_targets"]), ("near_loss", "near_targets")),
+        "far_loss": Figure(far, (total, count, "near_loss", "near_targets")),
     }
+
+
+def _bits(loss: float, targets: float) -> float:
+    return loss / targets / math.log(2) if targets > 0 else math.nan
