@@ -27,6 +27,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.note_state import NoteState, with_no_rare_words
 from fairseq.tasks.typed import typed_settings
+from fairseq.tokenizers import find_tokenizer
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,16 @@ class LanguageModelingConfig:
     notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
 
 
+def _check_word_ends(dictionary: Dictionary) -> None:
+    """Raise UserError unless a word's last token shows that it ends: else its note would reveal the next token."""
+    tokenizer = find_tokenizer(dictionary.path, dictionary.symbols) if dictionary.path is not None else None
+    if tokenizer is not None and not tokenizer.rule.ends_known:
+        raise UserError(
+            f"--notes: the data's tokenizer ({tokenizer}) marks where words begin, so that a note would show a causal "
+            "model the next token; use --bpe subword_nmt, or --task tnf_masked_lm"
+        )
+
+
 @register_task("language_modeling", dataclass=LanguageModelingConfig)
 class LanguageModelingTask(FairseqTask):
     """Next-word prediction over binarised text in the data folder.
@@ -66,6 +77,7 @@ class LanguageModelingTask(FairseqTask):
         if self.cfg.notes:
             if self.cfg.add_bos_token:
                 raise UserError("--notes: cannot be used with --add-bos-token; leave one of them out")
+            _check_word_ends(dictionary)
             self.kinds = (*self.kinds, NoteState())
             self.note_words = NoteWords.load(data_folders(self.settings.data_path)[0])
 

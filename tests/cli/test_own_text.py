@@ -164,6 +164,16 @@ def test_a_tokenizer_of_other_data_is_refused(made: tuple[Path, Path], tmp_path:
         LanguageModel.from_pretrained(other)
 
 
+def test_a_causal_model_has_no_notes_of_words_whose_end_only_the_next_token_shows(tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    (tmp_path / "train.txt").write_text("\n".join(LINES * 9) + "\n")
+    words = ["--trainpref", tmp_path / "train.txt", "--destdir", tmp_path / "data", *KINDS["sentencepiece"]]
+    words += ["--only-source", "--notes", "--note-min-count", 2, "--note-max-count", 99]
+    preprocess.main(arguments(options.get_preprocessing_parser(), *words))
+    with pytest.raises(UserError, match=r"--notes: the data's tokenizer \(sentencepiece\) marks where words begin"):
+        runs.train(tmp_path / "model", TRAINING, "--notes --disable-validation", data=tmp_path / "data")
+
+
 def test_a_run_on_tokens_leaves_no_tokenizer_of_a_former_run(made: tuple[Path, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(made[1], tmp_path / "model")
     for path in folder.glob("*.pt"):
