@@ -8,12 +8,12 @@ import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from typing import TYPE_CHECKING, Any
 
 from fairseq.errors import UserError, is_out_of_memory
+
+if TYPE_CHECKING:  # commands that read text only, and their worker processes, need not load torch
+    from torch import nn
 
 PROCESSES_PER_CORE = 16
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
@@ -70,6 +70,8 @@ class ModelLimit:
 
         Settings in the file may ask for any size; a model cannot be larger than the parameters that it is filled with.
         """
+        from torch import Tensor
+
         held = [value.numel() for value in parameters.values() if isinstance(value, Tensor)]
         return cls(
             2 * sum(held) + (1 << 20),
@@ -93,6 +95,8 @@ def limited_models(limit: ModelLimit) -> Iterator[None]:
     Raises:
         UserError: the model exceeds the limit; of nested contexts the outermost describes it.
     """
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
     elements = tensors = 0
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

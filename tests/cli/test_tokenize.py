@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,11 @@ def test_any_number_of_processes_writes_the_same(tmp_path: Path, monkeypatch: py
     for workers in (1, 2):
         run(tmp_path / "text.txt", "--tokenizer", "moses", "--workers", workers, "--output", tmp_path / str(workers))
     assert (tmp_path / "1").read_text() == (tmp_path / "2").read_text() == TOKENS * 20
+
+
+def test_commands_of_text_do_not_load_torch() -> None:
+    code = "import sys, fairseq_cli.preprocess, fairseq_cli.tokenize; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
 
 
 MISTAKES = {
