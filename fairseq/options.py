@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -92,12 +92,15 @@ def parse_args_and_arch(
     chosen = _first_look(argv) if getattr(parser, "settings_file", True) else {}
     if "user_dir" in chosen and chosen["user_dir"]:
         import_user_module(str(chosen["user_dir"]))
+    recipe = _recipe(parser, chosen)
+    chosen = {**recipe, **chosen}
     parts = _choose(parser, chosen)
     defaults: dict[str, Any] = {}
     for name, part in parts:
         defaults.update(_add_part_flags(parser, name, part))
+    defaults.update(recipe)
     if "arch" in getattr(parser, "choices", []) and {"-h", "--help"} & set(argv):
-        _show_architecture(parser, chosen)
+        _show_architecture(parser, chosen, recipe)
     if modify_parser is not None:
         modify_parser(parser)
     if getattr(parser, "takes_unused", False):  # last: a part may have a flag of that name
@@ -153,6 +156,8 @@ def _first_look(argv: list[str]) -> dict[str, Any]:
     look.error = _ignore  # type: ignore[method-assign, assignment]
     look.add_argument("--config")
     look.add_argument("--user-dir")
+    look.add_argument("--lr", "--learning-rate", dest="lr")
+    look.add_argument("--max-lr")
     for choice in CHOICES.values():
         look.add_argument(config.flag_name(choice.name), *choice.aliases, dest=choice.name)
     given = vars(look.parse_known_args(argv)[0])
@@ -201,11 +206,22 @@ def _add_part_flags(parser: argparse.ArgumentParser, name: str, part: Any) -> di
     return defaults
 
 
-def _show_architecture(parser: argparse.ArgumentParser, chosen: dict[str, Any]) -> None:
-    """Let ``--help`` show the defaults of the chosen architecture."""
+def _recipe(parser: argparse.ArgumentParser, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Optimizer, schedule and clipping of the architecture, where the user chooses none of these."""
+    from fairseq.models.recipes import CHOICES as RATES
+    from fairseq.models.recipes import recipe_of
+
+    if "optimizer" not in getattr(parser, "choices", []) or set(RATES) & chosen.keys():
+        return {}
+    return recipe_of(str(chosen.get("arch", CHOICES["arch"].default)))
+
+
+def _show_architecture(parser: argparse.ArgumentParser, chosen: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+    """Let ``--help`` show the defaults of the chosen architecture and of its recipe."""
     from fairseq.models import ARCHITECTURES
 
-    filled = argparse.Namespace()
+    parser.recommended.update({name: str(recipe[name]) for name in CHOICES if name in recipe})  # type: ignore
+    filled = argparse.Namespace(**recipe)
     ARCHITECTURES[str(chosen.get("arch", CHOICES["arch"].default))].fill(filled)
     parser.show_defaults(vars(filled))  # type: ignore[attr-defined]
 

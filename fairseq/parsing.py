@@ -96,6 +96,7 @@ class Parser(argparse.ArgumentParser):
     Attributes:
         chosen: what the command line chooses, by the name of the choice; set while it is parsed.
         unread: the flags on the command line that nothing reads.
+        recommended: what the architecture chooses by default, by the name of the choice; set for ``--help``.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Parser(argparse.ArgumentParser):
         self.takes_unused = takes_unused
         self.chosen: dict[str, str] = {}
         self.unread: list[str] = []
+        self.recommended: dict[str, str] = {}
         if settings_file:
             help = "YAML file of flags, without dashes; command-line flags override it"
             self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)
@@ -154,7 +156,8 @@ class Parser(argparse.ArgumentParser):
             for action in self._actions:
                 if action.dest == name:
                     values = ", ".join(choice.parts())
-                    action.help = f"{choice.help} (default: {choice.default}): {values}".replace("%", "%%")
+                    default = self.recommended.get(name, choice.default)
+                    action.help = f"{choice.help} (default: {default}): {values}".replace("%", "%%")
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:

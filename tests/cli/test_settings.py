@@ -98,7 +98,7 @@ def test_settings_of_parts_that_were_built_are_those_that_a_checkpoint_holds(tmp
     runs.train(tmp_path, flags)
     stored = runs.checkpoint.read(tmp_path / "checkpoint_last.pt")["args"]
     assert stored["max_relative_length"] == stored["tokens_per_sample"] + stored["mem_len"]
-    assert type(stored) is dict and stored["lr"] == [0.25]
+    assert type(stored) is dict and stored["lr"] == [0.001]
 
 
 class Seen(Exception):

@@ -1,0 +1,104 @@
+"""Optimizers, schedules and gradient clipping that architectures are trained with unless the user chooses.
+
+Those of the papers for the papers' models; for small ones a rate at which they learn within a few hundred updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq.models import ARCHITECTURES
+
+Recipe = Mapping[str, Any]
+
+SMALL: Recipe = {
+    "optimizer": "adam",
+    "lr": [0.001],
+    "lr_scheduler": "inverse_sqrt",
+    "warmup_updates": 200,
+    "clip_norm": 0.25,
+}
+FAIRSEQ: Recipe = {  # examples/language_model of fairseq
+    "optimizer": "adam",
+    "adam_betas": [0.9, 0.98],
+    "weight_decay": 0.01,
+    "lr": [0.0005],
+    "lr_scheduler": "inverse_sqrt",
+    "warmup_updates": 4000,
+    "warmup_init_lr": 1e-7,
+    "clip_norm": 1.0,
+}
+BAEVSKI_AULI: Recipe = {  # Baevski & Auli 2019, section 4.2; Press et al. 2021 train with the same
+    "optimizer": "nag",
+    "lr": [0.0001],
+    "lr_scheduler": "cosine",
+    "max_lr": 1.0,
+    "t_mult": 2.0,
+    "lr_period_updates": 270000.0,
+    "lr_shrink": 0.75,
+    "warmup_updates": 16000,
+    "warmup_init_lr": 1e-7,
+    "clip_norm": 0.1,
+}
+BERT: Recipe = {  # Devlin et al. 2019, appendix A.2
+    "optimizer": "adam",
+    "adam_eps": 1e-6,
+    "weight_decay": 0.01,
+    "lr": [0.0001],
+    "lr_scheduler": "polynomial_decay",
+    "warmup_updates": 10000,
+    "total_num_update": 1000000,
+    "clip_norm": 1.0,
+}
+ROBERTA: Recipe = {  # Liu et al. 2019, table 9
+    **BERT,
+    "adam_betas": [0.9, 0.98],
+    "lr": [0.0006],
+    "warmup_updates": 24000,
+    "total_num_update": 500000,
+}
+ELECTRA: Recipe = {**BERT, "lr": [0.0002], "total_num_update": 766000}  # Clark et al. 2020, table 6
+
+
+def _transformer_xl(updates: int, warmup: int = 0) -> Recipe:
+    """The authors' settings (Dai et al. 2019): Adam and a cosine to 0 over all updates."""
+    return {
+        "optimizer": "adam",
+        "lr": [0.00025],
+        "lr_scheduler": "cosine",
+        "lr_period_updates": float(updates),
+        "warmup_updates": warmup,
+        "clip_norm": 0.25,
+    }
+
+
+RECIPES: dict[str, Recipe] = {  # by architecture, or else by model
+    "transformer_lm": FAIRSEQ,
+    **dict.fromkeys(("transformer_lm_wiki103", "transformer_lm_baevski_wiki103", "shortformer_wiki103"), BAEVSKI_AULI),
+    **dict.fromkeys(("transformer_lm_gbw", "transformer_lm_baevski_gbw"), BAEVSKI_AULI),
+    "lstm_lm": SMALL,
+    "transformer_xl": _transformer_xl(200000),
+    "transformer_xl_wiki103_large": _transformer_xl(4000000, warmup=16000),
+    **dict.fromkeys(("transformer_xl_enwik8_base", "transformer_xl_text8_base"), _transformer_xl(400000)),
+    **dict.fromkeys(("transformer_xl_enwik8_large", "transformer_xl_text8_large"), _transformer_xl(400000, 4000)),
+    "transformer_xl_lm1b_base": _transformer_xl(500000, warmup=20000),
+    "transformer_xl_lm1b_large": _transformer_xl(1200000, warmup=30000),
+    "bert": BERT,
+    **dict.fromkeys(("roberta", "roberta_base", "roberta_large"), ROBERTA),
+    "electra": ELECTRA,
+    "electra_small": {**ELECTRA, "lr": [0.0005], "total_num_update": 1000000},
+    "tnf_bert": BERT,
+    "tnf_electra": ELECTRA,
+}
+CHOICES = ("optimizer", "lr", "max_lr", "lr_scheduler")
+"""Settings of which one given by the user leaves out the whole recipe."""
+
+
+def recipe_of(arch: str) -> Recipe:
+    """The recipe of an architecture; empty for a plug-in's."""
+    if arch not in ARCHITECTURES:
+        return {}
+    if arch.endswith(("_tiny", "_demo")) and ARCHITECTURES[arch].model in RECIPES:
+        return SMALL
+    return RECIPES.get(arch, RECIPES.get(ARCHITECTURES[arch].model, {}))
