@@ -5,13 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 1500
+
 
 class UserError(Exception):
     """Invalid input, described in one line with the remedy.
 
     The message names the flag or file. The commands print it to stderr and exit with code 2; any other
-    exception is a bug and shows its traceback.
+    exception is a bug and shows its traceback. What is quoted from a file may be of any length: the message is cut.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]}…")
 
 
 def read_failure(error: OSError) -> str:

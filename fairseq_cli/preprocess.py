@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from fairseq import checksums
 from fairseq.command_settings import PreprocessConfig
 from fairseq.config import typed
-from fairseq.data import checksums
 from fairseq.data.binarizer import Binarizer, count_whole_words, count_words
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.note_words import NoteWords

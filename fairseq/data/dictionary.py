@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.data import checksums
+from fairseq import checksums
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular
 

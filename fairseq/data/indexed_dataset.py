@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from fairseq.data import checksums
+from fairseq import checksums
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.joined import JoinedArray
 from fairseq.data.stored_array import StoredArray

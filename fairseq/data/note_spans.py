@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fairseq.data import checksums
+from fairseq import checksums
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.data.joined import JoinedArray

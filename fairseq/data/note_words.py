@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq.data import checksums
+from fairseq import checksums
 from fairseq.data.dictionary import DIGITS, Dictionary
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular

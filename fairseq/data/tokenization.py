@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from tqdm import tqdm
 
+from fairseq import checksums
 from fairseq.data.binarizer import count_words
 from fairseq.data.raw_text import (
     Block,
@@ -221,6 +222,7 @@ def load_counts(prefix: str | Path) -> RawCounts | None:
     path = f"{prefix}.raw.json"
     if not os.path.exists(path):
         return None
+    checksums.check(path)
     try:
         values = json.loads(read_regular(path))
         counts = RawCounts(**values)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq.errors import UserError
+
 CHUNK = 1 << 22
 """Elements of half precision that are widened to float32 at a time: 16 MiB for each temporary tensor."""
 
@@ -90,6 +92,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for name, value in defaults.items():
                 group.setdefault(name, value)
+        self._check_entries()
         stored = [index for group in state_dict["param_groups"] for index in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
         for index, p in zip(stored, params, strict=True):
@@ -97,6 +100,19 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             for name, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, Tensor) and value.dim() > 0:
                     self.state[p][name] = torch.empty(value.shape, dtype=_wide(p), device=p.device).copy_(value)
+
+    def _check_entries(self) -> None:
+        """Raise UserError if the state of a parameter lacks what an update reads."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                needed = self.new_state(group, lambda: torch.empty(0)) if self.state[p] else {}
+                for name, value in needed.items():
+                    kind = Tensor if isinstance(value, Tensor) else int | float | Tensor
+                    if not isinstance(self.state[p].get(name), kind):
+                        raise UserError(
+                            f"checkpoint: its optimizer state lacks {name} of a parameter; use another checkpoint or "
+                            "--reset-optimizer"
+                        )
 
 
 def scale_(gradients: list[Tensor], factor: Tensor | float | None) -> None:

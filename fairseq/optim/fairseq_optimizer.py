@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -103,6 +104,7 @@ class FairseqOptimizer:
             UserError: the state belongs to other parameters, or an override names no setting.
         """
         _check_shapes(state, self.params)
+        _check_groups(state["param_groups"], self.param_groups)
         self.optimizer.load_state_dict(dict(state))
         settings = [name for name in self.param_groups[0] if name != "params"]
         for name, value in (overrides or {}).items():
@@ -148,6 +150,28 @@ def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
             for entry in members:
                 entry.setdefault("step", int(group["step"]))
     return {**state, "state": entries, "param_groups": groups}
+
+
+def _check_groups(stored: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UserError if a setting of a group has another type than this optimizer's."""
+    for group in stored:
+        for name in own[0].keys() & group.keys() - {"params"}:
+            if not _is_alike(own[0][name], group[name]):
+                raise UserError(
+                    f"checkpoint: setting {name} of its optimizer is {group[name]!r:.80}, expected a value like "
+                    f"{own[0][name]!r:.80}; use another checkpoint or --reset-optimizer"
+                )
+
+
+def _is_alike(own: Any, value: Any) -> bool:
+    if isinstance(own, list | tuple):
+        return isinstance(value, list | tuple) and len(value) == len(own) and all(map(_is_alike, own, value))
+    if isinstance(own, bool | str):
+        return isinstance(value, type(own)) or value is None
+    if isinstance(own, int | float | Tensor):
+        is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+        return is_number and math.isfinite(float(value))
+    return True
 
 
 def _check_shapes(state: Mapping[str, Any], params: list[nn.Parameter]) -> None:

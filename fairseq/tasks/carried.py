@@ -103,6 +103,8 @@ class RowMemory:
         """This rank's part of the saved rows."""
         if saved and not isinstance(saved[0], Tensor):  # checkpoints of version 0.1: a list of layers a rank
             saved = [torch.cat(layers) for layers in zip(*(memory for memory in saved if memory), strict=True)]
+        if any(not isinstance(layer, Tensor) or layer.dim() != 3 or layer.shape != saved[0].shape for layer in saved):
+            raise UserError("checkpoint: its memory is not a tensor (rows, tokens, channels) a layer; use another")
         first = world.rank * rows
         own = [layer[first : first + rows].to(world.device) for layer in saved]
         return own if own and own[0].size(0) else None

@@ -43,6 +43,9 @@ class SubwordNMT(Subwords):
     def check(self) -> None:
         if not self._bpe.bpe_codes:
             raise UserError(f"{self.source}: has no merges; give a file of subword-nmt codes")
+        if self._bpe.version not in ((0, 1), (0, 2)):
+            shown = ".".join(map(str, self._bpe.version))
+            raise UserError(f"{self.source}: version {shown[:40]} of subword-nmt codes; known are 0.1 and 0.2")
 
     def encode(self, lines: Sequence[str]) -> list[str]:
         encoded = []

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairseq import checksums
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular
 from fairseq.tokenizers import BPES, TOKENIZERS
@@ -92,9 +93,12 @@ class Tokenizer(Value):
             UserError: it is missing or damaged, or was made with another dictionary, or a package is missing.
         """
         try:
-            values = json.loads(read_regular(path))
+            content = read_regular(path)
         except OSError as error:
             raise UserError(f"{path}: {read_failure(error)}; {AGAIN}") from None
+        checksums.check(path, [content])
+        try:
+            values = json.loads(content)
         except (ValueError, RecursionError):
             raise UserError(f"{path}: damaged: not JSON in UTF-8; {AGAIN}") from None
         if not isinstance(values, dict) or values.get("version") != VERSION:
@@ -159,7 +163,7 @@ def _words(values: Any, path: str | Path) -> WordTokenizer | None:
     name, settings = _named(values, TOKENIZERS, path)
     known = {field.name: field for field in dataclasses.fields(TOKENIZERS[name])}
     if not known.keys() >= settings.keys() or not all(isinstance(value, str) for value in settings.values()):
-        raise UserError(f"{path}: settings of tokenizer {name}: {sorted(settings)}; known: {sorted(known)}")
+        raise UserError(f"{path}: settings of tokenizer {name}: {str(sorted(settings))[:200]}; known: {sorted(known)}")
     return TOKENIZERS[name](**settings)
 
 

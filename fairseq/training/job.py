@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fairseq import checkpoint, distributed
 from fairseq.checkpoint import CheckpointManager
 from fairseq.distributed import Interruption, Job, World
 from fairseq.distributed.sharding import is_sharded, place_of
+from fairseq.errors import UserError
 from fairseq.logging.recorders import log_file
 from fairseq.models.loading import load_fitting
 from fairseq.settings import CheckpointConfig, TrainingSettings
@@ -88,7 +90,8 @@ def _train_stages(
         own = stages.settings_at(settings, planned, stage) if stage else settings
         run = Run(own, world, manager, stage, interruption)
         if state is not None:
-            run.restore(state, source)
+            with restoring(path) if source == path else contextlib.nullcontext():
+                run.restore(state, source)
             state = None
         elif options.finetune_from_model is not None:
             initial = checkpoint.load(options.finetune_from_model, rows=rows)["model"]
@@ -109,6 +112,21 @@ def _train_stages(
         state, source = run.state_dict(), f"stage {stage.number}"
         settings = settings.changed(**RESETS_OFF)
         options = settings.checkpoint
+
+
+@contextlib.contextmanager
+def restoring(path: str) -> Iterator[None]:
+    """Turn any failure to restore the checkpoint at *path* into a UserError: its content may be of any kind."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(
+            f"{path}: its training state cannot be restored ({reason}); use another checkpoint, or its weights alone "
+            "with --finetune-from-model"
+        ) from error
 
 
 def _updates(state: dict[str, Any] | None, options: CheckpointConfig) -> int:

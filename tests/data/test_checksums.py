@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import runs
 
-from fairseq import options
-from fairseq.data import checksums, indexed_dataset
+from fairseq import checksums, options
+from fairseq.data import indexed_dataset
 from fairseq.data.folders import load_dictionary, open_corpus
 from fairseq.data.note_spans import NoteSpans
 from fairseq.errors import UserError

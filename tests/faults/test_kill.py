@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import random
 import signal
 import subprocess
 import sys
-import time
 
+import kills
 import runs
 
-KILLS = int(os.environ.get("FAIRSEQ_TEST_KILLS", "3"))
+KILLS = kills.KILLS
 FLAGS = [
     runs.SHORTFORMER,
     f"--stages 16:{50 * KILLS},32:{80 * KILLS} --save-interval-updates 8 --max-tokens-valid 800",
@@ -26,35 +24,15 @@ def start(folder, log):
     return subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=runs.environment())
 
 
-def wait_for(path, process, seconds=runs.TIMEOUT):
-    """Wait until the checkpoint at *path* changes, or the process ends; returns how long it took."""
-    before = path.stat().st_mtime_ns if path.exists() else 0
-    begin = time.monotonic()
-    while process.poll() is None and time.monotonic() < begin + seconds:
-        if path.exists() and path.stat().st_mtime_ns != before:
-            break
-        time.sleep(0.002)
-    return time.monotonic() - begin
-
-
-def let_it_run(path, process, chance, early):
-    """Return at a random instant: between two checkpoints, or *early*, wherever the process is after its start."""
-    if early:
-        time.sleep(1.5 * chance.random())
-        return
-    interval = [wait_for(path, process) for _ in range(chance.randint(2, 4))][-1]
-    time.sleep(interval * chance.random())
-
-
 def test_run_killed_at_random_instants_ends_bit_identical_to_the_uninterrupted_one(tmp_path):
     runs.train(tmp_path / "whole", FLAGS)
     whole = runs.content(tmp_path / "whole" / "checkpoint_last.pt")
-    chance = random.Random(os.environ.get("FAIRSEQ_TEST_SEED", "1"))
+    chance = kills.chance()
     folder = tmp_path / "killed"
     with open(tmp_path / "log", "wb") as log:
         for kill in range(KILLS):
             process = start(folder, log)
-            let_it_run(folder / "checkpoint_last.pt", process, chance, early=kill % 4 == 3)
+            kills.let_it_run(folder / "checkpoint_last.pt", process, chance, early=kill % 4 == 3)
             assert process.poll() is None, "it was to be killed before its end: give it more updates"
             process.send_signal(signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL

@@ -1,0 +1,188 @@
+"""What is fuzzed: each reader of files, its seeds, and what it makes of them."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairseq import checkpoint, options
+from fairseq.data.dictionary import Dictionary
+from fairseq.data.folders import load_dictionary, open_corpus
+from fairseq.data.glue import GLUE, read_examples
+from fairseq.data.note_spans import NoteSpans
+from fairseq.distributed import Interruption, World
+from fairseq.errors import UserError
+from fairseq.settings_file import read_yaml
+from fairseq.tasks.loading import load_models
+from fairseq.tasks.typed import training_settings
+from fairseq.tokenizers import Tokenizer
+from fairseq.training.job import restoring
+from fairseq.training.run import Run
+from fuzz import mutations
+
+SEEDS = Path(__file__).parent / "seeds"
+DATA = SEEDS / "data"
+Damage = Callable[[bytes, random.Random], bytes]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader of files.
+
+    Attributes:
+        seeds: a folder of files, or of folders, each a valid input.
+        read: reads an input, and returns what it found in comparable form.
+        names: the files of a folder that are damaged; empty where inputs are files.
+        exact: whether a damaged input must be rejected, or give what the seed gives.
+        damage: the damage.
+    """
+
+    seeds: Path
+    read: Callable[[Path], Any]
+    names: tuple[str, ...] = ()
+    exact: bool = False
+    damage: Damage = mutations.damaged
+
+
+def read_dictionary(path: Path) -> Any:
+    """Read a dictionary twice: what is read must be what is written."""
+    dictionary = Dictionary.load(path)
+    with tempfile.TemporaryDirectory() as folder:
+        dictionary.save(f"{folder}/dict.txt")
+        again = Dictionary.load(f"{folder}/dict.txt")
+    assert again == dictionary, "a dictionary that is saved is another one"
+    assert max(dictionary.eos(), dictionary.unk(), dictionary.pad()) < len(dictionary)
+    return dictionary.symbols, dictionary.count
+
+
+def read_corpus(folder: Path) -> Any:
+    """Read a whole data folder."""
+    corpus = open_corpus(folder, "train", load_dictionary(folder))
+    return np.asarray(corpus.tokens).tolist(), np.asarray(corpus.sizes).tolist()
+
+
+def read_unchecked_corpus(folder: Path) -> Any:
+    """Read a folder made by fairseq, which has no checksums; indices must lie within the dictionary."""
+    with tempfile.TemporaryDirectory() as place:
+        plain = Path(shutil.copytree(folder, f"{place}/plain"))
+        (plain / "checksums.txt").unlink()
+        tokens, sizes = read_corpus(plain)
+        words = len(load_dictionary(plain))
+    assert sum(sizes) == len(tokens) and max(tokens) < words and min(sizes) >= 0
+    return tokens, sizes
+
+
+def read_notes(folder: Path) -> Any:
+    """Read the rare words of a folder."""
+    spans = NoteSpans(folder / "train", load_dictionary(folder))
+    return spans.notes.words, spans.spans(
+        np.arange(0, len(spans) - 8, 8), np.full((len(spans) - 8 + 7) // 8, 8)
+    ).tolist()
+
+
+def read_glue(path: Path) -> Any:
+    """Read a table as each task's file."""
+    found = []
+    for layout in GLUE.values():
+        try:
+            found.append(read_examples(path, layout))
+        except UserError:
+            found.append([])
+    return found
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """Read a tokenizer and use it."""
+    tokenizer = Tokenizer.load(folder / "tokenization.json", Dictionary.load(folder / "dict.txt").symbols)
+    return list(tokenizer.encode("The cat  sat on\ta mat, żółw."))
+
+
+def read_checkpoint(path: Path) -> Any:
+    """Read a checkpoint and build its model."""
+    models, _, _ = load_models([path], DATA / "plain")
+    return {name: value.tolist() for name, value in models[0].state_dict().items()}
+
+
+FLAGS = """--cpu --arch shortformer_tiny --decoder-layers 1 --decoder-embed-dim 8 --decoder-ffn-embed-dim 8
+    --decoder-attention-heads 2 --decoder-input-dim 8 --decoder-output-dim 8 --tokens-per-sample 8 --max-tokens 32
+    --adaptive-input-cutoff 8 --adaptive-softmax-cutoff 8 --criterion adaptive_loss --required-batch-size-multiple 1
+    --optimizer adam --lr 0.01 --average-weights-from 2 --max-update 3 --log-format none --seed 1 --no-save
+    --disable-validation"""
+
+
+def run_of(*flags: str) -> Run:
+    """A training run on the seeds' data."""
+    words = [str(DATA / "plain"), *FLAGS.split(), *flags]
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    return Run(training_settings(args), World(), None, None, Interruption())
+
+
+def resume(path: Path) -> Any:
+    """Resume a run from a checkpoint, and train on."""
+    state = checkpoint.load(path)
+    run = run_of("--max-update", "4")
+    with restoring(str(path)):
+        run.restore(state, str(path))
+    assert run.batches.epoch < 2**40
+    if run.trainer.num_updates < 4:
+        run.train()
+    return None
+
+
+def damaged_state(content: bytes, chance: random.Random) -> bytes:
+    """A checkpoint with values replaced."""
+    state = torch.load(io.BytesIO(content), weights_only=True)
+    written = io.BytesIO()
+    torch.save(mutations.damaged_values(state, chance), written)
+    return written.getvalue()
+
+
+def as_namespace(content: bytes, chance: random.Random) -> bytes:
+    """The same with the settings in a Namespace, as fairseq stores them."""
+    state = torch.load(io.BytesIO(damaged_state(content, chance)), weights_only=True)
+    if isinstance(state.get("args"), dict) and all(isinstance(key, str) for key in state["args"]):
+        state["args"] = argparse.Namespace(**state["args"])
+    written = io.BytesIO()
+    torch.save(state, written)
+    return written.getvalue()
+
+
+NOTES = ("notes.txt", "train.notes.bin", "train.notes.idx")
+READERS = {
+    "dictionary": Reader(SEEDS / "dictionary", read_dictionary),
+    "corpus": Reader(DATA, read_corpus, ("dict.txt", "train.bin", "train.idx"), exact=True),
+    "corpus-without-checksums": Reader(DATA, read_unchecked_corpus, ("dict.txt", "train.bin", "train.idx")),
+    "notes": Reader(DATA, read_notes, NOTES, exact=True),
+    "checksums": Reader(DATA, read_corpus, ("checksums.txt",), exact=True),
+    "glue": Reader(SEEDS / "glue", read_glue),
+    "yaml": Reader(SEEDS / "yaml", read_yaml),
+    "tokenizer": Reader(SEEDS / "tokenizer", read_tokenizer, ("tokenization.json",)),
+    "checkpoint": Reader(SEEDS / "checkpoint", read_checkpoint, exact=True),
+    "checkpoint-records": Reader(SEEDS / "checkpoint", read_checkpoint, damage=mutations.damaged_archive),
+    "checkpoint-values": Reader(SEEDS / "checkpoint", read_checkpoint, damage=as_namespace),
+    "resume": Reader(SEEDS / "checkpoint", resume, damage=damaged_state),
+}
+
+
+def prepare(reader: Reader, chance: random.Random, work: Path) -> tuple[Path, Path]:
+    """Make a damaged input in *work*; return it and the seed that it was made of."""
+    seed = chance.choice(sorted(reader.seeds.iterdir()))
+    target = work / seed.name
+    if reader.names:
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(seed, target)
+        file = target / chance.choice(reader.names)
+        file.write_bytes(reader.damage(file.read_bytes(), chance))
+    else:
+        target.write_bytes(reader.damage(seed.read_bytes(), chance))
+    return target, seed

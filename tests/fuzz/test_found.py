@@ -1,0 +1,59 @@
+"""Damage that fuzzing found to end in a traceback."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from fairseq.errors import UserError
+from fuzz.readers import SEEDS, read_tokenizer, resume
+
+CHECKPOINT = SEEDS / "checkpoint" / "shortformer.pt"
+
+
+def replace(state, path, value):
+    """Set the value at *path*, keys and numbers; of a mapping's first key where it is None."""
+    *parents, last = path
+    place = state
+    for key in parents:
+        place = place[next(iter(place)) if key is None else key]
+    if value is KeyError:
+        del place[last]
+    else:
+        place[last] = value
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [
+        (("extra_state", "average", "mean", 0), torch.zeros(3)),
+        (("extra_state", "average", "weights"), []),
+        (("extra_state", "carried", "memory"), 3),
+        (("extra_state", "carried", "memory", 0), {}),
+        (("extra_state", "carried", "memory", 0), torch.zeros(2, 3)),
+        (("extra_state", "random", 0), {}),
+        (("extra_state", "sums", "train", "totals"), [None]),
+        (("last_optimizer_state", "state", None, "exp_avg"), b"x"),
+        (("last_optimizer_state", "state", None, "exp_avg_sq"), KeyError),
+        (("last_optimizer_state", "param_groups", 0, "betas"), ()),
+        (("last_optimizer_state", "param_groups", 0, "eps"), torch.zeros(3)),
+        (("optimizer_history", 0, "criterion_name"), "x" * 5000),
+    ],
+)
+def test_a_training_state_that_cannot_be_restored_is_one_line(tmp_path, path, value):
+    state = copy.deepcopy(torch.load(CHECKPOINT, weights_only=True))
+    replace(state, path, value)
+    torch.save(state, tmp_path / "c.pt")
+    with pytest.raises(UserError) as error:
+        resume(tmp_path / "c.pt")
+    assert len(str(error.value)) < 2000
+
+
+def test_subword_codes_of_another_version(tmp_path):
+    seed = SEEDS / "tokenizer" / "subword_nmt"
+    (tmp_path / "dict.txt").write_bytes((seed / "dict.txt").read_bytes())
+    (tmp_path / "tokenization.json").write_text((seed / "tokenization.json").read_text().replace("0.2", "9.2"))
+    with pytest.raises(UserError, match="version 9.2 of subword-nmt codes"):
+        read_tokenizer(tmp_path)

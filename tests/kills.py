@@ -1,0 +1,46 @@
+"""Kills of runs at random instants, for tests."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import runs
+
+KILLS = int(os.environ.get("FAIRSEQ_TEST_KILLS", "3"))
+
+
+def chance() -> random.Random:
+    """Random numbers that FAIRSEQ_TEST_SEED repeats."""
+    return random.Random(os.environ.get("FAIRSEQ_TEST_SEED", "1"))
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = runs.TIMEOUT) -> float:
+    """Wait until the checkpoint at *path* changes, or the process ends; returns how long it took."""
+    before = path.stat().st_mtime_ns if path.exists() else 0
+    begin = time.monotonic()
+    while process.poll() is None and time.monotonic() < begin + seconds:
+        if path.exists() and path.stat().st_mtime_ns != before:
+            break
+        time.sleep(0.002)
+    return time.monotonic() - begin
+
+
+def let_it_run(path: Path, process: subprocess.Popen[bytes], chance: random.Random, early: bool) -> None:
+    """Return at a random instant: between two checkpoints, or *early*, wherever the process is after its start."""
+    if early:
+        time.sleep(1.5 * chance.random())
+        return
+    interval = [wait_for(path, process) for _ in range(chance.randint(2, 4))][-1]
+    time.sleep(interval * chance.random())
+
+
+def children(pid: int, word: str) -> list[int]:
+    """The child processes of *pid* whose command line has *word*."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return [child for child in found if word.encode() in Path(f"/proc/{child}/cmdline").read_bytes()]
