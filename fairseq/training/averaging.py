@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq.errors import UserError
 from fairseq.optim.elementwise import slices
 
 
@@ -66,6 +67,7 @@ class WeightAverage:
         """Restore *state*."""
         self.count = int(state["count"])
         pairs = zip(state["mean"], self.parameters, strict=bool(self.count))
+        _check_shapes(self.parameters, state["mean"])
         self.mean = [_float32(mean).to(p.device) for mean, p in pairs]
         restore_weights(self.parameters, state)
 
@@ -74,8 +76,15 @@ def _float32(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.float32, copy=True)
 
 
+def _check_shapes(parameters: Sequence[torch.nn.Parameter], values: Sequence[Tensor]) -> None:
+    """Raise UserError if *values* have other shapes; copying would broadcast them."""
+    if any(value.shape != p.shape for value, p in zip(values, parameters, strict=False)):
+        raise UserError("checkpoint: its averaged weights have other shapes; use another or --reset-optimizer")
+
+
 @torch.no_grad()
 def restore_weights(parameters: Sequence[torch.nn.Parameter], state: Mapping[str, Any]) -> None:
     """Set *parameters* to the weights that training had reached when *state* was saved."""
+    _check_shapes(parameters, state["weights"])
     for parameter, weight in zip(parameters, state["weights"], strict=bool(state["count"])):
         parameter.copy_(weight)

@@ -30,8 +30,9 @@ def replace(state, path, value):
     [
         (("extra_state", "average", "mean", 0), torch.zeros(3)),
         (("extra_state", "average", "weights"), []),
+        (("extra_state", "average", "weights", 0), torch.tensor(3.0)),
         (("extra_state", "carried", "memory"), 3),
-        (("extra_state", "carried", "memory", 0), {}),
+        (("extra_state", "carried", "memory", 0), {"x": 1}),
         (("extra_state", "carried", "memory", 0), torch.zeros(2, 3)),
         (("extra_state", "random", 0), {}),
         (("extra_state", "sums", "train", "totals"), [None]),
