@@ -84,7 +84,7 @@ def test_the_error_names_update_examples_and_first_module_and_the_state_before_i
     saved = checkpoint.load(tmp_path / "run" / "nonfinite.pt")
     assert saved["optimizer_history"][-1]["num_updates"] == 3
     assert saved["extra_state"]["nonfinite"]["ids"] == bad
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["nonfinite.pt"], "nothing to resume from by mistake"
+    assert not list((tmp_path / "run").glob("checkpoint*")), "nothing to resume from by mistake"
 
 
 def test_a_gradient_alone_is_found_where_the_backward_pass_meets_it_first(tmp_path, poisoned):
