@@ -204,20 +204,19 @@ def get_import_parser() -> Parser:
 def get_export_parser() -> Parser:
     """The flags of ``fairseq-export``."""
     examples = [
-        "fairseq-export checkpoints/checkpoint_best.pt --to hf --out bert --data data-bin",
+        "fairseq-export checkpoints/checkpoint_best.pt --to hf --out exported --data data-bin --results results.json",
         "fairseq-export electra/checkpoint_best.pt --to hf --out generator --half generator",
     ]
-    description = "Export an encoder to a folder for Hugging Face transformers, or a language model to fairseq."
+    description = "Export a model to a folder for Hugging Face transformers, or a language model to fairseq."
     parser = Parser(description, examples=examples, settings_file=False)
-    parser.add_argument(
-        "source", metavar="CHECKPOINT", help="checkpoint of a bert, roberta or electra model, or transformer_lm"
-    )
+    parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of a language model or an encoder")
     parser.add_argument("--to", dest="target_format", required=True, choices=("hf", "fairseq"), help="format to write")
-    parser.add_argument("--out", metavar="DIR", required=True, help="output folder; with --to fairseq the file")
+    parser.add_argument("--out", metavar="DIR", required=True, help="new output folder; with --to fairseq the file")
     parser.add_argument("--data", metavar="DATA", help="data folder or dict.txt (default: beside the checkpoint)")
     parser.add_argument(
         "--half", choices=("discriminator", "generator"), default="discriminator", help="ELECTRA network to write"
     )
+    parser.add_argument("--results", metavar="FILE", help="results.json of fairseq-eval-lm for the model card")
     return parser
 
 

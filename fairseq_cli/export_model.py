@@ -1,8 +1,9 @@
-"""Export an encoder as a Hugging Face transformers folder, or a language model as a checkpoint of fairseq."""
+"""Export a model as a Hugging Face transformers folder, or a language model as a checkpoint of fairseq."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
 from fairseq.modules.encoder import EncoderShape
+from fairseq_cli import export_causal
+from fairseq_cli.export_causal import Export
 
 WORDS = "vocab.txt"
 
@@ -30,25 +33,42 @@ WORDS = "vocab.txt"
 def main(args: argparse.Namespace) -> None:
     """Write the model of ``args.source`` to the folder ``args.out``.
 
-    ``vocab.txt`` lists the dictionary's symbols in the order of their ids; a tokenizer is not written.
-
     Raises:
-        UserError: the checkpoint cannot be read or is not an encoder, or the folder cannot be written.
+        UserError: the checkpoint cannot be read, its model cannot be exported, or the folder cannot be written.
     """
     out = Path(args.out)
     if args.target_format == "fairseq":
+        if args.results is not None:
+            raise UserError("--results: only --to hf writes a model card; leave it out")
         _write_fairseq(args.source, out)
         return
-    try:
-        from safetensors.torch import save_file
-    except ImportError:
-        raise UserError("--to hf: needs the safetensors package; install the [hub] extra") from None
-    if out.exists() and (not out.is_dir() or set(os.listdir(out)) - {CONFIG, SAFE, WORDS}):
-        raise UserError(f"--out {out}: is a file or contains other files; give a new folder")
+    if importlib.util.find_spec("safetensors") is None:
+        raise UserError("--to hf: needs the safetensors package; install the [hub] extra")
+    if out.exists() and (not out.is_dir() or os.listdir(out)):
+        raise UserError(f"--out {out}: is a file or not empty; give a new folder")
     model, task = hub.load_model(args.source, args.data)
-    arch = str(checkpoint.load(hub.find_checkpoint(Path(args.source)))["args"].get("arch"))
-    kind, shape, state = _half(model, args.half, arch, args.source)
-    sizes, dictionary = _sizes(kind, shape, state), task.source_dictionary
+    state = checkpoint.load(hub.find_checkpoint(Path(args.source)))
+    if model.predicts_next_token:
+        if args.half == "generator":
+            raise UserError(f"--half generator: {args.source} is not an ELECTRA model; leave the flag out")
+        export_causal.export(model, task, state, Export(args.source, out, args.data, args.results))
+        return
+    if args.results is not None:
+        raise UserError("--results: encoders have no model card; leave it out")
+    _export_encoder(model, task.source_dictionary, args.half, str(state["args"].get("arch")), args.source, out)
+
+
+def _export_encoder(
+    model: BaseFairseqModel, dictionary: Dictionary, half: str, arch: str, source: str, out: Path
+) -> None:
+    """Write an encoder.
+
+    ``vocab.txt`` lists the dictionary's symbols in the order of their ids; a tokenizer is not written.
+    """
+    from safetensors.torch import save_file
+
+    kind, shape, state = _half(model, half, arch, source)
+    sizes = _sizes(kind, shape, state)
     config = hf_encoders.configuration(sizes, asdict(shape), _special_ids(dictionary))
     with atomic_folder(out, (WORDS, SAFE, CONFIG), "--out") as folder:
         save_file(hf_encoders.write(state, sizes), folder / SAFE, {"format": "pt"})

@@ -12,14 +12,19 @@ from typing import Any
 from torch import Tensor
 
 from fairseq import checkpoint, options
-from fairseq.checkpoint.foreign import hf_encoders, hf_folder, hf_transfo_xl, pickled_module, transformer_xl
+from fairseq.checkpoint.foreign import hf_encoders, hf_folder, hf_gpt2, hf_transfo_xl, pickled_module, transformer_xl
 from fairseq.checkpoint.foreign.named_tensors import cut
 from fairseq.data.dictionary import Dictionary, placeholder
-from fairseq.errors import UserError
-from fairseq.files import atomic_folder
+from fairseq.errors import UserError, read_failure
+from fairseq.files import atomic_folder, read_regular
+from fairseq.models import hf_causal
 from fairseq.tasks.loading import load_models
+from fairseq.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
+from fairseq.tokenizers.byte_level import GPT2
+from fairseq.tokenizers.hf import HuggingFace
 
 CHECKPOINT, DICTIONARY = "checkpoint.pt", "dict.txt"
+FILES = (DICTIONARY, TOKENIZATION, CHECKPOINT)
 NAMES = {  # names of special symbols in vocabularies
     "bos": ("<s>", "[CLS]"),
     "pad": ("<pad>", "[PAD]"),
@@ -27,6 +32,8 @@ NAMES = {  # names of special symbols in vocabularies
     "unk": ("<unk>", "<UNK>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
+NAMES_GPT2 = {"eos": ("<|endoftext|>",)}
+LAYERS = ("n_layer", "encoder_layers", "decoder_layers")  # settings
 NAMES_XL = {"eos": NAMES["eos"][:3], "unk": NAMES["unk"][:2], "pad": NAMES["pad"][:1]}
 
 
@@ -41,6 +48,8 @@ class Imported:
         words: the words in the order of their ids; None: the source has none.
         ids: special symbols by role that the source names by their ids.
         names: the names of special symbols, by role.
+        tokenizer: text to words and back; None: the source has none.
+        dictionary: the source's own; None: it is made from *words*, *ids* and *names*.
     """
 
     model: dict[str, Tensor]
@@ -49,6 +58,8 @@ class Imported:
     words: Sequence[str] | None
     ids: Mapping[str, int]
     names: Mapping[str, Sequence[str]]
+    tokenizer: Tokenizer | None = None
+    dictionary: Dictionary | None = None
 
 
 def main(args: argparse.Namespace) -> None:
@@ -60,15 +71,17 @@ def main(args: argparse.Namespace) -> None:
     source, out = Path(args.source), Path(args.out)
     _check(source, out)
     imported = _read(source, args.source_format, args.config_file)
-    dictionary = _dictionary(imported, source)
+    dictionary = imported.dictionary or _dictionary(imported, source)
     state = {"args": imported.settings, "model": imported.model, "optimizer_history": [], "extra_state": {}}
-    with atomic_folder(out, (DICTIONARY, CHECKPOINT), "--out") as folder:
+    with atomic_folder(out, FILES, "--out") as folder:
         checkpoint.save(folder / CHECKPOINT, state)
         dictionary.save(folder / DICTIONARY)
+        if imported.tokenizer is not None:
+            imported.tokenizer.save(folder, dictionary.symbols)
         load_models([folder / CHECKPOINT], folder / DICTIONARY)
     kind = "its own words" if imported.words is not None else "placeholder words"
     parameters = sum({value.data_ptr(): value.numel() for value in imported.model.values()}.values())
-    layers = imported.settings.get("n_layer") or imported.settings["encoder_layers"]
+    layers = next(imported.settings[name] for name in LAYERS if name in imported.settings)
     print(f"{source}: {layers} layers, {parameters:,} parameters, {len(dictionary):,} words")
     print(f"Wrote {out / CHECKPOINT} and {out / DICTIONARY} ({kind})")
 
@@ -88,9 +101,41 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
         eos = hf_transfo_xl.eos(source)
         ids = {} if eos is None else {"eos": eos}
         return Imported(model, settings, _vocabulary_size(model), hf_folder.vocabulary(source), ids, NAMES_XL)
+    if kind == hf_causal.MODEL_TYPE:
+        return _exported(source)
+    if kind == "gpt2":
+        model, settings, eos = hf_gpt2.read(source)
+        size = model["decoder.embed_tokens.weight"].size(0)
+        words, tokenizer = _filled(hf_folder.vocabulary(source), size), _byte_level(source)
+        return Imported(model, settings, size, words, {"eos": eos}, NAMES_GPT2, tokenizer)
     model, settings, ids = hf_encoders.read(source)
     size = model["encoder.sentence_encoder.embed_tokens.weight"].size(0)
     return Imported(model, settings, size, _filled(hf_folder.vocabulary(source), size), ids, NAMES)
+
+
+def _exported(source: Path) -> Imported:
+    """The model that ``fairseq-export`` wrote to the folder *source*."""
+    dictionary = Dictionary.load(source / DICTIONARY)
+    settings = hf_folder.read_json(source / hf_folder.CONFIG).get("settings")
+    if not isinstance(settings, dict):
+        raise UserError(f"{source / hf_folder.CONFIG}: settings are missing; use a folder that fairseq-export wrote")
+    model, settings = hf_causal.restored(hf_folder.read_tensors(source), settings, dictionary, str(source))
+    tokenizer = find_tokenizer(source, dictionary.symbols)
+    return Imported(model, settings, len(dictionary), dictionary.symbols, {}, {}, tokenizer, dictionary)
+
+
+def _byte_level(source: Path) -> Tokenizer | None:
+    """The byte-level encoding of a GPT-2 folder, from its merges or its ``tokenizer.json``."""
+    for name, kind in (("merges.txt", GPT2), (hf_folder.TOKENIZER, HuggingFace)):
+        path = source / name
+        if path.exists():
+            try:
+                subwords = kind(read_regular(path), str(path))
+            except OSError as error:
+                raise UserError(f"{path}: {read_failure(error)}; check its permissions") from None
+            subwords.check()
+            return Tokenizer(subwords=subwords)
+    return None
 
 
 def _filled(words: list[str] | None, size: int) -> list[str] | None:
@@ -105,7 +150,7 @@ def _check(source: Path, out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is not a folder; give a new folder")
     try:
-        there = sorted(set(os.listdir(out)) - {CHECKPOINT, DICTIONARY}) if out.exists() else []
+        there = sorted(set(os.listdir(out)) - {*FILES}) if out.exists() else []
     except OSError as error:
         raise UserError(f"--out {out}: cannot be read ({error.strerror}); give another folder") from None
     if there:

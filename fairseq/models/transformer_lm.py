@@ -150,7 +150,7 @@ class TransformerDecoder(nn.Module):
     Args:
         cfg: settings, checked.
         vocabulary: number of words V.
-        padding_idx: index of the padding symbol.
+        padding_idx: index of the padding symbol; -1: there is none.
         apex: allow apex's fused layer norm.
         embed_tokens: embeddings to use instead of new ones, of a plug-in.
     """
@@ -173,7 +173,9 @@ class TransformerDecoder(nn.Module):
         self.first_position = padding_idx + 1
         self.register_buffer("version", torch.tensor([3.0]))
 
-        self.embed_tokens = embed_tokens or parts.embeddings(cfg, vocabulary, padding_idx, input_dim)
+        self.embed_tokens = embed_tokens or parts.embeddings(
+            cfg, vocabulary, padding_idx if padding_idx >= 0 else None, input_dim
+        )
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         widen = input_dim != dim and not cfg.adaptive_input
         self.project_in_dim = parts.projection(input_dim, dim) if widen else None
@@ -327,11 +329,6 @@ class TransformerLanguageModel(FairseqLanguageModel):
     def build_model(cls, args: TransformerLMConfig | argparse.Namespace, task: Any) -> TransformerLanguageModel:
         cfg = typed(TransformerLMConfig, args)
         cfg.check(len(task.source_dictionary))
-        if task.source_dictionary.pad() < 0:
-            raise UserError(
-                "this model needs a padding symbol, which the dictionary does not have; name one as pad=WORD in the "
-                "#specials line of its dict.txt, or use --arch transformer_xl"
-            )
         model = cls(TransformerDecoder(cfg, len(task.source_dictionary), task.source_dictionary.pad(), not cfg.no_apex))
         give_notes(model, cfg, task, cfg.decoder_embed_dim)
         return model

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fairseq.models.transformer_lm import TransformerLMConfig
 
 
-def embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int, dim: int) -> nn.Module:
+def embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int | None, dim: int) -> nn.Module:
     """The input embeddings, adaptive or plain, *dim* wide."""
     if cfg.adaptive_input:
         return AdaptiveInput(
@@ -27,7 +27,8 @@ def embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int, dim:
         )
     embedding = nn.Embedding(vocabulary, dim, padding_idx)
     nn.init.normal_(embedding.weight, std=dim**-0.5)
-    nn.init.zeros_(embedding.weight[padding_idx])
+    if padding_idx is not None:
+        nn.init.zeros_(embedding.weight[padding_idx])
     return embedding
 
 

@@ -72,13 +72,15 @@ class LearnedPositions(nn.Embedding):
 
     Args:
         count: the most tokens a row may have.
+        padding_idx: id of the padding symbol; -1: there is none.
     """
 
     def __init__(self, count: int, dim: int, padding_idx: int) -> None:
-        super().__init__(count + padding_idx + 1, dim, padding_idx)
+        super().__init__(count + padding_idx + 1, dim, padding_idx if padding_idx >= 0 else None)
         self.start = padding_idx + 1
         nn.init.normal_(self.weight, std=dim**-0.5)
-        nn.init.zeros_(self.weight[padding_idx])
+        if self.padding_idx is not None:
+            nn.init.zeros_(self.weight[padding_idx])
 
     def forward(self, count: int, offset: int = 0) -> Tensor:  # type: ignore[override]
         """Embeddings of *count* tokens of which the first is number *offset* of its row: [count, dim]."""

@@ -223,5 +223,5 @@ def test_export_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none.pt: file not found"):
         exported(bert / "none.pt", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match="--out .*: is a file or contains other files"):
+    with pytest.raises(UserError, match="--out .*: is a file or not empty"):
         exported(folder / "checkpoint.pt", folder)

@@ -172,14 +172,13 @@ def test_failing_to_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest
     assert [file.name for file in tmp_path.iterdir()] == ["dict.txt"]
 
 
-def test_transformer_of_absolute_positions_refuses_a_dictionary_without_padding(tmp_path: Path) -> None:
+def test_transformer_numbers_positions_from_0_where_the_dictionary_has_no_padding(tmp_path: Path) -> None:
     (tmp_path / "dict.txt").write_text("#specials eos=a\na 1\nb 1\n")
     small = {"decoder_embed_dim": 8, "decoder_ffn_embed_dim": 8, "decoder_layers": 1, "decoder_attention_heads": 1}
     args = argparse.Namespace(**small, arch="transformer_lm", tokens_per_sample=8)
     task = SimpleNamespace(source_dictionary=Dictionary.load(tmp_path / "dict.txt"))
-    with pytest.raises(UserError, match="needs a padding symbol") as error:
-        TransformerLanguageModel.build_model(args, task)
-    assert "\n" not in str(error.value)
+    decoder = TransformerLanguageModel.build_model(args, task).decoder
+    assert decoder.embed_tokens.padding_idx is None and decoder.embed_tokens.weight.all() and not decoder.first_position
     (tmp_path / "dict.txt").write_text("#specials eos=a pad=b\na 1\nb 1\n")
     task = SimpleNamespace(source_dictionary=Dictionary.load(tmp_path / "dict.txt"))
     assert TransformerLanguageModel.build_model(args, task).decoder.embed_tokens.padding_idx == 1

@@ -91,7 +91,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int
     given = read_json(path)
     family = FAMILIES.get(str(given.get("model_type")))
     if family is None:
-        known = ", ".join((*FAMILIES, "transfo-xl"))
+        known = ", ".join((*FAMILIES, "transfo-xl", "gpt2", "fairseq_lm"))
         raise UserError(f"{path}: model_type is {cut(given.get('model_type'))}; known: {known}")
     settings = {**DEFAULTS[family], **{name: value for name, value in given.items() if value is not None}}
     _check_computation(settings, path)
