@@ -24,8 +24,8 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
 from fairseq.modules.encoder import EncoderShape
-from fairseq_cli import export_causal
-from fairseq_cli.export_causal import Export
+from fairseq.tasks import hf_export
+from fairseq.tasks.hf_export import Export
 
 WORDS = "vocab.txt"
 
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> None:
     if model.predicts_next_token:
         if args.half == "generator":
             raise UserError(f"--half generator: {args.source} is not an ELECTRA model; leave the flag out")
-        export_causal.export(model, task, state, Export(args.source, out, args.data, args.results))
+        hf_export.export(model, task, state, Export(args.source, out, args.data, args.results))
         return
     if args.results is not None:
         raise UserError("--results: encoders have no model card; leave it out")
