@@ -225,11 +225,11 @@ def load_counts(prefix: str | Path) -> RawCounts | None:
     checksums.check(path)
     try:
         values = json.loads(read_regular(path))
-        counts = RawCounts(**values)
-        if min(counts.bytes, counts.words, counts.lines) >= 0:
-            return counts
+        are_counts = all(type(value) is int and value > 0 for value in values.values())
+        if are_counts and values.keys() == asdict(RawCounts()).keys():
+            return RawCounts(**values)
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess again") from None
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, AttributeError, RecursionError):
         pass
     raise UserError(f"{path}: damaged: expected bytes, words and lines; run fairseq-preprocess again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from fairseq.tokenizers.base import WordTokenizer
 
 CACHED = 1 << 18  # chunks, at most
 JUNK = dict.fromkeys(range(32))  # sacremoses deletes control characters
+# A word with punctuation that sacremoses splits off wherever it stands; it marks runs of full stops with MULTI.
+SIMPLE = re.compile(r"""(["(\[]*)((?!\w*MULTI)[A-Za-z0-9]+)([;:!?")\]]*,?[;:!?")\]]*)(\.?)""")
 LOWER, DIGIT, OTHER = "a0A"  # kinds of the chunk after a full stop, each with a chunk of that kind
 
 
@@ -60,6 +63,8 @@ class _Chunks:
         self._moses.islower = lower.issuperset
         self._moses.isanyalpha = lambda text: not letters.isdisjoint(text)
         self._lower = lower
+        self._before_numbers = frozenset(self._moses.NUMERIC_ONLY_PREFIXES)
+        self._abbreviations = frozenset(self._moses.NONBREAKING_PREFIXES) - self._before_numbers
         self._words: dict[str, list[str]] = {}  # of a chunk inside a line that does not end in a full stop
         self._in_context: dict[tuple[str, bool, str], list[str]] = {}
 
@@ -98,6 +103,12 @@ class _Chunks:
 
     def _of(self, chunk: str, is_first: bool, after: str) -> list[str]:
         """The words of *chunk* at the beginning of a line or not, before a chunk of the kind *after*."""
+        simple = SIMPLE.fullmatch(chunk)
+        if simple and not simple[4]:
+            return [*simple[1], simple[2], *simple[3]]
+        if simple and not simple[3]:
+            stop = self._keeps_stop(simple[2], after)
+            return [*simple[1], f"{simple[2]}."] if stop else [*simple[1], simple[2], "."]
         key = chunk, is_first, after
         found = self._in_context.get(key)
         if found is None:
@@ -108,6 +119,12 @@ class _Chunks:
                 self._in_context.clear()
             self._in_context[key] = found
         return found
+
+    def _keeps_stop(self, word: str, after: str) -> bool:
+        """Return whether a full stop belongs to *word*: an abbreviation, or no sentence ends there."""
+        if word in self._abbreviations or after == LOWER:
+            return True
+        return after == DIGIT and word in self._before_numbers
 
     def _tokenize(self, text: str) -> list[str]:
         return list(self._moses.tokenize(text, aggressive_dash_splits=True, escape=False))

@@ -14,6 +14,7 @@ import pytest
 import runs
 
 from fairseq import options
+from fairseq.data.tokenization import load_counts
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq_cli import eval_lm, generate, interactive, preprocess
@@ -181,3 +182,13 @@ def test_a_run_on_tokens_leaves_no_tokenizer_of_a_former_run(made: tuple[Path, P
     runs.train(folder, runs.SHORT, "--disable-validation")
     assert not (folder / "tokenization.json").exists()
     assert (folder / "dict.txt").read_bytes() == (runs.DATA / "dict.txt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[1]", '{"bytes": 1}', '{"bytes": "a", "words": 1, "lines": 1}', '{"bytes": 1, "words": 0, "lines": 1}'],
+)
+def test_damaged_sizes_of_raw_text_are_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "valid.raw.json").write_text(content)
+    with pytest.raises(UserError, match="valid.raw.json: damaged"):
+        load_counts(tmp_path / "valid")

@@ -109,7 +109,7 @@ def test_any_number_of_processes_writes_the_same_bytes(
     assert files(tmp_path / "1") == files(tmp_path / "2")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hf"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_notes_are_of_the_words_before_subwords(kind: str, tmp_path: Path) -> None:
     path, flags = text_file(tmp_path), settings_of(kind, tmp_path)
     run(tmp_path / "out", trainpref=path, notes=True, note_min_count=1, note_max_count=10**6, **flags)

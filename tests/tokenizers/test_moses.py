@@ -12,7 +12,7 @@ from fairseq.tokenizers import moses
 from fairseq.tokenizers.moses import Moses
 
 ATOMS = [*"aBs1é,.-'\"`;:?! \t$%<&>世\x01\xa0", *("...", "..", "Mr.", "No.", "e.g.", "'s", "n't", "''", "@-@", "S.A.")]
-ATOMS += [" "] * 4
+ATOMS += [*"()[]", *("word", "DOTMULTI"), *[" "] * 6]
 
 
 def lines(count: int, seed: int) -> list[str]:
