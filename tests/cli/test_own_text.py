@@ -184,10 +184,17 @@ def test_a_run_on_tokens_leaves_no_tokenizer_of_a_former_run(made: tuple[Path, P
     assert (folder / "dict.txt").read_bytes() == (runs.DATA / "dict.txt").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "{", "[1]", '{"bytes": 1}', '{"bytes": "a", "words": 1, "lines": 1}', '{"bytes": 1, "words": 0, "lines": 1}'],
-)
+SIZES = [
+    "",
+    "{",
+    "[1]",
+    '{"bytes": 1}',
+    '{"bytes": "a", "words": 1, "lines": 1}',
+    '{"bytes": 1, "words": 0, "lines": 1}',
+]
+
+
+@pytest.mark.parametrize("content", SIZES)
 def test_damaged_sizes_of_raw_text_are_named(content: str, tmp_path: Path) -> None:
     (tmp_path / "valid.raw.json").write_text(content)
     with pytest.raises(UserError, match="valid.raw.json: damaged"):
