@@ -30,6 +30,23 @@ class ShardConfig(ModelPathConfig):
 
 
 @dataclass(frozen=True)
+class SubwordMarkConfig:
+    """Subwords: how they are joined to words."""
+
+    remove_bpe: str | None = flag(
+        None,
+        "subword mark to join words at (without a value: @@)",
+        aliases=("--post-process",),
+        metavar="MARK",
+        const="@@ ",
+    )
+
+    def __post_init__(self) -> None:
+        if self.remove_bpe == "subword_nmt":  # fairseq's name of the mark
+            object.__setattr__(self, "remove_bpe", "@@ ")
+
+
+@dataclass(frozen=True)
 class ValidateConfig(ShardConfig):
     """Model: settings of ``fairseq-validate``."""
 
@@ -46,7 +63,7 @@ class TextFormatConfig:
 
 
 @dataclass(frozen=True)
-class EvalLMConfig(ShardConfig, TextFormatConfig):
+class EvalLMConfig(ShardConfig, TextFormatConfig, SubwordMarkConfig):
     """Evaluation: settings of ``fairseq-eval-lm``."""
 
     text: str | None = flag(None, "file of text to evaluate instead of --gen-subset", metavar="FILE")
@@ -56,12 +73,6 @@ class EvalLMConfig(ShardConfig, TextFormatConfig):
     )
     output_word_probs: bool = flag(False, "print every word's log-probability")
     output_word_stats: bool = flag(False, "print every word's count and mean log-probability")
-    remove_bpe: str | None = flag(
-        None,
-        "subword mark to join words at (without a value: @@)",
-        metavar="MARK",
-        const="@@ ",
-    )
     context_window: int = flag(0, "context tokens before each block that are not scored", low=0)
     sliding_inf: int = flag(
         -1,
@@ -112,7 +123,7 @@ class AttentionConfig(ModelPathConfig):
 
 
 @dataclass(frozen=True)
-class GenerationConfig(ModelPathConfig):
+class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
     """Generation: settings of ``fairseq-interactive`` and ``fairseq-generate``."""
 
     max_new_tokens: int = flag(100, "maximum tokens to generate, line ends included", low=1, high=10_000_000)
@@ -132,9 +143,6 @@ class GenerationConfig(ModelPathConfig):
         "maximum texts generated at once; each beam counts",
         aliases=("--max-sentences",),
         low=1,
-    )
-    remove_bpe: str | None = flag(
-        None, "subword mark to join words at (without a value: @@)", metavar="MARK", const="@@ "
     )
     int8: bool = flag(False, "int8 weights, one scale per output")
     results_format: str | None = flag(

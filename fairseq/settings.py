@@ -179,6 +179,9 @@ class CheckpointConfig:
     restore_file: str = flag(
         "checkpoint_last.pt", "checkpoint to resume from, in --save-dir or elsewhere", metavar="FILE"
     )
+    continue_once: str | None = flag(
+        None, "checkpoint to resume from while --save-dir has no checkpoint_last.pt", metavar="FILE"
+    )
     finetune_from_model: str | None = flag(
         None, "checkpoint to initialize weights from; all other state is new", metavar="FILE"
     )

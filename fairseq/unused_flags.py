@@ -12,19 +12,25 @@ from typing import Any
 from fairseq.errors import UserError
 
 SWITCHES = """
-azureml-logging broadcast-buffers checkpoint-activations combine-val combine-valid-subsets cpu-offload fast-stat-sync
-fix-batches-to-gpus fp16-no-flatten-grads fp32-reduce-scatter future-target gradient-as-bucket-view grouped-shuffling
-ignore-unused-valid-subsets load-checkpoint-on-all-dp-ranks no-beamable-mm no-reshard-after-forward no-seed-provided
-not-fsdp-flatten-parameters offload-activations on-cpu-convert-precision pad-to-fixed-bsz pad-to-fixed-length quiet
-reset-logging save-async skip-remainder-batch suppress-crashes update-epoch-batch-itr update-ordered-indices-seed
+average-sync azureml-logging broadcast-buffers checkpoint-activations combine-val combine-valid-subsets cpu-offload
+fast-stat-sync fix-batches-to-gpus fp16-no-flatten-grads fp32-reduce-scatter future-target gradient-as-bucket-view
+grouped-shuffling ignore-unused-valid-subsets iter-decode-force-max-iter iter-decode-with-external-reranker
+load-checkpoint-on-all-dp-ranks no-beamable-mm no-early-stop no-reshard-after-forward
+no-seed-provided not-fsdp-flatten-parameters offload-activations on-cpu-convert-precision pad-to-fixed-bsz
+pad-to-fixed-length print-step profile quiet report-accuracy reset-logging retain-iter-history save-async
+skip-remainder-batch suppress-crashes update-epoch-batch-itr update-ordered-indices-seed use-nbm use-old-adam
 use-plasma-view use-sharded-state write-checkpoints-asynchronously
 """
 VALUES = """
-aim-repo aim-run-hash all-gather-list-size amp-batch-retries base-shuffle base-sublayers bpe char-embedder-highway-
-layers character-embedding-dim character-filters data-buffer-size ddp-comm-hook ema-decay ema-seed-model ema-start-
-update ema-update-freq empty-cache-freq eos-token fixed-validation-seed heartbeat-timeout localsgd-frequency min-
-params-to-wrap plasma-path quant-noise-pq-block-size required-seq-len-multiple scoring shorten-data-split-list slowmo-
-base-algorithm slowmo-momentum tokenizer
+aim-repo aim-run-hash all-gather-list-size amp-batch-retries amp-init-scale amp-scale-window base-shuffle
+base-sublayers block-lr block-momentum bpe buffer-size char-embedder-highway-layers character-embedding-dim
+character-filters data-buffer-size ddp-comm-hook diverse-beam-strength ema-decay ema-seed-model ema-start-update
+ema-update-freq empty-cache-freq eos-token fixed-validation-seed global-sync-iter heartbeat-timeout
+iter-decode-eos-penalty iter-decode-max-iter iter-decode-with-beam localsgd-frequency min-params-to-wrap
+pipeline-balance pipeline-checkpoint pipeline-chunks pipeline-decoder-balance pipeline-decoder-devices
+pipeline-devices pipeline-encoder-balance pipeline-encoder-devices plasma-path quant-noise-pq-block-size
+required-seq-len-multiple retain-dropout-modules scoring shorten-data-split-list slowmo-base-algorithm slowmo-momentum
+tokenizer warmup-iterations
 """
 
 _INSTEAD = {  # flag: (values that change nothing, what to do)
@@ -50,6 +56,24 @@ _INSTEAD = {  # flag: (values that change nothing, what to do)
     "quantization-config-path": (("",), "not implemented; fairseq-eval-lm --int8 casts weights"),
     "output-dictionary-size": (("-1",), "output and input have one dictionary; use -1"),
     "shorten-method": (("none",), "lines are not shortened; use none"),
+    "decoder-embed-path": ((), "not implemented; leave it out"),
+    "decoder-attention": (("0", "False"), "there is no encoder; use 0"),
+    "fp16-adam-stats": ((), "not implemented; leave it out"),
+    "ignore-prefix-size": (("0",), "not implemented; use 0"),
+    "match-source-len": ((), "not implemented; use --max-len-b"),
+    "unnormalized": ((), "use --lenpen 0"),
+    "sacrebleu": ((), "there are no translations to compare; leave it out"),
+    "score-reference": ((), "use fairseq-eval-lm"),
+    "retain-dropout": ((), "not implemented; leave it out"),
+    "unkpen": (("0", "0.0"), "not implemented; use 0"),
+    "replace-unk": (("",), "there is no source text; leave it out"),
+    "constraints": (("",), "not implemented; leave it out"),
+    "diverse-beam-groups": (("-1",), "not implemented; use -1"),
+    "diversity-rate": (("-1", "-1.0"), "not implemented; use -1"),
+    "print-alignment": (("",), "there is no source text; leave it out"),
+    "lm-path": (("",), "give several models to --path"),
+    "lm-weight": (("0", "0.0"), "give several models to --path"),
+    "decoding-format": (("",), "not implemented; leave it out"),
     "quant-noise-pq": (("0", "0.0"), "not implemented; use 0"),
     "quant-noise-scalar": (("0", "0.0"), "not implemented; use 0"),
     "base-layers": (("0",), "not implemented; use 0"),
@@ -63,14 +87,14 @@ _FAMILIES = {  # beginning of an architecture: why it is refused
 }
 
 
-class _Unread(argparse.Action):
+class Unread(argparse.Action):
     """Takes a flag that nothing reads, and has the parser mention it."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         parser.unread.append(option_string)
 
 
-class _Refused(argparse.Action):
+class Refused(argparse.Action):
     """Refuses a flag, unless its value changes nothing."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
@@ -86,14 +110,14 @@ def add_unread(
     """Let *parser* take flags that nothing reads, without showing them; those that it has already stay."""
     for nargs, names in ((0, switches), (None, values)):
         for name in names:
-            _add(parser, [*filter(None, [(short or {}).get(name)]), f"--{name}"], nargs, _Unread)
+            _add(parser, [*filter(None, [(short or {}).get(name)]), f"--{name}"], nargs, Unread)
 
 
 def add_unused_flags(parser: argparse.ArgumentParser) -> None:
     """Let *parser* take fairseq's flags without meaning here, and refuse those that change a result."""
     add_unread(parser, SWITCHES.split(), VALUES.split())
     for name, (neutral, _) in _INSTEAD.items():
-        _add(parser, [f"--{name}"], None if neutral else 0, _Refused)
+        _add(parser, [f"--{name}"], None if neutral else 0, Refused)
 
 
 def check_architecture(name: str) -> None:

@@ -153,12 +153,17 @@ class CheckpointManager:
         name = self.config.restore_file
         if name != LAST and self.config.finetune_from_model is not None:
             raise UserError(f"--finetune-from-model: cannot be combined with --restore-file {name}; give one of them")
+        flag = "--restore-file"
         if name == LAST:
-            return self._newest_good() if os.path.lexists(self.folder / LAST) else None
+            if os.path.lexists(self.folder / LAST):
+                return self._newest_good()
+            if self.config.continue_once is None:
+                return None
+            flag, name = "--continue-once", self.config.continue_once
         for path in (Path(name), self.folder / name):
             if path.exists():
                 return path
-        raise UserError(f"--restore-file {name}: file not found; also looked in {self.folder}")
+        raise UserError(f"{flag} {name}: file not found; also looked in {self.folder}")
 
     def _newest_good(self) -> Path:
         """``checkpoint_last.pt``, or if that is damaged the newest other checkpoint that is not."""

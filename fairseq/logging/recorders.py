@@ -65,7 +65,7 @@ class TensorBoard:
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
         """Add the numbers among *values* at *step*."""
         if tag not in self._writers:
-            self._writers[tag] = self._new(str(self.folder / tag), purge_step=self.after + 1 if self.after else None)
+            self._writers[tag] = self._new(str(self.folder / tag), purge_step=self.after + 1)
         for name, value in values.items():
             if isinstance(value, int | float) and name != "num_updates":
                 self._writers[tag].add_scalar(name, value, step)

@@ -91,6 +91,17 @@ def test_multiples_of_a_pattern_are_kept_for_good(tmp_path):
     }  # fmt: skip
 
 
+def test_continue_once_is_read_until_there_is_a_last_checkpoint(tmp_path):
+    save(tmp_path / "other.pt", a_state(3.0))
+    once = {"continue_once": str(tmp_path / "other.pt")}
+    keeper = saved(tmp_path, **once)
+    assert keeper.restore_path() == tmp_path / "other.pt"
+    assert saved(tmp_path, (1, 1, True, None), **once).restore_path() == tmp_path / "s" / "checkpoint_last.pt"
+    missing = CheckpointManager(CheckpointConfig(save_dir=str(tmp_path / "t"), continue_once="none.pt"))
+    with pytest.raises(UserError, match="--continue-once none.pt: file not found"):
+        missing.restore_path()
+
+
 def test_the_best_of_a_stage_is_set_aside_under_its_number(tmp_path):
     keeper = saved(tmp_path, (1, 1, True, 3.0), no_epoch_checkpoints=True)
     keeper.set_best_aside(2)

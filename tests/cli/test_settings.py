@@ -15,7 +15,7 @@ import pytest
 import runs
 
 import fairseq
-from fairseq import registry
+from fairseq import options, registry
 from fairseq.command_settings import EvalLMConfig
 from fairseq.criterions import FairseqCriterion
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
@@ -73,6 +73,12 @@ def test_a_command_has_its_own_settings() -> None:
     value = typed_settings(argparse.Namespace(data="d", context_window=3, seed=7), EvalLMConfig)
     assert value.command == EvalLMConfig(context_window=3)
     assert (value.common.seed, value.model, value.task) == (7, None, None)
+
+
+@pytest.mark.parametrize("words", [["--remove-bpe"], ["--post-process", "subword_nmt"], ["--post-process"]])
+def test_fairseqs_names_of_the_subword_mark_are_the_mark(words: list[str]) -> None:
+    args = options.parse_args_and_arch(options.get_eval_lm_parser(), ["d", *words])
+    assert typed_settings(args, EvalLMConfig).command.remove_bpe == "@@ "
 
 
 def test_a_change_reaches_every_part_and_the_namespace_of_a_copy() -> None:

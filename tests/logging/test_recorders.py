@@ -23,7 +23,9 @@ def scalars(folder):
     events = EventAccumulator(str(folder))
     events.Reload()
     assert events.Tags()["scalars"] == ["loss"]
-    return {event.step: event.value for event in events.Scalars("loss")}
+    found = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert len({step for step, _ in found}) == len(found), "a step is there once"
+    return dict(found)
 
 
 def test_tensorboard_gets_the_figures_of_each_tag_and_each_step_once(tmp_path):
@@ -36,6 +38,16 @@ def test_tensorboard_gets_the_figures_of_each_tag_and_each_step_once(tmp_path):
         board.close()
     assert scalars(tmp_path / "train_inner") == {2: 2, 4: 4, 6: 10, 8: 12}
     assert scalars(tmp_path / "valid")[8] == 0.5
+
+
+def test_a_run_that_starts_again_replaces_the_steps_of_the_one_before(tmp_path):
+    pytest.importorskip("tensorboard")
+    for loss in (1.0, 2.0):
+        board = TensorBoard(str(tmp_path))
+        for step in (1, 2):
+            board.write({"loss": loss}, "train", step)
+        board.close()
+    assert scalars(tmp_path / "train") == {1: 2.0, 2: 2.0}
 
 
 def test_json_lines_are_those_of_the_run_as_it_went_on(tmp_path):

@@ -1,0 +1,61 @@
+"""``docs/fairseq.md`` says of every flag what the parsers do with it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import runs
+
+from fairseq import options
+from fairseq.command_parsers import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES
+from fairseq.optim import OPTIMIZERS
+from fairseq.optim.lr_scheduler import LR_SCHEDULERS
+from fairseq.registry import is_plugin
+from fairseq.unused_flags import SWITCHES, VALUES, Refused, Unread
+
+TABLES = (runs.ROOT / "docs" / "fairseq.md").read_text(encoding="utf-8").split("## Flags")[1]
+ROWS = re.findall(r"^\|(?: `\w+` \|)? (`--.*?) \| (same|different|no effect|refused) \|", TABLES, flags=re.MULTILINE)
+STATUS = {flag: status for flags, status in ROWS for flag in re.findall(r"`(--[\w-]+)`", flags)}
+
+
+@pytest.fixture(scope="module")
+def taken() -> dict[str, set[type]]:
+    """Every flag of the commands of language modelling, and what kinds of action take it."""
+    command = {"--optimizer": OPTIMIZERS, "--lr-scheduler": LR_SCHEDULERS}
+    lines = [["--arch", arch, "--criterion", "label_smoothed_cross_entropy"] for arch in ("transformer_lm", "lstm_lm")]
+    for flag, registry in command.items():
+        lines += [[flag, name] for name in registry if not is_plugin(registry[name])]
+    parsers: list[Any] = [options.get_preprocessing_parser()]
+    for line in lines:
+        parsers.append(options.get_training_parser())
+        rate = ["--lr", "0.1", *(["--max-lr", "0.5"] if line[1] in ("cosine", "triangular") else [])]
+        options.parse_args_and_arch(parsers[-1], ["data", *line, *rate])
+    for make in (options.get_eval_lm_parser, options.get_generation_parser, options.get_interactive_generation_parser):
+        parsers.append(make())
+        options.parse_args_and_arch(parsers[-1], ["data"])
+    found: dict[str, set[type]] = {}
+    for parser in parsers:
+        for flag, action in parser._option_string_actions.items():
+            found.setdefault(flag, set()).add(type(action))
+    return found
+
+
+def test_the_page_lists_every_flag_that_is_not_read() -> None:
+    unread = {f"--{name}" for name in (*SWITCHES.split(), *VALUES.split())}
+    elsewhere = {"--bpe", "--tokenizer", "--scoring", "--combine-val", "--save-async", "--profile"}  # or aliases
+    assert unread - STATUS.keys() - elsewhere == set()
+    assert len(STATUS) > 230
+
+
+@pytest.mark.parametrize("flag", sorted(STATUS))
+def test_every_flag_is_treated_as_the_page_says(flag: str, taken: dict[str, set[type]]) -> None:
+    kinds = taken.get(flag, set())
+    preprocessing = {f"--{name}" for name in (*PREPROCESSING_SWITCHES.split(), *PREPROCESSING_VALUES.split())}
+    if STATUS[flag] in ("same", "different"):
+        assert kinds - {Unread, Refused}
+    elif STATUS[flag] == "no effect":
+        assert kinds == {Unread} or flag in preprocessing
+    else:
+        assert Refused in kinds or flag == "--character-embeddings"
