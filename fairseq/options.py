@@ -208,10 +208,12 @@ def _add_part_flags(parser: argparse.ArgumentParser, name: str, part: Any) -> di
 
 def _recipe(parser: argparse.ArgumentParser, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
     """Optimizer, schedule and clipping of the architecture, where the user chooses none of these."""
+    if "optimizer" not in getattr(parser, "choices", []):
+        return {}  # before the import: commands of text need not load torch
     from fairseq.models.recipes import CHOICES as RATES
     from fairseq.models.recipes import recipe_of
 
-    if "optimizer" not in getattr(parser, "choices", []) or set(RATES) & chosen.keys():
+    if set(RATES) & chosen.keys():
         return {}
     return recipe_of(str(chosen.get("arch", CHOICES["arch"].default)))
 

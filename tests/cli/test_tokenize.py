@@ -81,9 +81,13 @@ def test_any_number_of_processes_writes_the_same(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "1").read_text() == (tmp_path / "2").read_text() == TOKENS * 20
 
 
-def test_commands_of_text_do_not_load_torch() -> None:
-    code = "import sys, fairseq_cli.preprocess, fairseq_cli.tokenize; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+def test_commands_of_text_do_not_load_torch(tmp_path: Path) -> None:
+    code = "import sys; from fairseq_cli import preprocess, tokenize; tokenize.cli_main();"
+    code += "sys.exit('torch' in sys.modules)"
+    (tmp_path / "text.txt").write_text(TEXT)
+    command = [sys.executable, "-c", code, str(tmp_path / "text.txt"), "--tokenizer", "moses"]
+    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert (result.stdout, result.stderr, result.returncode) == (TOKENS, "", 0)
 
 
 MISTAKES = {
