@@ -171,7 +171,7 @@ def get_generation_parser(interactive: bool = False, default_task: str = "langua
         "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --context-tokens 64 --beam 4",
     ]
     description = "Continue passages of a corpus and show the results beside the original text."
-    return _evaluation_parser(description, examples, [GenerateConfig], [], hidden=("compile",))
+    return _evaluation_parser(description, examples, [GenerateConfig, DistributedConfig], [], hidden=("compile",))
 
 
 def get_import_parser() -> Parser:

@@ -176,7 +176,7 @@ class InteractiveConfig(GenerationConfig):
 
 
 @dataclass(frozen=True)
-class GenerateConfig(GenerationConfig, TextFormatConfig):
+class GenerateConfig(GenerationConfig, ShardConfig, TextFormatConfig):
     """Generation: settings of ``fairseq-generate``."""
 
     text: str | None = flag(None, "file of text to take contexts from instead of --gen-subset", metavar="FILE")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from fairseq import options
 from fairseq.command_settings import GenerateConfig
 from fairseq.data.indexed_dataset import Corpus
+from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.generation import passages
 from fairseq.generation.fairseq_lines import lines_of
@@ -22,7 +23,14 @@ from fairseq.generation.writer import Writer, check_samples
 from fairseq.settings import Settings
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr
-from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, progress, read_text, results_folder
+from fairseq_cli.common import (
+    checkpoint_paths,
+    escape_what_stdout_lacks,
+    progress,
+    read_text,
+    results_folder,
+    run_on_processes,
+)
 
 
 def main(args: argparse.Namespace) -> list[Passage]:
@@ -31,16 +39,29 @@ def main(args: argparse.Namespace) -> list[Passage]:
     A passage is printed as soon as it is complete. ``--results-path`` has all complete passages, even if the run is
     interrupted. With ``--results-format fairseq`` each line of the split is continued, and fairseq's lines are printed.
 
+    Several processes (``--distributed-world-size``, torchrun) share the contexts or lines; the first prints all, in
+    order, when they are complete.
+
+    Returns:
+        The passages; None if the work was done in other processes.
+
     Raises:
         UserError: flags contradict each other, or a checkpoint or the data cannot be used.
     """
+    return run_on_processes(generate, args)
+
+
+def generate(args: argparse.Namespace, world: World) -> list[Passage]:
+    """Do the part of this process of *world*; see :func:`main`."""
+    escape_what_stdout_lacks()
     settings = typed_settings(args, GenerateConfig)
     cfg: GenerateConfig = settings.command
+    cfg.check()
     paths, contexts = checkpoint_paths(cfg), _contexts(cfg)
-    writer = Writer.load(settings, paths)
+    writer = Writer.load(settings, paths, world.device)
     name, corpus = _corpus(cfg, settings.data_path, writer)
     if cfg.finds_hypotheses:
-        _print_hypotheses(cfg, writer, name, corpus)
+        _print_hypotheses(cfg, writer, name, corpus, world)
         return []
     tokens = corpus.tokens
     starts = passages.draw_starts(len(tokens), cfg.context_tokens, cfg.max_new_tokens, contexts, settings.common.seed)
@@ -49,7 +70,7 @@ def main(args: argparse.Namespace) -> list[Passage]:
     begin = time.perf_counter()
     with results_folder(cfg.results_path):
         try:
-            for passage in _continue(settings, writer, tokens, starts):
+            for passage in _continue(settings, writer, tokens, starts, world):
                 found.append(passage)
                 print(passages.as_text(passage, cfg.num_samples, name), flush=True)
         finally:
@@ -68,33 +89,61 @@ def _corpus(cfg: GenerateConfig, data: str, writer: Writer) -> tuple[str, Corpus
     return cfg.gen_subset, writer.task.corpus(cfg.gen_subset)  # type: ignore[attr-defined]
 
 
-def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Corpus) -> None:
+def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Corpus, world: World) -> None:
     """Print fairseq's lines for every line of *corpus*; ``--results-path`` gets them as ``generate-NAME.txt``."""
     with contextlib.ExitStack() as files:
         file = None
-        if cfg.results_path is not None:
+        if cfg.results_path is not None and world.is_first:
             files.enter_context(results_folder(cfg.results_path))
             path = Path(cfg.results_path) / f"generate-{Path(name).name}.txt"
             file = files.enter_context(open(path, "w", encoding="utf-8"))
-        for number, (start, size) in enumerate(zip(corpus.offsets, corpus.sizes, strict=False)):
-            tokens = corpus.tokens[start : start + size - 1].tolist()  # without </s>
-            for text in lines_of(writer, cfg, number, tokens, target=True):
+        own = (
+            (number, list(lines_of(writer, cfg, number, tokens, target=True)))
+            for number, tokens in _lines(corpus, _numbers(cfg, world, len(corpus.sizes)))
+        )
+        for _, texts in _of_all(own, world):
+            for text in texts:
                 print(text, flush=True)
                 if file is not None:
                     print(text, file=file)
 
 
-def _continue(settings: Settings, writer: Writer, tokens: np.ndarray, starts: list[int]) -> Iterator[Passage]:
+def _lines(corpus: Corpus, numbers: range) -> Iterator[tuple[int, list[int]]]:
+    """Lines of *corpus* with their numbers, without ``</s>``."""
+    for number in numbers:
+        start, size = corpus.offsets[number], corpus.sizes[number]
+        yield number, corpus.tokens[start : start + size - 1].tolist()
+
+
+def _numbers(cfg: GenerateConfig, world: World, count: int) -> range:
+    """The contexts or lines of this process, of *count*."""
+    return range(cfg.shard_id * world.size + world.rank, count, cfg.num_shards * world.size)
+
+
+def _of_all(own: Iterable[tuple[Any, Any]], world: World) -> Iterator[tuple[Any, Any]]:
+    """The (key, value) pairs of one process as they come; of several all of them by key, on the first one."""
+    if world.size == 1:
+        yield from own
+    else:
+        yield from sorted((item for part in world.gather(list(own)) for item in part), key=lambda item: item[0])
+
+
+def _continue(
+    settings: Settings, writer: Writer, tokens: np.ndarray, starts: list[int], world: World
+) -> Iterator[Passage]:
     """Passages for the contexts at *starts* of *tokens*, in that order, each as soon as it is complete."""
     cfg: GenerateConfig = settings.command
     length, new = cfg.context_tokens, cfg.max_new_tokens
     prompts = [tokens[start : start + length].tolist() for start in starts]
-    texts = writer.continue_all(prompts, cfg.num_samples // len(starts), progress(settings.common, "tokens"))
-    for count, ((number, sample), text) in enumerate(texts, 1):  # contexts of equal length complete in order
+    samples = cfg.num_samples // len(starts)
+    numbers = _numbers(cfg, world, len(starts))
+    show = progress(settings.common, "tokens") if world.is_first else lambda items, length: items
+    texts = _of_all(writer.continue_all(prompts, samples, show, numbers), world)
+    for (number, sample), text in texts:  # contexts of equal length complete in order
         start = starts[number]
         reference = tokens[start + length : start + length + new].tolist()
         parts = passages.parts_of(writer.detokenizer, prompts[number], text, reference)
-        yield Passage(count, start, sample + 1, *parts)
+        yield Passage(number * samples + sample + 1, start, sample + 1, *parts)
 
 
 def _contexts(cfg: GenerateConfig) -> int:
@@ -126,7 +175,6 @@ def _about(settings: Settings, writer: Writer) -> dict[str, Any]:
 def cli_main() -> None:
     """``fairseq-generate``."""
     log_to_stderr()
-    escape_what_stdout_lacks()
     options.run_command(main, options.get_generation_parser)
 
 

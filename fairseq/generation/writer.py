@@ -49,8 +49,10 @@ class Writer:
     device: torch.device
 
     @classmethod
-    def load(cls, settings: Settings, paths: Sequence[str]) -> Writer:
+    def load(cls, settings: Settings, paths: Sequence[str], device: torch.device | None = None) -> Writer:
         """Load the checkpoints *paths* for a command with a :class:`GenerationConfig`.
+
+        *device* is where they run; None: as the settings say.
 
         Raises:
             UserError: flags contradict each other, or a checkpoint or the dictionary cannot be used.
@@ -59,7 +61,7 @@ class Writer:
         how, common = decoding(cfg), settings.common
         if common.compile:
             raise UserError("--compile: generation reads token by token and is not compiled; leave it out")
-        device, precision = distributed.device_of(common), Precision(common)
+        device, precision = device or distributed.device_of(common), Precision(common)
         overrides = parse_dict("--model-overrides", cfg.model_overrides)
         models, task, _ = load_language_models(paths, settings.data_path, overrides, settings.namespace)
         for path, model in zip(paths, models, strict=True):
@@ -87,10 +89,14 @@ class Writer:
         return stream(self.models, prompt, self.how, generator=generator, forbidden=self.forbidden)
 
     def continue_all(
-        self, prompts: Sequence[Sequence[int]], samples: int, progress: Progress
+        self, prompts: Sequence[Sequence[int]], samples: int, progress: Progress, numbers: Sequence[int] | None = None
     ) -> Iterator[tuple[tuple[int, int], list[int]]]:
-        """*samples* continuations of each prompt, each as soon as it is complete: ((prompt, sample), tokens)."""
-        keys = [(number, sample) for number in range(len(prompts)) for sample in range(samples)]
+        """*samples* continuations of each prompt, each as soon as it is complete: ((prompt, sample), tokens).
+
+        With *numbers*, of those prompts only; a text does not depend on which others are continued.
+        """
+        chosen = range(len(prompts)) if numbers is None else numbers
+        keys = [(number, sample) for number in chosen for sample in range(samples)]
         texts = continuations(
             self.models,
             [prompts[number] for number, _ in keys],

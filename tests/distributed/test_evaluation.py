@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import runs
 
 from fairseq import options
 from fairseq.errors import UserError
-from fairseq_cli import eval_lm, validate
+from fairseq_cli import eval_lm, generate, validate
 
 TWO = "--distributed-world-size 2"
 
@@ -84,6 +85,32 @@ def test_shards_are_parts_of_the_whole(models: dict[str, Path], tmp_path: Path) 
     assert sum(part["ntokens"] for part in found) == expected["ntokens"]
     mean = sum(part["ntokens"] * part["loss"] for part in found) / expected["ntokens"]
     assert mean == pytest.approx(expected["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("how", ["--sampling --num-samples 5", "--results-format fairseq --beam 2"])
+def test_generation_by_two_processes_and_by_shards_is_that_of_one(
+    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    (tmp_path / "text").write_text("".join(f"the {word} of the\n" for word in ("and", "in", ".", "a", "to")))
+    text = ["--text", tmp_path / "text"] if "fairseq" in how else "--gen-subset valid"
+    flags = [text, "--cpu --context-tokens 8 --max-new-tokens 6 --path"]
+    words = runs.words(runs.DATA, flags, models["lm"], how)
+
+    def alone(*more: str) -> str:
+        generate.main(options.parse_args_and_arch(options.get_generation_parser(), [*words, *more]))
+        return capsys.readouterr().out
+
+    whole = alone()
+    result = runs.command("generate.py", *words, TWO)
+    assert result.returncode == 0, result.stderr
+    assert _without_scores(result.stdout) == _without_scores(whole)
+    parts = [_without_scores(alone("--num-shards", "2", "--shard-id", shard)) for shard in "01"]
+    assert sorted(line for part in parts for line in part) == sorted(_without_scores(whole))
+
+
+def _without_scores(text: str) -> list[str]:
+    """The lines of *text* without numbers, which depend on the other texts of a batch in their last digit."""
+    return [re.sub(r"-?\d+\.\d+", "", line) for line in text.splitlines()]
 
 
 def test_a_shard_that_does_not_exist_is_refused(models: dict[str, Path]) -> None:

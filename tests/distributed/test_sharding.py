@@ -27,6 +27,7 @@ ADAM = "--optimizer adam --weight-decay 0.01 --lr 0.002 --no-epoch-checkpoints"
 TIED = "--tie-adaptive-weights --tie-adaptive-proj"
 LM = [runs.BASELINE, TIED, runs.NO_DROPOUT, ADAM, "--max-update 8 --save-interval-updates 5"]
 SHORTFORMER = [runs.SHORTFORMER, runs.NO_DROPOUT, ADAM, "--max-update 8 --save-interval-updates 5"]
+STAGED = [runs.SHORTFORMER, runs.NO_DROPOUT, ADAM, "--stages 8:3,16:6 --disable-validation"]
 XL = """--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --mem-len 24
     --required-batch-size-multiple 1 --optimizer adam --lr 0.003 --clip-norm 0.25 --seed 3 --log-format json
     --log-interval 1 --cutoffs 100,400 --div-val 2 --tie-projs --no-epoch-checkpoints --dropout 0 --dropatt 0
@@ -69,6 +70,8 @@ def two(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, dic
         "bf16-whole": [LM, HALF, PLAIN, "--bf16"],
         "fp16": [LM, HALF, SHARDED, "--fp16 --fp16-init-scale 1e6"],
         "fp16-whole": [LM, HALF, PLAIN, "--fp16 --fp16-init-scale 1e6"],
+        "staged": [STAGED, HALF, SHARDED],
+        "staged-whole": [STAGED, HALF, PLAIN],
         "uneven": [LM, SHARDED, "--tokens-per-sample 600 --max-tokens 1200 --max-update 4"],
     }
     refused = {name: [LM, HALF, SHARDED, flags] for name, (flags, _) in REFUSED.items()}
@@ -126,6 +129,7 @@ PAIRS = {
     "recomputed": ("dropout", 1e-5, 1e-4),
     "averaged": ("averaged-whole", 1e-5, 1e-4),
     "offloaded": ("lm", 0.0, 0.0),
+    "staged": ("staged-whole", 1e-5, 1e-4),
     "recomputed-whole": ("dropout", 0.0, 0.0),
     "bf16": ("bf16-whole", 1e-5, 1e-4),
     "fp16": ("fp16-whole", 2e-3, 1e-2),
