@@ -190,6 +190,15 @@ class _Failure:
 _END = object()
 
 
+def _next(ready: queue.Queue[Any], thread: threading.Thread) -> Any:
+    """The next item, as soon as there is one; an error if *thread* is gone and will make none."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return ready.get(timeout=1.0)
+        if not thread.is_alive() and ready.empty():
+            raise RuntimeError("the thread that prepares batches ended without a word; --num-workers 0 does without it")
+
+
 def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, None]:
     """*items*, made by a thread up to *ahead* of them early; the thread is gone when the generator is closed."""
     ready: queue.Queue[Any] = queue.Queue(maxsize=ahead)
@@ -208,7 +217,7 @@ def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, Non
     thread = threading.Thread(target=produce, name="batches", daemon=True)
     thread.start()
     try:
-        while (item := ready.get()) is not _END:
+        while (item := _next(ready, thread)) is not _END:
             if isinstance(item, _Failure):
                 raise item.error
             yield item

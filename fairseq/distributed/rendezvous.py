@@ -65,7 +65,20 @@ def connect(url: str, rank: int, size: int, timeout: float) -> dist.Store:
     except (RuntimeError, ValueError, OSError, OverflowError) as error:
         raise UserError(_cannot_open(url, error)) from None
     store.set_timeout(timedelta(seconds=timeout))
-    return store
+    attempt = _attempt(os.environ) if url == "env://" else ""
+    return dist.PrefixStore(attempt, store) if attempt else store
+
+
+def _attempt(environment: Mapping[str, str]) -> str:
+    """A name of this start of the processes, where torchrun keeps one store for all starts (``--max-restarts``).
+
+    Addresses and failures of processes that were killed would be read by those started in their place. Nodes count
+    restarts each for itself, so that several have no common name.
+    """
+    shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not shared or environment.get("GROUP_WORLD_SIZE") != "1":
+        return ""
+    return f"attempt {environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def hosts_store(url: str, rank: int) -> bool:

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairseq.data import iterator as iterator_module
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.samplers import BlockSampler, Sampler, StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
@@ -216,3 +217,15 @@ def test_tensors_come_out_on_the_device_and_numbers_stay_numbers() -> None:
         assert sample["target"].is_cuda and torch.equal(sample["target"].cpu(), right["target"])
         assert sample["net_input"]["src_tokens"].is_cuda and sample["more"][0].is_cuda
         assert type(sample["ntokens"]) is int
+
+
+def test_a_thread_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(error: BaseException) -> Any:
+        raise MemoryError  # not even the failure can be handed over
+
+    monkeypatch.setattr(iterator_module, "_Failure", broken)
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    items = iterator_module._in_background(iter(map(int, "12x")), 1)
+    assert [next(items), next(items)] == [1, 2]
+    with pytest.raises(RuntimeError, match="the thread that prepares batches ended"):
+        next(items)
