@@ -220,10 +220,11 @@ def test_tensors_come_out_on_the_device_and_numbers_stay_numbers() -> None:
 
 
 def test_a_thread_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(error: BaseException) -> Any:
-        raise MemoryError  # not even the failure can be handed over
+    class Broken(iterator_module._Failure):
+        def __init__(self, error: BaseException) -> None:
+            raise MemoryError  # not even the failure can be handed over
 
-    monkeypatch.setattr(iterator_module, "_Failure", broken)
+    monkeypatch.setattr(iterator_module, "_Failure", Broken)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     items = iterator_module._in_background(iter(map(int, "12x")), 1)
     assert [next(items), next(items)] == [1, 2]
