@@ -11,6 +11,7 @@ from fairseq.command_settings import (
     EvalLMConfig,
     FinetuneConfig,
     GenerateConfig,
+    HarnessConfig,
     InteractiveConfig,
     NotesConfig,
     PlotConfig,
@@ -293,6 +294,18 @@ def get_plot_parser() -> Parser:
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", help="FILE of --metrics-file, or NAME=FILE,FILE,… with one per seed"
     )
+    return parser
+
+
+def get_harness_parser() -> Parser:
+    """The flags of ``fairseq-harness``."""
+    examples = [
+        "fairseq-harness checkpoints/checkpoint_best.pt --data data-bin --tasks lambada_openai,hellaswag",
+        "fairseq-harness checkpoints/checkpoint_best.pt --data data-bin --include-path tasks --tasks mine",
+    ]
+    description = "Evaluate a language model on tasks of EleutherAI's lm-evaluation-harness."
+    parser = Parser(description, [HarnessConfig], examples=examples, settings_file=False)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of a language model, or its folder")
     return parser
 
 

@@ -211,6 +211,22 @@ class PlotConfig:
 
 
 @dataclass(frozen=True)
+class HarnessConfig:
+    """Evaluation harness: settings of ``fairseq-harness``."""
+
+    data: str | None = flag(None, "data folder or dict.txt (default: beside the checkpoint)", metavar="DATA")
+    tasks: str | None = flag(None, "comma-separated names of tasks", metavar="NAME,…")
+    include_path: str | None = flag(None, "folder with task files of one's own", metavar="DIR")
+    num_fewshot: int | None = flag(None, "examples in the prompt (default: the task's)", low=0)
+    limit: int | None = flag(None, "examples per task (default: all)", low=1)
+    batch_size: int = flag(8, "rows read at once", low=1)
+    max_gen_toks: int = flag(256, "most generated tokens where the task names none", low=1)
+    bootstrap_iters: int = flag(1000, "samples for standard errors (0: none)", low=0)
+    cpu: bool = flag(False, "use the CPU even if a GPU is available")
+    results_path: str | None = flag(None, "folder for results.json", metavar="DIR")
+
+
+@dataclass(frozen=True)
 class FinetuneConfig:
     """Fine-tuning: settings of ``fairseq-finetune``."""
 

@@ -46,6 +46,9 @@ class LanguageModel:
         tokens_per_sample: tokens of the segments that it reads.
         add_bos_token: whether segments that are scored begin with ``<s>``.
         tokenizer: that of the training data; None: text is tokens.
+
+    Attributes:
+        never_sampled: ids that never occur in text.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class LanguageModel:
         self._reader: tuple[Any, Reader] | None = None
         self.dictionary = dictionary
         self.tokens_per_sample = tokens_per_sample
-        self._never_sampled = never_written(dictionary)
+        self.never_sampled = never_written(dictionary)
 
     @classmethod
     def from_pretrained(
@@ -184,18 +187,18 @@ class LanguageModel:
         eos = self.dictionary.eos()
         words = self._corpus(prompt).tokens.tolist()[:-1]
         words += sample(
-            self._packed(),
+            self.reader(),
             [eos, *words],
             max_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
             generator=None if seed is None else generator_of(seed),
-            forbidden=self._never_sampled,
+            forbidden=self.never_sampled,
         )
-        return self._text(words)
+        return self.text(words)
 
-    def _packed(self) -> Reader:
+    def reader(self) -> Reader:
         """The reader of the model, cached between texts until the weights change."""
         weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.model.parameters()]
         key = id(self.model), weights
@@ -203,7 +206,8 @@ class LanguageModel:
             self._reader = key, Reader(self.model)
         return self._reader[1]
 
-    def _text(self, tokens: Sequence[int]) -> str:
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of *tokens*; the symbol at the end of a line is a line feed."""
         lines: list[list[str]] = [[]]
         for token in tokens:
             if token == self.dictionary.eos():

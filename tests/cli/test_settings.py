@@ -35,7 +35,8 @@ def settings(*flags: Any) -> TrainingSettings:
 
 def configs() -> list[type]:
     """Every dataclass of the package whose name ends in Config."""
-    modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages([str(PACKAGE)], "fairseq.")]
+    names = [found.name for found in pkgutil.walk_packages([str(PACKAGE)], "fairseq.")]
+    modules = [importlib.import_module(name) for name in names if ".exported." not in name]  # those need transformers
     found = {cls for module in modules for _, cls in inspect.getmembers(module, inspect.isclass)}
     return sorted((cls for cls in found if cls.__name__.endswith("Config") and dataclasses.is_dataclass(cls)), key=repr)
 

@@ -1,0 +1,103 @@
+"""Evaluate a language model on tasks of EleutherAI's lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairseq import config, options
+from fairseq.command_settings import HarnessConfig
+from fairseq.errors import UserError
+from fairseq.evaluation.harness import EXTRA
+from fairseq.evaluation.report import write_results
+from fairseq.files import prepare_folder
+from fairseq.terminal import log_to_stderr
+from fairseq_cli.common import escape_what_stdout_lacks
+
+
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    """Print a table of the tasks' metrics, and write it with ``--results-path``.
+
+    Returns:
+        For each task its metrics.
+
+    Raises:
+        UserError: the harness is missing, a task is unknown or asks for what the model cannot do, or a file cannot be
+            read or written.
+    """
+    cfg = config.typed(HarnessConfig, args)
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UserError(f"fairseq-harness: needs lm-eval, which is not installed; {EXTRA}")
+    names = [name for name in (cfg.tasks or "").split(",") if name]
+    if not names:
+        raise UserError("--tasks: name one task or several, separated by commas")
+    if cfg.include_path is not None and not Path(cfg.include_path).is_dir():
+        raise UserError(f"--include-path {cfg.include_path}: folder not found; give one with task files")
+    if cfg.results_path is not None:
+        prepare_folder("--results-path", cfg.results_path)
+    logging.getLogger("lm_eval").setLevel(logging.WARNING)
+    from fairseq.evaluation.harness import harness_model
+
+    device = "cuda" if torch.cuda.is_available() and not cfg.cpu else "cpu"
+    model = harness_model()(args.checkpoint, cfg.data, cfg.batch_size, device, cfg.max_gen_toks)
+    metrics = _evaluate(model, names, cfg)
+    escape_what_stdout_lacks()
+    for task, found in metrics.items():
+        for name, value in found.items():
+            print(f"{task}\t{name}\t{value:.6g}")
+    if cfg.results_path is not None:
+        write_results(Path(cfg.results_path), {"tasks": metrics})
+    return metrics
+
+
+def _evaluate(model: Any, names: list[str], cfg: HarnessConfig) -> dict[str, dict[str, float]]:
+    """The numbers of each task."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    manager = None
+    if cfg.include_path is not None:  # the harness's own index takes many seconds
+        manager = TaskManager(include_path=cfg.include_path, include_defaults=False)
+    if manager is None or not all(manager.match_tasks([name]) for name in names):
+        manager = TaskManager(include_path=cfg.include_path)
+    unknown = [name for name in names if not manager.match_tasks([name])]
+    if unknown:
+        raise UserError(f"--tasks {unknown[0]}: no such task; run `lm_eval ls tasks`, or give --include-path")
+    try:
+        found = simple_evaluate(
+            model=model,
+            tasks=list(names),
+            task_manager=manager,
+            num_fewshot=cfg.num_fewshot,
+            limit=cfg.limit,
+            bootstrap_iters=cfg.bootstrap_iters,
+            log_samples=False,
+        )
+    except ValueError as error:  # tasks of images, of code to run, without data
+        raise UserError(f"--tasks {cfg.tasks}: {' '.join(str(error).split())[:300]}") from error
+    return {task: _numbers(metrics) for task, metrics in found["results"].items()} if found is not None else {}
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics with a value; names without the filter ``none``."""
+    return {
+        name.removesuffix(",none"): float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "sample_len"
+    }
+
+
+def cli_main() -> None:
+    """``fairseq-harness``."""
+    log_to_stderr()
+    options.run_command(main, options.get_harness_parser)
+
+
+if __name__ == "__main__":
+    cli_main()
