@@ -55,9 +55,9 @@ def run_on_processes(evaluate: Callable[[argparse.Namespace, World], Any], args:
 
     Returns what it returned in this process; None if that only started the others.
     """
-    cfg = config.extract(DistributedConfig, args)
+    cfg = config.typed(DistributedConfig, args)
     cfg = dataclasses.replace(cfg, distributed_world_size=cfg.distributed_world_size or 1)
-    return distributed.run(Job(_evaluate, (evaluate, args), config.extract(CommonConfig, args), cfg))
+    return distributed.run(Job(_evaluate, (evaluate, args), config.typed(CommonConfig, args), cfg))
 
 
 def _evaluate(what: tuple[Callable[[argparse.Namespace, World], Any], argparse.Namespace], world: World) -> Any:
