@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,9 +117,8 @@ def bytes_text(symbols: str) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _grouped(tokens: list[str], begins: list[bool], word: object) -> tuple[list[str], list[int]]:
+def _grouped(tokens: list[str], begins: list[bool], word: Callable[[list[str]], str]) -> tuple[list[str], list[int]]:
     """The words and sizes of *tokens*, of which the first begins one and those marked in *begins* do."""
-    assert callable(word)
     starts = [place for place, begin in enumerate(begins) if begin or place == 0]
     groups = [tokens[start:end] for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
     return [word(group) for group in groups], [len(group) for group in groups]
