@@ -62,8 +62,16 @@ MODULES = {
 NAMES: dict[str, dict[str, str]] = {
     "fairseq.criterions": {"LegacyFairseqCriterion": "fairseq.compat.legacy"},
     "fairseq.criterions.fairseq_criterion": {"LegacyFairseqCriterion": "fairseq.compat.legacy"},
+    "fairseq.criterions.cross_entropy": {"CrossEntropyCriterionConfig": "fairseq.compat.extendable"},
+    "fairseq.criterions.label_smoothed_cross_entropy": {
+        "LabelSmoothedCrossEntropyCriterionConfig": "fairseq.compat.extendable",
+        "label_smoothed_nll_loss": "fairseq.compat.criterions",
+    },
     "fairseq.models": {"FairseqIncrementalDecoder": "fairseq.compat.decoders"},
-    "fairseq.models.transformer_lm": dict.fromkeys(_TRANSFORMERS, "fairseq.models.architectures.transformer_lm"),
+    "fairseq.models.transformer_lm": {
+        **dict.fromkeys(_TRANSFORMERS, "fairseq.models.architectures.transformer_lm"),
+        "TransformerLanguageModelConfig": "fairseq.compat.extendable",
+    },
     "fairseq.modules": {
         "AdaptiveInput": "fairseq.compat.modules",
         "AdaptiveSoftmax": "fairseq.compat.modules",

@@ -86,6 +86,10 @@ def gen_parser_from_dataclass(
 def _translated(hint: Any, field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     """Type and field of a setting in the terms of :mod:`fairseq.config`."""
     metadata: Mapping[str, Any] = field.metadata
+    if "bounds" in metadata:  # a field of this package's, see fairseq.compat.extendable
+        given = {name: getattr(field, name) for name in ("default", "default_factory")}
+        given = {name: value for name, value in given.items() if value is not dataclasses.MISSING}
+        return hint, dataclasses.field(**given, metadata=metadata)
     default = field.default
     if default is dataclasses.MISSING:
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else None

@@ -311,7 +311,6 @@ def mistake(monkeypatch, capsys):
         (SHORTFORMER, "--sample-break-mode eos", "--sample-break-mode eos: a model with memory"),
         (BASELINE, "--fp16 --bf16", "--fp16 --bf16: choose one"),
         (BASELINE, "--max-tokens 63", "--max-tokens 63: a block has 64 tokens"),
-        (BASELINE, "--sample-break-mode complete --tokens-per-sample 4", "--tokens-per-sample, --sample-break-mode: "),
         (BASELINE, "--gen-subset nothing", "data-bin/nothing.idx: file not found"),
         (BASELINE, "--model-overrides print(1)", "--model-overrides print(1): expected a dict"),
         (BASELINE, "--remove-bpe sentencepiece", "--remove-bpe 'sentencepiece': expected a mark"),

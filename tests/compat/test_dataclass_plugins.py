@@ -24,6 +24,9 @@ from omegaconf import II, OmegaConf
 from fairseq import metrics, utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.criterions.label_smoothed_cross_entropy import (
+    LabelSmoothedCrossEntropyCriterionConfig, label_smoothed_nll_loss,
+)
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel, register_model
 from fairseq.optim import FairseqOptimizer, register_optimizer
@@ -117,6 +120,25 @@ class HalvedCrossEntropy(CrossEntropyCriterion):
     def compute_loss(self, model, net_output, sample):
         loss, size, log = super().compute_loss(model, net_output, sample)
         return loss / 2, size, log
+
+
+@dataclass
+class PatientConfig(LabelSmoothedCrossEntropyCriterionConfig):
+    patience_factor: float = field(default=2.0, metadata={"help": "factor of the loss"})
+
+
+@register_criterion("patient_smoothed", dataclass=PatientConfig)
+class PatientSmoothed(FairseqCriterion):
+    def __init__(self, task, sentence_avg, label_smoothing, patience_factor):
+        super().__init__(task)
+        self.eps, self.factor = label_smoothing, patience_factor
+
+    def forward(self, model, sample, reduce=True):
+        net_output = model(**sample["net_input"])
+        lprobs, target = model.get_normalized_probs(net_output, log_probs=True), model.get_targets(sample, net_output)
+        loss, nll = label_smoothed_nll_loss(lprobs, target, self.eps, ignore_index=self.padding_idx, reduce=reduce)
+        log = {"loss": self.factor * loss.data, "nll_loss": nll.data, "ntokens": sample["ntokens"], "nsentences": 1}
+        return self.factor * loss, sample["ntokens"], log
 
 
 @dataclass
@@ -224,3 +246,11 @@ def test_a_criterion_that_extends_ours_takes_single_settings(plugin: list[Any], 
     halved = runs.train(tmp_path, plugin, FLAGS, flags, "--criterion halved_cross_entropy")
     whole = runs.train(tmp_path, plugin, FLAGS, flags, "--criterion cross_entropy")
     assert runs.updates(halved)[0]["gnorm"] == pytest.approx(runs.updates(whole)[0]["gnorm"] / 2, rel=1e-5)
+
+
+def test_settings_may_extend_those_of_our_criterions(plugin: list[Any], tmp_path: Path) -> None:
+    flags = ["--arch bag_lm --tokens-per-sample 16 --optimizer sgd --max-update 1 --criterion patient_smoothed", plugin]
+    with pytest.raises(UserError, match="--label-smoothing 1.5: must be less than 1"):
+        runs.arguments(*flags, "--label-smoothing 1.5 --max-tokens 64")
+    log = runs.updates(runs.train(tmp_path, FLAGS, *flags, "--label-smoothing 0 --patience-factor 3"))
+    assert log[0]["loss"] == pytest.approx(3 * log[0]["nll_loss"])
