@@ -217,7 +217,7 @@ def get_export_parser() -> Parser:
     parser.add_argument(
         "--half", choices=("discriminator", "generator"), default="discriminator", help="ELECTRA network to write"
     )
-    parser.add_argument("--results", metavar="FILE", help="results.json of fairseq-eval-lm for the model card")
+    parser.add_argument("--results", metavar="FILE", help="results.json of an evaluation, for the model card")
     return parser
 
 

@@ -53,6 +53,7 @@ TITLES = {
     "docs/samples.md": "Samples",
     "docs/reliability.md": "Reliability",
     "docs/scaling.md": "Scaling",
+    "docs/huggingface.md": "Hugging Face, evaluation harness",
     "docs/benchmarks.md": "Benchmarks",
     "docs/architecture.md": "Architecture",
     "CONTRIBUTING.md": "Contributing",

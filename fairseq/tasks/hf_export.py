@@ -41,7 +41,7 @@ class Export:
         source: the checkpoint.
         out: the folder to write.
         data: data folder or ``dict.txt``; None: beside the checkpoint.
-        results: ``results.json`` of ``fairseq-eval-lm``, or None.
+        results: ``results.json`` of ``fairseq-eval-lm`` or ``fairseq-harness``, or None.
     """
 
     source: str
@@ -143,12 +143,18 @@ def _training_figures(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _evaluation_figures(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The figures of ``fairseq-eval-lm``, and its command."""
+    """The figures of ``fairseq-eval-lm`` or ``fairseq-harness``, and the command."""
     for name, (title, form) in FIGURES.items():
         if isinstance(results.get(name), int | float):
             yield title, format(results[name], form)
+    tasks = results.get("tasks")
+    for task, metrics in tasks.items() if isinstance(tasks, dict) else ():
+        for name, value in metrics.items() if isinstance(metrics, dict) else ():
+            if isinstance(value, int | float):
+                yield f"{task}, {name}", f"{value:.6g}"
     if isinstance(results.get("command"), str):
-        yield "Command", f"`{' '.join(results['command'].split())}`"
+        command = " ".join(results["command"].split()).replace("|", "\\|")
+        yield "Command", f"`{command}`"
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -154,6 +154,15 @@ def test_padding_at_the_left_and_beams_change_no_row(name: str) -> None:
     assert both[1:].tolist() == other.generate(rows[1:], **beams).tolist()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["baseline", "shortformer", "transformer-xl bands"])
+def test_exported_code_runs_in_half_precision(name: str) -> None:
+    other, text = theirs(made(name)), tokens(2, 20)
+    want = other(text, use_cache=True).logits
+    found = other.bfloat16()(text, use_cache=True).logits
+    assert found.dtype == torch.float32 and float((found - want).abs().mean()) < 0.1 * float(want.std())
+
+
 def test_labels_give_the_mean_loss_of_the_next_token() -> None:
     model = made("baseline")
     text = tokens(2, 8)
@@ -215,11 +224,13 @@ def test_transformers_loads_the_folder_outside_the_repository_without_this_packa
 
 def test_the_card_has_the_measured_figures(tmp_path: Path) -> None:
     results = {"perplexity": 87.654, "bits_per_byte": 1.23456, "tokens": 12345, "command": "fairseq-eval-lm x\n|"}
+    results["tasks"] = {"lambada": {"acc": 0.25}}
     (tmp_path / "results.json").write_text(json.dumps(results))
     source = saved(made("baseline"), tmp_path / "in", MODELS["baseline"])
     card = (exported(source, tmp_path / "hf", "--results", tmp_path / "results.json") / "README.md").read_text()
-    for row in ("Updates | 1,234", "`loss` | 9.5000", "Perplexity of a token | 87.65", "raw text | 1.2346"):
-        assert row in card
+    rows = ["Updates | 1,234", "`loss` | 9.5000", "Perplexity of a token | 87.65", "raw text | 1.2346"]
+    rows += ["lambada, acc | 0.25", "Command | `fairseq-eval-lm x \\|`"]
+    assert all(f"{row} |\n" in card for row in rows)
     assert "Tokens | 12,345 |" in card and "transformer_lm_tiny" in card
 
 
