@@ -43,7 +43,7 @@ class ShardedReducer(DataParallel):
         dtype: type of the layers' matrices in computation; None: their own.
 
     Raises:
-        UserError: the processes cannot be divided into groups of --shard-group-size.
+        UserError: the processes cannot be divided into groups of --shard-group-size, or PyTorch is too old.
     """
 
     def __init__(
@@ -54,6 +54,10 @@ class ShardedReducer(DataParallel):
         cfg: DistributedConfig,
         dtype: torch.dtype | None,
     ) -> None:
+        from torch.distributed import fsdp
+
+        if not hasattr(getattr(fsdp, "FSDPModule", None), "set_reduce_scatter_unused_params"):
+            raise UserError(f"--ddp-backend {BACKEND}: needs a newer PyTorch than {torch.__version__}, such as 2.13")
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         # No module's output is modified in place, which the warning is about.
