@@ -319,7 +319,7 @@ def mistake(monkeypatch, capsys):
         (BASELINE, "--save-token-scores /dev/null/x/y.npz", "--save-token-scores /dev/null/x: cannot be written"),
         ("missing.pt", "", "missing.pt: file not found"),
         (f"{BASELINE}:missing.pt", "", "missing.pt: file not found"),
-        ("", "", "--path: name a checkpoint"),
+        ("", "", "--path: an empty value; give one or leave the flag out"),
     ],
 )
 def test_mistakes_are_one_line(mistake, path, flags, line):
