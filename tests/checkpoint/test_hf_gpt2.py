@@ -63,9 +63,9 @@ def test_gpt2_gives_the_numbers_of_transformers(settings: dict[str, Any], tmp_pa
 
 @torch.no_grad()
 def test_gpt2_reads_raw_text_and_is_exported_again(tmp_path: Path) -> None:
+    folder, model = folder_of(tmp_path)
     from fairseq.checkpoint.foreign.exported.tokenization_fairseq import FairseqTokenizer
 
-    folder, model = folder_of(tmp_path)
     source = imported(folder, tmp_path / "in")
     tokens, lprobs = LanguageModel.from_pretrained(source).score("the low lot")
     assert tokens == ["th", "e", "Ġlow", "Ġ", "lo", "t", END]
