@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.checkpoint.optimizer_state import ParameterNames, convert_state
-from fairseq.checkpoint.store import copied
 from fairseq.config import parse_dict
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.distributed import World
@@ -200,13 +199,9 @@ class Trainer:
 
         Tensors are the live ones: only the process that writes the checkpoint copies them to the host.
         """
-        with self.averaged():
-            parameters = self.reducer.stored(stored_parameters(self.model))
-            if self.average is not None:
-                parameters = copied(parameters)
         state: dict[str, Any] = {
             "args": stored_settings(self.settings, self.model),
-            "model": parameters,
+            "model": self._stored_model(),
             "optimizer_history": [
                 {
                     "criterion_name": type(self.criterion).__name__,
@@ -277,6 +272,18 @@ class Trainer:
         # Version 0.1 saved the memory of rows beside the other entries.
         saved = extra.get("carried") or {"memory": extra.get("memory") or []}
         self.task.load_carried(saved, rows, self.world)
+
+    def _stored_model(self) -> dict[str, Any]:
+        """The model as a checkpoint stores it: with --average-weights-from the mean in place of the parameters."""
+        stored = self.reducer.stored(stored_parameters(self.model))
+        if self.average is None:
+            return stored
+        means = {
+            id(self.reducer.source(p)): self.reducer.whole(p, mean.to(p.dtype))
+            for p, mean in zip(self._trained(), self.average.mean, strict=bool(self.average.count))
+        }
+        live = self.model.state_dict(keep_vars=True)
+        return {name: means.get(id(live[name]), value) for name, value in stored.items()}
 
     def _trained(self) -> list[nn.Parameter]:
         """The trained parameters in the order of the model, whatever groups the optimizer has."""

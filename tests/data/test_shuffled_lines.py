@@ -173,7 +173,7 @@ def test_only_training_reads_shuffled_lines(flags: str) -> None:
     args = runs.arguments(flags, "--shuffle-lines")
     task = setup_task(args)
     model, criterion = task.build_model(args), task.build_criterion(args)
-    corpus = IndexedCorpus(str(runs.DATA / "valid")).tokens.tolist()
+    corpus = IndexedCorpus(str(runs.DATA / "valid")).tokens[:].tolist()
     training, validation = (task.iterator("valid", model, criterion, training=flag) for flag in (True, False))
     assert text(list(validation)) == corpus
     first = text(list(training))

@@ -320,7 +320,7 @@ def test_cross_entropy_through_any_output_layer_is_that_of_its_probabilities():
     class Task:
         target_dictionary = argparse.Namespace(pad=lambda: PAD)
 
-    criterion = CrossEntropyCriterion(Task(), argparse.Namespace(sentence_avg=False))
+    criterion = CrossEntropyCriterion(Task(), sentence_avg=False)
     source, target = tokens(2, 6), tokens(2, 6, seed=7)
     target[1, 4:] = PAD
     sample = {"net_input": {"src_tokens": source}, "target": target, "ntokens": 10, "nsentences": 2}
