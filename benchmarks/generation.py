@@ -7,7 +7,7 @@ process, so that their ratios are valid on a machine whose speed varies.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -46,14 +46,18 @@ class Line:
         return sorted(self.speeds)[len(self.speeds) // 2]
 
 
-def measure(model: Any, vocabulary: int, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Generate with all models in turn for about *seconds* in total, at least three turns; measure bandwidth each turn.
+def measure(
+    model: Any, vocabulary: int, device: torch.device, seconds: float, streams: Sequence[int] = ROWS
+) -> dict[str, Any]:
+    """Generate on each number of *streams* with all models in turn for about *seconds* in total.
+
+    There are at least three turns; each measures the bandwidth, too.
 
     Returns:
         ``lines``, and ``bandwidth``, the median in GB/s.
     """
     contenders: list[tuple[Line, Callable[[], None]]] = []
-    for rows in ROWS:
+    for rows in streams:
         for name, (dtype, int8, size) in PRECISIONS.items():
             reader = Reader(model, dtype, int8=int8)
             line = Line(name, rows, step_bytes(model, rows, size, 4 if dtype is None else 2) / 1e6)

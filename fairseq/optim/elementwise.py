@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -105,7 +106,9 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         """Raise UserError if the state of a parameter lacks what an update reads."""
         for group in self.param_groups:
             for p in group["params"]:
-                needed = self.new_state(group, lambda: torch.empty(0)) if self.state[p] else {}
+                # Without memory: which entries there are depends on the shape only.
+                empty = functools.partial(torch.empty, p.shape, device="meta")
+                needed = self.new_state(group, empty) if self.state[p] else {}
                 for name, value in needed.items():
                     kind = Tensor if isinstance(value, Tensor) else int | float | Tensor
                     if not isinstance(self.state[p].get(name), kind):
