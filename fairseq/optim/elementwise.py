@@ -111,10 +111,12 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                 needed = self.new_state(group, empty) if self.state[p] else {}
                 for name, value in needed.items():
                     kind = Tensor if isinstance(value, Tensor) else int | float | Tensor
-                    if not isinstance(self.state[p].get(name), kind):
+                    stored = self.state[p].get(name)
+                    valid = isinstance(stored, kind) and (isinstance(value, Tensor) or 0 <= float(stored) < 2**31)
+                    if not valid:
                         raise UserError(
-                            f"checkpoint: its optimizer state lacks {name} of a parameter; use another checkpoint or "
-                            "--reset-optimizer"
+                            f"checkpoint: its optimizer state lacks a valid {name} of a parameter; "
+                            "use another checkpoint or --reset-optimizer"
                         )
 
 

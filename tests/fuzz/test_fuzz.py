@@ -17,8 +17,12 @@ def test_seeds_are_read(name):
         reader.read(seed)
 
 
+def test_a_count_of_steps_below_zero_is_rejected(tmp_path):
+    assert "lacks a valid step" in check("resume", 829, tmp_path)
+
+
 @pytest.mark.parametrize("name", READERS)
-@settings(max_examples=8)
+@settings(max_examples=8, derandomize=True)  # the runner draws new ones: python -m tests.fuzz.run
 @given(number=st.integers(0, 2**40))
 def test_damaged_files_are_rejected_in_one_line_or_read_as_they_are(name, number, tmp_path_factory):
     check(name, number, tmp_path_factory.mktemp("fuzz"))
