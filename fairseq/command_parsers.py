@@ -311,7 +311,7 @@ def get_harness_parser() -> Parser:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"{text}: expected a number of checkpoints, epochs or updates, at least 1")
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text}")
     return int(text)
 
 

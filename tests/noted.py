@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import runs
+import torch
 
 from fairseq import options
+from fairseq.tasks import setup_task
+from fairseq.tasks.typed import training_settings
+from fairseq.training.trainer import Trainer
 from fairseq_cli import preprocess
 
 COMMON = [a + b for a in "abcdefgh" for b in "xyz"]
@@ -44,3 +49,11 @@ def corpus(folder: Path, high: int = 25) -> Path:
     words = runs.words(*map(str, flags), "--trainpref", str(folder / "train"), "--validpref", str(folder / "valid"))
     preprocess.main(options.get_preprocessing_parser().parse_args(words))
     return folder / "bin"
+
+
+def trainer(data: Path, *flags: Any) -> Trainer:
+    """A trainer of the model of *flags* on *data*."""
+    args = runs.arguments(*flags, data=data)
+    torch.manual_seed(1)
+    task = setup_task(args)
+    return Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))

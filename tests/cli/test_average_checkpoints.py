@@ -57,7 +57,7 @@ def test_an_average_of_a_run_is_evaluated_like_any_checkpoint(tmp_path: Path) ->
     [
         ("--num-epoch-checkpoints 4", "3 checkpoints of epochs found, 4 are to be averaged"),
         ("--num-epoch-checkpoints 1 --num-update-checkpoints 1", "give one of them"),
-        ("--num-epoch-checkpoints 0", "0: expected a number"),
+        ("--num-epoch-checkpoints 0", "--num-epoch-checkpoints: expected a whole number above 0"),
         ("--checkpoint-upper-bound 3", "--checkpoint-upper-bound: needs"),
     ],
 )

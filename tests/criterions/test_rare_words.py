@@ -11,9 +11,6 @@ import torch
 import torch.nn.functional as F
 
 from fairseq.errors import UserError
-from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
-from fairseq.training.trainer import Trainer
 from fairseq_cli import validate
 
 LM = """--arch transformer_xl_tiny --criterion cross_entropy --cpu --tokens-per-sample 8 --max-tokens 48
@@ -24,13 +21,6 @@ EOS = "--sample-break-mode eos"
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return noted.corpus(tmp_path_factory.mktemp("noted"))
-
-
-def a_trainer(data, *flags):
-    args = runs.arguments(*flags, data=data)
-    torch.manual_seed(1)
-    task = setup_task(args)
-    return Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
 
 
 def naive(losses, real, rare):
@@ -48,7 +38,7 @@ def naive(losses, real, rare):
 
 @pytest.mark.parametrize("flags", [noted.TNF_BERT, noted.TNF_ELECTRA, LM])
 def test_figures_are_means_over_the_tokens_they_name(flags, data):
-    trainer = a_trainer(data, flags, EOS)
+    trainer = noted.trainer(data, flags, EOS)
     batches = list(trainer.task.iterator("valid", trainer.model, trainer.criterion, training=False))
     totals: dict[str, list[float]] = {}
     trainer.model.eval()
@@ -74,7 +64,7 @@ def test_figures_are_means_over_the_tokens_they_name(flags, data):
 
 
 def test_marks_are_on_the_tokens_of_rare_words(data):
-    trainer = a_trainer(data, noted.TNF_BERT, EOS)
+    trainer = noted.trainer(data, noted.TNF_BERT, EOS)
     for sample in trainer.task.iterator("valid", trainer.model, trainer.criterion, training=False):
         expected = torch.zeros_like(sample["rare"])
         for row, first, end, _ in sample["rare_words"].tolist():

@@ -10,9 +10,6 @@ import torch
 from fairseq.errors import UserError
 from fairseq.hub import load_model
 from fairseq.models.notes import shows_ends
-from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
-from fairseq.training.trainer import Trainer
 
 COMMON = """--cpu --tokens-per-sample 12 --max-tokens 48 --required-batch-size-multiple 1 --lr 0.05 --clip-norm 0.1
     --seed 3 --log-format json --log-interval 1 --no-epoch-checkpoints --validate-interval 99"""
@@ -29,16 +26,9 @@ def data(tmp_path_factory):
     return noted.corpus(tmp_path_factory.mktemp("noted"))
 
 
-def a_trainer(data, *flags):
-    args = runs.arguments(*flags, data=data)
-    torch.manual_seed(1)
-    task = setup_task(args)
-    return Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
-
-
 def trained(data, *flags, weight=None):
     """Parameters after three updates, and the model."""
-    trainer = a_trainer(data, *flags)
+    trainer = noted.trainer(data, *flags)
     if weight is not None:
         trainer.model.notes.note_lambda = weight
     torch.manual_seed(2)
@@ -96,9 +86,9 @@ def test_notes_wait_for_the_next_token_where_only_that_shows_that_a_word_ends(sy
 
 def test_bad_input_is_one_line(data):
     with pytest.raises(UserError, match="run fairseq-preprocess --notes"):
-        a_trainer(runs.DATA, ARCHS["transformer_lm"], "--notes")
+        noted.trainer(runs.DATA, ARCHS["transformer_lm"], "--notes")
     with pytest.raises(UserError, match="--add-bos-token"):
-        a_trainer(data, ARCHS["transformer_lm"], "--notes --add-bos-token")
+        noted.trainer(data, ARCHS["transformer_lm"], "--notes --add-bos-token")
     with pytest.raises(UserError, match="--decoder-output-dim 64"):
         narrow = "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 64 --decoder-output-dim 32"
-        a_trainer(data, ARCHS["transformer_lm"], "--notes", narrow)
+        noted.trainer(data, ARCHS["transformer_lm"], "--notes", narrow)

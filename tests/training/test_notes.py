@@ -14,9 +14,6 @@ from fairseq import checkpoint
 from fairseq.errors import UserError
 from fairseq.hub import load_model
 from fairseq.models.notes import without_notes
-from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
-from fairseq.training.trainer import Trainer
 
 PAIRS = {"bert": (noted.BERT, noted.TNF_BERT), "electra": (noted.ELECTRA, noted.TNF_ELECTRA)}
 NARROW = "--encoder-input-dim 8"
@@ -26,13 +23,6 @@ NO_DROPOUT = "--dropout 0 --attention-dropout 0 --activation-dropout 0"
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return noted.corpus(tmp_path_factory.mktemp("noted"))
-
-
-def a_trainer(data, *flags):
-    args = runs.arguments(*flags, data=data)
-    torch.manual_seed(1)
-    task = setup_task(args)
-    return Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
 
 
 def batches(trainer, split="train"):
@@ -49,7 +39,7 @@ def step(trainer, count=3):
 @pytest.mark.parametrize("more", ["", NARROW])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_without_weight_notes_leave_training_as_it_is(pair, more, data):
-    plain, noted_trainer = (a_trainer(data, flags, more) for flags in PAIRS[pair])
+    plain, noted_trainer = (noted.trainer(data, flags, more) for flags in PAIRS[pair])
     noted_trainer.model.notes.note_lambda = 0.0
     expected, parameters = step(plain), step(noted_trainer)
     assert int(noted_trainer.model.notes.taken.sum()) > 0
@@ -60,7 +50,7 @@ def test_without_weight_notes_leave_training_as_it_is(pair, more, data):
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_notes_change_training_and_the_table_follows_the_text(pair, data):
-    plain, noted_trainer = (a_trainer(data, flags) for flags in PAIRS[pair])
+    plain, noted_trainer = (noted.trainer(data, flags) for flags in PAIRS[pair])
     notes = noted_trainer.model.notes
     before = notes.table.clone()
     expected, parameters = step(plain), step(noted_trainer)
@@ -72,7 +62,7 @@ def test_notes_change_training_and_the_table_follows_the_text(pair, data):
 
 
 def test_a_table_that_takes_no_notes_stays_as_it_was(data):
-    trainer = a_trainer(data, noted.TNF_BERT)
+    trainer = noted.trainer(data, noted.TNF_BERT)
     trainer.model.notes.note_gamma = 0.0
     before = trainer.model.notes.table.clone()
     step(trainer)
@@ -80,14 +70,14 @@ def test_a_table_that_takes_no_notes_stays_as_it_was(data):
 
 
 def test_validation_reads_notes_and_takes_none(data):
-    trainer = a_trainer(data, noted.TNF_BERT)
+    trainer = noted.trainer(data, noted.TNF_BERT)
     before = {name: value.clone() for name, value in trainer.model.notes.state_dict().items()}
     trainer.validate(batches(trainer, "valid"))
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.notes.state_dict().items())
 
 
 def test_an_update_that_overflowed_takes_no_notes(data):
-    trainer = a_trainer(data, noted.TNF_BERT, "--fp16")
+    trainer = noted.trainer(data, noted.TNF_BERT, "--fp16")
     samples = batches(trainer)
     before = {name: value.clone() for name, value in trainer.model.notes.state_dict().items()}
 
@@ -103,7 +93,7 @@ def test_an_update_that_overflowed_takes_no_notes(data):
 
 
 def test_batches_of_one_update_are_one_update_of_the_table(data):
-    together, apart = (a_trainer(data, noted.TNF_BERT, NO_DROPOUT) for _ in range(2))
+    together, apart = (noted.trainer(data, noted.TNF_BERT, NO_DROPOUT) for _ in range(2))
     samples = batches(together)[:3]
     together.train_step(samples)
     assert int(together.model.notes.updates) == 1
@@ -196,9 +186,9 @@ def test_notes_of_other_words_are_rejected(data, tmp_path):
 )
 def test_settings_that_make_no_sense_are_rejected(flags, message, data):
     with pytest.raises(UserError, match=message):
-        a_trainer(data, noted.TNF_BERT, flags)
+        noted.trainer(data, noted.TNF_BERT, flags)
 
 
 def test_a_folder_without_notes_is_rejected():
     with pytest.raises(UserError, match="run fairseq-preprocess --notes"):
-        a_trainer(runs.DATA, noted.TNF_BERT)
+        noted.trainer(runs.DATA, noted.TNF_BERT)
