@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import platform
 import resource
-import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+
+from fairseq import provenance
 
 
 def describe(device: torch.device) -> dict[str, object]:
     """Processor or GPU, cores, versions and commit."""
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else provenance.processor(),
         "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": _commit(),
+        **provenance.versions(),
+        "commit": provenance.commit() or "unknown",
         "date": time.strftime("%Y-%m-%d"),
     }
 
@@ -65,19 +63,3 @@ def peak_rss() -> float:
 def peak_gpu(device: torch.device) -> float | None:
     """Peak allocated GPU memory in MiB; None without a GPU."""
     return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"

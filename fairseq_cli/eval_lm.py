@@ -20,6 +20,7 @@ from fairseq.evaluation import Scorer, Scoring, report
 from fairseq.files import prepare_file, prepare_folder
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
+from fairseq.provenance import about_run
 from fairseq.settings import CommonConfig, MemoryConfig, Settings
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_language_models
@@ -102,7 +103,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         used = {**vars(scoring), **_memory(trained), **_precision(common), "int8": cfg.int8}
         used["model_overrides"] = overrides
         about = {"checkpoints": paths, "data": settings.data_path, "split": name, "mode": _mode(scoring)}
-        complete = {**figures, **about, "device": str(device), "settings": used}
+        complete = {**figures, **about, "device": str(device), "settings": used, **about_run()}
         report.write_results(Path(cfg.results_path), complete)
     return figures
 

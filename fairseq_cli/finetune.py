@@ -22,6 +22,7 @@ from fairseq.files import atomic_file, prepare_folder
 from fairseq.models import ARCHITECTURES, MODELS
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.precision import Precision
+from fairseq.provenance import about_run
 from fairseq.settings import CommonConfig, DistributedConfig, Settings
 from fairseq.tasks import setup_task
 from fairseq.tasks.loading import load_models
@@ -41,7 +42,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     A run equals ``fairseq-train`` with the same flags. Runs that are complete in ``--save-dir`` are not repeated.
 
     Returns:
-        The content of ``results.json``.
+        The settings, runs and scores, as in ``results.json``.
 
     Raises:
         UserError: a setting, the checkpoint or the data are invalid.
@@ -63,7 +64,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
             runs.append(_run(settings, task, flags, lr, seed, folder / f"lr{lr:g}-seed{seed}"))
     report = _report(settings, runs, updates)
     with atomic_file(folder / "results.json", "--save-dir") as file:
-        file.write((json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
+        file.write((json.dumps({**report, **about_run()}, indent=1) + "\n").encode())
     print(as_table(summarize(runs)))
     return report
 

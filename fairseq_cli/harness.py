@@ -17,6 +17,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation.harness import EXTRA
 from fairseq.evaluation.report import write_results
 from fairseq.files import prepare_folder
+from fairseq.provenance import about_run
 from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks
 
@@ -52,7 +53,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         for name, value in found.items():
             print(f"{task}\t{name}\t{value:.6g}")
     if cfg.results_path is not None:
-        write_results(Path(cfg.results_path), {"tasks": metrics})
+        write_results(Path(cfg.results_path), {"tasks": metrics, **about_run()})
     return metrics
 
 

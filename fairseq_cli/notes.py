@@ -8,13 +8,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fairseq import checkpoint, config, options
+from fairseq import checkpoint, config, options, pages
 from fairseq.command_settings import NotesConfig
 from fairseq.data.note_words import NoteWords
 from fairseq.errors import UserError
 from fairseq.evaluation import note_map, plots
 from fairseq.evaluation.notes import Neighbour, Note, NoteStudy
 from fairseq.files import atomic_folder
+from fairseq.provenance import about_run
 from fairseq.tasks.loading import load_models
 from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks, results_folder
@@ -26,7 +27,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     """Print a table of notes and their neighbours, and write all notes and their map to ``--results-path``.
 
     Returns:
-        The content of ``notes.json``: figures of every note, and the neighbours of those shown.
+        Figures of every note, and the neighbours of those shown, as in ``notes.json``.
 
     Raises:
         UserError: the checkpoint has no notes, the data do not match it, or a word has no note.
@@ -101,6 +102,7 @@ def _write(
     files = FILES if drawn else FILES[:1]
     assert cfg.results_path is not None
     with atomic_folder(cfg.results_path, files, "--results-path") as folder:
+        report = {**report, **about_run()}
         content = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
         (folder / "notes.json").write_bytes(content.encode("utf-8", "backslashreplace"))
         if not drawn:
@@ -108,8 +110,8 @@ def _write(
         places, chosen = study.plane(drawn), [notes[number] for number in drawn]
         facts = {"Checkpoint": report["checkpoint"], "Notes": len(notes), "On the map": len(drawn)}
         facts["Updates"] = study.updates
-        page = note_map.as_page(chosen, places, neighbours, facts)
-        (folder / "notes.html").write_bytes(page.encode("utf-8", "backslashreplace"))
+        facts |= pages.run_facts(report)
+        pages.write(folder / "notes.html", note_map.as_page(chosen, places, neighbours, facts))
         plots.draw_notes(folder / "notes.png", chosen, places)
 
 

@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from fairseq import distributed, options
+from fairseq import distributed, options, pages
 from fairseq.command_settings import ReclConfig
 from fairseq.config import parse_dict
 from fairseq.evaluation import plots, recl, report
+from fairseq.evaluation.tables import markdown
 from fairseq.files import atomic_file, atomic_folder
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
+from fairseq.provenance import about_run
 from fairseq.settings import Settings
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr
@@ -30,7 +32,14 @@ from fairseq_cli.common import (
 logger = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 8192
 PICTURES = ("recl-gain.png", "recl-relative-gain.png", "recl-perplexity.png")
-FILES = ("recl.md", "losses.npz", *PICTURES, "results.json")
+CAPTIONS = (
+    "Gain in perplexity of each step of context, by model; one panel for each share r of hardest positions. Lines that "
+    "stay high to the right use longer contexts. The scales of the panels differ.",
+    "The same relative to the perplexity of the group's best with the shorter context, with standard errors. A RECL is "
+    "the left number of the first step whose gain is below the threshold. Gains of zero are not shown.",
+    "Perplexity over context length, without a baseline. Where it rises, a long RECL shows fluctuating losses only.",
+)
+FILES = ("recl.md", "recl.html", "losses.npz", *PICTURES, "results.json")
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
@@ -74,7 +83,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         if cfg.results_path is not None:
             about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "seed": common.seed}
             with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
-                _write(folder, {**figures, **about}, measured, positions, gains, cfg.threshold)
+                _write(folder, {**figures, **about, **about_run()}, measured, positions, gains)
     return figures
 
 
@@ -95,22 +104,28 @@ def _load(
 
 
 def _print(measured: recl.ContextLosses, gains: Sequence[recl.Gains], cfg: ReclConfig) -> None:
+    print(*_text(measured, gains, cfg.threshold), sep="\n")
     count = measured.losses.shape[2]
-    print(*recl.table(measured, gains, cfg.threshold), sep="\n")
     print(f"\nContexts in tokens, step {cfg.step}, threshold {cfg.threshold:g}, {count} positions.", flush=True)
+
+
+def _text(measured: recl.ContextLosses, gains: Sequence[recl.Gains], threshold: float) -> list[str]:
+    """The table in Markdown and the remarks below it."""
+    lines = markdown(recl.table(measured, gains, threshold), left=1)
+    return [*lines, *(text for remark in recl.remarks(measured) for text in ("", remark))]
 
 
 def _write(
     folder: Path,
-    figures: dict[str, Any],
+    results: dict[str, Any],
     measured: recl.ContextLosses,
     positions: np.ndarray,
     gains: Sequence[recl.Gains],
-    threshold: float,
 ) -> None:
-    """Write the table, the figures, every loss and the plots, :data:`FILES`, to *folder*."""
+    """Write the table, the report, the results, every loss and the plots, :data:`FILES`, to *folder*."""
+    threshold = results["threshold"]
     with atomic_file(folder / "recl.md", "--results-path") as file:
-        file.write("\n".join([*recl.table(measured, gains, threshold), ""]).encode())
+        file.write("\n".join([*_text(measured, gains, threshold), ""]).encode())
     with atomic_file(folder / "losses.npz", "--results-path") as file:
         np.savez(
             file,
@@ -123,7 +138,25 @@ def _write(
     plots.draw_gains(absolute, measured, gains, None)
     plots.draw_gains(relative, measured, gains, threshold)
     plots.draw_perplexities(perplexity, measured)
-    report.write_results(folder, figures)
+    pages.write(folder / "recl.html", _page(folder, results, measured, gains))
+    report.write_results(folder, results)
+
+
+def _page(folder: Path, results: dict[str, Any], measured: recl.ContextLosses, gains: Sequence[recl.Gains]) -> str:
+    """The report; the pictures are those in *folder*."""
+    facts = {
+        "Checkpoints": ", ".join(results["checkpoints"]),
+        "Data": f"{results['data']}, {results['split']}",
+        "Positions": f"{results['positions']}, drawn with seed {results['seed']}",
+        "Threshold": f"relative gain of {results['threshold']:g}",
+        **pages.run_facts(results),
+    }
+    rows = recl.table(measured, gains, results["threshold"])
+    body = [
+        pages.section("RECL in tokens", pages.table(rows), pages.paragraphs(recl.remarks(measured))),
+        pages.section("Plots", *map(pages.picture, (folder / name for name in PICTURES), CAPTIONS)),
+    ]
+    return pages.page("Relative effective context length", facts, "\n".join(body))
 
 
 def cli_main() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from fairseq import pages
 from fairseq.evaluation.notes import Neighbour, Note
 from fairseq.terminal import page_text
 
 SIDE = 900
+HEAD = ("word", "occurrences", "taken", "age", "norm", "nearest notes", "nearest tokens")
 LABELS = 60  # points labelled on the map; the others are labelled under the pointer
 
 
@@ -29,15 +30,16 @@ def as_page(
         neighbours: nearest notes and nearest tokens of some words.
         facts: name → value, for the head of the page.
     """
-    rows = "\n".join(f"<dt>{page_text(n)}</dt><dd>{page_text(str(v))}</dd>" for n, v in facts.items())
     points = "\n".join(
         _point(note, x, y, number < LABELS)
         for number, (note, (x, y)) in enumerate(zip(notes, _scaled(places), strict=True))
     )
+    drawn = f'<svg viewBox="0 0 {SIDE} {SIDE}">\n{points}\n</svg>'
     by_word = {note.word: note for note in notes}
-    table = "\n".join(_row(by_word.get(word), word, *found) for word, found in neighbours.items())
-    parts = {"facts": rows, "points": points, "rows": table}
-    return re.sub(r"\{(facts|points|rows)\}", lambda found: parts[found[1]], _PAGE)
+    rows = [HEAD, *(_row(by_word.get(word), word, *found) for word, found in neighbours.items())]
+    said = pages.paragraphs(["The first two principal components. Point at a note to see its numbers."])
+    body = [pages.section("Map", said, drawn), pages.section("Neighbours", pages.table(rows))]
+    return pages.page("Notes", facts, "\n".join(body), _STYLE)
 
 
 def _scaled(places: np.ndarray) -> np.ndarray:
@@ -55,10 +57,9 @@ def _point(note: Note, x: float, y: float, named: bool) -> str:
     )
 
 
-def _row(note: Note | None, word: str, near: Sequence[Neighbour], tokens: Sequence[Neighbour]) -> str:
+def _row(note: Note | None, word: str, near: Sequence[Neighbour], tokens: Sequence[Neighbour]) -> list[str]:
     numbers = ("", "", "", "") if note is None else (note.count, note.taken, _age(note), f"{note.norm:.3g}")
-    cells = [word, *map(str, numbers), listed(near), listed(tokens)]
-    return "<tr>" + "".join(f"<td>{page_text(cell)}</td>" for cell in cells) + "</tr>"
+    return [word, *map(str, numbers), listed(near), listed(tokens)]
 
 
 def listed(neighbours: Sequence[Neighbour]) -> str:
@@ -70,32 +71,10 @@ def _age(note: Note) -> str:
     return "never written" if note.age is None else str(note.age)
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Notes</title>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; }
-dd { margin: 0; overflow-wrap: anywhere; }
-svg { width: 100%; border: 1px solid #ccc; } circle { fill: #0072B2; }
-svg text { font-size: 9px; fill: #333; visibility: hidden; } .named text { visibility: visible; }
+_STYLE = """
+svg { width: 100%; max-width: 70rem; background: #fff; border: 1px solid var(--line); } circle { fill: #0072B2; }
+svg text { font: 9px system-ui, sans-serif; fill: #333; visibility: hidden; } .named text { visibility: visible; }
 g:hover circle { fill: #D55E00; }
 g:hover text { font-size: 14px; font-weight: bold; fill: #000; visibility: visible; }
-table { border-collapse: collapse; } td, th { border-bottom: 1px solid #ddd; padding: .2rem .6rem; text-align: left; }
-</style></head><body>
-<h1>Notes</h1>
-<dl>
-{facts}
-</dl>
-<h2>Map</h2>
-<p>The first two principal components. Point at a note to see its numbers.</p>
-<svg viewBox="0 0 900 900">
-{points}
-</svg>
-<h2>Neighbours</h2>
-<table>
-<tr><th>word</th><th>occurrences</th><th>taken</th><th>age</th><th>norm</th><th>nearest notes</th>
-<th>nearest tokens</th></tr>
-{rows}
-</table>
-</body></html>
+td:nth-last-child(-n+2), th:nth-last-child(-n+2) { text-align: left; }
 """

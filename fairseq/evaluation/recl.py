@@ -33,6 +33,8 @@ from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.precision import Precision
 from fairseq.tasks.loading import load_language_models
 
+RISING = "↑"  # marks a model whose perplexity rises with the context
+
 
 @dataclass(frozen=True)
 class ContextLosses:
@@ -51,6 +53,21 @@ class ContextLosses:
     def perplexities(self) -> np.ndarray:
         """Perplexity over all positions, without a baseline: float64 [M, K] (Figure 4)."""
         return np.exp(self.losses.mean(axis=2))
+
+    def risen_from(self) -> list[int | None]:
+        """For each model the context length with its lowest perplexity if it rises beyond, else None.
+
+        It rises if at the longest context it is higher than at the shortest, or higher than the lowest by more than
+        two standard errors of the difference.
+        """
+        found: list[int | None] = []
+        for losses in self.losses:  # (K, N)
+            lowest = int(losses.mean(axis=1).argmin())
+            change = losses[-1] - losses[lowest]
+            error = float(change.std()) / math.sqrt(len(change))
+            rises = change.mean() > 2 * error or losses[-1].mean() > losses[0].mean()
+            found.append(int(self.contexts[lowest]) if rises else None)
+        return found
 
 
 @dataclass(frozen=True)
@@ -270,27 +287,52 @@ def _windows(tokens: np.ndarray, positions: np.ndarray, context: int) -> tuple[T
     return torch.from_numpy(windows), torch.from_numpy(targets)
 
 
-def table(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> list[str]:
-    """A Markdown table with each model's RECL for each r and its perplexity with the shortest and longest context."""
+def table(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> list[list[str]]:
+    """Rows of cells: each model's RECL for each r, and its perplexity with the shortest and longest context.
+
+    Where the perplexity rises with the context, the longest and the RECLs beyond the lowest are marked ``↑``.
+    """
     contexts = measured.contexts
     heads = [f"RECL, r = {gain.top_r:g}" for gain in gains]
-    heads += [f"perplexity at {contexts[0]}", f"at {contexts[-1]}"]
-    lines = ["| model | " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(heads)]
-    for i, name in enumerate(measured.names):
-        found = [str(effective_length(gain.relative[i], contexts, threshold)) for gain in gains]
-        found += [f"{value:.2f}" for value in measured.perplexities()[i, [0, -1]]]
-        lines.append(f"| {name.replace('|', '/')} | " + " | ".join(found) + " |")
+    rows = [["model", *heads, f"perplexity at {contexts[0]}", f"at {contexts[-1]}"]]
+    for i, (name, lowest) in enumerate(zip(measured.names, measured.risen_from(), strict=True)):
+        lengths = [effective_length(gain.relative[i], contexts, threshold) for gain in gains]
+        found = [f"{length}{_mark(lowest is not None and length.tokens > lowest)}" for length in lengths]
+        first, *_, last = measured.perplexities()[i]
+        rows.append([name, *found, f"{first:.2f}", f"{last:.2f}{_mark(lowest is not None)}"])
+    return rows
+
+
+def remarks(measured: ContextLosses) -> list[str]:
+    """One line for each model whose perplexity rises with the context."""
+    lines = []
+    for i, (name, lowest) in enumerate(zip(measured.names, measured.risen_from(), strict=True)):
+        if lowest is not None:
+            perplexities = measured.perplexities()[i]
+            least, last, longest = perplexities.min(), perplexities[-1], measured.contexts[-1]
+            lines.append(
+                f"{RISING} {name}: its perplexity rises, from {least:.2f} at {lowest} tokens of context to {last:.2f} "
+                f"at {longest}; a RECL above {lowest} shows fluctuating losses, not a use of the context"
+            )
     return lines
+
+
+def _mark(rises: bool) -> str:
+    return f" {RISING}" if rises else ""
 
 
 def results(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> dict[str, Any]:
     """The results and every gain as values for JSON; lists of gains are by neighbouring pairs of ``contexts``."""
-    perplexities = measured.perplexities()
     return {
         "contexts": measured.contexts.tolist(),
         "positions": measured.losses.shape[2],
         "threshold": threshold,
-        "models": [{"name": name, "perplexity": perplexities[i].tolist()} for i, name in enumerate(measured.names)],
+        "models": [
+            {"name": name, "perplexity": perplexity.tolist(), "perplexity_rises_from": lowest}
+            for name, perplexity, lowest in zip(
+                measured.names, measured.perplexities(), measured.risen_from(), strict=True
+            )
+        ],
         "groups": [
             {
                 "top_r": gain.top_r,

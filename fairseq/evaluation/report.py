@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import resource
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import fairseq
 from fairseq.data.dictionary import NONE, Dictionary
 from fairseq.data.raw_text import RawCounts
 from fairseq.errors import UserError
@@ -198,17 +195,15 @@ def word_table(words: Words) -> Iterator[str]:
 
 
 def write_results(folder: Path, report: Mapping[str, Any]) -> None:
-    """Write *report*, the command and the versions to ``results.json`` in *folder* atomically.
+    """Write *report* to ``results.json`` in *folder* atomically.
 
     Raises:
         UserError: the file cannot be written.
     """
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "fairseq": fairseq.__version__}
-    content = {**report, "command": shlex.join(sys.argv), "versions": versions}
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in report.items()}
     text = json.dumps(finite, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with atomic_file(folder / "results.json", "--results-path") as file:
-        file.write(text.encode())
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def write_scores(path: Path, scores: Scores) -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import platform
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-import fairseq
+from fairseq import pages
 from fairseq.errors import UserError
 from fairseq.files import atomic_folder
 from fairseq.generation.text import Detokenizer
+from fairseq.provenance import about_run
 from fairseq.terminal import page_text
 
 PARTS = ("context", "continuation", "reference")
@@ -99,14 +96,13 @@ def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str,
     Raises:
         UserError: a file cannot be written.
     """
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "fairseq": fairseq.__version__}
-    about = {**about, "command": shlex.join(sys.argv), "versions": versions}
+    about = {**about, **about_run()}
     report = {**about, "samples": [asdict(passage) for passage in passages]}
     content = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     texts = {"generate.html": as_page(passages, about), "generate.json": content}
     with atomic_folder(folder, tuple(texts), "--results-path") as place:
         for name, text in texts.items():
-            (place / name).write_bytes(text.encode("utf-8", "backslashreplace"))
+            pages.write(place / name, text)
 
 
 def as_page(passages: Sequence[Passage], about: Mapping[str, Any]) -> str:
@@ -115,12 +111,10 @@ def as_page(passages: Sequence[Passage], about: Mapping[str, Any]) -> str:
         "Checkpoint": ", ".join(about["checkpoints"]),
         "Data": f"{about['data']}, {about['split']}",
         "Settings": ", ".join(f"{name} {value}" for name, value in about["settings"].items()),
-        "Command": about["command"],
-        "Versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
+        **pages.run_facts(about),
     }
-    rows = "\n".join(f"<dt>{name}</dt><dd>{page_text(str(fact))}</dd>" for name, fact in facts.items())
     sections = "\n".join(_section(passage, len(passages), str(about["split"])) for passage in passages)
-    return _PAGE.replace("{facts}", rows, 1).replace("{sections}", sections, 1)
+    return pages.page("Generated text", facts, sections, _STYLE)
 
 
 def _section(passage: Passage, count: int, split: str) -> str:
@@ -130,8 +124,7 @@ def _section(passage: Passage, count: int, split: str) -> str:
         for name in PARTS
         for part in [getattr(passage, name)]
     )
-    heading = page_text(title(passage, count, split))
-    return f"<section><h2>{heading}</h2>\n<div>\n{columns}\n</div></section>"
+    return pages.section(title(passage, count, split), "<div>", columns, "</div>")
 
 
 def _texts(detokenizer: Detokenizer, context: Sequence[int], following: Sequence[int]) -> tuple[str, str]:
@@ -145,40 +138,12 @@ def _part(detokenizer: Detokenizer, tokens: Sequence[int], text: str) -> Part:
     return Part(ids, " ".join(detokenizer.dictionary[token] for token in ids), text)
 
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>Generated text</title>
-<style>
-:root { --ink: #1c1e21; --paper: #fbfaf7; --card: #ffffff; --line: #d9d6cd; --faint: #5f6368; --mark: #0b6e4f; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e4df; --paper: #16181b; --card: #1e2125; --line: #383c42; --faint: #a3a7ad; --mark: #6fcfa8; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 96rem; padding: 1rem; color: var(--ink); background: var(--paper);
-  font: 1rem/1.55 Georgia, "Times New Roman", serif; }
-h1, h2, h3, dl { font-family: system-ui, sans-serif; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; }
+_STYLE = """
 h3 { font-size: .8rem; margin: 0 0 .5rem; letter-spacing: .06em; text-transform: uppercase; color: var(--faint); }
 h3 small { text-transform: none; letter-spacing: 0; font-weight: normal; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .85rem; color: var(--faint); }
-dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
 div { display: grid; gap: 1rem; }
 article { min-width: 0; padding: 1rem; background: var(--card); border: 1px solid var(--line); border-radius: .4rem; }
 article p { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .continuation { border-top: .2rem solid var(--mark); } .continuation h3 { color: var(--mark); }
 @media (min-width: 62rem) { div { grid-template-columns: repeat(3, 1fr); align-items: start; } }
-</style>
-</head>
-<body>
-<h1>Generated text</h1>
-<dl>
-{facts}
-</dl>
-{sections}
-</body>
-</html>
 """

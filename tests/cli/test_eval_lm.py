@@ -14,7 +14,7 @@ import pytest
 import runs
 import torch
 
-from fairseq import checkpoint, options
+from fairseq import checkpoint, options, provenance
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
 from fairseq_cli import eval_lm
@@ -101,6 +101,7 @@ def test_command_in_a_process_of_its_own(mode, tmp_path):
     assert report["perplexity"] == pytest.approx(expected["perplexity"], abs=1e-3)
     assert report["tokens"] == 2670 and report["split"] == "valid" and report["checkpoints"] == [str(path)]
     assert report["versions"]["torch"] == torch.__version__ and "--gen-subset valid" in report["command"]
+    assert report["commit"] == provenance.commit() and report["machine"]["processor"] == provenance.processor()
     assert report["settings"]["tokens_per_sample"] == 64 and report["peak_rss_mb"] > 50
 
 

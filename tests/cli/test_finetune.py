@@ -48,7 +48,8 @@ def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(
     report = finetune.main(arguments(home, *flags))
     table = capsys.readouterr().out
     assert report["best_lr"] == 0.02 and "| 0.02 (best) | 2 |" in table and "±" in table
-    assert len(report["runs"]) == 4 and json.loads((tmp_path / "results.json").read_text()) == report
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert len(report["runs"]) == 4 and written.items() >= report.items() and {"commit", "machine"} <= written.keys()
     own = [run["figures"]["score"] for run in report["runs"] if run["lr"] == 0.02]
     assert report["score"] == pytest.approx(statistics.fmean(own)) and report["score"] > 80
     assert report["deviation"] == pytest.approx(statistics.stdev(own))

@@ -164,7 +164,8 @@ def test_page_escapes_what_it_shows_and_needs_nothing_from_elsewhere():
     evil = "<script>alert('x')</script> & {sections} \"q\" {facts}"
     part = Part([4], "x", evil)
     about = {"checkpoints": [evil], "data": evil, "split": evil, "settings": {"seed": evil}, "command": evil}
-    text = as_page([Passage(1, 7, 1, part, part, part)], {**about, "versions": {"torch": "2"}})
+    origin = {"commit": None, "machine": {"processor": "x"}, "versions": {"torch": "2"}}
+    text = as_page([Passage(1, 7, 1, part, part, part)], {**about, **origin})
     page = Page(text)
     assert "script" not in page.tags and not page.links and "@import" not in text and "url(" not in text
     assert len(page.articles) == 3 and all(evil in article for article in page.articles)

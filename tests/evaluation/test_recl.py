@@ -21,7 +21,7 @@ from fairseq_cli import recl as command
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
 
-FILES = {"recl.md", "losses.npz", "results.json"} | {
+FILES = {"recl.md", "recl.html", "losses.npz", "results.json"} | {
     f"recl-{name}.png" for name in ("gain", "relative-gain", "perplexity")
 }
 
@@ -170,10 +170,46 @@ def test_the_command_writes_what_it_measured(tmp_path, capsys):
         np.testing.assert_allclose([model["relative_gain"] for model in group["models"]], gains, atol=1e-9)
     assert figures["groups"] == written["groups"]
     table = capsys.readouterr().out.splitlines()
-    assert table[:4] == (folder / "recl.md").read_text().splitlines()
+    assert "\n".join(table).startswith((folder / "recl.md").read_text())
     assert [line.count("|") for line in table[:4]] == [6] * 4 and "base/line" in table[2]
     for name in ("recl-gain.png", "recl-relative-gain.png", "recl-perplexity.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG") and (folder / name).stat().st_size > 10_000
+
+
+def measured(*models):
+    """Losses [M, K, N] of models with these perplexities at 10, 20, … tokens; at every other position 0.2 more."""
+    losses = np.log(np.array(models, dtype=float))[:, :, None] + np.array([0, 0.2, 0, 0.2])
+    return recl.ContextLosses([f"m{i}" for i in range(len(models))], np.arange(1, losses.shape[1] + 1) * 10, losses)
+
+
+def test_a_perplexity_that_rises_is_marked_with_the_recls_beyond_its_lowest():
+    found = measured([90, 80, 70, 75], [90, 95, 85, 91], [90, 80, 75, 75])
+    assert found.risen_from() == [30, 30, None]
+    gains = [recl.Gains(r, 4, np.ones(3), np.array([row] * 3), np.zeros((3, 3))) for r, row in
+             ((1.0, [0.1, 0.1, 0.1]), (0.5, [0.1, 0.001, 0.1]))]  # fmt: skip
+    rows = recl.table(found, gains, 0.01)
+    assert [row[1:3] for row in rows[1:]] == [["≥ 40 ↑", "20"], ["≥ 40 ↑", "20"], ["≥ 40", "20"]]
+    assert [row[-1].endswith("↑") for row in rows[1:]] == [True, True, False]
+    remarks = recl.remarks(found)
+    assert [remark[:4] for remark in remarks] == ["↑ m0", "↑ m1"]
+    assert "at 30 tokens" in remarks[0] and "a RECL above 30 " in remarks[0]
+
+
+def test_a_rise_within_the_error_of_the_positions_is_not_marked():
+    losses = np.tile([3.0, 2.0, 2.0], (1, 1, 1)).swapaxes(1, 2) + np.zeros((1, 3, 100))
+    losses[0, 2] += np.where(np.arange(100) % 2, 1.0, -0.9)  # 0.05 more, with a standard error of 0.095
+    assert recl.ContextLosses(["m"], np.array([1, 2, 3]), losses).risen_from() == [None]
+    losses[0, 2] = 2.05
+    assert recl.ContextLosses(["m"], np.array([1, 2, 3]), losses).risen_from() == [2]
+
+
+def test_the_report_needs_no_other_file_and_names_cannot_change_it(tmp_path):
+    flags = "--step 8 --max-context 16 --positions 5"
+    run(["--path", BASELINE, "--results-path", tmp_path, "--names", "<b>&'\"</b> {body}"], flags)
+    page = (tmp_path / "recl.html").read_text()
+    assert page.count("data:image/png;base64,") == 3 and "http" not in page and "<script" not in page
+    assert "<b>" not in page and "&lt;b&gt;&amp;&#x27;&quot;&lt;/b&gt; {body}" in page
+    assert "<dt>Commit</dt>" in page and "<th>RECL, r = 0.1</th>" in page
 
 
 def test_one_model_is_a_group_and_is_told_so(caplog):

@@ -1,0 +1,66 @@
+"""Origin of a result: command, commit, machine and versions."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fairseq
+
+SECONDS = 10  # most time to wait for git, which may read a slow network filesystem
+
+
+def about_run() -> dict[str, Any]:
+    """Return ``command``, ``commit`` (None outside a git checkout), ``machine`` and ``versions`` of this process."""
+    return {"command": shlex.join(sys.argv), "commit": commit(), "machine": machine(), "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, torch and this package."""
+    return {"python": platform.python_version(), "torch": torch.__version__, "fairseq": fairseq.__version__}
+
+
+def machine() -> dict[str, Any]:
+    """Return the names of the processor and, if this process used one, of the GPU, and the number of threads."""
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_initialized() else {}
+    return {"processor": processor(), "threads": torch.get_num_threads(), **gpu}
+
+
+def processor() -> str:
+    """Return the processor's name, as exact as the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def commit(folder: Path = Path(__file__).parents[1]) -> str | None:
+    """Return the commit of the checkout *folder*, by default this package's, with ``-dirty`` if files were changed.
+
+    Returns:
+        None if *folder* is not itself the root of a checkout: an installed package may lie inside another project's.
+    """
+    root = _git(folder, "rev-parse", "--show-toplevel")
+    if root is None or Path(root).resolve() != folder.resolve():
+        return None
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude", "*")
+
+
+def _git(folder: Path, *command: str) -> str | None:
+    """Return what git prints in *folder*; None if it is not installed, fails or takes longer than :data:`SECONDS`."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=SECONDS
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
