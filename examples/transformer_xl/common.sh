@@ -29,7 +29,16 @@ train() {
     --sample-break-mode none --batch-size $((rows / update_freq / gpus)) --update-freq "$update_freq" \
     --distributed-world-size "$gpus" --ddp-backend=no_c10d --required-batch-size-multiple 1 \
     --save-interval-updates "$interval" --keep-interval-updates 1 --no-epoch-checkpoints "${@:6}" \
-    ${small_training[@]+"${small_training[@]}"} ${extra[@]+"${extra[@]}"}
+    ${small_training[@]+"${small_training[@]}"} ${memory[@]+"${memory[@]}"} ${extra[@]+"${extra[@]}"}
+}
+
+# evaluate_windows NAME LENGTH STRIDE: evaluates a model without memory in windows of LENGTH tokens, STRIDE of them new.
+evaluate_windows() {
+  local length stride
+  length=$(full_or_small "$2" 32) stride=$(full_or_small "$3" 8)
+  run fairseq-eval-lm "$data" --path "$save_dir$1/checkpoint_best.pt" --gen-subset "${GEN_SUBSET:-test}" \
+    --tokens-per-sample "$length" --context-window $((length - stride)) --batch-size "$(full_or_small 10 2)" \
+    --required-batch-size-multiple 1 ${small_evaluation[@]+"${small_evaluation[@]}"}
 }
 
 # evaluate NAME SEGMENT MEMORY CLAMP: evaluates the best checkpoint with a longer memory than in training; CLAMP is optional.
@@ -47,6 +56,7 @@ choose_precision fp32
 update_freq=$(whole UPDATE_FREQ 1)
 gpus=$(whole GPUS 1)
 save_dir=${SAVE_DIR:+${SAVE_DIR%/}/}
+memory=() # overrides the length of the architecture and of SMALL=1
 small_training=() small_evaluation=() small_bands=()
 if [[ -n ${SMALL:-} ]]; then
   small_training=(

@@ -81,8 +81,12 @@ RECIPES: dict[str, Recipe] = {  # by architecture, or else by model
     "transformer_xl": _transformer_xl(200000),
     "transformer_xl_wiki103_large": _transformer_xl(4000000, warmup=16000),
     **dict.fromkeys(("transformer_xl_enwik8_base", "transformer_xl_text8_base"), _transformer_xl(400000)),
-    **dict.fromkeys(("transformer_xl_enwik8_large", "transformer_xl_text8_large"), _transformer_xl(400000, 4000)),
+    **dict.fromkeys(
+        ("transformer_xl_enwik8_medium", "transformer_xl_enwik8_large", "transformer_xl_text8_large"),
+        _transformer_xl(400000, 4000),
+    ),
     "transformer_xl_lm1b_base": _transformer_xl(500000, warmup=20000),
+    "transformer_xl_lm1b_ablation": _transformer_xl(400000, warmup=20000),
     "transformer_xl_lm1b_large": _transformer_xl(1200000, warmup=30000),
     "bert": BERT,
     **dict.fromkeys(("roberta", "roberta_base", "roberta_large"), ROBERTA),

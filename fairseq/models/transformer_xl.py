@@ -34,7 +34,7 @@ from fairseq.modules.visibility import Causal
 from fairseq.settings import MemoryConfig
 
 LARGEST_TABLE = 1 << 20  # distances that get parameters of their own without being asked for
-INIT_STD, PROJECTION_STD = 0.02, 0.01  # the authors'
+PROJECTION_STD = 0.01  # the authors'
 BY_DISTANCE = ("relative", "shaw")
 
 
@@ -75,6 +75,7 @@ class TransformerXLConfig(CausalNoteConfig, ModelConfig, MemoryConfig):
         "initial memory: empty, or zero vectors as in Hugging Face's model",
         choices=("empty", "zeros"),
     )
+    init_std: float = flag(0.02, "standard deviation of initial weights", low=0, high=1)
     tokens_per_sample: int = flag(1024, "tokens per segment", low=1)
 
     @property
@@ -359,17 +360,18 @@ class TransformerXL(FairseqLanguageModel):
 
 @torch.no_grad()
 def initialise(decoder: TransformerXLDecoder) -> None:
-    """The authors' initial values: N(0, 0.02²), projections of bands N(0, 0.01²), gains N(1, 0.02²), biases 0."""
+    """The authors' initial values: N(0, init_std²), projections N(0, 0.01²), gains N(1, init_std²), biases 0."""
     bands = range(len(decoder.embed_tokens.bounds) - 1)
     projections = {id(p) for band in bands for p in decoder.embed_tokens.weights(band)[1:]}
     projections |= {id(m.projection) for m in decoder.modules() if isinstance(m, BandOutput)}
+    std = decoder.cfg.init_std
     for name, parameter in decoder.named_parameters():
         if name.endswith("layer_norm.weight"):
-            nn.init.normal_(parameter, 1.0, INIT_STD)
+            nn.init.normal_(parameter, 1.0, std)
         elif parameter.dim() == 1 or name.endswith("self_attn.r_bias"):
             nn.init.zeros_(parameter)
         else:
-            nn.init.normal_(parameter, 0.0, PROJECTION_STD if id(parameter) in projections else INIT_STD)
+            nn.init.normal_(parameter, 0.0, PROJECTION_STD if id(parameter) in projections else std)
 
 
 def _layer(cfg: TransformerXLConfig, apex: bool) -> TransformerLayer:

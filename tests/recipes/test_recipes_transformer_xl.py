@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "transformer_xl"
 VARIABLES = (
     "DATA", "SAVE_DIR", "EXTRA", "DRY_RUN", "SMALL", "UPDATE_FREQ", "GPUS", "PRECISION", "GEN_SUBSET", "PYTHON",
-    "ENWIK8_URL", "TEXT8_URL", "LM1B_URL", "PTB_URL",
+    "SYSTEM", "ENWIK8_URL", "TEXT8_URL", "LM1B_URL", "PTB_URL",
 )  # fmt: skip
 NOWHERE = "http://127.0.0.1:9"
 
@@ -48,6 +48,7 @@ AUTHORS = {
     "wiki103-base": Settings("wikitext-103", 60, 200_000, 0, 64, 640, 400, 150),
     "wiki103-large": Settings("wikitext-103", 128, 4_000_000, 16_000, 128, 1600, 1000, 384),
     "enwik8-base": Settings("enwik8", 22, 400_000, 0, 80, 2100, 820, 512, words=False),
+    "enwik8-medium": Settings("enwik8", 64, 400_000, 4_000, 128, 3800, 1000, 768, words=False),  # sizes: ours
     "enwik8-large": Settings("enwik8", 64, 400_000, 4_000, 128, 3800, 1000, 768, words=False),
     "text8-base": Settings("text8", 22, 400_000, 0, 80, 2100, 820, 512, words=False),
     "text8-large": Settings("text8", 64, 400_000, 4_000, 128, 3800, 1000, 768, words=False),
@@ -55,6 +56,15 @@ AUTHORS = {
     "lm1b-large": Settings("lm1b", 512, 1_200_000, 30_000, 32, 128, None, 32, shuffled=True),
     "ptb": Settings("ptb", 20, 60_000, 0, 64, 256, 200, 70),  # ours: the authors give none
 }
+ABLATIONS = [
+    ("wiki103-ablation", "recurrence", {"tokens_per_sample": 128, "mem_len": 128}, (64, 500)),
+    ("wiki103-ablation", "recurrence-half", {"tokens_per_sample": 128, "loss_positions": "half"}, (64, 460)),
+    ("wiki103-ablation", "no-recurrence", {"tokens_per_sample": 176, "mem_len": 0, "streams": True}, (400, 336)),
+    ("wiki103-ablation", "no-recurrence-half", {"tokens_per_sample": 172, "loss_positions": "half"}, (120, 56)),
+    ("lm1b-ablation", "relative", {"mem_len": 32, "max_update": 400_000, "shuffle_lines": True}, (32, 128)),
+    ("lm1b-ablation", "shaw", {"mem_len": 32, "position_encoding": "shaw"}, (32, 128)),
+    ("lm1b-ablation", "no-recurrence", {"mem_len": 0, "streams": True}, (64, 32)),
+]  # tables 10 and 7 of the paper: settings of training, and (tokens, memory or context) of evaluation
 EVERY_RECIPE = pytest.mark.parametrize("recipe", AUTHORS)
 PREPARED = ("enwik8", "text8", "lm1b", "ptb")
 
@@ -107,6 +117,40 @@ def test_evaluation_has_the_authors_lengths(recipe: str) -> None:
     assert (args.tokens_per_sample, args.mem_len, args.same_length) == (authors.segment, authors.memory, True)
     assert getattr(args, "clamp_len", None) == authors.clamp
     assert (args.gen_subset, args.batch_size, args.required_batch_size_multiple) == ("test", 10, 1)
+
+
+@pytest.mark.parametrize(("recipe", "system", "settings", "lengths"), ABLATIONS)
+def test_an_ablation_has_the_papers_settings(
+    recipe: str, system: str, settings: dict[str, Any], lengths: tuple[int, int]
+) -> None:
+    training, evaluation = map(parsed, printed(run(recipe, DRY_RUN=1, SYSTEM=system)))
+    assert training.arch == f"transformer_xl_{recipe.replace('-', '_')}"
+    assert {name: getattr(training, name) for name in settings} == settings
+    assert evaluation.path == f"{training.save_dir}checkpoint_best.pt" == f"{recipe}-{system}/checkpoint_best.pt"
+    recurrent = training.mem_len > 0
+    assert (evaluation.tokens_per_sample, getattr(evaluation, "mem_len" if recurrent else "context_window")) == lengths
+    assert getattr(evaluation, "same_length", False) == recurrent
+
+
+@pytest.mark.parametrize("recipe", ["wiki103-ablation", "lm1b-ablation"])
+def test_an_unknown_system_is_refused_in_one_line(recipe: str) -> None:
+    result = run(recipe, DRY_RUN=1, SYSTEM="attention")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.fullmatch(r"SYSTEM=attention: choose .*\n", result.stderr)
+
+
+def test_the_readmes_flags_turn_a_script_into_the_tensorflow_one() -> None:
+    rows = re.findall(r"^\| `([\w-]+)\.sh` \|.*\| `(-[^`]*)` \|$", (RECIPES / "README.md").read_text(), re.MULTILINE)
+    flags = dict(rows)
+    assert flags.keys() == AUTHORS.keys() - {"ptb", "enwik8-medium"}
+    for recipe, extra in flags.items():
+        here, there = (parsed(printed(run(recipe, DRY_RUN=1, EXTRA=more))[0]) for more in ("", extra))
+        assert here.max_lr == 0.00025 and there.max_lr == (0.0001 if recipe == "lm1b-large" else 0.00025)
+        assert there.lr[0] == pytest.approx(there.max_lr * (0.01 if recipe.endswith("large") else 0.004))
+        assert there.untie_r == AUTHORS[recipe].words
+        assert there.init_std == (0.005 if AUTHORS[recipe].words and recipe.endswith("large") else 0.02)
+        given = {word.removeprefix("--").replace("-", "_") for word in extra.split() if word.startswith("--")}
+        assert all(getattr(here, name) != getattr(there, name) for name in given), "no flag without effect"
 
 
 def test_penn_treebank_is_regularised() -> None:
@@ -173,6 +217,12 @@ def test_a_recipe_runs_end_to_end_when_small(recipe: str, small_data: dict[str, 
     assert loss == pytest.approx(validation, rel=0.1), "another text, the same kind"
     assert re.findall(r"Bits per character: ([\d.]+)", output) == ([] if AUTHORS[recipe].words else [f"{loss:.4f}"])
     assert (tmp_path / recipe / "checkpoint_best.pt").is_file()
+
+
+def test_an_ablation_runs_end_to_end_when_small(small_data: dict[str, Path], tmp_path: Path) -> None:
+    result = run("lm1b-ablation", SMALL=1, SYSTEM="no-recurrence", DATA=small_data["ptb"], SAVE_DIR=tmp_path)
+    assert re.findall(r"Loss \(base 2\): ([\d.]+), Perplexity: [\d.]+\n", "\n".join(printed(result)) + "\n")
+    assert (tmp_path / "lm1b-ablation-no-recurrence" / "checkpoint_best.pt").is_file()
 
 
 def test_a_small_recipe_makes_its_corpus_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
