@@ -14,7 +14,7 @@ from fairseq.errors import UserError
 from fairseq.models import register_model
 from fairseq.models.base import MOST_LAYERS, BaseFairseqModel, ModelConfig
 from fairseq.models.heads import MaskedLMHead
-from fairseq.modules.encoder import INITIAL_DEVIATION, EncoderShape, Infuse, TransformerEncoder
+from fairseq.modules.encoder import INIT_STD, EncoderShape, Infuse, TransformerEncoder
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.transformer_layer import ACTIVATIONS
 
@@ -40,6 +40,7 @@ class BertConfig(ModelConfig):
     max_positions: int = flag(512, "maximum tokens per row", low=1)
     token_types: int = flag(0, "number of token types (0: none)", low=0)
     layer_norm_eps: float = flag(1e-5, "constant added to the variance in layer norms", above=0)
+    init_std: float = flag(INIT_STD, "standard deviation of initial weights", low=0)
     untie_weights_roberta: bool = flag(False, "output weights separate from the token embeddings")
 
     def shape(self, vocabulary: int, padding_idx: int, apex: bool = True) -> EncoderShape:
@@ -70,6 +71,7 @@ class BertConfig(ModelConfig):
             head_activation_fn=self.head_activation_fn or self.activation_fn,
             layer_norm_eps=self.layer_norm_eps,
             apex=apex,
+            init_std=self.init_std,
         )
 
 
@@ -87,8 +89,10 @@ class MaskedLMEncoder(nn.Module):
         self.sentence_encoder = TransformerEncoder(shape, embeddings)
         weight: Any = self.sentence_encoder.embed_tokens.weight
         if untied:
-            weight = nn.Parameter(torch.empty_like(weight).normal_(std=INITIAL_DEVIATION))
-        self.lm_head = MaskedLMHead(shape.dim, weight, shape.head_activation_fn, shape.layer_norm_eps, shape.apex)
+            weight = nn.Parameter(torch.empty_like(weight).normal_(std=shape.init_std))
+        self.lm_head = MaskedLMHead(
+            shape.dim, weight, shape.head_activation_fn, shape.layer_norm_eps, shape.apex, shape.init_std
+        )
 
 
 @register_model("bert", dataclass=BertConfig)

@@ -50,7 +50,7 @@ class Discriminator(nn.Module):
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
         self.sentence_encoder = TransformerEncoder(shape)
-        self.discriminator_head = DiscriminatorHead(shape.dim, shape.head_activation_fn)
+        self.discriminator_head = DiscriminatorHead(shape.dim, shape.head_activation_fn, shape.init_std)
 
 
 @register_model("electra", dataclass=ElectraConfig)

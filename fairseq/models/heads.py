@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.modules.dropout import dropout
-from fairseq.modules.encoder import initialize
+from fairseq.modules.encoder import INIT_STD, initialize
 from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.linear_cross_entropy import linear_cross_entropy, target_log_probs
 from fairseq.modules.output_layer import OutputLayer
@@ -26,10 +26,17 @@ class MaskedLMHead(OutputLayer):
         activation_fn: name of the activation.
         layer_norm_eps: of the layer norm.
         apex: whether apex's fused layer norm is allowed.
+        init_std: standard deviation of the dense layer's initial weights.
     """
 
     def __init__(
-        self, dim: int, weight: nn.Parameter, activation_fn: str, layer_norm_eps: float = 1e-5, apex: bool = True
+        self,
+        dim: int,
+        weight: nn.Parameter,
+        activation_fn: str,
+        layer_norm_eps: float = 1e-5,
+        apex: bool = True,
+        init_std: float = INIT_STD,
     ) -> None:
         super().__init__()
         self.weight = weight
@@ -37,7 +44,7 @@ class MaskedLMHead(OutputLayer):
         self.dense = nn.Linear(dim, weight.size(1))
         self.layer_norm = layer_norm(weight.size(1), apex, layer_norm_eps)
         self.activation = activation(activation_fn)
-        initialize(self.dense)
+        initialize(self.dense, init_std)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits: [..., C] → [..., V]."""
@@ -71,12 +78,12 @@ class MaskedLMHead(OutputLayer):
 class DiscriminatorHead(nn.Module):
     """Head that detects replaced tokens: dense layer, activation, one logit a token (Clark et al. 2020, §2)."""
 
-    def __init__(self, dim: int, activation_fn: str) -> None:
+    def __init__(self, dim: int, activation_fn: str, init_std: float = INIT_STD) -> None:
         super().__init__()
         self.dense = nn.Linear(dim, dim)
         self.out_proj = nn.Linear(dim, 1)
         self.activation = activation(activation_fn)
-        initialize(self)
+        initialize(self, init_std)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits of "replaced": [..., C] → [...]."""

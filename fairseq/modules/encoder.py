@@ -14,7 +14,7 @@ from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.transformer_layer import TransformerLayer
 from fairseq.modules.visibility import Bidirectional
 
-INITIAL_DEVIATION = 0.02  # of all weights, as in the code of BERT's authors (Devlin et al. 2019, appendix A.2)
+INIT_STD = 0.02  # of all weights, as in the code of BERT's authors (Devlin et al. 2019, appendix A.2)
 
 Infuse = Callable[[Tensor], Tensor]
 """A function of the summed embeddings [B, T, E], applied before their layer norm, that returns the same shape."""
@@ -33,6 +33,7 @@ class EncoderShape:
         token_types: kinds of tokens with an embedding each (first or second sentence); 0: none.
         layer_norm_eps: added to the variance in every layer norm.
         apex: whether apex's fused layer norm is allowed.
+        init_std: standard deviation of all initial weights.
     """
 
     vocabulary: int
@@ -51,6 +52,7 @@ class EncoderShape:
     head_activation_fn: str = "gelu"
     layer_norm_eps: float = 1e-5
     apex: bool = True
+    init_std: float = INIT_STD
 
 
 class TransformerEncoder(nn.Module):
@@ -81,7 +83,7 @@ class TransformerEncoder(nn.Module):
             self.emb_layer_norm = layer_norm(shape.embed_dim, shape.apex, shape.layer_norm_eps)
         self.project_in_dim = nn.Linear(shape.embed_dim, shape.dim) if shape.embed_dim != shape.dim else None
         self.layers = nn.ModuleList(_layer(shape) for _ in range(shape.layers))
-        initialize(self)
+        initialize(self, shape.init_std)
 
     def embed(self, src_tokens: Tensor, token_types: Tensor | None = None) -> Tensor:
         """The summed embeddings, before their layer norm: [B, T] → [B, T, E].
@@ -140,11 +142,11 @@ class TransformerEncoder(nn.Module):
         return padding
 
 
-def initialize(module: nn.Module) -> None:
-    """Draw all weights of *module* from N(0, 0.02²), biases 0, rows of padding 0 (the authors of BERT)."""
+def initialize(module: nn.Module, std: float = INIT_STD) -> None:
+    """Draw all weights of *module* from N(0, std²), biases 0, rows of padding 0 (the authors of BERT)."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.normal_(part.weight, std=INITIAL_DEVIATION)
+            nn.init.normal_(part.weight, std=std)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:

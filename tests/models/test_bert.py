@@ -163,3 +163,13 @@ def test_rows_longer_than_the_positions_are_refused() -> None:
 def test_heads_that_do_not_divide_the_width_are_refused() -> None:
     with pytest.raises(UserError, match="--encoder-attention-heads 3: must divide --encoder-embed-dim 32"):
         model_of("--arch bert_tiny", TINY, "--encoder-attention-heads 3")
+
+
+@pytest.mark.parametrize(("arch", "criterion"), [("bert_tiny", "masked_lm"), ("electra_tiny", "electra")])
+@pytest.mark.parametrize("flags", ["", "--init-std 0.1", "--untie-weights-roberta --init-std 0.1"])
+def test_initial_weights_have_the_deviation_asked_for(arch: str, criterion: str, flags: str) -> None:
+    model = model_of(f"{TINY.replace('--criterion masked_lm', f'--criterion {criterion}')} --arch {arch} {flags}")
+    matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2 and p.numel() > 400}
+    assert any("lm_head.dense" in name for name in matrices) and any("embed_positions" in name for name in matrices)
+    for name, weights in matrices.items():
+        assert float(weights.detach().std()) == pytest.approx(0.1 if flags else 0.02, rel=0.1), name
