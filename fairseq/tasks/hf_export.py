@@ -18,7 +18,7 @@ from fairseq.models import BaseFairseqModel, hf_causal
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tokenizers import find_tokenizer
 
-CODE = ("configuration_fairseq.py", "modeling_fairseq.py", "tokenization_fairseq.py")
+CODE = ("configuration_fairseq.py", "layers_fairseq.py", "modeling_fairseq.py", "tokenization_fairseq.py")
 CARD, DICTIONARY = "README.md", "dict.txt"
 MODEL_CLASS, TOKENIZER_CLASS = "FairseqForCausalLM", "FairseqTokenizer"
 FIGURES = {  # of a results.json: name, format

@@ -394,7 +394,6 @@ def _load_pickles(file: BinaryIO) -> Content:
 
 
 def _complete(root: Any, machine: _Machine, numbers: dict[str, bytearray]) -> Content:
-    for storage in machine.storages:
-        if len(numbers.get(storage.key, ())) != storage.nbytes or storage.key not in numbers:
-            raise ValueError("tensor data truncated")
+    if any(storage.key not in numbers or len(numbers[storage.key]) != storage.nbytes for storage in machine.storages):
+        raise ValueError("tensor data truncated")
     return root, numbers
