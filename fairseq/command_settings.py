@@ -99,7 +99,7 @@ class ReclConfig(ModelPathConfig):
         False,
         "read each window in one pass, also in models with memory",
     )
-    results_path: str | None = flag(None, "folder for tables and plots", metavar="DIR")
+    results_path: str | None = flag(None, "folder for the report, plots and losses", metavar="DIR")
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,17 @@ class AttentionConfig(ModelPathConfig):
     """Attention plots: settings of ``fairseq-attention``."""
 
     path: str | None = flag(None, "checkpoint", metavar="FILE")
-    results_path: str | None = flag(None, "folder for tables and plots", metavar="DIR")
+    results_path: str | None = flag(None, "folder for the report, plots and arrays", metavar="DIR")
     first_tokens: int | None = flag(None, "tokens of the split to read (default: all)", low=1)
-    position: int | None = flag(None, "position of the single-position plot, from 0 (default: random)", low=0)
+    positions: list[int] | None = flag(
+        None,
+        "predicted tokens to plot separately, from 0 (default: one at random)",
+        aliases=("--position",),
+        low=0,
+    )
     heads: str | None = flag(
         None,
-        "heads of the single-position plot (default: the widest of three layers)",
+        "heads to plot at these positions (default: the widest of three layers)",
         metavar="LAYER:HEAD,…",
     )
     terms: bool | None = flag(

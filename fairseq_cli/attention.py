@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq import distributed, options
+from fairseq import distributed, options, pages
 from fairseq.command_settings import AttentionConfig
 from fairseq.config import parse_dict
 from fairseq.data.indexed_dataset import Corpus
@@ -20,8 +20,10 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.evaluation import plots, report
 from fairseq.evaluation.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
+from fairseq.evaluation.tables import markdown
 from fairseq.files import atomic_folder
 from fairseq.modules.precision import Precision
+from fairseq.provenance import about_run
 from fairseq.settings import DataConfig, Settings
 from fairseq.tasks.loading import load_language_models
 from fairseq.tasks.typed import typed_settings
@@ -34,7 +36,13 @@ from fairseq_cli.common import (
 )
 
 logger = logging.getLogger(__name__)
-FILES = ("attention.npz", "attention-distance.png", "attention-position.png", "attention-terms.png", "results.json")
+PICTURES = {
+    "attention-distance.png": "Mean weight of each head by distance; one row per head, layers from top to bottom.",
+    "attention-position.png": "Weights of chosen heads when single tokens are predicted.",
+    "attention-terms.png": "The softmax of each term of the score alone, averaged in the same way: (a) content, "
+    "(b) content and position, (c) content bias, (d) position bias.",
+}
+FILES = ("attention.npz", *PICTURES, "attention.html", "results.json")
 SMALL_BATCH = 4096  # default tokens of a batch without memory
 
 Head = tuple[int, int]
@@ -59,16 +67,15 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         raise UserError("--results-path: is missing; give a folder for the plots and the figures")
     plots.require("--results-path")
     reader, heads, about = _load(args, settings)
-    position = cfg.position
-    if position is None:
-        position = reader.choose_position(settings.common.seed)
-    reader.check_position(position)
+    positions = list(dict.fromkeys(cfg.positions or [reader.choose_position(settings.common.seed)]))
+    for position in positions:
+        reader.check_position(position)
     with results_folder(cfg.results_path):
-        maps = reader.read(position, progress(settings.common, split))
-        print(*_table(maps), sep="\n", flush=True)
+        maps = reader.read(positions, progress(settings.common, split))
+        print(*markdown(_table(maps)), sep="\n", flush=True)
         figures = {**_figures(maps), "checkpoint": paths[0], "data": settings.data_path, "split": split, **about}
         with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
-            _write(folder, maps, heads or maps.widest(), figures)
+            _write(folder, maps, heads or maps.widest(), {**figures, **about_run()})
     return figures
 
 
@@ -144,32 +151,55 @@ def _rows(data: DataConfig, length: int, memory: int) -> int:
     return rows_per_batch(data.max_tokens, data.batch_size, length)
 
 
-def _table(maps: AttentionMaps) -> list[str]:
-    """A Markdown table: for each layer the mean distance of its heads in tokens, the narrowest and the widest head."""
-    lines = ["| layer | mean distance (tokens) | narrowest head | widest head |", "| ---: | ---: | ---: | ---: |"]
+def _table(maps: AttentionMaps) -> list[list[str]]:
+    """Rows of cells: for each layer the mean distance of its heads in tokens, the narrowest and the widest head."""
+    rows = [["layer", "mean distance (tokens)", "narrowest head", "widest head"]]
     for layer, far in enumerate(maps.mean_distance()):
-        ends = " | ".join(f"{head} ({far[head]:.1f})" for head in (int(far.argmin()), int(far.argmax())))
-        lines.append(f"| {layer} | {far.mean():.1f} | {ends} |")
-    return lines
+        ends = [f"{head} ({far[head]:.1f})" for head in (int(far.argmin()), int(far.argmax()))]
+        rows.append([str(layer), f"{far.mean():.1f}", *ends])
+    return rows
 
 
 def _figures(maps: AttentionMaps) -> dict[str, Any]:
     return {
         "positions": maps.queries,
-        "position": maps.position,
+        "at_positions": [at.position for at in maps.at_positions],
         "mean_distance": maps.mean_distance().tolist(),
         "terms": sorted(maps.terms),
     }
 
 
-def _write(folder: Path, maps: AttentionMaps, heads: list[Head], figures: dict[str, Any]) -> None:
-    """Write the arrays, the plots and the figures to *folder*."""
+def _write(folder: Path, maps: AttentionMaps, heads: list[Head], results: dict[str, Any]) -> None:
+    """Write the arrays, the plots, the report and the results to *folder*."""
+    distance, position, terms = (folder / name for name in PICTURES)
     maps.save(folder / "attention.npz")
-    plots.draw_distances(folder / "attention-distance.png", maps)
-    plots.draw_position(folder / "attention-position.png", maps, heads)
+    plots.draw_distances(distance, maps)
+    if len(maps.at_positions) == 1:
+        plots.draw_position(position, maps.at_positions[0], heads)
+    else:
+        plots.draw_positions(position, maps.at_positions, heads)
     if maps.terms:
-        plots.draw_terms(folder / "attention-terms.png", maps)
-    report.write_results(folder, figures)
+        plots.draw_terms(terms, maps)
+    pages.write(folder / "attention.html", _page(folder, maps, results))
+    report.write_results(folder, results)
+
+
+def _page(folder: Path, maps: AttentionMaps, results: dict[str, Any]) -> str:
+    """The report; the pictures are those in *folder*."""
+    facts = {
+        "Checkpoint": results["checkpoint"],
+        "Data": f"{results['data']}, {results['split']}",
+        "Reading": f"segments of {results['segment']}, memory {results['memory']}, {results['rows']} rows",
+        "Counted positions": f"{maps.queries:,}",
+        "Predicted tokens": ", ".join(f"{at.target} ({at.position:,})" for at in maps.at_positions),
+        **pages.run_facts(results),
+    }
+    pictures = [pages.picture(folder / name, said) for name, said in PICTURES.items() if (folder / name).exists()]
+    body = [
+        pages.section("Mean distance by layer", pages.table(_table(maps))),
+        pages.section("Plots", *pictures),
+    ]
+    return pages.page("Attention", facts, "\n".join(body))
 
 
 def cli_main() -> None:

@@ -34,8 +34,25 @@ Call = tuple[Tensor, Tensor | None, Any, Visibility]
 
 
 @dataclass(frozen=True)
+class AtPosition:
+    """Attention when one token is predicted; L layers, H heads, S tokens that are attended to.
+
+    Attributes:
+        position: index in the split of the predicted token.
+        weights: float32 [L, H, S], at distances 0 … S − 1.
+        words: the S tokens by distance; "" for the zeros of an initial memory.
+        target: the predicted token.
+    """
+
+    position: int
+    weights: np.ndarray
+    words: list[str]
+    target: str
+
+
+@dataclass(frozen=True)
 class AttentionMaps:
-    """Mean attention over distance, and attention at one position; L layers, H heads, D distances.
+    """Mean attention over distance, and attention at single positions; L layers, H heads, D distances.
 
     Attributes:
         attention: float64 [L, H, D]: mean weight at each distance over all counted positions; each head's row sums to
@@ -46,20 +63,14 @@ class AttentionMaps:
         terms: float64 [L, H, D] each: the same for the softmax of one term of the score alone: (a)
             content, (b) content-dependent position, (c) global content bias, (d) global position bias (§3.3). Empty
             if not requested.
-        position: index in the split of the token that ``at_position`` predicts.
-        at_position: float32 [L, H, S]: the weights there, at distances 0 … S − 1.
-        words: the S tokens there, by distance; "" for the zeros of an initial memory.
-        target: the predicted token.
+        at_positions: attention at the chosen positions, in the order in which they were chosen.
     """
 
     attention: np.ndarray
     reach: np.ndarray
     queries: int
     terms: dict[str, np.ndarray]
-    position: int
-    at_position: np.ndarray
-    words: list[str]
-    target: str
+    at_positions: list[AtPosition]
 
     def given_reach(self, values: np.ndarray) -> np.ndarray:
         """*values*, ``attention`` or a term, as means over only the positions that have a token at the distance."""
@@ -77,20 +88,24 @@ class AttentionMaps:
     def save(self, path: Path) -> None:
         """Write the arrays under these names, terms as ``term_a`` …, to the NPZ file *path* atomically.
 
+        Of P chosen ``positions``, ``at_position`` is [P, L, H, S] and ``words`` [P, S]; zeros and "" fill shorter spans.
+
         Raises:
             UserError: the file cannot be written.
         """
         terms: dict[str, Any] = {f"term_{name}": value for name, value in self.terms.items()}
+        span = max(len(found.words) for found in self.at_positions)
+        padded = [np.pad(at.weights, ((0, 0), (0, 0), (0, span - len(at.words)))) for at in self.at_positions]
         with atomic_file(path, "--results-path") as file:
             np.savez(
                 file,
                 attention=self.attention,
                 reach=self.reach,
                 queries=self.queries,
-                position=self.position,
-                at_position=self.at_position,
-                words=np.array(self.words),
-                target=np.array(self.target),
+                positions=np.array([at.position for at in self.at_positions]),
+                at_position=np.stack(padded),
+                words=np.array([at.words + [""] * (span - len(at.words)) for at in self.at_positions]),
+                targets=np.array([at.target for at in self.at_positions]),
                 **terms,
             )
 
@@ -213,19 +228,20 @@ class AttentionReader:
         """
         tokens = len(self.blocks.corpus.tokens)
         if not 0 <= position < tokens:
-            raise UserError(f"--position {position}: must be from 0 to {tokens - 1}")
+            raise UserError(f"--positions {position}: must be from 0 to {tokens - 1}")
 
     @torch.inference_mode()
-    def read(self, position: int, progress: Progress | None = None) -> AttentionMaps:
-        """Read the corpus; *position* is the index of the token whose prediction is shown separately.
+    def read(self, positions: Sequence[int], progress: Progress | None = None) -> AttentionMaps:
+        """Read the corpus; *positions* are indices of the tokens whose predictions are shown separately.
 
         Raises:
-            UserError: the position is out of range.
+            UserError: a position is out of range.
         """
-        self.check_position(position)
-        block = int(np.searchsorted(self.blocks.starts, position, side="right")) - 1
+        for position in positions:
+            self.check_position(position)
+        blocks = np.searchsorted(self.blocks.starts, positions, side="right") - 1  # (P,)
         sums = _Sums(self.model.memory_length + int(self.blocks.sizes[0]), len(self.modules))
-        at_position = np.empty(0)
+        found: dict[int, AtPosition] = {}
         progress = progress or (lambda items, length: items)
         memory: Memory | None = None
         with record_calls(self.modules) as calls:
@@ -236,10 +252,18 @@ class AttentionReader:
                 if indices[0] in self.counted:
                     sums.count(sample["target"] != self.blocks.pad, calls)
                     self._add(sums, calls)
-                if block in indices:
-                    row, offset = int(np.flatnonzero(indices == block)[0]), position - int(self.blocks.starts[block])
-                    at_position = _weights_at(self.modules, calls, row, offset)
-        return self._maps(sums, position, at_position)
+                for position, block in zip(positions, blocks, strict=True):
+                    if block in indices:
+                        row = int(np.flatnonzero(indices == block)[0])
+                        offset = position - int(self.blocks.starts[block])
+                        found[position] = self._at_position(position, _weights_at(self.modules, calls, row, offset))
+        return AttentionMaps(
+            attention=sums.mean("attention"),
+            reach=sums.reached.numpy() / sums.queries,
+            queries=sums.queries,
+            terms={name: sums.mean(name) for name in self.terms},
+            at_positions=[found[position] for position in positions],
+        )
 
     def _forward(self, tokens: Tensor, memory: Memory | None) -> Memory | None:
         """Read a segment [B, T]; return the memory after it."""
@@ -259,22 +283,13 @@ class AttentionReader:
                     bias = call[3].bias(term.size(2), term.size(3), term.device)
                     sums.add(name, layer, (term if bias is None else term + bias).softmax(-1))  # over the visible keys
 
-    def _maps(self, sums: _Sums, position: int, at_position: np.ndarray) -> AttentionMaps:
+    def _at_position(self, position: int, weights: np.ndarray) -> AtPosition:
         tokens = self.blocks.corpus.tokens
-        places = position - 1 - np.arange(at_position.shape[2])
+        places = position - 1 - np.arange(weights.shape[2])
         words = [self.dictionary[int(tokens[place])] if place >= 0 else "" for place in places]
         if len(words) > position:
             words[position] = self.dictionary[self.blocks.eos]  # the token before a corpus
-        return AttentionMaps(
-            attention=sums.mean("attention"),
-            reach=sums.reached.numpy() / sums.queries,
-            queries=sums.queries,
-            terms={name: sums.mean(name) for name in self.terms},
-            position=position,
-            at_position=at_position,
-            words=words,
-            target=self.dictionary[int(tokens[position])],
-        )
+        return AtPosition(position, weights, words, self.dictionary[int(tokens[position])])
 
 
 class _Sums:

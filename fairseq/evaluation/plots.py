@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fairseq.errors import UserError
-from fairseq.evaluation.attention_maps import AttentionMaps
+from fairseq.evaluation.attention_maps import AtPosition, AttentionMaps
 from fairseq.evaluation.curves import Curve
 from fairseq.evaluation.notes import Note
 from fairseq.evaluation.recl import ContextLosses, Gains
@@ -22,6 +22,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 NEAREST = 24  # tokens labelled on the axis
 STRONGEST = 5  # tokens labelled beside their weight
 CURVE_FORMATS = (".png", ".svg", ".pdf")
+MOST_ROWS = 60  # of a map with names
+DISTANCE = "distance (tokens; 0: the token just read)"
 FLOOR = 1e-3  # lower end of a map's colour scale, as a share of the largest weight
 
 
@@ -126,31 +128,56 @@ def draw_terms(path: Path, maps: AttentionMaps) -> None:
     _save(figure, path)
 
 
-def draw_position(path: Path, maps: AttentionMaps, heads: Sequence[tuple[int, int]]) -> None:
+def draw_position(path: Path, at: AtPosition, heads: Sequence[tuple[int, int]]) -> None:
     """Plot the attention of (layer, head) pairs at one position: the whole span, and the nearest words (Figure 6).
 
     Raises:
         UserError: the file cannot be written.
     """
-    span = len(maps.words)
+    span = len(at.words)
     near = min(NEAREST, span)
     figure = _figure(12, 2.4 * len(heads) + 1)
     panels = figure.subplots(len(heads), 2, squeeze=False, width_ratios=(3, 2))
     for (whole, close), (layer, head) in zip(panels, heads, strict=True):
-        weights = maps.at_position[layer, head]
+        weights = at.weights[layer, head]
         whole.vlines(np.arange(span), 0, weights, color=COLOURS[0], linewidth=max(0.6, min(4, 300 / span)))
         whole.set_xlim(span - 0.5, -0.5)
         whole.set_ylim(0, 1.25 * float(weights.max()))
-        _name_strongest(whole, weights, maps.words)
+        _name_strongest(whole, weights, at.words)
         whole.set_ylabel(f"layer {layer}, head {head}\nattention weight")
         close.bar(np.arange(near), weights[:near], color=COLOURS[1])
         close.set_xlim(near - 0.5, -0.5)
         close.set_ylim(0)
         close.set_ylabel("attention weight")
-        close.set_xticks(np.arange(near), [_shown(word) for word in maps.words[:near]], rotation=90, fontsize=8)
-    panels[-1, 0].set_xlabel("distance (tokens; 0: the token just read)")
+        close.set_xticks(np.arange(near), [_shown(word) for word in at.words[:near]], rotation=90, fontsize=8)
+    panels[-1, 0].set_xlabel(DISTANCE)
     panels[-1, 1].set_xlabel(f"the last {near} tokens")
-    figure.suptitle(f"attention when token {maps.position:,}, “{_shown(maps.target, 30)}”, is predicted", fontsize=11)
+    figure.suptitle(f"attention when token {at.position:,}, “{_shown(at.target, 30)}”, is predicted", fontsize=11)
+    _save(figure, path)
+
+
+def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple[int, int]]) -> None:
+    """Plot the attention of (layer, head) pairs over distance, one row per position (the rows of Figure 6).
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    span = max(len(at.words) for at in rows)
+    figure = _figure(12, len(heads) * _map_height(len(rows), 0.2))
+    panels = figure.subplots(len(heads), 1, squeeze=False, sharex=True)[:, 0]
+    step = -(-len(rows) // MOST_ROWS)
+    for panel, (layer, head) in zip(panels, heads, strict=True):
+        values = np.full((len(rows), span), np.nan)  # of tokens before the beginning, which stay white
+        for row, at in zip(values, rows, strict=True):
+            row[: len(at.words)] = at.weights[layer, head]
+        image = _draw_rows(panel, values, values[~np.isnan(values)])
+        panel.set_xlim(span - 0.5, -0.5)
+        names = [f"{_shown(at.target)}  {at.position:,}" for at in rows]
+        panel.set_yticks(range(0, len(rows), step), names[::step], fontsize=7)
+        panel.set_title(f"layer {layer}, head {head}", fontsize=10)
+        figure.colorbar(image, ax=panel, label="weight (log scale)", fraction=0.05, pad=0.02)
+    panels[-1].set_xlabel(DISTANCE)
+    figure.supylabel("predicted token and its position", fontsize=10)
     _save(figure, path)
 
 
@@ -232,8 +259,8 @@ def _few_ticks(panel: Any, places: np.ndarray, labels: Sequence[str], most: int 
     panel.set_xticks(places[::step], labels[::step], rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
 
 
-def _map_height(rows: int) -> float:
-    return min(14.0, max(2.6, 1.2 + 0.13 * rows))
+def _map_height(rows: int, each: float = 0.13) -> float:
+    return min(14.0, max(2.6, 1.2 + each * rows))
 
 
 def _visible(values: np.ndarray) -> np.ndarray:
@@ -243,23 +270,25 @@ def _visible(values: np.ndarray) -> np.ndarray:
 
 def _draw_map(panel: Any, values: np.ndarray, scale: np.ndarray | None = None) -> Any:
     """Draw *values* [L, H, D], one row per head, layer 0 on top; the colours span *scale* (default: *values*)."""
-    from matplotlib.colors import LogNorm
-
     layers, heads, span = values.shape
-    scale = values if scale is None else scale
-    highest = float(scale.max())
-    lowest = max(FLOOR * highest, min(float(scale[scale > 0].min()), highest / 10))
-    norm = LogNorm(lowest, highest, clip=True)
-    extent = (-0.5, span - 0.5, layers * heads - 0.5, -0.5)
-    image = panel.imshow(
-        values.reshape(-1, span), aspect="auto", norm=norm, cmap="viridis", interpolation="nearest", extent=extent
-    )
+    image = _draw_rows(panel, values.reshape(-1, span), values if scale is None else scale)
     for layer in range(1, layers):
         panel.axhline(layer * heads - 0.5, color="white", linewidth=0.8)
     panel.set_yticks([layer * heads + (heads - 1) / 2 for layer in range(layers)], range(layers))
     panel.set_ylabel("layer")
-    panel.set_xlabel("distance (tokens; 0: the token just read)")
+    panel.set_xlabel(DISTANCE)
     return image
+
+
+def _draw_rows(panel: Any, rows: np.ndarray, scale: np.ndarray) -> Any:
+    """Draw *rows* [R, D] of weights by distance, the first on top; the logarithmic colours span *scale*."""
+    from matplotlib.colors import LogNorm
+
+    highest = float(scale.max())
+    lowest = max(FLOOR * highest, min(float(scale[scale > 0].min()), highest / 10))
+    norm = LogNorm(lowest, highest, clip=True)
+    extent = (-0.5, rows.shape[1] - 0.5, len(rows) - 0.5, -0.5)
+    return panel.imshow(rows, aspect="auto", norm=norm, cmap="viridis", interpolation="nearest", extent=extent)
 
 
 def _name_strongest(panel: Any, weights: np.ndarray, words: Sequence[str]) -> None:

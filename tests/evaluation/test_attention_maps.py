@@ -24,7 +24,9 @@ from fairseq_cli import attention as command
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
 
-FILES = {"attention.npz", "results.json"} | {f"attention-{name}.png" for name in ("distance", "position", "terms")}
+FILES = {"attention.npz", "attention.html", "results.json"} | {
+    f"attention-{name}.png" for name in ("distance", "position", "terms")
+}
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +103,7 @@ def stub_reader(memory, tokens=103, length=8, rows=1):
 
 
 def stub_maps(memory, rows=1, position=50):
-    return stub_reader(memory, rows=rows).read(position)
+    return stub_reader(memory, rows=rows).read([position])
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -142,10 +144,53 @@ def test_terms_are_softmaxes_of_what_a_query_sees():
 @pytest.mark.parametrize("position, words", [(50, 13 + 50 % 8), (3, 4), (0, 1)])
 def test_words_stand_at_their_distance(position, words):
     maps = stub_maps(memory=12, position=position)
+    (at,) = maps.at_positions
     before = ["abcdefg"[place % 7] for place in range(position - 1, -1, -1)] + ["</s>"]
-    assert maps.words == before[:words] and maps.target == "abcdefg"[position % 7]
-    assert maps.at_position.shape == (1, 2, words)
-    assert maps.at_position[0, 0].argmax() == min(3, words - 1)
+    assert at.words == before[:words] and at.target == "abcdefg"[position % 7]
+    assert at.weights.shape == (1, 2, words)
+    assert at.weights[0, 0].argmax() == min(3, words - 1)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_several_positions_are_each_what_they_are_alone_and_stand_in_their_order(rows):
+    chosen = [50, 3, 49, 102]
+    together = stub_reader(memory=12, rows=rows).read(chosen).at_positions
+    for position, at in zip(chosen, together, strict=True):
+        (alone,) = stub_maps(memory=12, rows=rows, position=position).at_positions
+        assert (at.position, at.words, at.target) == (position, alone.words, alone.target)
+        np.testing.assert_array_equal(at.weights, alone.weights)
+
+
+def test_positions_are_rows_one_under_another(transformer_xl, tmp_path, monkeypatch):
+    drawn = {}
+
+    def draw(panel, rows, scale):
+        drawn[panel.get_subplotspec().rowspan.start] = rows.copy()
+        return draw_rows(panel, rows, scale)
+
+    draw_rows = command.plots._draw_rows
+    with monkeypatch.context() as patch:
+        patch.setattr(command.plots, "_draw_rows", draw)
+        patch.setattr(command.plots, "draw_distances", lambda path, maps: path.write_bytes(b""))
+        flags = "--heads 0:1,1:0 --positions 900,5,901,900 --batch-size 2 --no-terms"
+        figures = run(["--path", transformer_xl, "--results-path", tmp_path], flags)
+    assert figures["at_positions"] == [900, 5, 901]
+    with np.load(tmp_path / "attention.npz") as saved:
+        assert saved["positions"].tolist() == [900, 5, 901] and saved["words"].shape == (3, 28 + 2)
+        assert (saved["words"][1, 6:] == "").all() and (saved["words"][1, :6] != "").all()
+        assert np.isnan(drawn[0]).sum(1).tolist() == [1, 24, 0]  # distances that a row does not have
+        np.testing.assert_array_equal(np.nan_to_num(drawn[0]), saved["at_position"][:, 0, 1])
+        np.testing.assert_array_equal(np.nan_to_num(drawn[1]), saved["at_position"][:, 1, 0])
+    assert (tmp_path / "attention-position.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report_needs_no_other_file_and_paths_cannot_change_it(transformer_xl, tmp_path):
+    path = tmp_path / "<b>&.pt"
+    path.symlink_to(transformer_xl)
+    run(["--path", path, "--results-path", tmp_path / "out"], "--positions 900,901 --no-terms")
+    page = (tmp_path / "out" / "attention.html").read_text()
+    assert page.count("data:image/png;base64,") == 2 and "http" not in page and "<script" not in page
+    assert "<b>" not in page and "&lt;b&gt;&amp;.pt" in page and "<dt>Commit</dt>" in page
 
 
 class Watched(naive.NaiveLM):
@@ -202,6 +247,7 @@ def test_averages_are_those_of_naive_accumulation(memory, rows, tmp_path):
 def test_a_transformer_xl_shows_everything(transformer_xl, tmp_path, capsys):
     flags = "--heads 0:1,1:0 --position 900 --batch-size 2"
     figures = run(["--path", transformer_xl, "--results-path", tmp_path], flags)
+    assert (tmp_path / "attention.html").read_text().count("data:image/png;base64,") == 3
     assert figures["segment"] == 16 and figures["memory"] == 24 and figures["rows"] == 2
     with np.load(tmp_path / "attention.npz") as saved:
         for name in ("attention", "term_a", "term_b", "term_c", "term_d"):
@@ -232,7 +278,7 @@ def test_results_are_all_of_one_run(transformer_xl, tmp_path, monkeypatch):
     before = {file.name: file.read_bytes() for file in (tmp_path / "results").iterdir()}
     assert set(before) == FILES
 
-    def interrupted(path, maps, heads):
+    def interrupted(path, at, heads):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -296,9 +342,11 @@ def test_a_position_with_full_memory_is_chosen_by_the_seed():
         (f"--path {BASELINE} --results-path out --heads 0:1,", "--heads 0:1,: expected layer:head pairs"),
         (f"--path {BASELINE} --results-path out --heads 0:1,2:0", "--heads 2:0: out of range; layers go from 0 to 1"),
         (f"--path {BASELINE} --results-path out --heads -1:0", "--heads"),
-        (f"--path {BASELINE} --results-path out --position -1", "--position -1: must be at least 0"),
-        (f"--path {BASELINE} --results-path out --position 2292", "--position 2292: must be from 0 to"),
-        (f"--path {BASELINE} --results-path out --first-tokens 9 --position 9", "--position 9: must be from 0 to 8"),
+        (f"--path {BASELINE} --results-path out --position -1", "--positions -1: must be at least 0"),
+        (f"--path {BASELINE} --results-path out --position 2292", "--positions 2292: must be from 0 to"),
+        (f"--path {BASELINE} --results-path out --first-tokens 9 --position 9", "--positions 9: must be from 0 to 8"),
+        (f"--path {BASELINE} --results-path out --positions 3,2292", "--positions 2292: must be from 0 to 2291"),
+        (f"--path {BASELINE} --results-path out --positions 3,x", "--positions: expected a whole number, got 'x'"),
         (f"--path {BASELINE} --results-path /dev/null/x", "--results-path /dev/null/x: cannot be written"),
         (
             f"--path {SHORTFORMER} --results-path out --first-tokens 64",
