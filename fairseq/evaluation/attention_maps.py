@@ -88,7 +88,7 @@ class AttentionMaps:
     def save(self, path: Path) -> None:
         """Write the arrays under these names, terms as ``term_a`` …, to the NPZ file *path* atomically.
 
-        Of P chosen ``positions``, ``at_position`` is [P, L, H, S] and ``words`` [P, S]; zeros and "" fill shorter spans.
+        Of P chosen ``positions``, ``at_position`` is [P, L, H, S] and ``words`` [P, S], padded with zeros and "".
 
         Raises:
             UserError: the file cannot be written.
