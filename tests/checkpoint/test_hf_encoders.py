@@ -208,6 +208,26 @@ def test_untied_weights_are_kept(tmp_path: Path) -> None:
     assert torch.equal(model.encoder.lm_head.weight, weight)
 
 
+def test_an_untied_output_layer_has_the_bias_that_transformers_reads(tmp_path: Path) -> None:
+    biases = {"cls.predictions.decoder.bias": torch.randn(131), "cls.predictions.bias": torch.zeros(131)}
+    weight = {"cls.predictions.decoder.weight": torch.randn(131, 32)}
+    folder = copied("bert", tmp_path, {"tie_word_embeddings": False}, **weight, **biases)
+    model, _ = load_model(imported(folder, tmp_path / "out"))
+    assert torch.equal(model.encoder.lm_head.bias, biases["cls.predictions.decoder.bias"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bare", [False, True])
+def test_encoders_without_an_output_layer_are_refused(name: str, bare: bool, tmp_path: Path) -> None:
+    heads = ("cls.", "lm_head.", "generator_", "discriminator_")
+    state = safetensors.load_file(GOLDEN / name / "model.safetensors")
+    kept = {key.partition(".")[2] if bare else key: value for key, value in state.items() if not key.startswith(heads)}
+    folder = copied(name, tmp_path)
+    safetensors.save_file(kept, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"no output layer for tokens; save it as \w+ForMaskedLM"):
+        imported(folder, tmp_path / "out")
+
+
 def test_encoders_are_no_language_models(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="BertModel is an encoder, which does not predict the next token"):
         LanguageModel.from_pretrained(imported(GOLDEN / "bert", tmp_path / "out"))

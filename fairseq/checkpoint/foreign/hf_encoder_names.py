@@ -16,6 +16,17 @@ OUTPUT_WEIGHTS = {
     "roberta": "lm_head.decoder.weight",
     "generator": "generator_lm_head.weight",
 }
+OUTPUT_BIASES = {
+    "bert": "cls.predictions.bias",
+    "roberta": "lm_head.bias",
+    "generator": "generator_lm_head.bias",
+}
+HEADS = {  # first part of the names of the output layer
+    "bert": "cls.predictions.",
+    "roberta": "lm_head.",
+    "generator": "generator_predictions.",
+    "discriminator": "discriminator_predictions.",
+}
 
 
 @dataclass(frozen=True)
@@ -85,14 +96,14 @@ def _head(sizes: EncoderSizes) -> Iterator[Parameter]:
         yield from _linear(f"{ours}.dense", f"{theirs}.dense", sizes.dim, sizes.dim)
         yield from _linear(f"{ours}.out_proj", f"{theirs}.dense_prediction", 1, sizes.dim)
         return
-    dense, norm, bias = {
-        "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
-        "roberta": ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
-        "generator": ("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"),
+    dense, norm = {
+        "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
+        "roberta": ("lm_head.dense", "lm_head.layer_norm"),
+        "generator": ("generator_predictions.dense", "generator_predictions.LayerNorm"),
     }[sizes.kind]
     yield from _linear("encoder.lm_head.dense", dense, sizes.embed_dim, sizes.dim)
     yield from _norm("encoder.lm_head.layer_norm", norm, sizes.embed_dim)
-    yield Parameter(OUTPUT_BIAS, bias, (sizes.vocabulary,))
+    yield Parameter(OUTPUT_BIAS, OUTPUT_BIASES[sizes.kind], (sizes.vocabulary,))
     if sizes.untied:
         yield Parameter(OUTPUT, OUTPUT_WEIGHTS[sizes.kind], (sizes.vocabulary, sizes.embed_dim))
 

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from fairseq.checkpoint.foreign.hf_encoder_names import (
+    BASES,
+    HEADS,
     OUTPUT,
     OUTPUT_BIAS,
+    OUTPUT_BIASES,
     OUTPUT_WEIGHTS,
     POSITIONS,
     TOKENS,
@@ -100,6 +103,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int
     if family == "electra":
         kind = "discriminator" if any(name.startswith("discriminator_predictions.") for name in state) else "generator"
     sizes = _sizes(kind, settings, path)
+    _check_head(state, sizes, str(folder))
     model = _convert(state, sizes, str(folder))
     roles = {role: _id(settings[f"{role}_token_id"], f"{role}_token_id", sizes, path) for role in _roles(settings)}
     return model, _args(sizes, settings, path), roles
@@ -202,10 +206,19 @@ def _id(value: Any, name: str, sizes: EncoderSizes, path: Path) -> int:
     return value
 
 
+def _check_head(state: Mapping[str, Tensor], sizes: EncoderSizes, where: str) -> None:
+    """Raise UserError for a model without an output layer that predicts tokens, such as a classifier."""
+    if not any(name.removeprefix("module.").startswith(HEADS[sizes.kind]) for name in state):
+        classes = [CLASSES[kind] for kind in CLASSES if BASES[kind] == BASES[sizes.kind]]
+        raise UserError(f"{where}: the model has no output layer for tokens; save it as {' or '.join(classes)}")
+
+
 def _convert(state: Mapping[str, Tensor], sizes: EncoderSizes, where: str) -> dict[str, Tensor]:
     tensors = Tensors(state, where)
     for name in [name for name in tensors.left if not set(UNUSED).isdisjoint(name.split("."))]:
         del tensors.left[name]
+    if sizes.untied and (own := OUTPUT_WEIGHTS[sizes.kind].replace("weight", "bias")) in tensors.left:
+        tensors.left[OUTPUT_BIASES[sizes.kind]] = tensors.left.pop(own)  # the one that an untied model reads
     model = {ours: tensors.take(theirs, *shape) for ours, theirs, shape in parameters(sizes)}
     model[POSITIONS] = torch.cat([torch.zeros(sizes.first_position, sizes.embed_dim), model[POSITIONS]])
     if sizes.kind != "discriminator":
