@@ -117,13 +117,18 @@ def parse_args_and_arch(
 
 
 def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable[[], Parser]) -> None:
-    """Parse the process's command line and run *main*; a user's mistake is one line on stderr and exit code 2."""
+    """Parse the process's command line and run *main* as :func:`run_program` does."""
+    run_program(lambda: main(parse_args_and_arch(make_parser())))
+
+
+def run_program(program: Callable[[], Any]) -> None:
+    """Run *program*; a user's mistake is one line on stderr and exit code 2."""
     keep_freed_memory()
     protect_terminal()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # until here it ended the process: imports are done
     try:
-        main(parse_args_and_arch(make_parser()))
+        program()
         sys.stdout.flush()
     except UserError as error:
         fail(str(error))

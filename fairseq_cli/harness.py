@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from fairseq import config, options
 from fairseq.command_settings import HarnessConfig
 from fairseq.errors import UserError
-from fairseq.evaluation.harness import EXTRA
+from fairseq.evaluation.harness import harness_model, require_harness
 from fairseq.evaluation.report import write_results
 from fairseq.files import prepare_folder
 from fairseq.provenance import about_run
@@ -33,8 +32,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
             read or written.
     """
     cfg = config.typed(HarnessConfig, args)
-    if importlib.util.find_spec("lm_eval") is None:
-        raise UserError(f"fairseq-harness: needs lm-eval, which is not installed; {EXTRA}")
+    require_harness()
     names = [name for name in (cfg.tasks or "").split(",") if name]
     if not names:
         raise UserError("--tasks: name one task or several, separated by commas")
@@ -43,8 +41,6 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     if cfg.results_path is not None:
         prepare_folder("--results-path", cfg.results_path)
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
-    from fairseq.evaluation.harness import harness_model
-
     device = "cuda" if torch.cuda.is_available() and not cfg.cpu else "cpu"
     model = harness_model()(args.checkpoint, cfg.data, cfg.batch_size, device, cfg.max_gen_toks)
     metrics = _evaluate(model, names, cfg)

@@ -1,11 +1,11 @@
 """Adapter for EleutherAI's lm-evaluation-harness: its three kinds of requests, answered by a language model.
 
-:class:`Requests` does not need the harness; :func:`harness_model` gives its model class, registered as ``fairseq``.
+:class:`Requests` does not need the harness; :func:`harness_model` gives its model class (``harness_lm.py``).
 """
 
 from __future__ import annotations
 
-import functools
+import importlib.util
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -217,55 +217,19 @@ def _is_open(model: LanguageModel) -> bool:
     return isinstance(subwords, GPT2) or (isinstance(subwords, HuggingFace) and subwords.byte_level)
 
 
-@functools.cache
+def require_harness() -> None:
+    """Raise UserError unless the harness is installed."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UserError(f"needs lm-eval, which is not installed; {EXTRA}")
+
+
 def harness_model() -> Any:
     """Return the model class of the harness, which is registered there as ``fairseq``.
 
     Raises:
         UserError: the harness is not installed.
     """
-    try:
-        from lm_eval.api.model import LM
-        from lm_eval.api.registry import register_model
-    except ImportError:
-        raise UserError(f"fairseq-harness: needs lm-eval, which is not installed; {EXTRA}") from None
-
-    @register_model("fairseq")
-    class FairseqLM(LM):
-        """A model of the harness; arguments: ``path``, ``data``, ``batch_size``, ``device``, ``max_gen_toks``."""
-
-        def __init__(
-            self,
-            path: str,
-            data: str | None = None,
-            batch_size: int | str = 8,
-            device: str = "cpu",
-            max_gen_toks: int | str = 256,
-            max_batch_size: Any = None,
-        ) -> None:
-            super().__init__()
-            if not str(batch_size).isdecimal() or not int(batch_size):
-                raise UserError(f"batch_size {batch_size}: expected a number of rows, at least 1")
-            model = LanguageModel.from_pretrained(path, data, device=device)
-            self.requests = Requests(model, int(batch_size), int(max_gen_toks))
-
-        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-            return self.requests.log_likelihoods([_plain(request.args, 2) for request in requests])
-
-        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-            return self.requests.rolling(_plain(request.args, 1)[0] for request in requests)
-
-        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-            return self.requests.generations(_plain(request.args, 2) for request in requests)
-
-        def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
-            raise UserError("apply_chat_template: the model has no chat template; choose tasks of plain text")
+    require_harness()
+    from fairseq.evaluation.harness_lm import FairseqLM
 
     return FairseqLM
-
-
-def _plain(args: tuple[Any, ...], count: int) -> Any:
-    """Return the arguments of a request, if they are text."""
-    if len(args) != count:
-        raise UserError("the task asks for images or sound; choose tasks of plain text")
-    return args

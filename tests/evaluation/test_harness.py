@@ -8,6 +8,7 @@ import logging
 import math
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fairseq.generation import sample
 from fairseq.hub import LanguageModel
 from fairseq.models.inference import Reader
 from fairseq.models.loading import stored_parameters
-from fairseq_cli import eval_lm, harness
+from fairseq_cli import eval_lm, harness, lm_eval
 
 SMALL = "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48 --decoder-attention-heads 4"
 SMALL += " --criterion adaptive_loss --max-tokens 64 --cpu --tokens-per-sample 8"
@@ -185,6 +186,52 @@ def test_local_tasks_of_the_harness_agree_with_our_scores(offline: None, tmp_pat
     assert found["rolling"]["bits_per_byte"] == pytest.approx(-sum(totals) / math.log(2) / size, rel=1e-6)
     assert found["choice"]["acc"] == 1.0 and found["until"]["exact_match"] == 1.0
     assert harness_model() is harness_model()
+
+
+def test_the_harness_runs_the_model_from_its_own_command_line(
+    offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("lm_eval", reason="the [eval] extra is not installed")
+    path = saved("baseline", tmp_path / "model")
+    model = LanguageModel.from_pretrained(path)
+    texts = [words(model, *range(start, start + 9)) for start in (5, 40)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    kind, more = KINDS["rolling"]
+    task = TASK.format(name="rolling", data=tmp_path / "data.jsonl", kind=kind, more=more)
+    (tmp_path / "rolling.yaml").write_text(task)
+
+    flags = f"--model fairseq --model_args path={path} --tasks {tmp_path / 'rolling.yaml'} --device cpu"
+    argv = ["fairseq-lm-eval", "run", *flags.split(), "--output_path", str(tmp_path / "results")]
+    monkeypatch.setattr("sys.argv", argv)
+    lm_eval.cli_main()
+    [results] = [json.loads(file.read_text()) for file in (tmp_path / "results").rglob("results*.json")]
+    total = sum(float(Requests(model).rolling([text])[0]) for text in texts)
+    size = sum(len(text.encode()) for text in texts)
+    assert results["results"]["rolling"]["bits_per_byte,none"] == pytest.approx(-total / math.log(2) / size, rel=1e-6)
+
+
+def test_mistakes_in_the_harness_command_line_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lm_eval", reason="the [eval] extra is not installed")
+    for given, message in [
+        ("path=model.pt,beam=4", "--model_args: beam: unknown; the arguments are path, data, "),
+        ("data=x", "--model_args: path=CHECKPOINT is missing"),
+        ("path=nowhere.pt", "nowhere.pt: "),
+    ]:
+        monkeypatch.setattr("lm_eval.__main__.cli_evaluate", partial(harness_model().create_from_arg_string, given))
+        monkeypatch.setattr("sys.argv", ["fairseq-lm-eval"])
+        with pytest.raises(SystemExit) as stop:
+            lm_eval.cli_main()
+        assert stop.value.code == 2 and f"fairseq-lm-eval: error: {message}" in capsys.readouterr().err
+
+
+def test_the_harness_finds_the_model_by_its_entry_point() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    entry = '[project.entry-points."lm_eval.models"]\nfairseq = "fairseq.evaluation.harness_lm:FairseqLM"\n'
+    assert entry in project
+    pytest.importorskip("lm_eval", reason="the [eval] extra is not installed")
+    assert (harness_model().__module__, harness_model().__name__) == ("fairseq.evaluation.harness_lm", "FairseqLM")
 
 
 def test_a_missing_harness_or_task_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

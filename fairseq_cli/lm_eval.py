@@ -1,0 +1,27 @@
+"""The command line of EleutherAI's lm-evaluation-harness, with ``--model fairseq``."""
+
+from __future__ import annotations
+
+from fairseq import options
+from fairseq.evaluation.harness import harness_model
+
+
+def main() -> None:
+    """Run ``lm_eval`` on the process's command line.
+
+    Raises:
+        UserError: the harness is not installed, or the model cannot be read or does not do what a task asks for.
+    """
+    harness_model()  # registers it
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
+
+
+def cli_main() -> None:
+    """``fairseq-lm-eval``."""
+    options.run_program(main)
+
+
+if __name__ == "__main__":
+    cli_main()
