@@ -29,6 +29,7 @@ from fairseq.settings import (
     DistributedConfig,
     MemoryConfig,
     OptimizationConfig,
+    ProfileConfig,
     StreamConfig,
 )
 from fairseq.unused_flags import add_unread
@@ -96,7 +97,7 @@ def get_training_parser(default_task: str = "language_modeling") -> Parser:
     """The flags of ``fairseq-train``; those of the chosen parts join when a command line is parsed."""
     parser = Parser(
         "Train a model on data from fairseq-preprocess. --arch NAME --help lists the flags of that architecture.",
-        [CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig],
+        [CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig, ProfileConfig],
         ["task", "arch", "criterion", "optimizer", "lr_scheduler"],
         examples=[
             "fairseq-train data-bin --arch transformer_lm_demo --max-tokens 4096 --max-update 1000",

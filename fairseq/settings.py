@@ -214,6 +214,18 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class ProfileConfig:
+    """Profiling: the updates of a run that are traced."""
+
+    profile: str | None = flag(
+        None,
+        "updates after FROM, up to TO, to profile (without a value: 10:20)",
+        metavar="FROM:TO",
+        const="10:20",
+    )
+
+
+@dataclass(frozen=True)
 class MemoryConfig:
     """Memory: settings that may differ at evaluation, because no parameter depends on them."""
 
@@ -277,6 +289,7 @@ class TrainingSettings(Settings):
     distributed: DistributedConfig
     optimization: OptimizationConfig
     checkpoint: CheckpointConfig
+    profiling: ProfileConfig
     optimizer: Any
     lr_scheduler: Any
 

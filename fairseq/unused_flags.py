@@ -17,7 +17,7 @@ fast-stat-sync fix-batches-to-gpus fp16-no-flatten-grads fp32-reduce-scatter fut
 grouped-shuffling ignore-unused-valid-subsets iter-decode-force-max-iter iter-decode-with-external-reranker
 load-checkpoint-on-all-dp-ranks no-beamable-mm no-early-stop no-reshard-after-forward
 no-seed-provided not-fsdp-flatten-parameters offload-activations on-cpu-convert-precision pad-to-fixed-bsz
-pad-to-fixed-length print-step profile quiet report-accuracy reset-logging retain-iter-history save-async
+pad-to-fixed-length print-step quiet report-accuracy reset-logging retain-iter-history save-async
 skip-remainder-batch suppress-crashes update-epoch-batch-itr update-ordered-indices-seed use-nbm use-old-adam
 use-plasma-view use-sharded-state write-checkpoints-asynchronously
 """

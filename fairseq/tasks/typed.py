@@ -21,6 +21,7 @@ from fairseq.settings import (
     DataConfig,
     DistributedConfig,
     OptimizationConfig,
+    ProfileConfig,
     Settings,
     TrainingSettings,
 )
@@ -48,6 +49,7 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
         distributed=config.extract(DistributedConfig, args),
         optimization=config.extract(OptimizationConfig, args),
         checkpoint=config.extract(CheckpointConfig, args),
+        profiling=config.extract(ProfileConfig, args),
         optimizer=_part(OPTIMIZERS, "optimizer", args),
         lr_scheduler=_part(LR_SCHEDULERS, "lr_scheduler", args),
     )

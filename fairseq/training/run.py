@@ -23,12 +23,13 @@ from fairseq.distributed.sharding import build_device
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import progress_bar
 from fairseq.logging.recorders import recording
-from fairseq.settings import CheckpointConfig, DataConfig, TrainingSettings
+from fairseq.settings import DataConfig, TrainingSettings
 from fairseq.tasks import FairseqTask, setup_task
 from fairseq.training import log
 from fairseq.training.best import Best
 from fairseq.training.log import Clock
 from fairseq.training.nonfinite import FILE, Finding, NonFinite
+from fairseq.training.profiling import profiling, window_of
 from fairseq.training.saving import Saver
 from fairseq.training.stages import Stage
 from fairseq.training.stop import StopVote
@@ -64,7 +65,7 @@ class Run:
         self.common = settings.common
         self.max_update = stage.max_update if stage else self.cfg.max_update
         data = settings.data
-        _check(self.saving, data)
+        _check(settings)
         torch.manual_seed(self.common.seed)
         self.task: FairseqTask = setup_task(settings)
         given = settings.given_to(type(self.task), settings)
@@ -126,7 +127,10 @@ class Run:
         if self._at_limit():
             logger.info("nothing to do: a limit is reached after %d updates", self.trainer.num_updates)
         recorded = self.common if self.world.is_first else None
-        with recording(recorded, self.saving.save_dir, self.trainer.num_updates) as self.record:
+        with (
+            recording(recorded, self.saving.save_dir, self.trainer.num_updates) as self.record,
+            profiling(self.settings, self.world) as self.observed,
+        ):
             while not self._at_limit():
                 self._train_epoch()
         self.saver.wait()
@@ -174,7 +178,8 @@ class Run:
         with self._bar(groups, epoch, math.ceil(len(self.batches) / frequency), start=done) as bar:
             for samples in bar:
                 try:
-                    updated = trainer.train_step(samples, self.stop, self.batches.rebatch)
+                    with self.observed(trainer.num_updates):
+                        updated = trainer.train_step(samples, self.stop, self.batches.rebatch)
                 except NonFinite as error:
                     self._save_for_inspection(error.finding)
                     raise
@@ -380,12 +385,14 @@ def _splits(data: DataConfig) -> list[str]:
     return [split.strip() for split in data.valid_subset.split(",")]
 
 
-def _check(saving: CheckpointConfig, data: DataConfig) -> None:
+def _check(settings: TrainingSettings) -> None:
     """Check settings that are otherwise first used after hours.
 
     Raises:
-        UserError: a setting of validation or checkpoints is invalid.
+        UserError: a setting of validation, checkpoints or profiling is invalid.
     """
+    data = settings.data
     if not all(_splits(data)):
         raise UserError(f"--valid-subset {data.valid_subset!r}: empty name; --disable-validation skips validation")
-    parse_dict("--optimizer-overrides", saving.optimizer_overrides)
+    parse_dict("--optimizer-overrides", settings.checkpoint.optimizer_overrides)
+    window_of(settings)

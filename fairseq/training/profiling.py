@@ -1,0 +1,153 @@
+"""Profile of some updates of a run: a trace, a table of operators and, on a GPU, a memory snapshot."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from fairseq.distributed import World
+from fairseq.errors import UserError
+from fairseq.files import atomic_folder, prepare_folder
+from fairseq.settings import TrainingSettings
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "profile"  # in --save-dir
+FILES = ("operators.txt", "memory.pickle", "trace.json")
+OPERATORS = 40  # rows of the table
+ALLOCATIONS = 200_000  # most entries of the memory snapshot
+
+Observer = Callable[[int], contextlib.AbstractContextManager[object]]
+"""Given the number of updates done, a context for the next update."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The updates after *first*, up to and including *last*."""
+
+    first: int
+    last: int
+
+
+def parse_window(text: str, max_update: int) -> Window:
+    """The updates that the value *text* of ``--profile`` asks for, e.g. ``10:13``.
+
+    Args:
+        text: as given.
+        max_update: last update of the run; 0: no limit.
+
+    Raises:
+        UserError: *text* is malformed, empty or beyond *max_update*.
+    """
+    match = re.fullmatch(r"\s*(\d{1,10})\s*:\s*(\d{1,10})\s*", text, re.ASCII)
+    if match is None:
+        raise UserError(f"--profile {text}: expected FROM:TO, two numbers of updates such as 10:13")
+    first, last = int(match[1]), int(match[2])
+    if first >= last:
+        raise UserError(f"--profile {text}: FROM must be less than TO; {first}:{first + 3} profiles three updates")
+    if 0 < max_update < last:
+        raise UserError(f"--profile {text}: beyond the last update, {max_update}; give TO up to {max_update}")
+    return Window(first, last)
+
+
+def window_of(settings: TrainingSettings) -> Window | None:
+    """The updates to profile; None without ``--profile``.
+
+    Raises:
+        UserError: see :func:`parse_window`.
+    """
+    text = settings.profiling.profile
+    return None if text is None else parse_window(text, settings.optimization.max_update)
+
+
+@contextlib.contextmanager
+def profiling(settings: TrainingSettings, world: World) -> Iterator[Observer]:
+    """An observer of updates that writes the profile of ``--profile`` to ``--save-dir``, on the first process.
+
+    A run that ends or resumes inside the window profiles its part of it. Without a window the observer does nothing.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    window = window_of(settings)
+    if window is None or not world.is_first:
+        yield contextlib.nullcontext
+        return
+    profiler = _Profiler(window, Path(settings.checkpoint.save_dir) / FOLDER, world.device)
+    try:
+        yield profiler.update
+        profiler.finish()
+    finally:
+        profiler.abandon()
+
+
+class _Profiler:
+    """Profiles a window of updates once."""
+
+    def __init__(self, window: Window, folder: Path, device: torch.device) -> None:
+        prepare_folder("--profile", folder)
+        self.window = window
+        self.folder = folder
+        self.device = device
+        self.first = self.updates = 0
+        self.finished = False
+        self.running: profile | None = None
+
+    @contextlib.contextmanager
+    def update(self, done: int) -> Iterator[None]:
+        """Context of the update after *done* ones; updates that are repeated after an overflow are counted, too."""
+        if self.running is None and not self.finished and self.window.first <= done < self.window.last:
+            self._start(done)
+        yield
+        if self.running is not None:
+            self.updates += 1
+            if done + 1 >= self.window.last:
+                self.finish()
+
+    def finish(self) -> None:
+        """Write what was profiled, if anything was."""
+        if self.running is None:
+            return
+        found = self.running
+        found.stop()
+        with atomic_folder(self.folder, FILES, "--profile") as folder:
+            operators, memory, trace = (folder / name for name in FILES)
+            found.export_chrome_trace(str(trace))
+            operators.write_text(self._table(found), encoding="utf-8")
+            if self.device.type == "cuda":
+                torch.cuda.memory._dump_snapshot(str(memory))
+        self._stop_recording()
+        logger.info("profile of %d updates from %d on: %s", self.updates, self.first + 1, self.folder)
+
+    def abandon(self) -> None:
+        """Stop profiling without a result, if it runs."""
+        if self.running is not None:
+            self.running.stop()
+            self._stop_recording()
+
+    def _start(self, done: int) -> None:
+        self.first = done
+        activities = [ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+            torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS, stacks="python")
+        self.running = profile(activities=activities)
+        self.running.start()
+
+    def _stop_recording(self) -> None:
+        self.running, self.finished = None, True
+        if self.device.type == "cuda":
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _table(self, found: profile) -> str:
+        """The operators that took most time on the device, and their sums."""
+        sort = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
+        table = found.key_averages().table(sort_by=sort, row_limit=OPERATORS, max_name_column_width=70)
+        return f"{self.updates} updates from {self.first + 1} on; {self.device}, torch {torch.__version__}\n{table}\n"
