@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import logging
 import re
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 # C0 but for tab and line feed, DEL, C1, and the marks that reorder a line.
@@ -20,6 +22,23 @@ def printable(text: str) -> str:
 def page_text(text: str) -> str:
     """Return *text* for an HTML page: printable, with ``<``, ``&`` and quotes escaped."""
     return html.escape(printable(text))
+
+
+@contextlib.contextmanager
+def byte_bar(total: int, what: str = "") -> Iterator[Callable[[int], Any]]:
+    """Give a function to call with the bytes read since its last call; on a terminal it moves a bar.
+
+    Args:
+        total: bytes in all.
+        what: text before the bar.
+    """
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from tqdm import tqdm  # its import takes longer than tokenising a short text
+
+    with tqdm(total=total, desc=printable(what), unit="B", unit_scale=True, leave=False) as bar:
+        yield bar.update
 
 
 class Formatter(logging.Formatter):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from tqdm import tqdm
 
 from fairseq.data.dictionary import NONE, Dictionary
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
@@ -21,7 +20,7 @@ from fairseq.data.note_words import LINE_END, NoteWords, WordMarker, read_words
 from fairseq.data.raw_text import check_raw, no_words
 from fairseq.data.workers import Workers
 from fairseq.errors import UserError
-from fairseq.terminal import printable
+from fairseq.terminal import byte_bar
 from fairseq.tokenizers.rules import SubwordMarks, WordRule
 
 CHUNK_BYTES = 1 << 24  # given to a process at once
@@ -287,10 +286,8 @@ def _over(pool: Workers[R], path: str, doing: str) -> Iterator[R]:
     """The results of the pool's ``task(path, start, end)`` for the parts of *path*, in order, with a progress bar."""
     size = check_raw(path)
     chunks = list(_chunks(path, min(CHUNK_BYTES, -(-size // pool.count))))
-    name = os.path.basename(path)
-    bar = tqdm(total=size, desc=printable(f"{doing} {name}"), unit="B", unit_scale=True, disable=None, leave=False)
-    with bar:
+    with byte_bar(size, f"{doing} {os.path.basename(path)}") as report:
         results = pool.map((path, start, end) for start, end in chunks)
         for (start, end), result in zip(chunks, results, strict=True):
-            bar.update(end - start)
+            report(end - start)
             yield result

@@ -8,16 +8,16 @@ which ``</s>`` represents: a split has as many tokens as characters, or one more
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
-from tqdm import tqdm
 
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.files import atomic_file
+from fairseq.terminal import byte_bar
 
 LINE_ENDS = {"bytes": ord("\n"), "letters": ord(" ")}
 LETTERS = frozenset(b"abcdefghijklmnopqrstuvwxyz ")
@@ -54,11 +54,11 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
         destdir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:
             text = files.enter_context(open(source, "rb"))
-            bar = files.enter_context(tqdm(total=total, unit="B", unit_scale=True, disable=None, leave=False))
+            report = files.enter_context(byte_bar(total))
             tokens, counts = {}, np.zeros(256, dtype=np.int64)
             for name, size in split_sizes(total).items():
                 out = files.enter_context(atomic_file(destdir / f"{name}.txt"))
-                tokens[name] = _write_split(text, out, size, kind, counts, bar)
+                tokens[name] = _write_split(text, out, size, kind, counts, report)
             _write_dictionary(files.enter_context(atomic_file(destdir / "dict.txt")), counts, kind)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename or source}: file not found; check the path") from None
@@ -67,7 +67,9 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
     return tokens
 
 
-def _write_split(text: BinaryIO, out: BinaryIO, size: int, kind: str, counts: np.ndarray, bar: tqdm) -> int:
+def _write_split(
+    text: BinaryIO, out: BinaryIO, size: int, kind: str, counts: np.ndarray, report: Callable[[int], Any]
+) -> int:
     """Write the next *size* bytes of *text* as symbols, and count them; return the number of tokens."""
     end = LINE_ENDS[kind]
     table = [b"\n" if byte == end else f"{symbol(byte, kind)} ".encode("latin-1") for byte in range(256)]
@@ -82,7 +84,7 @@ def _write_split(text: BinaryIO, out: BinaryIO, size: int, kind: str, counts: np
         out.write(b"".join([table[byte] for byte in chunk]))
         counts += np.bincount(np.frombuffer(chunk, np.uint8), minlength=256)
         last = chunk[-1]
-        bar.update(len(chunk))
+        report(len(chunk))
     if last != end:
         out.write(b"\n")
         tokens += 1

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from tqdm import tqdm
-
 from fairseq import checksums
 from fairseq.data.binarizer import count_words
 from fairseq.data.raw_text import (
@@ -30,7 +28,7 @@ from fairseq.data.raw_text import (
 from fairseq.data.workers import Workers
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular
-from fairseq.terminal import printable
+from fairseq.terminal import byte_bar
 from fairseq.tokenizers import Subwords, Tokenizer, WordTokenizer
 
 FEWEST_KNOWN = 0.5  # share of a text's characters that its codes must know
@@ -183,10 +181,8 @@ def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, Raw
 def _progress(
     path: str, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]]
 ) -> Iterator[tuple[bytes, RawCounts]]:
-    shown = printable(f"tokenising {os.path.basename(path)}")
-    bar = tqdm(total=check_raw(path), desc=shown, unit="B", unit_scale=True, disable=None, leave=False)
-    with bar:
-        yield from workers.map((block, form) for block in read_blocks(path, form, bar.update))
+    with byte_bar(check_raw(path), f"tokenising {os.path.basename(path)}") as report:
+        yield from workers.map((block, form) for block in read_blocks(path, form, report))
 
 
 def check_alphabet(tokenizer: Tokenizer | None, lines: Sequence[str]) -> None:

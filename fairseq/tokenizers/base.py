@@ -116,16 +116,18 @@ class Vocabulary:
 
     def __init__(self, symbols: Mapping[int, str], unknown: int | None, source: str) -> None:
         escaped = {index: _escaped(symbol) for index, symbol in symbols.items() if symbol.split() != [symbol]}
-        self._table = {**symbols, **escaped} | ({unknown: UNKNOWN} if unknown is not None else {})
-        self._plain = {self._table[index]: symbols[index] for index in escaped}
-        if len(set(self._table.values())) < len(self._table):
-            written = Counter(self._table.values()).most_common(1)[0][0]
+        table = {**symbols, **escaped} | ({unknown: UNKNOWN} if unknown is not None else {})
+        self._plain = {table[index]: symbols[index] for index in escaped}
+        if len(set(table.values())) < len(table):
+            written = Counter(table.values()).most_common(1)[0][0]
             raise UserError(f"{source}: two symbols are written {written[:40]!r}; remove one of them")
+        # Where ids have no gaps, a list: this lookup is the only loop over symbols in Python.
+        dense = table.keys() == set(range(len(table)))
+        self._symbol = ([table[index] for index in range(len(table))] if dense else table).__getitem__
 
     def line(self, ids: Iterable[int]) -> str:
         """Return the symbols of *ids*, separated by spaces."""
-        table = self._table
-        return " ".join([table[index] for index in ids])
+        return " ".join(map(self._symbol, ids))
 
     def plain(self, symbols: Iterable[str]) -> list[str]:
         """Return written *symbols* as the library has them."""
