@@ -4,7 +4,7 @@
     python -m benchmarks.gpu --small            # the same program with small models, on the CPU
 
 ``benchmarks/gpu.sh`` runs it with the tests that need a GPU and writes one report. Each case is a separate process.
-FLOPs are those that torch counts in a step; the peak is the best 2048 × 1024 × 4096 matrix product in the same type.
+FLOPs are those of the log's ``mfu``; the peak is the best 2048 × 1024 × 4096 matrix product in the same type.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import encoders, generation, language_model, machine
 from benchmarks.apart import measure_apart
@@ -29,6 +28,7 @@ from fairseq.distributed import World
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
+from fairseq.training.utilisation import token_flops
 
 CAUSAL, ENCODER = "--criterion adaptive_loss --optimizer nag", "--task masked_lm --criterion masked_lm --optimizer adam"
 MODELS = {
@@ -103,17 +103,12 @@ def _one_step(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     trainer = Trainer(settings, task, model, criterion, World(device=device))
     batches = iter(task.iterator("train", model, criterion, training=True, device=device))
     trainer.train_step([next(batches)])
-    sample = next(batches)
-    with FlopCounterMode(display=False) as counter:
-        trainer.train_step([sample])
     activities = [torch.profiler.ProfilerActivity.CPU if device.type == "cpu" else torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         trainer.train_step([next(batches)])
         machine.synchronize(device)
     names = {event.key for event in profile.key_averages() if KERNELS.search(event.key)}
-    assert sample is not None
-    tokens = int((sample["net_input"]["src_tokens"] != task.source_dictionary.pad()).sum())
-    return {"flops": counter.get_total_flops() / tokens, "kernels": sorted(name[:90] for name in names)}
+    return {"flops": token_flops(trainer), "kernels": sorted(name[:90] for name in names)}
 
 
 def table(results: Sequence[dict[str, Any]], peaks: dict[str, float]) -> str:

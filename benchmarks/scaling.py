@@ -27,6 +27,7 @@ from fairseq import checkpoint, distributed, options
 from fairseq.checkpoint import CheckpointManager
 from fairseq.distributed import Job, World
 from fairseq.distributed.sharding import build_device
+from fairseq.models.flops import OPERATIONS
 from fairseq.settings import CommonConfig, DistributedConfig
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
@@ -124,7 +125,7 @@ def predict(model: Model, cluster: Cluster, processes: int, backend: str, recomp
     hides reductions behind the backward pass, two thirds of the computation. A sharded layer is gathered twice in two
     bytes and its gradient reduced in four, hidden behind all computation; the root's group, in four bytes, is not.
     """
-    compute = (8 if recompute else 6) * model.parameters * model.tokens / cluster.flops
+    compute = (OPERATIONS + (2 if recompute else 0)) * model.parameters * model.tokens / cluster.flops
     if processes == 1:
         exposed, state = 0.0, float(STATE * model.parameters)
     elif backend == "c10d":

@@ -41,7 +41,7 @@ DROPOUT = "--dropout 0.2 --attention-dropout 0.1 --activation-dropout 0.1 --adap
 SHORT = f"{BASELINE} --max-update 2"
 
 
-CLOCKS = ("wps", "ups", "train_wall", "wall")
+CLOCKS = ("wps", "ups", "mfu", "train_wall", "wall")
 
 
 def words(*flags: Any) -> list[str]:

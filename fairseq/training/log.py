@@ -18,9 +18,11 @@ class Clock:
 
     Args:
         meters: those of the run; what they hold already does not count as done since.
+        token_share: percentage of the devices' peak that a token per second needs; None: not known.
     """
 
-    def __init__(self, meters: Mapping[str, Meter] | None = None) -> None:
+    def __init__(self, meters: Mapping[str, Meter] | None = None, token_share: float | None = None) -> None:
+        self.token_share = token_share
         self.before = {name: (meter.tokens, meter.updates) for name, meter in (meters or {}).items()}
         self.start = self.last = time.perf_counter()
 
@@ -41,9 +43,13 @@ class Clock:
         self.last += passed
 
     def speeds(self, name: str, meter: Meter, seconds: float) -> dict[str, float]:
-        """Tokens and updates a second that *meter*, called *name*, counted in *seconds*; restored ones left out."""
+        """Tokens and updates a second that *meter*, called *name*, counted in *seconds*; restored ones left out.
+
+        ``mfu``, the model FLOPs utilisation in percent, is added where it is known.
+        """
         tokens, updates = self.before[name]
-        return {"wps": (meter.tokens - tokens) / seconds, "ups": (meter.updates - updates) / seconds}
+        found = {"wps": (meter.tokens - tokens) / seconds, "ups": (meter.updates - updates) / seconds}
+        return found if self.token_share is None else {**found, "mfu": self.token_share * found["wps"]}
 
 
 def interval_line(trainer: Trainer, batches: EpochIterator, stage: Stage | None, clock: Clock) -> dict[str, Any]:

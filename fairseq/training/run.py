@@ -34,6 +34,7 @@ from fairseq.training.saving import Saver
 from fairseq.training.stages import Stage
 from fairseq.training.stop import StopVote
 from fairseq.training.trainer import Trainer
+from fairseq.training.utilisation import token_share
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class Run:
                 meter.reset()
         trainer.begin_epoch(epoch)
         frequency = self.cfg.update_freq[min(epoch, len(self.cfg.update_freq)) - 1]
-        clock = Clock(trainer.meters)
+        clock = Clock(trainer.meters, token_share(trainer))
         done = math.ceil(self.batches.iterations_in_epoch / frequency)
         groups = _groups(self.batches, frequency)
         with self._bar(groups, epoch, math.ceil(len(self.batches) / frequency), start=done) as bar:

@@ -1,0 +1,133 @@
+"""Floating-point operations of training per token, from the sizes of a model's parts.
+
+A weight of a matrix product costs 2 operations per token it acts on in the forward pass and 4 in the backward pass
+(Kaplan et al. 2020, §2.1). A product of attention with K keys counts as K·H·D such weights, all keys visible
+(Chowdhery et al. 2022, appendix B). Keys and values of the memory are computed again in each segment, without a
+gradient for the memory. What a model does beyond that, such as recomputed activations, is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from fairseq.models.base import BaseFairseqModel
+from fairseq.modules.adaptive_input import AdaptiveInput
+from fairseq.modules.adaptive_softmax import AdaptiveSoftmax, TiedLinear
+from fairseq.modules.attention import SelfAttention
+from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
+from fairseq.modules.output_layer import LinearOutput, OutputLayer
+from fairseq.modules.relative_attention import DistanceAttention, RelativeAttention
+
+OPERATIONS = 6  # per weight and token: 2 forward, 4 backward
+MEMORY_OPERATIONS = 4  # backward only for the weight
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model reads and predicts in training.
+
+    Attributes:
+        segment: tokens of a row.
+        memory: tokens of its memory.
+        predicted: share of the tokens with a prediction, less than 1 in masked language models.
+        counts: occurrences of each symbol, [V]; bands of words cost as much as they are used.
+    """
+
+    segment: int
+    memory: int
+    predicted: float
+    counts: np.ndarray
+
+    def shares(self, bounds: Sequence[int]) -> list[float]:
+        """The share of each band among all words; *bounds* are its first words and V."""
+        used = [float(self.counts[first:last].sum()) for first, last in zip(bounds, bounds[1:], strict=False)]
+        return [part / sum(used) if sum(used) else 1.0 for part in used]
+
+
+def flops_per_token(model: BaseFairseqModel, reading: Reading) -> float:
+    """Return the operations of one token in the forward and backward pass of *model*."""
+    output = model.output_layer
+    predicting = reading.predicted * _output_weights(output, reading) if output is not None else 0.0
+    return OPERATIONS * (_weights(model, reading) + predicting)
+
+
+@functools.singledispatch
+def _weights(module: nn.Module, reading: Reading) -> float:
+    """The weights that act on a token in *module*, apart from output layers."""
+    return _sum(module.children(), reading)
+
+
+def _sum(modules: Iterable[nn.Module], reading: Reading) -> float:
+    return sum(_weights(module, reading) for module in modules)
+
+
+@_weights.register
+def _(module: nn.Linear, reading: Reading) -> float:
+    return module.weight.numel()
+
+
+@_weights.register
+def _(module: TiedLinear, reading: Reading) -> float:
+    return module.weight.numel()
+
+
+@_weights.register
+def _(module: nn.LSTMCell, reading: Reading) -> float:
+    return module.weight_ih.numel() + module.weight_hh.numel()
+
+
+@_weights.register
+def _(module: SelfAttention, reading: Reading) -> float:
+    products = 3 if isinstance(module, DistanceAttention) else 2  # scores, sums of values; scores of distances
+    attending = products * (reading.segment + reading.memory) * module.num_heads * module.head_dim
+    remembered = (module.k_proj.weight.numel() + module.v_proj.weight.numel()) * reading.memory / reading.segment
+    unused = module.r_proj.weight.numel() if isinstance(module, RelativeAttention) else 0  # acts on distances
+    return _sum(module.children(), reading) - unused + attending + remembered * MEMORY_OPERATIONS / OPERATIONS
+
+
+@_weights.register
+def _(module: AdaptiveInput, reading: Reading) -> float:
+    bands = zip(module.embeddings, reading.shares(module.bounds), strict=True)
+    return sum(share * _weights(band, reading) for band, share in bands)
+
+
+@_weights.register
+def _(module: OutputLayer, reading: Reading) -> float:
+    return 0.0  # counted once, by flops_per_token
+
+
+@functools.singledispatch
+def _output_weights(layer: nn.Module, reading: Reading) -> float:
+    """The weights that act on a token whose target *layer* predicts."""
+    weight = getattr(layer, "weight", None)  # of the projection to all words, shared with the embeddings or not
+    return _sum(layer.children(), reading) + (0 if weight is None else weight.numel())
+
+
+@_output_weights.register
+def _(layer: LinearOutput, reading: Reading) -> float:
+    return layer.weight.numel()
+
+
+@_output_weights.register
+def _(layer: AdaptiveSoftmax, reading: Reading) -> float:
+    _, *shares = reading.shares(layer.bounds)
+    tails = zip(layer.tail, shares, strict=True)
+    return _weights(layer.head, reading) + sum(share * _weights(band, reading) for band, share in tails)
+
+
+@_output_weights.register
+def _(layer: ClusteredSoftmax, reading: Reading) -> float:
+    _, *shares = reading.shares(layer.bounds)
+    sizes = [_band_weights(band) for band in layer.bands]
+    clusters = 0 if layer.cluster_weight is None else layer.cluster_weight.numel()
+    return sizes[0] + clusters + sum(share * size for share, size in zip(shares, sizes[1:], strict=True))
+
+
+def _band_weights(band: nn.Module) -> int:
+    assert isinstance(band, BandOutput)
+    return band.weight.numel() + (0 if band.projection is None else band.projection.numel())
