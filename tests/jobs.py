@@ -1,7 +1,7 @@
 """Several training runs, one after another, in one job of several processes: starting a job costs seconds.
 
-``python jobs.py PROCESSES CASES.json`` reads {name: words of a command line}. The log of run NAME goes to
-``NAME.jsonl`` beside the file, and to ``NAME.error`` the error that ended it.
+``python jobs.py CASES.json FLAGS…`` reads {name: words of a command line}; FLAGS say how processes start. The log of
+run NAME goes to ``NAME.jsonl`` beside the file, and to ``NAME.error`` the error that ended it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import runs
 
-from fairseq import distributed
+from fairseq import config, distributed, options
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
 from fairseq.settings import CommonConfig, DistributedConfig
@@ -37,20 +37,33 @@ def run_all(folder: Path, processes: int, cases: dict[str, Any], refused: Iterab
         cases: flags, as :func:`runs.words` takes them, by name; they may end in ``DATA`` and a folder.
         refused: those of *cases* that end with an error.
     """
+    command = [sys.executable, __file__, str(write(folder, cases)), "--cpu", f"--distributed-world-size={processes}"]
+    return finish(folder, cases, [start(command)], refused)
+
+
+def write(folder: Path, cases: dict[str, Any]) -> Path:
+    """Write *cases* to a file in *folder*, which the command of this module takes."""
     file = folder / "cases.json"
     file.write_text(json.dumps({name: runs.words("--save-dir", folder / name, flags) for name, flags in cases.items()}))
-    command = [sys.executable, __file__, str(processes), str(file)]
-    result = subprocess.run(
-        command, capture_output=True, text=True, timeout=runs.TIMEOUT, env=runs.environment(PYTHONPATH=_paths())
-    )
-    assert result.returncode == 0, result.stderr
+    return file
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    """Start *command*, of this module."""
+    environment = runs.environment(PYTHONPATH=f"{runs.ROOT}:{runs.ROOT / 'tests'}")
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finish(
+    folder: Path, cases: dict[str, Any], started: Iterable[subprocess.Popen[str]], refused: Iterable[str] = ()
+) -> Logs:
+    """Wait for what :func:`start` started; return the logs of *cases*."""
+    for process in started:
+        error = process.communicate(timeout=runs.TIMEOUT)[1]
+        assert process.returncode == 0, error
     unexpected = [file.read_text() for file in folder.glob("*.error") if file.stem not in refused]
     assert not unexpected, unexpected
     return {name: runs.records((folder / f"{name}.jsonl").read_text()) for name in cases}
-
-
-def _paths() -> str:
-    return f"{runs.ROOT}:{runs.ROOT / 'tests'}"
 
 
 def _run_here(cases: tuple[str, dict[str, list[str]]], world: World) -> None:
@@ -76,7 +89,8 @@ def _run_here(cases: tuple[str, dict[str, list[str]]], world: World) -> None:
 if __name__ == "__main__":
     import jobs
 
-    processes, file = int(sys.argv[1]), Path(sys.argv[2])
+    file = Path(sys.argv.pop(1))
     given = str(file.parent), json.loads(file.read_text())
-    cfg = DistributedConfig(distributed_world_size=processes)
-    distributed.run(Job(jobs._run_here, given, CommonConfig(cpu=True), cfg))
+    args = options.Parser("", [CommonConfig, DistributedConfig]).parse_args()
+    typed = config.typed(CommonConfig, args), config.typed(DistributedConfig, args)
+    distributed.run(Job(jobs._run_here, given, *typed))

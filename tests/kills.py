@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import time
 from pathlib import Path
+from typing import Protocol
 
 import runs
 
 KILLS = int(os.environ.get("FAIRSEQ_TEST_KILLS", "3"))
+
+
+class Started(Protocol):
+    """A process or several: ``poll`` returns None while all run, like that of ``subprocess.Popen``."""
+
+    def poll(self) -> int | None: ...
 
 
 def chance() -> random.Random:
@@ -18,7 +24,7 @@ def chance() -> random.Random:
     return random.Random(os.environ.get("FAIRSEQ_TEST_SEED", "1"))
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = runs.TIMEOUT) -> float:
+def wait_for(path: Path, process: Started, seconds: float = runs.TIMEOUT) -> float:
     """Wait until the checkpoint at *path* changes, or the process ends; returns how long it took."""
     before = path.stat().st_mtime_ns if path.exists() else 0
     begin = time.monotonic()
@@ -29,7 +35,7 @@ def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = runs
     return time.monotonic() - begin
 
 
-def let_it_run(path: Path, process: subprocess.Popen[bytes], chance: random.Random, early: bool) -> None:
+def let_it_run(path: Path, process: Started, chance: random.Random, early: bool) -> None:
     """Return at a random instant: between two checkpoints, or *early*, wherever the process is after its start."""
     if early:
         time.sleep(1.5 * chance.random())
