@@ -82,6 +82,7 @@ class EvalLMConfig(ShardConfig, TextFormatConfig, SubwordMarkConfig):
     )
     softmax_batch: int | None = flag(None, "maximum tokens in one softmax, to bound memory", low=1)
     int8: bool = flag(False, "int8 weights, one scale per output; also prints their effect on perplexity")
+    sample: str | None = flag(None, "file for a text that the model writes, also printed", metavar="FILE")
 
 
 @dataclass(frozen=True)

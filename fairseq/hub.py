@@ -208,14 +208,7 @@ class LanguageModel:
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of *tokens*; the symbol at the end of a line is a line feed."""
-        lines: list[list[str]] = [[]]
-        for token in tokens:
-            if token == self.dictionary.eos():
-                lines.append([])
-            else:
-                lines[-1].append(self.dictionary[token])
-        join = " ".join if self.tokenizer is None else self.tokenizer.decode
-        return "\n".join(join(line) for line in lines)
+        return TextReader(self.dictionary, self.tokenizer).text(tokens)
 
     def _corpus(self, text: str) -> TextCorpus:
         return TextReader(self.dictionary, self.tokenizer).corpus(text)

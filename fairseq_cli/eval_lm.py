@@ -14,10 +14,15 @@ from fairseq.config import parse_dict
 from fairseq.data.folders import data_folders
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.raw_text import RawCounts
+from fairseq.data.text_corpus import TextReader
 from fairseq.data.tokenization import load_counts
 from fairseq.distributed import World
+from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scoring, report
-from fairseq.files import prepare_file, prepare_folder
+from fairseq.files import atomic_file, prepare_file, prepare_folder
+from fairseq.generation import Decoding, generator_of, stream
+from fairseq.generation.predictor import can_generate
+from fairseq.generation.text import never_written
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.provenance import about_run
@@ -25,10 +30,12 @@ from fairseq.settings import CommonConfig, MemoryConfig, Settings
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_language_models
 from fairseq.tasks.typed import typed_settings
-from fairseq.terminal import log_to_stderr
-from fairseq_cli.common import checkpoint_paths, progress, read_text, run_on_processes
+from fairseq.terminal import log_to_stderr, printable
+from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, progress, read_text, run_on_processes
 
 logger = logging.getLogger(__name__)
+
+SAMPLE_TOKENS, SAMPLE_TOP_K, SAMPLE_SEED = 100, 40, 1  # fairseq-interactive has flags for them
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
@@ -58,6 +65,8 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         prepare_folder("--results-path", cfg.results_path)
     if cfg.save_token_scores is not None:
         prepare_file("--save-token-scores", cfg.save_token_scores)
+    if cfg.sample is not None:
+        prepare_file("--sample", cfg.sample)
     device = world.device
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     given = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
@@ -76,6 +85,8 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         shards=cfg.num_shards,
     )
     scorer = Scorer(models, task.source_dictionary, scoring, Precision(common), device, int8=cfg.int8, world=world)
+    if cfg.sample is not None and not all(can_generate(model) for model in scorer.models):
+        raise UserError("--sample: the model has no cache to generate with; leave it out")
     if common.compile:
         for model in scorer.models:
             compile_model(model)
@@ -99,6 +110,8 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     print(*report.summary(figures), sep="\n", flush=True)
     if cfg.save_token_scores is not None:
         report.write_scores(Path(cfg.save_token_scores), scores)
+    if cfg.sample is not None:
+        _write_sample(Path(cfg.sample), scorer, TextReader.of(settings.data_path, task.source_dictionary))
     if cfg.results_path is not None:
         used = {**vars(scoring), **_memory(trained), **_precision(common), "int8": cfg.int8}
         used["model_overrides"] = overrides
@@ -106,6 +119,18 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         complete = {**figures, **about, "device": str(device), "settings": used, **about_run()}
         report.write_results(Path(cfg.results_path), complete)
     return figures
+
+
+def _write_sample(path: Path, scorer: Scorer, reader: TextReader) -> None:
+    """Print a text that the models write from the start of a paragraph, and save it to *path*."""
+    eos, forbidden = scorer.dictionary.eos(), never_written(scorer.dictionary)
+    how = Decoding(SAMPLE_TOKENS, top_k=SAMPLE_TOP_K)
+    tokens = list(stream(scorer.readers, [eos], how, generator=generator_of(SAMPLE_SEED), forbidden=forbidden))
+    text = reader.text(tokens)
+    escape_what_stdout_lacks()
+    with atomic_file(path, "--sample") as file:
+        file.write(text.encode() + b"\n")
+    print(f"Sample, saved to {printable(str(path))}:", text, sep="\n", flush=True)
 
 
 def _evaluated_text(

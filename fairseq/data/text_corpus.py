@@ -90,6 +90,17 @@ class TextReader:
             lines.pop()  # end of the last line
         return self._corpus([lines])
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of *tokens*; the symbol at the end of a line is a line feed."""
+        lines: list[list[str]] = [[]]
+        for token in tokens:
+            if token == self.dictionary.eos():
+                lines.append([])
+            else:
+                lines[-1].append(self.dictionary[token])
+        join = " ".join if self.tokenizer is None else self.tokenizer.decode
+        return "\n".join(join(line) for line in lines)
+
     def read(self, path: str, form: TextFormat) -> TextCorpus:
         """Return the tokens of a file of text.
 

@@ -57,6 +57,22 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder / "data", folder / "model"
 
 
+def test_evaluation_writes_a_sample_that_can_be_evaluated(
+    made: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, model = made
+    parser, sample = options.get_eval_lm_parser(), tmp_path / "sample.txt"
+    command(eval_lm, parser, model, "--text", model.parent / "valid.txt", "--sample", sample)
+    written = sample.read_text()
+    lm = LanguageModel.from_pretrained(model / "checkpoint_last.pt")
+    assert written == lm.sample("", max_tokens=100, top_k=40, seed=1) + "\n" != "\n"
+    assert capsys.readouterr().out.endswith(f"Sample, saved to {sample}:\n{written}")
+    figures = command(eval_lm, parser, model, "--text", sample)
+    assert figures["unknown_share"] < 0.1 and figures["bits_per_byte"] > 0
+    with pytest.raises(UserError, match="--sample .*: cannot be written"):
+        command(eval_lm, parser, model, "--text", sample, "--sample", tmp_path)
+
+
 def test_a_checkpoint_folder_is_complete(made: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     data, folder = made
     with caplog.at_level(logging.INFO):
