@@ -60,6 +60,13 @@ def test_the_console_scripts_are_the_commands() -> None:
         assert callable(getattr(importlib.import_module(module), function))
 
 
+def test_the_urls_are_those_of_the_papers_in_readme_and_citation() -> None:
+    urls = re.findall(r'^".+" = "(.+)"$', project_table("project.urls"), flags=re.MULTILINE)
+    readme, citation = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CITATION.cff"))
+    assert len(urls) == 3
+    assert all(f"({url})" in readme and f"url: {url}\n" in citation for url in urls)
+
+
 def test_the_version_is_stated_once() -> None:
     assert 'version = { attr = "fairseq.__version__" }' in project_table("tool.setuptools.dynamic")
     assert not re.search(r"^version = \"", project_table("project"), flags=re.MULTILINE)
