@@ -11,7 +11,18 @@ import torch
 from fairseq.data.dataset import Sample
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.token_blocks import TokenBlocks
+from fairseq.tokenizers import find_tokenizer
+from fairseq.tokenizers.rules import (
+    SPACE,
+    BeginMarks,
+    ByteLevelWords,
+    ContinuationMarks,
+    EndMarks,
+    SubwordMarks,
+    WordRule,
+)
 
+GUESSED_SHARE = 0.05  # least share of symbols with a mark by which words are guessed: text may hold it, too
 _WORDS, _ROWS, _ACTIONS, _SYMBOLS, _NOISE = range(5)  # independent random numbers of a token
 
 
@@ -48,10 +59,37 @@ def special_symbols(dictionary: Dictionary) -> np.ndarray:
     return special
 
 
-def word_parts(dictionary: Dictionary) -> tuple[np.ndarray, np.ndarray]:
-    """Masks of symbols that continue the word before them (``##…``) and of those the next continues (``…@@``)."""
-    continues = np.array([len(word) > 2 and word.startswith("##") for word in dictionary.symbols])
-    joins = np.array([len(word) > 2 and word.endswith("@@") for word in dictionary.symbols])
+def word_rule(dictionary: Dictionary) -> WordRule | None:
+    """The rule that groups the symbols of *dictionary* into words: of the tokenizer beside it, or guessed by its marks.
+
+    Returns:
+        None where no mark is frequent enough; see :func:`word_parts`.
+
+    Raises:
+        UserError: the tokenizer cannot be read, or belongs to another dictionary.
+    """
+    tokenizer = find_tokenizer(dictionary.path, dictionary.symbols) if dictionary.path is not None else None
+    if tokenizer is not None and tokenizer.subwords is not None:
+        return tokenizer.rule
+    symbols = dictionary.symbols
+    guesses: list[tuple[WordRule, int]] = [
+        (BeginMarks(), sum(symbol.startswith(BeginMarks.mark) for symbol in symbols)),
+        (ByteLevelWords(), sum(symbol.startswith(SPACE) for symbol in symbols)),
+        (EndMarks(), sum(symbol.endswith(EndMarks.mark) for symbol in symbols)),
+    ]
+    rule, marked = max(guesses, key=lambda guess: guess[1])
+    return rule if marked >= GUESSED_SHARE * len(symbols) else None
+
+
+def word_parts(dictionary: Dictionary, rule: WordRule | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Masks of symbols that continue the word before them and of those that the next continues, both bool [V].
+
+    Args:
+        rule: see :func:`word_rule`; None: ``##…`` continues, and ``…@@`` is continued.
+    """
+    before, after = (rule, rule) if rule is not None else (ContinuationMarks(), SubwordMarks())
+    continues = np.array([before.continues(symbol) for symbol in dictionary.symbols])
+    joins = np.array([after.joins(symbol) for symbol in dictionary.symbols])
     return continues, joins
 
 

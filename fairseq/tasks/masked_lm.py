@@ -11,7 +11,7 @@ from fairseq.config import flag
 from fairseq.data.dataset import Dataset
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import data_folders, load_dictionary, open_corpus
-from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts
+from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts, word_rule
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
@@ -55,6 +55,7 @@ class MaskedLMTask(FairseqTask):
         self.cfg = self.typed(MaskedLMConfig)
         self.cfg.check()
         self.dictionary = dictionary
+        self.word_rule = word_rule(dictionary) if self.cfg.mask_whole_words else None
         if dictionary.nspecial:  # an imported vocabulary has its own mask symbol, or none
             dictionary.add_mask()
 
@@ -97,7 +98,7 @@ class MaskedLMTask(FairseqTask):
         special = special_symbols(self.dictionary)
         if special.all():
             raise UserError(f"{self.dictionary.path or 'dict.txt'}: no words; make the dictionary again")
-        continues, joins = word_parts(self.dictionary) if self.cfg.mask_whole_words else (None, None)
+        continues, joins = word_parts(self.dictionary, self.word_rule) if self.cfg.mask_whole_words else (None, None)
         return Masking(
             seed=self.settings.common.seed,
             prob=self.cfg.mask_prob,

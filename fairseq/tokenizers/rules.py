@@ -21,6 +21,14 @@ class WordRule(Protocol):
         """Return the words of a line's *tokens*, in order, and the number of tokens of each; every token counts."""
         ...
 
+    def continues(self, symbol: str) -> bool:
+        """Return whether *symbol* belongs to the word of the symbol before it."""
+        ...
+
+    def joins(self, symbol: str) -> bool:
+        """Return whether the symbol after *symbol* belongs to its word."""
+        ...
+
 
 @dataclass(frozen=True)
 class SubwordMarks:
@@ -42,16 +50,28 @@ class SubwordMarks:
         joins = line.replace(self.mark + " ", "\n").split(" ")
         return words, [word.count("\n") + 1 for word in joins]
 
+    def continues(self, symbol: str) -> bool:
+        return False
+
+    def joins(self, symbol: str) -> bool:
+        return len(symbol) > len(self.mark) and symbol.endswith(self.mark)
+
 
 @dataclass(frozen=True)
 class BeginMarks:
     """Words whose first symbol begins with a mark that stands for the space before: ``▁wo r ds``."""
 
-    mark: str
+    mark: str = "▁"
     ends_known: bool = False
 
     def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        return _grouped(tokens, [token.startswith(self.mark) for token in tokens], self._word)
+        return _grouped(tokens, [not self.continues(token) for token in tokens], self._word)
+
+    def continues(self, symbol: str) -> bool:
+        return not symbol.startswith(self.mark)
+
+    def joins(self, symbol: str) -> bool:
+        return False
 
     def _word(self, tokens: list[str]) -> str:
         return "".join(tokens).replace(self.mark, "") or self.mark
@@ -65,7 +85,13 @@ class ContinuationMarks:
     ends_known: bool = False
 
     def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        return _grouped(tokens, [not token.startswith(self.mark) for token in tokens], self._word)
+        return _grouped(tokens, [not self.continues(token) for token in tokens], self._word)
+
+    def continues(self, symbol: str) -> bool:
+        return len(symbol) > len(self.mark) and symbol.startswith(self.mark)
+
+    def joins(self, symbol: str) -> bool:
+        return False
 
     def _word(self, tokens: list[str]) -> str:
         return tokens[0] + "".join(token.removeprefix(self.mark) for token in tokens[1:])
@@ -79,8 +105,14 @@ class EndMarks:
     ends_known: bool = True
 
     def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        ends = [True, *(token.endswith(self.mark) for token in tokens[:-1])]
+        ends = [True, *(not self.joins(token) for token in tokens[:-1])]
         return _grouped(tokens, ends, self._word)
+
+    def continues(self, symbol: str) -> bool:
+        return False
+
+    def joins(self, symbol: str) -> bool:
+        return not symbol.endswith(self.mark)
 
     def _word(self, tokens: list[str]) -> str:
         return "".join(tokens).removesuffix(self.mark) or self.mark
@@ -104,7 +136,13 @@ class ByteLevelWords:
     ends_known: bool = False
 
     def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        return _grouped(tokens, [token.startswith(SPACE) for token in tokens], self._word)
+        return _grouped(tokens, [not self.continues(token) for token in tokens], self._word)
+
+    def continues(self, symbol: str) -> bool:
+        return not symbol.startswith(SPACE)
+
+    def joins(self, symbol: str) -> bool:
+        return False
 
     def _word(self, tokens: list[str]) -> str:
         text = bytes_text("".join(tokens))

@@ -8,13 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import subword_encodings
 import torch
-from runs import DATA
+from runs import DATA, arguments
 
+from fairseq import options
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus
-from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, uniform, word_parts
+from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, uniform, word_parts, word_rule
 from fairseq.data.token_blocks import TokenBlocks
+from fairseq.tasks import setup_task
+from fairseq.tokenizers import Tokenizer, WordRule
+from fairseq.tokenizers.rules import BeginMarks, ByteLevelWords, ContinuationMarks, EndMarks, SubwordMarks
+from fairseq_cli import preprocess
 
 PAD, BOS, EOS = 1, 0, 2
 
@@ -115,16 +121,25 @@ class _Text:
         self.offsets = np.array([0, len(tokens)])
 
 
-@pytest.mark.parametrize("marks", ["@@", "##"])
+PIECES = {  # a word of three pieces, and one of one
+    "@@": ["st@@", "r@@", "ange", "the"],
+    "##": ["st", "##r", "##ange", "the"],
+    "sentencepiece": ["▁st", "r", "ange", "▁the"],
+    "GPT-2": ["Ġst", "r", "ange", "Ġthe"],
+    "ends": ["st", "r", "ange</w>", "the</w>"],
+}
+
+
+@pytest.mark.parametrize("marks", PIECES)
 def test_whole_words_are_chosen_together(marks: str) -> None:
     dictionary = Dictionary()
-    pieces = ["st@@", "r@@", "ange", "the"] if marks == "@@" else ["st", "##r", "##ange", "the"]
-    for piece in pieces:
+    for piece in PIECES[marks]:
         dictionary.add_symbol(piece)
+    rule = word_rule(dictionary)
     dictionary.add_mask()
-    word, the = [dictionary.index(piece) for piece in pieces[:3]], dictionary.index("the")
+    *word, the = [dictionary.index(piece) for piece in PIECES[marks]]
     text = _Text([*word, the, *word, *word, the, the, EOS])
-    continues, joins = word_parts(dictionary)
+    continues, joins = word_parts(dictionary, rule)
     masking = Masking(3, 0.5, 0.0, 0.0, dictionary.mask(), special_symbols(dictionary), continues, joins)
     dataset = MaskedBlocks(TokenBlocks(text, 32, "none", pad=PAD, eos=EOS), masking, BOS)
     words = [[1, 2, 3], [4], [5, 6, 7], [8, 9, 10], [11], [12]]
@@ -134,6 +149,86 @@ def test_whole_words_are_chosen_together(marks: str) -> None:
         assert all(len({chosen[place] for place in places}) == 1 for places in words)
         counts.add(sum(chosen[places[0]] for places in words))
     assert counts == {3}
+
+
+def test_a_line_begins_a_word_whether_its_first_symbol_has_a_mark_or_not() -> None:
+    dictionary = Dictionary()
+    the, is_, at = [dictionary.add_symbol(piece) for piece in ("The", "Ġis", "at")]
+    masking = Masking(3, 0.5, 0.0, 0.0, 0, special_symbols(dictionary), *word_parts(dictionary, ByteLevelWords()))
+    text = _Text([the, is_, at, EOS, the, at, is_, EOS])
+    dataset = MaskedBlocks(TokenBlocks(text, 32, "none", pad=PAD, eos=EOS), masking, BOS)
+    patterns = {tuple((dataset.at_epoch(e).batch(np.array([0]))["target"][0] != PAD).tolist()) for e in range(60)}
+    words = [[1], [2, 3], [5, 6], [7]]
+    assert all(pattern[places[0]] == pattern[places[-1]] for pattern in patterns for places in words)
+    assert len({tuple(pattern[places[0]] for places in words) for pattern in patterns}) == 6  # two of four words
+
+
+def test_a_few_marks_in_the_words_of_a_text_are_no_rule() -> None:
+    dictionary = Dictionary()
+    for word in [f"word{number}" for number in range(200)] + ["▁", "Ġ", "Ġx", "end</w>"]:
+        dictionary.add_symbol(word)
+    assert word_rule(dictionary) is None
+    assert not np.concatenate(word_parts(dictionary)).any()
+
+
+@pytest.mark.parametrize("rule", [ContinuationMarks(), BeginMarks("▁"), ByteLevelWords(), EndMarks(), SubwordMarks()])
+def test_the_parts_of_words_are_those_of_the_rule_that_groups_lines(rule: WordRule) -> None:
+    pieces = ["st@@", "##r", "▁st", "Ġst", "ange", "end</w>", "the"]
+    for first in pieces:
+        for second in pieces:
+            together = len(rule.group([first, second])[0]) == 1
+            assert together == (rule.joins(first) or rule.continues(second))
+
+
+@pytest.mark.parametrize("kind", ["subword_nmt", "sentencepiece", "gpt2", "wordpiece", "byte", "metaspace"])
+def test_the_words_of_raw_text_are_chosen_whole_with_every_encoding(kind: str, tmp_path: Path) -> None:
+    encoding = subword_encodings.encodings()[kind]
+    lines = [encoding.encode([line])[0].split() for line in subword_encodings.TEXT.splitlines()]
+    dictionary = Dictionary()
+    for piece in [piece for line in lines for piece in line]:
+        dictionary.add_symbol(piece)
+    dictionary.save(str(tmp_path / "dict.txt"))
+    loaded = Dictionary.load(str(tmp_path / "dict.txt"))
+    Tokenizer(subwords=encoding).save(tmp_path, loaded.symbols)
+    rule = word_rule(loaded)
+    assert rule == encoding.words
+    loaded.add_mask()
+    masking = Masking(3, 0.3, 0.0, 0.0, loaded.mask(), special_symbols(loaded), *word_parts(loaded, rule))
+    text = _Text([token for line in lines for token in [*map(loaded.index, line), EOS]])
+    dataset = MaskedBlocks(TokenBlocks(text, 500, "none", pad=PAD, eos=EOS), masking, BOS)
+    sizes = [size for line in lines for size in [*encoding.words.group(line)[1], 1]]
+    assert max(sizes) > 1
+    word = np.repeat(np.arange(len(sizes)), sizes)
+    for epoch in range(10):
+        chosen = (dataset.at_epoch(epoch).batch(np.array([0]))["target"][0] != PAD).numpy()[1:]
+        by_word = np.bincount(word, chosen)
+        assert set(by_word / np.array(sizes)) == {0, 1}
+
+
+def test_the_task_groups_by_the_tokenizer_of_its_data(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(subword_encodings.TEXT * 30)
+    (tmp_path / "merges.txt").write_bytes(subword_encodings.MERGES)
+    flags = [
+        "--only-source",
+        "--trainpref",
+        "text",
+        "--validpref",
+        "text",
+        "--bpe",
+        "gpt2",
+        "--bpe-codes",
+        "merges.txt",
+    ]
+    flags = [str(tmp_path / flag) if (tmp_path / flag).exists() else flag for flag in flags]
+    preprocess.main(options.get_preprocessing_parser().parse_args([*flags, "--destdir", str(tmp_path / "bin")]))
+    words = "--task masked_lm --criterion masked_lm --arch bert_tiny --optimizer adam --lr 0.1 --mask-whole-words --cpu"
+    task = setup_task(arguments(words, data=tmp_path / "bin"))
+    batch = task.dataset("train").at_epoch(1).batch(np.arange(8))  # type: ignore[attr-defined]
+    continues = np.array([not symbol.startswith("Ġ") for symbol in task.source_dictionary.symbols])
+    source = np.where(batch["target"] != PAD, batch["target"], batch["net_input"]["src_tokens"])
+    chosen, special = (batch["target"] != PAD).numpy(), special_symbols(task.source_dictionary)
+    inside = continues[source][:, 1:] & ~special[source][:, 1:] & ~special[source][:, :-1]
+    assert inside.any() and (chosen[:, 1:] == chosen[:, :-1])[inside].all()
 
 
 def test_random_numbers_are_uniform_and_independent_of_one_another() -> None:
