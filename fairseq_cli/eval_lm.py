@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,21 +110,27 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         return figures
     _print_words(cfg, words)
     print(*report.summary(figures), sep="\n", flush=True)
-    if cfg.save_token_scores is not None:
-        report.write_scores(Path(cfg.save_token_scores), scores)
-    if cfg.sample is not None:
-        _write_sample(Path(cfg.sample), scorer, TextReader.of(settings.data_path, task.source_dictionary))
-    if cfg.results_path is not None:
-        used = {**vars(scoring), **_memory(trained), **_precision(common), "int8": cfg.int8}
-        used["model_overrides"] = overrides
-        about = {"checkpoints": paths, "data": settings.data_path, "split": name, "mode": _mode(scoring)}
-        complete = {**figures, **about, "device": str(device), "settings": used, **about_run()}
-        report.write_results(Path(cfg.results_path), complete)
+    with contextlib.ExitStack() as files:  # all appear, or none
+        if cfg.save_token_scores is not None:
+            files.enter_context(report.scores_file(Path(cfg.save_token_scores), scores))
+        if cfg.sample is not None:
+            reader = TextReader.of(settings.data_path, task.source_dictionary)
+            files.enter_context(_sample_file(Path(cfg.sample), scorer, reader))
+        if cfg.results_path is not None:
+            used = {**vars(scoring), **_memory(trained), **_precision(common), "int8": cfg.int8}
+            used["model_overrides"] = overrides
+            about = {"checkpoints": paths, "data": settings.data_path, "split": name, "mode": _mode(scoring)}
+            complete = {**figures, **about, "device": str(device), "settings": used, **about_run()}
+            report.write_results(Path(cfg.results_path), complete)
     return figures
 
 
-def _write_sample(path: Path, scorer: Scorer, reader: TextReader) -> None:
-    """Print a text that the models write from the start of a paragraph, and save it to *path*."""
+@contextlib.contextmanager
+def _sample_file(path: Path, scorer: Scorer, reader: TextReader) -> Iterator[None]:
+    """Save a text that the models write from the start of a paragraph to *path*, and print it.
+
+    The file appears after a ``with`` block without errors.
+    """
     eos, forbidden = scorer.dictionary.eos(), never_written(scorer.dictionary)
     how = Decoding(SAMPLE_TOKENS, top_k=SAMPLE_TOP_K)
     tokens = list(stream(scorer.readers, [eos], how, generator=generator_of(SAMPLE_SEED), forbidden=forbidden))
@@ -130,6 +138,8 @@ def _write_sample(path: Path, scorer: Scorer, reader: TextReader) -> None:
     escape_what_stdout_lacks()
     with atomic_file(path, "--sample") as file:
         file.write(text.encode() + b"\n")
+        file.flush()
+        yield
     print(f"Sample, saved to {printable(str(path))}:", text, sep="\n", flush=True)
 
 

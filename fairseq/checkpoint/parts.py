@@ -25,7 +25,7 @@ from torch import Tensor
 from fairseq.checkpoint.integrity import check_archive
 from fairseq.checkpoint.tensor_part import TensorPart, rows_of
 from fairseq.errors import UserError
-from fairseq.files import FULL
+from fairseq.files import FULL, open_regular
 
 MANIFEST = "manifest.json"
 PLAIN = "plain.pt"
@@ -174,7 +174,7 @@ class Chunk:
         if not _FILE.fullmatch(self.file):
             raise ValueError("a part is in a file of another name")
         path = folder / self.file
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if not 0 <= self.start <= self.start + self.length <= path.stat().st_size:
                 raise ValueError(f"{self.file} is truncated")
             file.seek(self.start)

@@ -44,28 +44,34 @@ class World:
         dist.gather_object(value, values if self.is_first else None)
         return values if self.is_first else []
 
-    def gather_tensors(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Every process's *tensors*, in rank order, on the host of the first process; else [].
+    def stack_rows(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The rows of every process's *tensors*, one after the other in rank order, on the host of the first; else [].
 
-        They are sent one after another and moved to the host at once, so that the first process's device holds one
-        of them at a time. Shapes and types may differ.
+        Process r has tensors [R_r, …], of as many further dimensions and types as the others, or none. The result,
+        [sum of R_r, …] each, is made once and each tensor received into its place, so that the first process holds no
+        more than the result, and its device one tensor of one process.
         """
         if self.size == 1:
-            return [[tensor.detach().cpu() for tensor in tensors]]
+            return [tensor.detach().cpu() for tensor in tensors]
         headers = self.gather([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
         device = self.device if dist.get_backend() == "nccl" else torch.device("cpu")
         if not self.is_first:
             for tensor in tensors:
                 dist.send(tensor.detach().to(device).contiguous(), 0)
             return []
-        gathered = [[tensor.detach().cpu() for tensor in tensors]]
+        counts = [header[0][0][0] if header else 0 for header in headers]
+        known: list[Any] = next((header for header in headers if header), [])
+        stacked = [torch.empty((sum(counts), *shape[1:]), dtype=dtype) for shape, dtype in known]
+        pieces = list(zip(*(tensor.split(counts) for tensor in stacked), strict=True))
+        for own, tensor in zip(pieces[0] if tensors else (), tensors, strict=True):
+            own.copy_(tensor.detach())
         for rank, header in enumerate(headers[1:], start=1):
-            gathered.append([])
-            for shape, dtype in header:
-                buffer = torch.empty(shape, dtype=dtype, device=device)
-                dist.recv(buffer, rank)
-                gathered[-1].append(buffer.cpu())
-        return gathered
+            for piece in pieces[rank] if header else ():
+                received = piece if device.type == "cpu" else torch.empty_like(piece, device=device)
+                dist.recv(received, rank)
+                if received is not piece:
+                    piece.copy_(received)
+        return stacked
 
     def gather_rows(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Every process's rows of each of *tensors*, one after the other in rank order, on every process.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fairseq.errors import UserError, read_failure
+from fairseq.files import read_regular
 
 AXES = {"updates": "updates", "tokens": "tokens", "hours": "hours of training"}
 Entry = dict[str, Any]
@@ -90,7 +91,7 @@ def _read_run(path: str, split: str, figure: str, axis: str) -> tuple[np.ndarray
 def _entries(path: str) -> list[Entry]:
     """The entries of the file *path*; a last line that was cut off is ignored."""
     try:
-        lines = Path(path).read_bytes().split(b"\n")
+        lines = read_regular(path).split(b"\n")
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; give a file of --metrics-file") from None
     entries = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import resource
@@ -206,14 +207,17 @@ def write_results(folder: Path, report: Mapping[str, Any]) -> None:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
-def write_scores(path: Path, scores: Scores) -> None:
-    """Write ``tokens`` and ``lprobs`` to the NPZ file *path* atomically.
+@contextlib.contextmanager
+def scores_file(path: Path, scores: Scores) -> Iterator[None]:
+    """Write ``tokens`` and ``lprobs`` to the NPZ file *path*, which appears after a ``with`` block without errors.
 
     Raises:
         UserError: the file cannot be written.
     """
     with atomic_file(path, "--save-token-scores") as file:
         np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
+        file.flush()
+        yield
 
 
 def _power(bits: float) -> float:

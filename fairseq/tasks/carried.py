@@ -96,8 +96,7 @@ class RowMemory:
 
     def save(self, value: Memory | None, world: World) -> list[Tensor]:
         """The rows of all ranks, a tensor a layer; [] without memory."""
-        gathered = [memory for memory in world.gather_tensors(value or []) if memory]
-        return [torch.cat(layers) for layers in zip(*gathered, strict=True)]
+        return world.stack_rows(value or [])
 
     def load(self, saved: Sequence[Any], rows: int, world: World) -> Memory | None:
         """This rank's part of the saved rows."""

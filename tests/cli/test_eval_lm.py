@@ -17,6 +17,7 @@ import torch
 from fairseq import checkpoint, options, provenance
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
+from fairseq.errors import UserError
 from fairseq_cli import eval_lm
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
@@ -325,6 +326,14 @@ def mistake(monkeypatch, capsys):
 )
 def test_mistakes_are_one_line(mistake, path, flags, line):
     assert line in mistake("--cpu", "--path", path, *flags.split())
+
+
+def test_results_appear_together_or_not_at_all(tmp_path):
+    (tmp_path / "out" / "results.json").mkdir(parents=True)
+    flags = ["--results-path", tmp_path / "out", "--save-token-scores", tmp_path / "scores.npz"]
+    with pytest.raises(UserError, match="--results-path .*results.json: cannot be written"):
+        evaluate("--path", BASELINE, FLAGS, *flags)
+    assert not (tmp_path / "scores.npz").exists()
 
 
 def test_path_left_out_is_one_line(mistake):

@@ -36,24 +36,39 @@ def headers(monkeypatch):
     return pickled
 
 
-def test_every_ranks_tensors_arrive_in_order_and_unpickled(headers):
+def test_every_ranks_rows_arrive_in_order_unpickled_and_in_their_place(headers, monkeypatch):
     own = {
-        1: [torch.arange(6.0).view(2, 3), torch.ones(2, dtype=torch.float16)],
+        1: [torch.arange(6.0).view(2, 3), torch.ones(2, 1, dtype=torch.float16)],
         2: [],
-        0: [torch.zeros(3, 3).t(), torch.tensor([7])],
+        3: [torch.full((1, 3), 9.0), torch.zeros(1, 1, dtype=torch.float16)],
+        0: [torch.zeros(3, 3).t(), torch.full((3, 1), 7, dtype=torch.float16)],
     }
-    assert World(1, 3).gather_tensors(own[1]) == [] == World(2, 3).gather_tensors(own[2])
-    gathered = World(0, 3).gather_tensors(own[0])
-    assert [len(tensors) for tensors in gathered] == [2, 2, 0]
-    for rank, tensors in enumerate(gathered):
-        for tensor, wanted in zip(tensors, own[rank], strict=True):
-            assert torch.equal(tensor, wanted) and tensor.dtype == wanted.dtype
-    assert headers == [[((2, 3), torch.float32), ((2,), torch.float16)], []]
+    wanted = [torch.cat([own[rank][i] for rank in (0, 1, 3)]) for i in (0, 1)]
+    received, receive = [], dist.recv
+    monkeypatch.setattr(dist, "recv", lambda buffer, rank: received.append(buffer) or receive(buffer, rank))
+    assert [World(rank, 4).stack_rows(own[rank]) for rank in (1, 2, 3)] == [[], [], []]
+    stacked = World(0, 4).stack_rows(own[0])
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(stacked, wanted, strict=True))
+    inside = {tensor.untyped_storage().data_ptr() for tensor in stacked}
+    assert len(received) == 4 and {part.untyped_storage().data_ptr() for part in received} == inside, (
+        "the first process holds the result and nothing beside it"
+    )
+    assert headers[0] == [((2, 3), torch.float32), ((2, 1), torch.float16)], "shapes alone are pickled"
+
+
+def test_the_first_process_may_have_no_rows(headers):
+    assert World(1, 2).stack_rows([torch.ones(2, 3)]) == []
+    (stacked,) = World(0, 2).stack_rows([])
+    assert torch.equal(stacked, torch.ones(2, 3))
+
+
+def test_without_rows_nothing_is_stacked(headers):
+    assert World(1, 2).stack_rows([]) == World(0, 2).stack_rows([]) == []
 
 
 def test_one_process_returns_its_own():
-    (tensors,) = World().gather_tensors([torch.ones(2)])
-    assert torch.equal(tensors[0], torch.ones(2))
+    (tensor,) = World().stack_rows([torch.ones(2)])
+    assert torch.equal(tensor, torch.ones(2))
 
 
 def test_the_state_of_a_rank_that_does_not_write_copies_nothing(monkeypatch):

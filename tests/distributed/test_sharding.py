@@ -256,6 +256,7 @@ DAMAGE = {
     "plain": lambda folder: _flip(folder / "plain.pt", 0.5),
     "truncated": lambda folder: os.truncate(folder / "__0_0.distcp", 5000),
     "missing": lambda folder: (folder / "__1_0.distcp").unlink(),
+    "pipe": lambda folder: (folder / "__1_0.distcp").unlink() or os.mkfifo(folder / "__1_0.distcp"),
     "other": lambda folder: shutil.copy(folder.parent / "other" / "plain.pt", folder / "plain.pt"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from fairseq.checkpoint.foreign import inert, pickled_module
 from fairseq.checkpoint.foreign.inert import Inert
 from fairseq.errors import UserError, read_failure
+from fairseq.files import open_regular, read_regular
 
 CONFIG, PICKLE, SAFE = "config.json", "pytorch_model.bin", "model.safetensors"
 TOKENIZER = "tokenizer.json"
@@ -48,7 +50,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _any_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_regular(path))
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; give a folder with {path.name}") from None
     except (ValueError, RecursionError):
@@ -80,6 +82,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     except ImportError:
         raise UserError(f"{path}: needs the safetensors package; install the [hub] extra") from None
     try:
+        open_regular(path).close()  # safetensors would wait for a pipe
         return load_file(path)
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; check its permissions") from None
@@ -91,7 +94,8 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 def _lines(path: Path) -> list[str]:
     """Read one word a line; the rest of the line, such as a count, is ignored."""
     try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
+            lines = file.read().removesuffix("\n").split("\n")
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; check its permissions") from None
     except UnicodeDecodeError:
