@@ -1,0 +1,62 @@
+"""Every command of README, guides and recipes is understood by the program that it names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import runs
+
+from fairseq import options
+
+PAGES = [runs.ROOT / "README.md", *sorted((runs.ROOT / "docs").glob("*.md"))]
+PAGES += sorted((runs.ROOT / "examples").glob("*/README.md"))
+PARSERS = {
+    "fairseq-preprocess": options.get_preprocessing_parser,
+    "fairseq-train": options.get_training_parser,
+    "fairseq-eval-lm": options.get_eval_lm_parser,
+    "fairseq-validate": options.get_validation_parser,
+    "fairseq-generate": options.get_generation_parser,
+    "fairseq-interactive": options.get_interactive_generation_parser,
+    "fairseq-recl": options.get_recl_parser,
+    "fairseq-attention": options.get_attention_parser,
+    "fairseq-harness": options.get_harness_parser,
+    "fairseq-import": options.get_import_parser,
+    "fairseq-export": options.get_export_parser,
+    "fairseq-merge-checkpoint": options.get_merge_parser,
+    "fairseq-notes": options.get_notes_parser,
+    "fairseq-symbols": options.get_symbols_parser,
+    "fairseq-tokenize": options.get_tokenize_parser,
+    "python train.py": options.get_training_parser,
+    "python preprocess.py": options.get_preprocessing_parser,
+}
+COMMAND = re.compile(rf"^(?:.*\| )?({'|'.join(map(re.escape, PARSERS))}) (.*)$", re.MULTILINE)
+
+
+def commands(page: Path) -> list[tuple[str, list[str]]]:
+    """The program and the words of each command in the code blocks of *page*; ``…`` stands for more of them."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = "".join(blocks).replace("\\\n", " ")
+    found = [(program, shlex.split(rest, comments=True)) for program, rest in COMMAND.findall(text)]
+    return [(program, [word for word in words if word != "…"]) for program, words in found]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(runs.ROOT)))
+def test_the_commands_of_a_page_are_understood(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs.ROOT)
+    for program, words in commands(page):
+        if "--user-dir" in words and not Path(words[words.index("--user-dir") + 1]).exists():
+            continue  # a plug-in that the page shows
+        if "--cuda" in words:
+            continue  # of the authors of Transformer-XL, beside its translation
+        options.parse_args_and_arch(PARSERS[program](), words)
+
+
+def test_the_quick_start_has_three_commands() -> None:
+    section = (runs.ROOT / "README.md").read_text(encoding="utf-8").split("## Your own text")[1].split("```")[1]
+    assert re.findall(r"^fairseq-\S+", section, flags=re.MULTILINE) == [
+        "fairseq-preprocess", "fairseq-train", "fairseq-eval-lm",
+    ]  # fmt: skip
+    assert sum(len(commands(page)) for page in PAGES) > 40
