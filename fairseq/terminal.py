@@ -7,11 +7,15 @@ import html
 import logging
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any, TextIO
 
 # C0 but for tab and line feed, DEL, C1, and the marks that reorder a line.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 
 def printable(text: str) -> str:
@@ -26,19 +30,50 @@ def page_text(text: str) -> str:
 
 @contextlib.contextmanager
 def byte_bar(total: int, what: str = "") -> Iterator[Callable[[int], Any]]:
-    """Give a function to call with the bytes read since its last call; on a terminal it moves a bar.
+    """Give a function to call with the bytes read since its last call.
+
+    On a terminal it moves a bar; elsewhere it writes a line to stderr every :data:`LINE_SECONDS`.
 
     Args:
         total: bytes in all.
         what: text before the bar.
     """
     if not sys.stderr.isatty():
-        yield lambda count: None
+        yield ByteLines(total, what, sys.stderr).update
         return
     from tqdm import tqdm  # its import takes longer than tokenising a short text
 
     with tqdm(total=total, desc=printable(what), unit="B", unit_scale=True, leave=False) as bar:
         yield bar.update
+
+
+class ByteLines:
+    """Progress as lines, with the remaining time.
+
+    Args:
+        total: bytes in all.
+        what: text before the figures.
+        stream: file to write to.
+        clock: seconds, from any start.
+    """
+
+    def __init__(self, total: int, what: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total = total
+        self.what = what
+        self.stream = stream
+        self.clock = clock
+        self.done = 0
+        self.started = self.shown = clock()
+
+    def update(self, count: int) -> None:
+        """Add *count* bytes."""
+        self.done += count
+        now = self.clock()
+        if now - self.shown < LINE_SECONDS or not 0 < self.done <= self.total:
+            return
+        self.shown = now
+        left = timedelta(seconds=round((now - self.started) * (self.total / self.done - 1)))
+        print(f"{printable(self.what)}: {self.done / self.total:.0%}, eta {left}", file=self.stream, flush=True)
 
 
 class Formatter(logging.Formatter):

@@ -132,6 +132,7 @@ def _tokenizer(
     words, subwords = chosen_words(config), chosen_subwords(config)
     if config.bpe is not None and config.learn_bpe is not None:
         training = [path for name, path in splits.items() if name.startswith("train")]
+        print(f"{_language(config)}Learning {config.learn_bpe} subwords", flush=True)
         subwords = learn_subwords(BPES[config.bpe], config.learn_bpe, words, training, options, folder)
         subwords.check()
     chosen = Tokenizer(words, subwords) if words is not None or subwords is not None else None

@@ -158,7 +158,7 @@ def tokenize_stream(file: BinaryIO, form: TextFormat, workers: Workers[tuple[byt
 
 
 def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]], out: BinaryIO) -> RawCounts:
-    """Write the symbols of each line of a text to *out*, with a progress bar on a terminal.
+    """Write the symbols of each line of a text to *out*, with a progress bar.
 
     Args:
         workers: of a :class:`TokenizeBlock`.

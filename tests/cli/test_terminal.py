@@ -15,7 +15,7 @@ import runs
 
 from fairseq import options
 from fairseq.errors import UserError
-from fairseq.terminal import Formatter, PrintableStream, page_text, printable
+from fairseq.terminal import ByteLines, Formatter, PrintableStream, page_text, printable
 from fairseq_cli import eval_lm, generate, interactive
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
@@ -102,3 +102,24 @@ def test_a_printable_stream_writes_escapes_and_passes_on_the_rest():
     assert stream.written == ["a\tb\\x1b[0m\\u202e\n"]
     assert printable("жüñ 世界\t\n") == "жüñ 世界\t\n"
     assert page_text("<b>\x1b") == "&lt;b&gt;\\x1b"
+
+
+def test_progress_without_a_terminal_is_a_line_every_ten_seconds():
+    stream, seconds = io.StringIO(), iter([0, 4, 10, 15, 40, 60])
+    lines = ByteLines(800, "reading \x1b[2J", stream, lambda: next(seconds))
+    for count in (100, 100, 100, 300, 200):
+        lines.update(count)
+    assert stream.getvalue().splitlines() == [
+        r"reading \x1b[2J: 25%, eta 0:00:30",
+        r"reading \x1b[2J: 75%, eta 0:00:13",
+        r"reading \x1b[2J: 100%, eta 0:00:00",
+    ]
+
+
+@pytest.mark.parametrize("total", [0, 5])
+def test_a_file_that_grows_while_it_is_read_ends_no_command(total):
+    stream, seconds = io.StringIO(), iter([0, 20, 40])
+    lines = ByteLines(total, "reading", stream, lambda: next(seconds))
+    for _ in range(2):
+        lines.update(10)
+    assert stream.getvalue() == ""
