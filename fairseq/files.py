@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,36 +24,81 @@ _HOST = re.sub(r"[^A-Za-z0-9_-]", "-", platform.node())[:32] or "host"
 _TEMPORARY = re.compile(r"\..*\.([A-Za-z0-9_-]+)\.\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
-@contextlib.contextmanager
-def atomic_file(path: str | Path, flag: str = "") -> Iterator[BinaryIO]:
-    """A binary file, readable and writable, that becomes *path* when the ``with`` block ends without an exception.
+class FileGroup:
+    """Files that appear together; see :func:`atomic_files`."""
 
-    It is written under a temporary name in the same folder, flushed to disk and renamed. After an exception it is
-    removed, and the former content of *path* remains. Of a symbolic link the target is replaced. A device or a pipe
-    is written to at the end, never replaced.
+    def __init__(self, temporaries: contextlib.ExitStack) -> None:
+        self._temporaries = temporaries
+        self._written: list[tuple[str | Path, str, Path | BinaryIO]] = []
 
-    Args:
-        path: the file to write.
-        flag: the command-line flag that named it, for error messages.
+    @contextlib.contextmanager
+    def file(self, path: str | Path, flag: str = "") -> Iterator[BinaryIO]:
+        """A binary file, readable and writable, for the content of *path*; it is on disk when the ``with`` block ends.
 
-    Raises:
-        UserError: a system error (disk full, no permission, …); the message names *flag* and *path*.
-    """
-    with _system_errors(flag, path):
-        if is_special(path):
-            with tempfile.TemporaryFile() as content:  # the writers of archives seek, which pipes cannot
+        Args:
+            path: the file to write.
+            flag: the command-line flag that named it, for error messages.
+
+        Raises:
+            UserError: a system error (disk full, no permission, …); the message names *flag* and *path*.
+        """
+        with _system_errors(flag, path):
+            if is_special(path):  # the writers of archives seek, which pipes cannot
+                content = self._temporaries.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed there
                 yield content
-                content.seek(0)
-                with open(path, "wb") as special:
-                    shutil.copyfileobj(content, special, 1 << 20)
-            return
-        target = Path(os.path.realpath(path))
-        with _temporary_file(target) as (temporary, file):
+                self._written.append((path, flag, content))
+                return
+            temporary, file = self._temporaries.enter_context(_temporary_file(Path(os.path.realpath(path))))
             yield file
             file.flush()
             os.fsync(file.fileno())
-            os.replace(temporary, target)
-        sync_folder(target.parent)
+            self._written.append((path, flag, temporary))
+
+    def move(self) -> None:
+        """Give all files their names. After a failure those moved before are as they were.
+
+        Raises:
+            UserError: a system error; the message names the flag and the file.
+        """
+        with contextlib.ExitStack() as undo:
+            for path, flag, written in self._written:
+                with _system_errors(flag, path):
+                    if not isinstance(written, Path):
+                        written.seek(0)
+                        with open(path, "wb") as special:
+                            shutil.copyfileobj(written, special, 1 << 20)
+                        continue
+                    target = Path(os.path.realpath(path))
+                    if len(self._written) > 1:
+                        undo.callback(_restore, target, self._temporaries.enter_context(_backup(target)))
+                    os.replace(written, target)
+                    sync_folder(target.parent)
+            undo.pop_all()
+
+
+@contextlib.contextmanager
+def atomic_files() -> Iterator[FileGroup]:
+    """A group of files that appear together when the ``with`` block ends without an exception, or not at all.
+
+    They are written under temporary names in their own folders, flushed to disk, and renamed one right after the other.
+    After an exception, also of a rename, they are removed, and the former contents remain. Of a symbolic link the
+    target is replaced. A device or a pipe is written to at the end, never replaced.
+    """
+    with contextlib.ExitStack() as temporaries:
+        group = FileGroup(temporaries)
+        yield group
+        group.move()
+
+
+Create = Callable[[str | Path, str], contextlib.AbstractContextManager[BinaryIO]]
+"""Begins a file, given its path and flag: :func:`atomic_file`, or :meth:`FileGroup.file` of a group."""
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | Path, flag: str = "") -> Iterator[BinaryIO]:
+    """A group of one: see :func:`atomic_files` and :meth:`FileGroup.file`."""
+    with atomic_files() as group, group.file(path, flag) as file:
+        yield file
 
 
 @contextlib.contextmanager
@@ -278,6 +323,30 @@ def _temporary_file(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
             finally:
                 with contextlib.suppress(OSError):
                     temporary.unlink()
+
+
+@contextlib.contextmanager
+def _backup(target: Path) -> Iterator[Path | None]:
+    """Another name of the file *target* for a while; None if there is no such file."""
+    if not target.exists():
+        yield None
+        return
+    backup = target.with_name(_temporary_name(target.name))
+    link_or_copy(target, backup)
+    try:
+        yield backup
+    finally:
+        with contextlib.suppress(OSError):
+            backup.unlink()
+
+
+def _restore(target: Path, backup: Path | None) -> None:
+    """Make *target* what it was when *backup* was made."""
+    with contextlib.suppress(OSError):
+        if backup is None:
+            target.unlink()
+        else:
+            os.replace(backup, target)
 
 
 @contextlib.contextmanager

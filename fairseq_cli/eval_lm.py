@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,8 @@ from fairseq.data.tokenization import load_counts
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scoring, report
-from fairseq.files import atomic_file, prepare_file, prepare_folder
+from fairseq.evaluation.scorer import Scores
+from fairseq.files import atomic_files, prepare_file, prepare_folder
 from fairseq.generation import Decoding, generator_of, stream
 from fairseq.generation.predictor import can_generate
 from fairseq.generation.text import never_written
@@ -110,37 +109,37 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         return figures
     _print_words(cfg, words)
     print(*report.summary(figures), sep="\n", flush=True)
-    with contextlib.ExitStack() as files:  # all appear, or none
-        if cfg.save_token_scores is not None:
-            files.enter_context(report.scores_file(Path(cfg.save_token_scores), scores))
-        if cfg.sample is not None:
-            reader = TextReader.of(settings.data_path, task.source_dictionary)
-            files.enter_context(_sample_file(Path(cfg.sample), scorer, reader))
-        if cfg.results_path is not None:
-            used = {**vars(scoring), **_memory(trained), **_precision(common), "int8": cfg.int8}
-            used["model_overrides"] = overrides
-            about = {"checkpoints": paths, "data": settings.data_path, "split": name, "mode": _mode(scoring)}
-            complete = {**figures, **about, "device": str(device), "settings": used, **about_run()}
-            report.write_results(Path(cfg.results_path), complete)
+    used = {**vars(scoring), **_memory(trained), **_precision(common), "int8": cfg.int8}
+    used["model_overrides"] = overrides
+    about = {"checkpoints": paths, "data": settings.data_path, "split": name, "mode": _mode(scoring)}
+    text = None
+    if cfg.sample is not None:
+        text = _sample(scorer, TextReader.of(settings.data_path, task.source_dictionary))
+    _write(cfg, scores, text, {**figures, **about, "device": str(device), "settings": used})
+    if text is not None:
+        escape_what_stdout_lacks()
+        print(f"Sample, saved to {printable(str(cfg.sample))}:", text, sep="\n", flush=True)
     return figures
 
 
-@contextlib.contextmanager
-def _sample_file(path: Path, scorer: Scorer, reader: TextReader) -> Iterator[None]:
-    """Save a text that the models write from the start of a paragraph to *path*, and print it.
+def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[str, Any]) -> None:
+    """Write the files that the flags name, together or not at all."""
+    with atomic_files() as files:
+        if cfg.save_token_scores is not None:
+            report.write_scores(Path(cfg.save_token_scores), scores, files.file)
+        if cfg.sample is not None and sample is not None:
+            with files.file(cfg.sample, "--sample") as file:
+                file.write(sample.encode() + b"\n")
+        if cfg.results_path is not None:
+            report.write_results(Path(cfg.results_path), {**results, **about_run()}, files.file)
 
-    The file appears after a ``with`` block without errors.
-    """
+
+def _sample(scorer: Scorer, reader: TextReader) -> str:
+    """Return a text that the models write from the start of a paragraph."""
     eos, forbidden = scorer.dictionary.eos(), never_written(scorer.dictionary)
     how = Decoding(SAMPLE_TOKENS, top_k=SAMPLE_TOP_K)
     tokens = list(stream(scorer.readers, [eos], how, generator=generator_of(SAMPLE_SEED), forbidden=forbidden))
-    text = reader.text(tokens)
-    escape_what_stdout_lacks()
-    with atomic_file(path, "--sample") as file:
-        file.write(text.encode() + b"\n")
-        file.flush()
-        yield
-    print(f"Sample, saved to {printable(str(path))}:", text, sep="\n", flush=True)
+    return reader.text(tokens)
 
 
 def _evaluated_text(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,15 @@ import runs
 
 from fairseq import files
 from fairseq.errors import UserError
-from fairseq.files import atomic_file, atomic_folder, link_or_copy, prepare_file, prepare_folder, remove_leftovers
+from fairseq.files import (
+    atomic_file,
+    atomic_files,
+    atomic_folder,
+    link_or_copy,
+    prepare_file,
+    prepare_folder,
+    remove_leftovers,
+)
 
 
 class Interruption(Exception):
@@ -65,6 +74,58 @@ def test_a_full_disk_is_a_user_error_that_names_flag_and_file(tmp_path):
     with pytest.raises(UserError, match=message), atomic_file(tmp_path / "a", "--out"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert os.listdir(tmp_path) == []
+
+
+def write_both(first, second):
+    with atomic_files() as group:
+        for path in (first, second):
+            with group.file(path, "--out") as file:
+                file.write(b"new")
+
+
+@pytest.fixture
+def two(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "x").write_bytes(b"old")
+    return tmp_path / "a" / "x", tmp_path / "b" / "y"
+
+
+def test_files_of_a_group_appear_together(two):
+    write_both(*two)
+    assert [path.read_bytes() for path in two] == [b"new", b"new"]
+    assert [os.listdir(path.parent) for path in two] == [["x"], ["y"]]
+
+
+def test_a_group_that_fails_while_it_is_written_leaves_none_of_its_files(two):
+    with pytest.raises(UserError, match=r"^--out .*y: cannot be written \(No space left"), atomic_files() as group:
+        with group.file(two[0], "--out") as file:
+            file.write(b"new")
+        with group.file(two[1], "--out"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert two[0].read_bytes() == b"old" and [os.listdir(path.parent) for path in two] == [["x"], []]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_group_whose_second_rename_fails_takes_back_the_first(two, monkeypatch, order):
+    first, second = (two[place] for place in order)
+    replace = os.replace
+
+    def fail(source, target):
+        if str(target) == str(second) and b"new" in Path(source).read_bytes():
+            raise PermissionError(errno.EACCES, "Permission denied", str(target))
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", fail)
+    with pytest.raises(UserError, match=rf"^--out {second}: cannot be written \(Permission denied\)"):
+        write_both(first, second)
+    assert two[0].read_bytes() == b"old" and [os.listdir(path.parent) for path in two] == [["x"], []]
+
+
+def test_a_device_in_a_group_that_is_full_takes_back_the_others(two):
+    with pytest.raises(UserError, match="^--out /dev/full: cannot be written"):
+        write_both(two[0], "/dev/full")
+    assert two[0].read_bytes() == b"old" and os.listdir(two[0].parent) == ["x"]
 
 
 def test_torchs_error_with_a_system_error_behind_it_is_one_line(tmp_path):

@@ -16,7 +16,7 @@ import numpy as np
 
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
-from fairseq.files import atomic_file
+from fairseq.files import atomic_files
 from fairseq.terminal import byte_bar
 
 LINE_ENDS = {"bytes": ord("\n"), "letters": ord(" ")}
@@ -56,10 +56,11 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
             text = files.enter_context(open(source, "rb"))
             report = files.enter_context(byte_bar(total))
             tokens, counts = {}, np.zeros(256, dtype=np.int64)
+            group = files.enter_context(atomic_files())
             for name, size in split_sizes(total).items():
-                out = files.enter_context(atomic_file(destdir / f"{name}.txt"))
+                out = files.enter_context(group.file(destdir / f"{name}.txt"))
                 tokens[name] = _write_split(text, out, size, kind, counts, report)
-            _write_dictionary(files.enter_context(atomic_file(destdir / "dict.txt")), counts, kind)
+            _write_dictionary(files.enter_context(group.file(destdir / "dict.txt")), counts, kind)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename or source}: file not found; check the path") from None
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import resource
@@ -19,7 +18,7 @@ from fairseq.data.dictionary import NONE, Dictionary
 from fairseq.data.raw_text import RawCounts
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scores
-from fairseq.files import atomic_file
+from fairseq.files import Create, atomic_file
 
 BYTES = frozenset(map(str, range(256)))
 
@@ -195,29 +194,26 @@ def word_table(words: Words) -> Iterator[str]:
         yield f"{word}\t{counts[word]}\t{sums[word] / counts[word]:.6f}\t{sums[word]:.6f}"
 
 
-def write_results(folder: Path, report: Mapping[str, Any]) -> None:
-    """Write *report* to ``results.json`` in *folder* atomically.
+def write_results(folder: Path, report: Mapping[str, Any], create: Create = atomic_file) -> None:
+    """Write *report* to ``results.json`` in *folder* atomically, alone or in the group of *create*.
 
     Raises:
         UserError: the file cannot be written.
     """
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in report.items()}
     text = json.dumps(finite, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    with atomic_file(folder / "results.json", "--results-path") as file:
+    with create(folder / "results.json", "--results-path") as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
-@contextlib.contextmanager
-def scores_file(path: Path, scores: Scores) -> Iterator[None]:
-    """Write ``tokens`` and ``lprobs`` to the NPZ file *path*, which appears after a ``with`` block without errors.
+def write_scores(path: Path, scores: Scores, create: Create = atomic_file) -> None:
+    """Write ``tokens`` and ``lprobs`` to the NPZ file *path* atomically, alone or in the group of *create*.
 
     Raises:
         UserError: the file cannot be written.
     """
-    with atomic_file(path, "--save-token-scores") as file:
+    with create(path, "--save-token-scores") as file:
         np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
-        file.flush()
-        yield
 
 
 def _power(bits: float) -> float:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -328,14 +330,6 @@ def test_mistakes_are_one_line(mistake, path, flags, line):
     assert line in mistake("--cpu", "--path", path, *flags.split())
 
 
-def test_results_appear_together_or_not_at_all(tmp_path):
-    (tmp_path / "out" / "results.json").mkdir(parents=True)
-    flags = ["--results-path", tmp_path / "out", "--save-token-scores", tmp_path / "scores.npz"]
-    with pytest.raises(UserError, match="--results-path .*results.json: cannot be written"):
-        evaluate("--path", BASELINE, FLAGS, *flags)
-    assert not (tmp_path / "scores.npz").exists()
-
-
 def test_path_left_out_is_one_line(mistake):
     assert mistake().startswith("--path: name a checkpoint")
 
@@ -368,3 +362,37 @@ def test_hostile_checkpoint_runs_nothing(mistake, tmp_path):
     state["args"].__dict__["user_dir"] = "/nowhere"
     torch.save({**state, "hook": print}, tmp_path / "hostile.pt")
     assert "rejected" in mistake("--path", tmp_path / "hostile.pt")
+
+
+def outputs(folder):
+    """Flags that name every kind of output, and the files; of one there is an earlier content."""
+    files = [folder / "scores.npz", folder / "results" / "results.json"]
+    files[0].write_bytes(b"before")
+    return [BASELINE, FLAGS, "--save-token-scores", files[0], "--results-path", files[1].parent], files
+
+
+def test_results_appear_together_or_not_at_all(tmp_path):
+    flags, (scores_file, results) = outputs(tmp_path)
+    results.mkdir(parents=True)  # a folder cannot be replaced by a file
+    with pytest.raises(UserError, match=r"--results-path .*results.json: cannot be written \(Is a directory"):
+        evaluate("--path", *flags)
+    assert scores_file.read_bytes() == b"before" and not list(results.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results", "scores.npz"]
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_full_disk_leaves_neither_scores_nor_results(failing, tmp_path, monkeypatch):
+    flags, (scores_file, results) = outputs(tmp_path)
+    synced = []
+
+    def full(descriptor):
+        synced.append(descriptor)
+        if len(synced) == failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot be written .No space left"):
+        patch.setattr(os, "fsync", full)
+        evaluate("--path", *flags)
+    assert scores_file.read_bytes() == b"before" and not list(results.parent.iterdir())
+    evaluate("--path", *flags)
+    assert np.load(scores_file)["tokens"].size == json.loads(results.read_text())["tokens"]
