@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Table 10 of the paper: systems that need the same GPU memory, WikiText-103, 128 M parameters.
+# In the manner of table 10 of the paper: systems that need about the same memory, WikiText-103, 128 M parameters.
 # SYSTEM: recurrence (default), recurrence-half, no-recurrence, no-recurrence-half; "half" trains on the second half of
-# each segment. Segments of training and attention lengths of evaluation are the paper's; widths, dropout, batch and
-# updates are not published for this size: those of wiki103-base.sh.
+# each segment. Lengths and widths are ours; dropout, batch and updates are those of wiki103-base.sh.
 # shellcheck source=examples/transformer_xl/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

@@ -64,7 +64,7 @@ ABLATIONS = [
     ("lm1b-ablation", "relative", {"mem_len": 32, "max_update": 400_000, "shuffle_lines": True}, (32, 128)),
     ("lm1b-ablation", "shaw", {"mem_len": 32, "position_encoding": "shaw"}, (32, 128)),
     ("lm1b-ablation", "no-recurrence", {"mem_len": 0, "streams": True}, (64, 32)),
-]  # tables 10 and 7 of the paper: settings of training, and (tokens, memory or context) of evaluation
+]  # settings of training, and (tokens, memory or context) of evaluation
 EVERY_RECIPE = pytest.mark.parametrize("recipe", AUTHORS)
 PREPARED = ("enwik8", "text8", "lm1b", "ptb")
 
@@ -120,7 +120,7 @@ def test_evaluation_has_the_authors_lengths(recipe: str) -> None:
 
 
 @pytest.mark.parametrize(("recipe", "system", "settings", "lengths"), ABLATIONS)
-def test_an_ablation_has_the_papers_settings(
+def test_an_ablation_has_its_settings(
     recipe: str, system: str, settings: dict[str, Any], lengths: tuple[int, int]
 ) -> None:
     training, evaluation = map(parsed, printed(run(recipe, DRY_RUN=1, SYSTEM=system)))
