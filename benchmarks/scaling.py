@@ -100,7 +100,7 @@ class Prediction:
         compute: forward and backward pass; *exposed*: communication that they do not hide.
         state: parameters, gradients and optimizer state; *activations*: kept for the backward pass.
         gathered: bytes of carried memory that rank 0 holds on its host while it saves.
-        saving: seconds of writing a checkpoint, which ``--async-save`` hides but for the copy.
+        saving: seconds of writing a checkpoint with that memory; ``--async-save`` hides it but for the copy.
     """
 
     compute: float
@@ -143,13 +143,14 @@ def predict(model: Model, cluster: Cluster, processes: int, backend: str, recomp
         whole = 2 * 2 * layers / model.layers + 8 * model.embedding  # two layers, and the root with its gradient
         state = STATE * model.parameters / group + whole
     kept = (2 if recompute else 34) * model.width
+    gathered = 4.0 * processes * model.rows * model.memory * model.width * model.layers
     return Prediction(
         compute=compute,
         exposed=exposed,
         state=state,
         activations=kept * model.tokens * model.layers,
-        gathered=4.0 * processes * model.rows * model.memory * model.width * model.layers,
-        saving=SAVED * model.parameters / cluster.disk,
+        gathered=gathered,
+        saving=(SAVED * model.parameters + gathered) / cluster.disk,
         tokens_per_second=processes * model.tokens / (compute + exposed),
     )
 
@@ -246,33 +247,53 @@ def _data_seconds(trainer: Trainer, world: World) -> float:
 
 
 def _saving_seconds(args: argparse.Namespace, trainers: dict[str, Trainer], world: World) -> dict[str, float]:
-    """Seconds that training waits for a checkpoint, one file and sharded; of reading one with its checksums."""
-    found: dict[str, float] = {}
+    """Median seconds that training waits for a checkpoint, one file and sharded; of reading one with its checksums.
+
+    Every round has each kind once, as in the measurement of updates.
+    """
+    savers: dict[str, tuple[Trainer, Saver]] = {}
     for kind in ("replicated", "sharded"):
         for name, background in (("blocking", False), ("background", True)):
             trainer = trainers[kind]
-            cfg = replace(trainer.settings.checkpoint, async_save=background, save_interval_updates=1)
+            cfg = replace(
+                trainer.settings.checkpoint, async_save=background, save_interval_updates=1, keep_interval_updates=1
+            )
             settings = replace(trainer.settings, checkpoint=cfg)
             saver = Saver(settings, world, CheckpointManager(cfg) if world.is_first else None)
-            world.barrier()
-            start = time.perf_counter()
-            updates = len(found) + 1
-            saver.save(trainer.state_dict(), epoch=1, updates=updates, end_of_epoch=False, is_best=False)
-            world.barrier()
-            found[f"{kind} checkpoint, {name}"] = time.perf_counter() - start
-            saver.wait()
-            world.barrier()
+            savers[f"{kind} checkpoint, {name}"] = trainer, saver
+    seconds: dict[str, list[float]] = {name: [] for name in savers}
+    for number in range(args.saves * len(savers)):
+        name = list(savers)[number % len(savers)]
+        trainer, saver = savers[name]
+        world.barrier()
+        start = time.perf_counter()
+        saver.save(trainer.state_dict(), epoch=1, updates=number + 1, end_of_epoch=False, is_best=False)
+        world.barrier()
+        seconds[name].append(time.perf_counter() - start)
+        saver.wait()
+        world.barrier()
+    state = trainers["replicated"].state_dict()
     if world.is_first:
-        path = Path(args.data) / "saved" / "checkpoint_1_2.pt"
-        start = time.perf_counter()
-        checkpoint.load(path)
-        found["reading with checksums"] = time.perf_counter() - start
-        start = time.perf_counter()
-        state = torch.load(path, weights_only=True, mmap=False)
-        found["reading without"] = time.perf_counter() - start
-        del state
+        path = Path(args.data) / "read.pt"
+        checkpoint.save(path, state)
+        seconds |= _reading_seconds(path, args.saves)
     world.barrier()
-    return found
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _reading_seconds(path: Path, repeats: int) -> dict[str, list[float]]:
+    """Seconds of reading the checkpoint at *path*, with its checksums and without, in turn."""
+    readers: dict[str, Callable[[], object]] = {
+        "reading with checksums": lambda: checkpoint.load(path),
+        "reading without": lambda: torch.load(path, weights_only=True, mmap=False),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in readers}
+    for _ in range(repeats):
+        for name, read in readers.items():
+            start = time.perf_counter()
+            read()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
 
 
 def _corpus(folder: Path, words: int = 8000, tokens: int = 200_000) -> None:
@@ -292,6 +313,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--saves", type=int, default=5, help="checkpoints of each kind")
     args = parser.parse_args()
     if args.what == "predict":
         print(*table(), sep="\n")

@@ -41,4 +41,6 @@ def test_predictions_are_ordered() -> None:
     recomputed = predict(MODEL, CLUSTER, 8, "c10d", recompute=True)
     assert recomputed.activations < alone.activations / 10 and recomputed.compute > alone.compute
     for model in MODELS:
-        assert predict(model, CLUSTER, 1024, "c10d").gathered == 1024 * predict(model, CLUSTER, 1, "c10d").gathered
+        one, many = (predict(model, CLUSTER, count, "c10d") for count in (1, 1024))
+        assert many.gathered == 1024 * one.gathered
+        assert many.saving - one.saving == pytest.approx(1023 * one.gathered / CLUSTER.disk), "memory is written, too"
