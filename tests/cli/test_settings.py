@@ -36,10 +36,12 @@ def settings(*flags: Any) -> TrainingSettings:
 def configs() -> list[type]:
     """Every dataclass of the package whose name ends in Config.
 
-    Files for exported folders need transformers; settings of plug-ins for fairseq may be changed, as there.
+    Files for exported folders need transformers, ``harness_lm`` the evaluation harness; settings of plug-ins for
+    fairseq may be changed, as there.
     """
     names = [found.name for found in pkgutil.walk_packages([str(PACKAGE)], "fairseq.")]
-    modules = [importlib.import_module(name) for name in names if not re.search(r"\.(exported|compat)\.", name)]
+    others = re.compile(r"\.(exported|compat)\.|\.harness_lm$")
+    modules = [importlib.import_module(name) for name in names if not others.search(name)]
     found = {cls for module in modules for _, cls in inspect.getmembers(module, inspect.isclass)}
     return sorted((cls for cls in found if cls.__name__.endswith("Config") and dataclasses.is_dataclass(cls)), key=repr)
 
