@@ -44,7 +44,7 @@ class CheckpointManager:
         self.config = config
         self.folder = Path(config.save_dir)
         if not config.no_save:
-            _prepare(self.folder)
+            self._is_new = _prepare(self.folder)
 
     def names(
         self, epoch: int, updates: int, end_of_epoch: bool, is_best: bool, figure: float | None = None
@@ -188,6 +188,8 @@ class CheckpointManager:
     def locked(self) -> Iterator[None]:
         """Hold the lock of ``--save-dir``, so that two runs do not write there; the kernel frees a killed run's.
 
+        A folder that was made for a run that fails before it writes anything is removed.
+
         Raises:
             UserError: another run holds it.
         """
@@ -198,6 +200,11 @@ class CheckpointManager:
         try:
             _lock(descriptor, self.folder)
             yield
+        except BaseException:
+            if self._is_new:
+                with contextlib.suppress(OSError):  # not empty
+                    self.folder.rmdir()
+            raise
         finally:
             os.close(descriptor)
 
@@ -253,7 +260,13 @@ def _lock(descriptor: int, folder: Path) -> None:
         logger.warning("--save-dir %s: the filesystem has no locks; no other run may write there", folder)
 
 
-def _prepare(folder: Path) -> None:
+def _prepare(folder: Path) -> bool:
+    """Make *folder* ready to be written to; return whether it is new.
+
+    Raises:
+        UserError: it cannot be made or written to.
+    """
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
@@ -261,3 +274,4 @@ def _prepare(folder: Path) -> None:
         raise UserError(f"--save-dir {folder}: cannot be made ({error.strerror}); choose another folder") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--save-dir {folder}: cannot be written to; choose another folder")
+    return is_new

@@ -116,6 +116,25 @@ def test_two_runs_do_not_write_to_one_folder(tmp_path):
     assert os.listdir(tmp_path / "s") == []
 
 
+@pytest.mark.parametrize("before", ["absent", "empty", "used"])
+def test_a_run_that_fails_at_once_leaves_no_folder_of_its_own(tmp_path, before):
+    folder = tmp_path / "s"
+    if before != "absent":
+        folder.mkdir()
+    with pytest.raises(KeyError), manager(folder).locked():
+        if before == "used":
+            (folder / "checkpoint_last.pt").touch()
+        raise KeyError
+    assert folder.exists() == (before != "absent")
+
+
+def test_a_failed_run_leaves_what_it_saved(tmp_path):
+    with pytest.raises(KeyError), manager(tmp_path / "s").locked():
+        (tmp_path / "s" / "checkpoint_last.pt").touch()
+        raise KeyError
+    assert (tmp_path / "s" / "checkpoint_last.pt").exists()
+
+
 def test_a_killed_run_leaves_no_lock(tmp_path):
     code = (
         "import sys; from fairseq.checkpoint import CheckpointManager; from fairseq.settings import CheckpointConfig\n"
