@@ -102,6 +102,7 @@ class ElectraModel(BaseFairseqModel):
         infuse: Infuse | None = None,
         masked: Masked | None = None,
         noise: Tensor | None = None,
+        infuse_generator_only: bool = False,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return logits of "replaced" for every token, or hidden states of the discriminator.
 
@@ -112,6 +113,7 @@ class ElectraModel(BaseFairseqModel):
             token_types: int64 [B, T]; None: all 0.
             features_only: return hidden states.
             infuse: applied to the summed embeddings of generator and discriminator.
+            infuse_generator_only: do not apply it to those of the discriminator.
             masked: indices in B·T and the original tokens, int64 [M] each.
             noise: [M], uniform on [0, 1): determines the tokens sampled from the generator.
 
@@ -123,7 +125,8 @@ class ElectraModel(BaseFairseqModel):
         extra: dict[str, Any] = {}
         if masked is not None:
             src_tokens, extra = self._corrupt(src_tokens, token_types, infuse, masked, noise)
-        hidden = self.encoder.sentence_encoder(src_tokens, token_types, infuse)  # (B, T, C)
+        own = None if infuse_generator_only else infuse
+        hidden = self.encoder.sentence_encoder(src_tokens, token_types, own)  # (B, T, C)
         extra["hidden"] = hidden
         return hidden if features_only else self.encoder.discriminator_head(hidden), extra
 

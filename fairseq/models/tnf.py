@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairseq.config import typed
+from fairseq.config import flag, typed
 from fairseq.models import register_model
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel
@@ -51,6 +51,7 @@ class NotedModel(BaseFairseqModel):
         for name, part in encoder.named_children():
             self.add_module(name, part)
         self._encoder = (encoder,)  # in a tuple: its submodules are registered on this model
+        self.reads: dict[str, Any] = {}  # arguments of the encoder that say who reads notes
         self.notes = notes
         self.padding_idx = padding_idx
         dim = notes.table.size(1)
@@ -112,7 +113,7 @@ class NotedModel(BaseFairseqModel):
         def infuse(x: Tensor) -> Tensor:
             return self.notes.read(x, spans, longest_span, self.note_projection)
 
-        output, extra = encoder(src_tokens, infuse=infuse, **inputs)
+        output, extra = encoder(src_tokens, infuse=infuse, **self.reads, **inputs)
         lengths = src_tokens.ne(self.padding_idx).sum(1)
         return output, {**extra, "notes": self.notes.take(extra["hidden"], spans, lengths, longest_span)}
 
@@ -134,6 +135,12 @@ class TNFBertConfig(EncoderNoteConfig, BertConfig):
 class TNFElectraConfig(EncoderNoteConfig, ElectraConfig):
     """Settings of ELECTRA with notes."""
 
+    note_readers: str = flag(
+        "both",
+        "networks that read notes; a note shows the discriminator that its word is original",
+        choices=("both", "generator"),
+    )
+
 
 @register_model("tnf_bert", dataclass=TNFBertConfig)
 class TNFBert(NotedModel):
@@ -150,11 +157,21 @@ class TNFBert(NotedModel):
 class TNFElectra(TNFBert):
     """ELECTRA with notes.
 
-    Generator and discriminator share their embeddings, so both read notes; notes are taken from the discriminator,
-    which is the finished model.
+    Generator and discriminator share their embeddings, so both read notes, unless told otherwise; notes are taken from
+    the discriminator, which is the finished model.
     """
 
     encoder_class = ElectraModel
+
+    @property
+    def decisive_settings(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*super().decisive_settings, "note_readers")
+
+    @classmethod
+    def build_model(cls, args: EncoderNoteConfig | argparse.Namespace, task: Any) -> NotedModel:
+        model = super().build_model(args, task)
+        model.reads = {"infuse_generator_only": typed(TNFElectraConfig, args).note_readers == "generator"}
+        return model
 
 
 def with_notes(

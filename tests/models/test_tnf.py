@@ -116,3 +116,19 @@ def test_an_encoder_with_parameters_outside_its_parts_is_rejected():
     encoder = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="Linear"):
         NotedModel(encoder, NoteDictionary(3, 2), 1)
+
+
+def test_with_one_reader_notes_change_what_the_generator_writes_and_nothing_in_the_discriminator(data):
+    args = runs.arguments(noted.TNF_ELECTRA, "--note-readers generator", data=data)
+    task = setup_task(args)
+    model = task.build_model(args).eval()
+    sample = next(iter(task.iterator("train", model, task.build_criterion(args), training=True)))["net_input"]
+    clean = {name: sample[name] for name in ("src_tokens", "spans", "longest_span")}
+    results = []
+    with torch.no_grad():
+        for scale in (0, 5):
+            model.notes.table.normal_(0, scale) if scale else model.notes.table.zero_()
+            results.append((model(**sample)[1]["generator_hidden"], model(**clean)[0]))
+    (before, judged), (after, judged_again) = results
+    assert not torch.equal(before, after) and torch.equal(judged, judged_again)
+    assert torch.equal(judged, model.encoder_model(clean["src_tokens"])[0])
