@@ -170,7 +170,8 @@ class TNFElectra(TNFBert):
     @classmethod
     def build_model(cls, args: EncoderNoteConfig | argparse.Namespace, task: Any) -> NotedModel:
         model = super().build_model(args, task)
-        model.reads = {"infuse_generator_only": typed(TNFElectraConfig, args).note_readers == "generator"}
+        cfg: Any = typed(TNFElectraConfig, args)
+        model.reads = {"infuse_generator_only": cfg.note_readers == "generator"}
         return model
 
 
