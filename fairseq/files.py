@@ -320,6 +320,10 @@ def _temporary_file(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
                     continue
                 yield temporary, file
                 return
+            except BaseException:
+                with contextlib.suppress(OSError):  # of the rest that cannot be written, either: the first error counts
+                    file.close()
+                raise
             finally:
                 with contextlib.suppress(OSError):
                     temporary.unlink()
