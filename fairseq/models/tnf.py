@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -35,15 +36,22 @@ class NotedModel(BaseFairseqModel):
         notes: note dictionary of width C.
         padding_idx: id of the padding symbol.
         embed_dim: width E; if not C, notes pass a learned projection, which is dropped with them.
+        readers: arguments of the encoder that say which of its networks read notes.
 
     Raises:
         ValueError: the encoder has parameters or buffers outside its parts.
     """
 
+    encoder_class: ClassVar[Any]
     predicts_next_token = False
 
     def __init__(
-        self, encoder: BaseFairseqModel, notes: NoteDictionary, padding_idx: int, embed_dim: int | None = None
+        self,
+        encoder: BaseFairseqModel,
+        notes: NoteDictionary,
+        padding_idx: int,
+        embed_dim: int | None = None,
+        readers: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         if encoder._parameters or encoder._buffers:
@@ -51,7 +59,7 @@ class NotedModel(BaseFairseqModel):
         for name, part in encoder.named_children():
             self.add_module(name, part)
         self._encoder = (encoder,)  # in a tuple: its submodules are registered on this model
-        self.reads: dict[str, Any] = {}  # arguments of the encoder that say who reads notes
+        self.readers = dict(readers)
         self.notes = notes
         self.padding_idx = padding_idx
         dim = notes.table.size(1)
@@ -113,7 +121,7 @@ class NotedModel(BaseFairseqModel):
         def infuse(x: Tensor) -> Tensor:
             return self.notes.read(x, spans, longest_span, self.note_projection)
 
-        output, extra = encoder(src_tokens, infuse=infuse, **self.reads, **inputs)
+        output, extra = encoder(src_tokens, infuse=infuse, **self.readers, **inputs)
         lengths = src_tokens.ne(self.padding_idx).sum(1)
         return output, {**extra, "notes": self.notes.take(extra["hidden"], spans, lengths, longest_span)}
 
@@ -146,15 +154,15 @@ class TNFElectraConfig(EncoderNoteConfig, ElectraConfig):
 class TNFBert(NotedModel):
     """BERT with notes."""
 
-    encoder_class: ClassVar[Any] = BertModel
+    encoder_class = BertModel
 
     @classmethod
-    def build_model(cls, args: EncoderNoteConfig | argparse.Namespace, task: Any) -> NotedModel:
+    def build_model(cls, args: TNFBertConfig | argparse.Namespace, task: Any) -> NotedModel:
         return with_notes(cls, cls.encoder_class.build_model(args, task), args, task)
 
 
 @register_model("tnf_electra", dataclass=TNFElectraConfig)
-class TNFElectra(TNFBert):
+class TNFElectra(NotedModel):
     """ELECTRA with notes.
 
     Generator and discriminator share their embeddings, so both read notes, unless told otherwise; notes are taken from
@@ -168,17 +176,21 @@ class TNFElectra(TNFBert):
         return (*super().decisive_settings, "note_readers")
 
     @classmethod
-    def build_model(cls, args: EncoderNoteConfig | argparse.Namespace, task: Any) -> NotedModel:
-        model = super().build_model(args, task)
-        cfg: Any = typed(TNFElectraConfig, args)
-        model.reads = {"infuse_generator_only": cfg.note_readers == "generator"}
-        return model
+    def build_model(cls, args: TNFElectraConfig | argparse.Namespace, task: Any) -> NotedModel:
+        generator_only = typed(TNFElectraConfig, args).note_readers == "generator"
+        return with_notes(
+            cls, cls.encoder_class.build_model(args, task), args, task, {"infuse_generator_only": generator_only}
+        )
 
 
 def with_notes(
-    cls: type[NotedModel], encoder: Any, args: EncoderNoteConfig | argparse.Namespace, task: Any
+    cls: type[NotedModel],
+    encoder: Any,
+    args: EncoderNoteConfig | argparse.Namespace,
+    task: Any,
+    readers: Mapping[str, Any] = MappingProxyType({}),
 ) -> NotedModel:
-    """Return *encoder* with a note for each rare word of *task*.
+    """Return *encoder* with a note for each rare word of *task*, read by the networks that *readers* say.
 
     Raises:
         UserError: the task has no rare words.
@@ -189,7 +201,7 @@ def with_notes(
     notes = NoteDictionary(
         len(words), dim, cfg.note_lambda, cfg.note_gamma, cfg.note_half_window, read_window=cfg.note_read_window
     ).name_words(words.words)
-    return cls(encoder, notes, task.source_dictionary.pad(), encoder.cfg.encoder_input_dim or dim)
+    return cls(encoder, notes, task.source_dictionary.pad(), encoder.cfg.encoder_input_dim or dim, readers)
 
 
 def _projection(dim: int, embed_dim: int | None) -> nn.Linear:

@@ -16,22 +16,14 @@ from fairseq.training.trainer import Trainer
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
 PEAKS: dict[str, tuple[float | None, ...]] = {
     # Name of the device: dense TFLOP/s by PRECISIONS, from the vendors' data sheets; None: not supported.
-    r"NVIDIA B200.*": (2250, 2250, 1125, 75),
     r"NVIDIA (H200|GH200|H100|H800)(?!.*(PCIe|NVL)).*": (989.4, 989.4, 494.7, 66.9),
-    r"NVIDIA H(100|200) NVL": (835.5, 835.5, 417.7, 60),
     r"NVIDIA H(100|800) PCIe": (756, 756, 378, 51.2),
     r"(NVIDIA )?A(100|800)-.*": (312, 312, 156, 19.5),
     r"NVIDIA A100 .*": (312, 312, 156, 19.5),
-    r"NVIDIA A30": (165, 165, 82, 10.3),
     r"NVIDIA A40": (149.7, 149.7, 74.8, 37.4),
     r"NVIDIA A10": (125, 125, 62.5, 31.2),
-    r"NVIDIA RTX A6000": (154.8, 154.8, 77.4, 38.7),
     r"NVIDIA L4": (121, 121, 60, 30.3),
-    r"NVIDIA L40": (181, 181, 90.5, 90.5),
     r"NVIDIA L40S": (362, 362, 183, 91.6),
-    r"NVIDIA GeForce RTX 3090": (71, 71, 35.6, 35.6),
-    r"NVIDIA GeForce RTX 4090": (165.2, 165.2, 82.6, 82.6),
-    r"NVIDIA GeForce RTX 5090": (209.5, 209.5, 104.8, 104.8),
     r"(NVIDIA |Tesla )*V100-SXM2.*": (None, 125, None, 15.7),
     r"(NVIDIA |Tesla )*V100-PCIE.*": (None, 112, None, 14),
     r"(NVIDIA |Tesla )*T4": (None, 65, None, 8.1),
