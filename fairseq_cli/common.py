@@ -17,7 +17,7 @@ from fairseq import config, distributed
 from fairseq.command_settings import ModelPathConfig, TextFormatConfig
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.raw_text import format_of
-from fairseq.data.text_corpus import TextCorpus, TextReader, log_tokens
+from fairseq.data.text_corpus import TextCorpus, TextReader
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
 from fairseq.files import prepare_folder
@@ -107,10 +107,7 @@ def read_text(path: str, form: TextFormatConfig, data: str, dictionary: Dictiona
     Raises:
         UserError: the file or the tokenizer cannot be used.
     """
-    reader = TextReader.of(data, dictionary)
-    if reader.tokenizer is None:
-        log_tokens(dictionary)
-    return reader.read(path, format_of(path, form.text_field, form.join_lines))
+    return TextReader.of(data, dictionary).read(path, format_of(path, form.text_field, form.join_lines))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from fairseq.config import parse_dict
 from fairseq.data.folders import data_folders
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.raw_text import RawCounts
-from fairseq.data.text_corpus import TextReader
+from fairseq.data.text_corpus import TextReader, log_tokens
 from fairseq.data.tokenization import load_counts
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -155,6 +155,8 @@ def _evaluated_text(
         counts = load_counts(data_folders(data)[0] / split)
         return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
     text = read_text(cfg.text, cfg, data, task.source_dictionary)
+    if text.counts is None:
+        log_tokens(task.source_dictionary)
     return cfg.text, text, text.counts
 
 

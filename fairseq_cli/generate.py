@@ -57,7 +57,7 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
     settings = typed_settings(args, GenerateConfig)
     cfg: GenerateConfig = settings.command
     cfg.check()
-    paths, contexts = checkpoint_paths(cfg), _contexts(cfg)
+    contexts, paths = _contexts(cfg), checkpoint_paths(cfg)
     writer = Writer.load(settings, paths, world.device)
     name, corpus = _corpus(cfg, settings.data_path, writer)
     if cfg.finds_hypotheses:
@@ -154,7 +154,7 @@ def _contexts(cfg: GenerateConfig) -> int:
             f"--num-samples {cfg.num_samples}: must be a multiple of --num-contexts {contexts}, "
             "so that all contexts have as many continuations"
         )
-    check_samples(cfg, cfg.num_samples // contexts)
+    check_samples(cfg, cfg.num_samples // contexts, contexts)
     return contexts
 
 

@@ -29,6 +29,8 @@ from fairseq.tasks.loading import load_language_models
 
 logger = logging.getLogger(__name__)
 
+MOST_TOKENS = 10**10  # of all continuations of a run
+
 
 @dataclass(frozen=True)
 class Writer:
@@ -160,11 +162,16 @@ def decoding(cfg: GenerationConfig) -> Decoding:
     return Decoding(cfg.max_new_tokens, temperature=0.0, beam=cfg.beam)
 
 
-def check_samples(cfg: GenerationConfig, each: int) -> None:
-    """Reject several continuations of one text without sampling.
+def check_samples(cfg: GenerationConfig, each: int, texts: int = 1) -> None:
+    """Reject *each* continuations of *texts* if those of one would be equal, or all be more than a run can generate.
 
     Raises:
-        UserError: all continuations would be equal.
+        UserError: there is no sampling, or the continuations have more than :data:`MOST_TOKENS` tokens.
     """
+    if texts * each * cfg.max_new_tokens > MOST_TOKENS:
+        raise UserError(
+            f"--num-samples: {texts * each} continuations of --max-new-tokens {cfg.max_new_tokens} are more than "
+            f"{MOST_TOKENS:,} tokens; lower one of them"
+        )
     if each > 1 and not cfg.sampling:
         raise UserError(f"--num-samples: {each} continuations of one text are equal without --sampling; add it")

@@ -19,6 +19,7 @@ from fairseq.errors import UserError
 from fairseq.limits import ModelLimit, limited_models, memory_bytes
 from fairseq.settings_file import read_yaml
 from fairseq.tasks.loading import load_models
+from fairseq_cli import generate, interactive
 from fairseq_cli import preprocess as preprocess_command
 
 LARGEST = str(2**63 - 1)
@@ -153,6 +154,25 @@ def test_samples_for_hours_are_rejected(parser):
     for flags in ("--num-samples 99999999999", "--num-samples 2000000000", "--beam 1000000"):
         with pytest.raises(UserError, match=flags.split()[0]):
             options.parse_args_and_arch(parser(), [str(runs.DATA), "--path", "x", *flags.split()])
+
+
+def test_too_many_tokens_of_all_samples_are_rejected_before_a_model_is_loaded():
+    flags = [
+        str(runs.DATA),
+        "--path",
+        "missing.pt",
+        "--sampling",
+        "--num-samples",
+        "1000000",
+        "--max-new-tokens",
+        "10000000",
+    ]
+    for command, parser in (
+        (generate, options.get_generation_parser),
+        (interactive, options.get_interactive_generation_parser),
+    ):
+        with pytest.raises(UserError, match=r"--num-samples: 1000000 .* are more than 10,000,000,000 tokens; lower"):
+            command.main(options.parse_args_and_arch(parser(), flags))
 
 
 # --- YAML

@@ -163,13 +163,18 @@ def test_data_without_a_tokenizer_says_so_once_and_takes_tokens(
     trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text("gres shouth\n")
-    with caplog.at_level(logging.INFO):
-        figures = eval_lm.main(
-            arguments(options.get_eval_lm_parser(), runs.DATA, "--path", trained, "--text", tmp_path / "text.txt")
-        )
-    said = [record.getMessage() for record in caplog.records if "no tokenizer" in record.getMessage()]
-    assert said == [f"no tokenizer beside {runs.DATA}/dict.txt: text is read as tokens between white space"]
-    assert figures["tokens"] == 3 and "bits_per_byte" not in figures
+    flags = [runs.DATA, "--path", trained, "--text", tmp_path / "text.txt"]
+    found = []
+    for parser, command, more in (
+        (options.get_eval_lm_parser(), eval_lm, ""),
+        (options.get_generation_parser(), generate, "--context-tokens 1 --max-new-tokens 1"),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            found.append(command.main(arguments(parser, *flags, *more.split())))
+        said = [record.getMessage() for record in caplog.records if "no tokenizer" in record.getMessage()]
+        assert said == [f"no tokenizer beside {runs.DATA}/dict.txt: text is read as tokens between white space"]
+    assert found[0]["tokens"] == 3 and "bits_per_byte" not in found[0]
 
 
 def test_a_tokenizer_of_other_data_is_refused(made: tuple[Path, Path], tmp_path: Path) -> None:

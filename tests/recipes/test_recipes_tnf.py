@@ -20,6 +20,7 @@ VARIABLES = (
     "CHECKPOINT", "DATA_BIN", "BPE_CODES", "GLUE", "TASKS", "SAVE_DIR", "SEEDS", "LRS", "EPOCHS", "GPUS", "PRECISION",
     "EXTRA", "DRY_RUN", "SMALL", "GLUE_URL", "DATA", "SIZE", "UPDATES", "UPDATE_FREQ", "OUT", "TRAIN", "VALID",
     "WORKERS", "NOTE_LAMBDA", "NOTE_GAMMA", "NOTE_HALF_WINDOW", "NOTE_MIN_COUNT", "NOTE_MAX_COUNT", "BPE_MERGES",
+    "MODEL",
 )  # fmt: skip
 
 
@@ -91,6 +92,8 @@ def test_wrong_variables_are_one_line() -> None:
         ("prepare-corpus.sh", {}, "TRAIN, VALID: name"),
         ("pretrain-bert.sh", {"SIZE": "huge"}, "SIZE=huge: choose"),
         ("pretrain-bert.sh", {"GPUS": "3"}, "UPDATE_FREQ=8, GPUS=3: 256 rows"),
+        ("compare-notes.sh", {"MODEL": "gpt"}, "MODEL=gpt: choose"),
+        ("compare-notes.sh", {"UPDATES": "2000"}, "UPDATES=2000: must be more than 2500"),
     ]:
         result = run(script, **variables)
         assert result.returncode == 2 and result.stderr.startswith(message) and result.stderr.count("\n") == 1
@@ -108,3 +111,22 @@ def test_the_small_recipes_pretrain_all_four_models(tmp_path: Path) -> None:
         result = run(script, SMALL=1, SAVE_DIR=tmp_path, PRECISION="fp32", EXTRA="--log-format none")
         assert result.returncode == 0, result.stderr
         assert (tmp_path / script.removeprefix("pretrain-").replace(".sh", "-tiny") / "checkpoint_best.pt").is_file()
+
+
+@pytest.mark.parametrize("model, criterion", [("bert", "masked_lm"), ("electra", "electra")])
+def test_a_comparison_differs_in_notes_and_seeds_only(model: str, criterion: str) -> None:
+    result = run("compare-notes.sh", DRY_RUN=1, MODEL=model, SEEDS="1 2", UPDATES=6400, PRECISION="fp32")
+    trained = commands(result, "train.py")
+    assert [(each.arch, each.seed) for each in trained] == [
+        (f"{name}_tiny", seed) for seed in (1, 2) for name in (model, f"tnf_{model}")
+    ]
+    assert {each.criterion for each in trained} == {criterion} and trained[0].stages == "32:2500,128:6400"
+    different = {name for name in vars(trained[0]) for each in trained if vars(each)[name] != vars(trained[0])[name]}
+    assert different <= {"arch", "seed", "save_dir", "metrics_file"}
+
+
+def test_the_small_comparison_ends_with_losses_and_a_picture(tmp_path: Path) -> None:
+    result = run("compare-notes.sh", SMALL=1, SAVE_DIR=tmp_path, SEEDS="1", PRECISION="fp32", EXTRA="--log-format none")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("| rare_loss ") == 3 and "| with notes | 1 |" in result.stdout
+    assert (tmp_path / "compare-notes" / "rare_loss.png").stat().st_size > 1000
