@@ -181,7 +181,7 @@ def _elsewhere(ours: Layout, order: str, cut: int, read: str) -> UserError:
     if cut != ours.cut:
         return UserError(
             f"--max-tokens, --batch-size, --required-batch-size-multiple: {place}, and its batches were cut otherwise; "
-            f"keep its settings, {RESET}"
+            f"keep its settings (on fewer processes raise --update-freq), {RESET}"
         )
     return UserError(
         f"--restore-file: {place}, and this run's has {ours.units} {_NAMES[ours.order]}; "

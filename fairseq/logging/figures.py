@@ -184,11 +184,20 @@ class Meter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; one without names has the standard ones."""
-        names = tuple(state.get("names", STANDARD))
-        self.totals = NamedSums(names, state["totals"].to(self.device).clone(), {})
-        self.means = {name: value.to(self.device) for name, value in state["figures"].items()}
-        self.updates = state["updates"]
+        """Restore a state; one without names has the standard ones.
+
+        Raises:
+            ValueError: it is not the state of a meter.
+        """
+        names, totals, means = tuple(state.get("names", STANDARD)), state["totals"], state["figures"]
+        known = names[: len(STANDARD)] == STANDARD and all(isinstance(name, str) for name in (*names, *means))
+        if not known or len(set(names)) != len(names) or totals.shape != (len(names),):
+            raise ValueError("sums: names and totals do not belong together")
+        if not all(value.numel() == 1 for value in means.values()) or not state["updates"] >= 0:
+            raise ValueError("sums: means of updates are no single numbers")
+        self.totals = NamedSums(names, totals.to(self.device, torch.float64, copy=True), {})
+        self.means = {name: value.to(self.device, torch.float64) for name, value in means.items()}
+        self.updates = int(state["updates"])
 
 
 def safe_power(bits: float) -> float:

@@ -103,16 +103,21 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                     self.state[p][name] = torch.empty(value.shape, dtype=_wide(p), device=p.device).copy_(value)
 
     def _check_entries(self) -> None:
-        """Raise UserError if the state of a parameter lacks what an update reads."""
+        """Raise UserError if the state of a parameter lacks what an update reads, or has it in another shape.
+
+        Fused kernels trust shapes: they would write beyond a smaller tensor.
+        """
         for group in self.param_groups:
             for p in group["params"]:
                 # Without memory: which entries there are depends on the shape only.
                 empty = functools.partial(torch.empty, p.shape, device="meta")
                 needed = self.new_state(group, empty) if self.state[p] else {}
                 for name, value in needed.items():
-                    kind = Tensor if isinstance(value, Tensor) else int | float | Tensor
                     stored = self.state[p].get(name)
-                    valid = isinstance(stored, kind) and (isinstance(value, Tensor) or 0 <= float(stored) < 2**31)
+                    if isinstance(value, Tensor):
+                        valid = isinstance(stored, Tensor) and stored.shape == value.shape
+                    else:
+                        valid = isinstance(stored, int | float | Tensor) and 0 <= float(stored) < 2**31
                     if not valid:
                         raise UserError(
                             f"checkpoint: its optimizer state lacks a valid {name} of a parameter; "

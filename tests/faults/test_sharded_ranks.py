@@ -30,8 +30,8 @@ SAME: dict[str, Any] = {
 OTHER: dict[str, Any] = {
     "shortformer": ([runs.SHORTFORMER, runs.NO_DROPOUT, NAG, "--max-tokens"], {4: "16", 2: "32", 1: "64"}, [4, 2]),
     "xl": ([XL, NAG, "--dropout 0 --dropatt 0 --batch-size"], {4: "1", 2: "2", 1: "4"}, [4, 2]),
-    "notes": (
-        [noted.TNF_BERT, NAG, "--dropout 0 --attention-dropout 0 --batch-size"],
+    "notes": (  # rows have lengths of their own, so that batches stay as they were cut
+        [noted.TNF_BERT, NAG, "--dropout 0 --attention-dropout 0 --batch-size 1 --update-freq"],
         {4: "1", 2: "2", 1: "4"},
         [4, 2],
     ),
