@@ -24,6 +24,10 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
+def _is_positive(value: Any) -> bool:
+    return _is_count(value) and value >= 1
+
+
 def _is_optional_number(value: Any) -> bool:
     return value is None or _is_number(value)
 
@@ -72,9 +76,14 @@ EXTRA: dict[str, tuple[Check, str]] = {
     "random": (lambda value: value is None or isinstance(value, list), "a list"),
 }
 ITERATOR: dict[str, tuple[Check, str]] = {
-    "epoch": (lambda value: _is_count(value) and value >= 1, "a count of at least 1"),
+    "epoch": (_is_positive, "a count of at least 1"),
     "iterations_in_epoch": (_is_count, "a count"),
     "read": (_is_optional_mapping, "a dict"),
+}
+READ: dict[str, tuple[Check, str]] = {
+    "order": (_is_name, "text"),
+    **dict.fromkeys(("step", "processes"), (_is_positive, "a count of at least 1")),
+    **dict.fromkeys(("units", "block_size", "cut", "seed", "count"), (_is_count, "a count")),
 }
 SCALER: dict[str, tuple[Check, str]] = {
     "scale": (lambda value: _is_number(value) and float(value) > 0, "a number greater than 0"),
@@ -108,6 +117,9 @@ def check(state: Mapping[str, Any], path: str | Path) -> None:
         for name, fields in (("train_iterator", ITERATOR), ("loss_scaler", SCALER), ("average", AVERAGE)):
             if extra.get(name) is not None:
                 _check_fields(extra[name], fields, path, f"extra_state.{name}")
+        read = (extra.get("train_iterator") or {}).get("read")
+        if read is not None:
+            _check_fields(read, READ, path, "extra_state.train_iterator.read")
 
 
 def _check_optimizer(state: Any, path: str | Path) -> None:
