@@ -46,6 +46,21 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _is_random_states(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list)
+        and all(isinstance(own, Mapping) and all(isinstance(each, Tensor) for each in own.values()) for own in value)
+    )
+
+
+def _has_tensor(value: Any, depth: int = 10) -> bool:
+    """Return whether there is a tensor in settings, which may be nested."""
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return isinstance(value, Tensor) or (depth > 0 and any(_has_tensor(each, depth - 1) for each in inner))
+
+
 def _is_entry(value: Any) -> bool:
     """Return whether *value* is an optimizer's state of one parameter."""
     return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
@@ -73,7 +88,7 @@ EXTRA: dict[str, tuple[Check, str]] = {
     "loss_scaler": (_is_optional_mapping, "a dict"),
     "carried": (_is_optional_mapping, "a dict"),
     "memory": (lambda value: value is None or isinstance(value, list), "a list"),
-    "random": (lambda value: value is None or isinstance(value, list), "a list"),
+    "random": (_is_random_states, "a list of tensors by name"),
 }
 ITERATOR: dict[str, tuple[Check, str]] = {
     "epoch": (_is_positive, "a count of at least 1"),
@@ -106,6 +121,7 @@ def check(state: Mapping[str, Any], path: str | Path) -> None:
     """
     for key in ("args", "cfg"):
         _require(_is_optional_mapping(state.get(key)), path, key, "a dict with names")
+        _require(not _has_tensor(state.get(key)), path, key, "settings without tensors")
     history = state.get("optimizer_history")
     _require(history is None or isinstance(history, list), path, "optimizer_history", "a list")
     for number, entry in enumerate(history or []):
