@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fairseq.errors import UserError
 from fairseq.modules.cached_tensor import cached_tensor
 
 _TABLE_STEP = 256  # tables are made a little longer, so that a row that grows by a token finds its table again
@@ -83,8 +84,17 @@ class LearnedPositions(nn.Embedding):
             nn.init.zeros_(self.weight[padding_idx])
 
     def forward(self, count: int, offset: int = 0) -> Tensor:  # type: ignore[override]
-        """Embeddings of *count* tokens of which the first is number *offset* of its row: [count, dim]."""
-        first = self.start + offset
+        """Embeddings of *count* tokens of which the first is number *offset* of its row: [count, dim].
+
+        Raises:
+            UserError: the row is longer than the table.
+        """
+        first, known = self.start + offset, self.num_embeddings - self.start
+        if offset + count > known:
+            raise UserError(
+                f"--max-target-positions: a row of {offset + count} tokens is longer than the model's {known} learned "
+                "positions; train with more, lower --tokens-per-sample or leave out --add-bos-token"
+            )
         return self.weight[first : first + count]
 
 

@@ -316,6 +316,13 @@ def test_positions_are_numbered_from_after_padding():
     assert torch.equal(learned(2, offset=8), learned.weight[10:12]) and not learned.weight[PAD].any()
 
 
+def test_a_row_longer_than_the_learned_positions_is_a_user_error():
+    learned = LearnedPositions(10, 8, PAD)
+    for count, offset in ((11, 0), (2, 9)):
+        with pytest.raises(UserError, match="a row of 11 tokens is longer than the model's 10 learned positions"):
+            learned(count, offset=offset)
+
+
 @given(remembered=SIZES, tokens=st.integers(1, 7), length=st.integers(1, 9))
 def test_memory_is_the_end_of_all_that_was_read(remembered, tokens, length):
     old, new = torch.randn(2, remembered, 3), torch.randn(2, tokens, 3, requires_grad=True)
