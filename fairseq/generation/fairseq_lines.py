@@ -9,12 +9,15 @@ from fairseq.command_settings import GenerationConfig
 from fairseq.data.dictionary import Dictionary
 from fairseq.generation.decoding import Decoding
 from fairseq.generation.hypotheses import Search, hypotheses
+from fairseq.generation.raw_text import RawText
 from fairseq.generation.sampling import generator_of
 from fairseq.generation.writer import Writer
 
 
 def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[int], target: bool) -> Iterator[str]:
     """The lines of text *number*: ``S-``, with *target* ``T-``, then ``H-``, ``D-`` and ``P-`` of each hypothesis.
+
+    ``D-`` has plain text where the data has a tokenizer; the others have symbols.
 
     Args:
         writer: models and dictionary.
@@ -45,5 +48,7 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
         text = dictionary.string(hypothesis.tokens, cfg.remove_bpe)
         scores = " ".join(f"{lprob / math.log(2):.4f}" for lprob in hypothesis.lprobs)
         yield f"H-{number}\t{hypothesis.score / math.log(2)}\t{text}"
+        if isinstance(writer.detokenizer, RawText):
+            text = writer.detokenizer.decode(hypothesis.tokens[:-1])  # without </s>
         yield f"D-{number}\t{hypothesis.score / math.log(2)}\t{text}"
         yield f"P-{number}\t{scores}"

@@ -145,6 +145,21 @@ def test_prompts_are_raw_text(made: tuple[Path, Path], tmp_path: Path, capsys: p
     assert capsys.readouterr().out == f"{found['text']}{found['continuation']}\n"
 
 
+def test_hypotheses_are_symbols_and_plain_text(
+    made: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, folder = made
+    (tmp_path / "prompts").write_text('"Don\'t go," said Mr. Smith\n')
+    flags = ["--input", tmp_path / "prompts", "--results-format", "fairseq", "--max-len-b", 60]
+    command(interactive, options.get_interactive_generation_parser(), folder, *flags)
+    lines = dict(line.split("\t", 1) for line in capsys.readouterr().out.splitlines())
+    (score, symbols), (same, plain) = lines["H-0"].split("\t"), lines["D-0"].split("\t")
+    tokenizer = LanguageModel.from_pretrained(folder).tokenizer
+    assert tokenizer is not None and symbols.startswith(lines["S-0"]) and same == score
+    assert plain == tokenizer.decode(symbols.split())
+    assert plain.startswith('"Don\'t go," said Mr. Smith')
+
+
 def test_contexts_come_from_a_file_and_what_is_written_can_be_read_again(
     made: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
