@@ -60,6 +60,28 @@ def _read_all(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
             pass
 
 
+def check_tensors(state: Any, path: str | Path) -> None:
+    """Check that every tensor in *state*, a tree of dicts, lists and objects, is dense and stored in full.
+
+    A view that repeats what is stored takes no room in a file and all of it in a computation.
+
+    Raises:
+        UserError: one is not; the message names its place in *state*.
+    """
+    left, seen = [("", state)], set()
+    while left:
+        name, value = left.pop()
+        if isinstance(value, Tensor):
+            dense = value.layout == torch.strided and not (value.is_meta or value.is_nested or value.is_quantized)
+            if not dense or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+                raise UserError(f"{path}: {name} is not a dense tensor that the file holds; use another checkpoint")
+        elif id(value) not in seen:  # lists may contain themselves
+            seen.add(id(value))
+            inner = value.items() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).items()
+            inner = enumerate(value) if isinstance(value, list | tuple) else inner
+            left += [(f"{name}.{key!s:.60}".lstrip("."), item) for key, item in inner]
+
+
 def check_finite(parameters: Mapping[str, Tensor], path: str | Path) -> None:
     """Raise UserError if a weight is infinite or NaN."""
     for name, value in parameters.items():

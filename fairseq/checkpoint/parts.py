@@ -118,6 +118,7 @@ def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -
     if plain.pop("manifest") != zlib.crc32(text):
         raise ValueError(f"{MANIFEST} does not belong to {PLAIN}")
     stored = json.loads(text)["tensors"]
+    _check_sizes(folder, stored)
     found: dict[str, Any] = {}
     for path, key in plain.pop(PARTS):
         if key not in found:
@@ -127,6 +128,14 @@ def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -
             place = place[step]
         place[path[-1]] = found[key]
     return plain
+
+
+def _check_sizes(folder: Path, stored: Mapping[str, Any]) -> None:
+    """Check that the parts, each of a tensor of its own, are in all not larger than the files."""
+    chunks = [Chunk(*chunk) for tensor in stored.values() for chunk in tensor["chunks"]]
+    sizes = [(folder / name).stat().st_size for name in {chunk.checked_file for chunk in chunks}]
+    if min([chunk.length for chunk in chunks], default=0) < 0 or sum(chunk.length for chunk in chunks) > sum(sizes):
+        raise ValueError("the parts are larger than their files")
 
 
 def _read(folder: Path, stored: Mapping[str, Any], rows: tuple[int, int] | None) -> Tensor | TensorPart:
@@ -164,6 +173,13 @@ class Chunk:
     start: int
     length: int
 
+    @property
+    def checked_file(self) -> str:
+        """The name of the file, which cannot lead out of the folder."""
+        if not _FILE.fullmatch(self.file):
+            raise ValueError("a part is in a file of another name")
+        return self.file
+
     def read(self, folder: Path) -> Tensor:
         """Return the rows.
 
@@ -171,9 +187,7 @@ class Chunk:
             ValueError: the entry is invalid.
             UserError: the archive is damaged.
         """
-        if not _FILE.fullmatch(self.file):
-            raise ValueError("a part is in a file of another name")
-        path = folder / self.file
+        path = folder / self.checked_file
         with open_regular(path) as file:
             if not 0 <= self.start <= self.start + self.length <= path.stat().st_size:
                 raise ValueError(f"{self.file} is truncated")

@@ -14,7 +14,7 @@ from torch import Tensor
 from fairseq.checkpoint import parts, schema
 from fairseq.checkpoint.foreign import fairseq0x
 from fairseq.checkpoint.foreign.standins import SAFE_GLOBALS
-from fairseq.checkpoint.integrity import check_finite, check_records, check_room
+from fairseq.checkpoint.integrity import FLOATS, check_finite, check_records, check_room, check_tensors
 from fairseq.checkpoint.tensor_part import TensorPart
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, open_regular
@@ -87,7 +87,9 @@ def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
     """
     state = read(path, map_location, rows)
     model = state.get("model") if isinstance(state, dict) else None
-    if not isinstance(model, dict) or not all(isinstance(value, Tensor | TensorPart) for value in model.values()):
+    if not isinstance(model, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor | TensorPart) for name, value in model.items()
+    ):
         raise UserError(f"{path}: not a checkpoint (it holds no 'model'); give a file that training saved")
     if not any(isinstance(state.get(key), dict) or hasattr(state.get(key), "__dict__") for key in ("args", "cfg")):
         raise UserError(f"{path}: not a checkpoint (it holds no 'args'); give a file that training saved")
@@ -103,7 +105,8 @@ def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
     tensor, which is verified.
 
     Raises:
-        UserError: the file is missing, empty, truncated, or names something that no checkpoint needs.
+        UserError: the file is missing, empty, truncated, names something that no checkpoint needs, or has tensors
+            that it does not hold.
     """
     if parts.is_folder(path):
         return parts.join(Path(path), read(Path(path) / parts.PLAIN), rows)
@@ -113,9 +116,11 @@ def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
     try:
         with torch.serialization.safe_globals(list(SAFE_GLOBALS)), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch thinks of a foreign pickle is no news to a user
-            return torch.load(str(path), map_location=map_location, weights_only=True, mmap=magic == ZIP_MAGIC)
+            state = torch.load(str(path), map_location=map_location, weights_only=True, mmap=magic == ZIP_MAGIC)
     except Exception as error:  # damaged and hostile files fail in every way there is
         raise UserError(f"{path}: {_fault(error)}") from None
+    check_tensors(state, path)
+    return state
 
 
 def describe_mismatch(model_state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: str | Path) -> str | None:
@@ -134,6 +139,11 @@ def describe_mismatch(model_state: Mapping[str, Tensor], wanted: Mapping[str, Te
         "missing": [name for name in wanted if name not in model_state],
         "unexpected": [name for name in model_state if name not in wanted],
         "of another shape": reshaped,
+        "of another type": [
+            f"{name} {_type(model_state[name])}"
+            for name in wanted
+            if name in model_state and (_type(model_state[name]) in FLOATS) != (_type(wanted[name]) in FLOATS)
+        ],
     }
     parts = [f"{len(names)} {kind} ({_first(names)})" for kind, names in found.items() if names]
     if not parts:
@@ -141,6 +151,10 @@ def describe_mismatch(model_state: Mapping[str, Tensor], wanted: Mapping[str, Te
     return (
         f"{path}: does not fit this model: parameters {', '.join(parts)}; use the --arch and sizes it was trained with"
     )
+
+
+def _type(value: Tensor | TensorPart) -> torch.dtype:
+    return value.local.dtype if isinstance(value, TensorPart) else value.dtype
 
 
 def _first(names: list[str], count: int = 3) -> str:

@@ -13,7 +13,7 @@ import pytest
 import runs
 import torch
 
-from fairseq.checkpoint import CheckpointManager, load, save
+from fairseq.checkpoint import CheckpointManager, describe_mismatch, load, save
 from fairseq.errors import UserError
 from fairseq.settings import CheckpointConfig
 
@@ -65,6 +65,47 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, value, dtype):
     save(tmp_path / "c.pt", a_state(model={"fine": torch.ones(2), "empty": torch.ones(0), "bad": weights}))
     with pytest.raises(UserError, match="c.pt: weights of bad are infinite or NaN"):
         load(tmp_path / "c.pt")
+
+
+@pytest.mark.parametrize("place", ["model", "last_optimizer_state", "extra_state"])
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1).expand(10**7, 10**6),
+        torch.arange(9.0).as_strided((5, 5), (1, 1)),
+        torch.eye(3).to_sparse(),
+        torch.empty(3, device="meta"),
+    ],
+    ids=["expanded", "overlapping", "sparse", "meta"],
+)
+def test_tensors_that_the_file_does_not_hold_are_refused(tmp_path, tensor, place):
+    state = a_state(last_optimizer_state={}, extra_state={"train_iterator": {}})
+    state[place]["x"] = [tensor] if place == "extra_state" else tensor
+    torch.save(state, tmp_path / "c.pt")
+    name = f"{place}.x.0" if place == "extra_state" else f"{place}.x"
+    with pytest.raises(UserError, match=f"c.pt: {name} is not a dense tensor that the file holds"):
+        load(tmp_path / "c.pt")
+
+
+def test_a_list_that_contains_itself_is_read(tmp_path):
+    itself = []
+    itself.append(itself)
+    torch.save(a_state(extra_state={"carried": {"x": itself}}), tmp_path / "c.pt")
+    assert load(tmp_path / "c.pt")["model"]
+
+
+def test_parameters_without_text_as_names_are_refused(tmp_path):
+    torch.save({"args": {}, "model": {5: torch.ones(1)}}, tmp_path / "c.pt")
+    with pytest.raises(UserError, match="c.pt: not a checkpoint"):
+        load(tmp_path / "c.pt")
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.complex64, torch.float8_e4m3fn])
+def test_weights_that_are_no_floating_point_numbers_do_not_fit_a_model(dtype):
+    wanted = {"w": torch.ones(2), "n": torch.ones(2, dtype=torch.int64)}
+    assert describe_mismatch({**wanted, "w": torch.ones(2).bfloat16()}, wanted, "c.pt") is None
+    found = describe_mismatch({**wanted, "w": torch.ones(2).to(dtype)}, wanted, "c.pt")
+    assert f"1 of another type (w {dtype})" in found
 
 
 def test_a_damaged_last_checkpoint_gives_way_to_the_newest_good_one(tmp_path, caplog):

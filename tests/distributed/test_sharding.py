@@ -278,6 +278,10 @@ MANIFESTS: dict[str, Any] = {
     "outside": lambda tensor: tensor["chunks"][0].__setitem__(2, "../plain.pt"),
     "huge": lambda tensor: tensor["shape"].__setitem__(0, 10**15),
     "overlap": lambda tensor: tensor["chunks"].append(tensor["chunks"][0]),
+    "repeated": lambda tensor: tensor.update(
+        shape=[tensor["chunks"][0][1] * 1000, *tensor["shape"][1:]],
+        chunks=[[tensor["chunks"][0][1] * i, *tensor["chunks"][0][1:]] for i in range(1000)],
+    ),
     "gap": lambda tensor: tensor["chunks"].pop(),
     "type": lambda tensor: tensor.__setitem__("dtype", "Module"),
     "negative": lambda tensor: tensor["chunks"][0].__setitem__(3, -8),
