@@ -9,6 +9,7 @@ import importlib
 import os
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message
 from fairseq.plugins import import_user_module
 from fairseq.settings import CommonConfig, DistributedConfig
 from fairseq.terminal import printable
+
+_QUICK = 2.0  # seconds to reach other nodes when this one ends
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,18 @@ def _spawn(job: Job, launch: Launch) -> None:
 def _tell_other_nodes(url: str, launch: Launch, failure: Failure) -> None:
     if failure.code in EXIT_CODES:  # they stop at the same update
         return
-    with contextlib.suppress(UserError, RuntimeError):
-        publish_failure(rendezvous.connect(url, launch.first, launch.size, 2.0), failure.rank, failure.reason)
+    if not rendezvous.is_reachable(url, _QUICK):  # the first node is what failed: torch would try for minutes
+        return
+
+    def publish() -> None:
+        with contextlib.suppress(UserError, RuntimeError):
+            store = rendezvous.connect(url, launch.first, launch.size, _QUICK)
+            publish_failure(store, failure.rank, failure.reason)
+
+    # In a thread that the end of this process ends: torch waits without limit for a store that is stopped.
+    thread = threading.Thread(target=publish, name="publish", daemon=True)
+    thread.start()
+    thread.join(_QUICK)
 
 
 def _worker(

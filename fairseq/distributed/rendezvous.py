@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -47,6 +48,16 @@ def listen(url: str | None, timeout: float) -> tuple[dist.Store, str]:
         except (OSError, OverflowError, RuntimeError) as error:
             raise UserError(_cannot_open(url, error)) from None
     return store, f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_reachable(url: str, timeout: float) -> bool:
+    """Return whether the address of a store accepts connections; True where *url* is none."""
+    if not url.startswith("tcp://"):
+        return True
+    with contextlib.suppress(OSError):
+        socket.create_connection(_address(url), timeout).close()
+        return True
+    return False
 
 
 def connect(url: str, rank: int, size: int, timeout: float) -> dist.Store:

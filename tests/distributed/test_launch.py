@@ -184,6 +184,31 @@ def test_two_launchers_started_by_hand_are_two_nodes(tmp_path):
     assert [line.split()[:3] for line in lines] == [[str(rank), "4", "4"] for rank in range(4)]
 
 
+TOLD = """
+import sys
+from fairseq.distributed import launch
+from fairseq.distributed.plan import Launch
+from fairseq.distributed.workers import Failure
+
+if __name__ == "__main__":
+    launch._tell_other_nodes(sys.argv[1], Launch(4, 2, 2), Failure(2, 1, "gone"))
+"""
+
+
+@pytest.mark.parametrize("store", ["gone", "stopped"])
+def test_node_that_ends_after_the_first_one_does_not_wait_for_its_store(tmp_path, store):
+    script = tmp_path / "told.py"
+    script.write_text(TOLD)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if store == "stopped":
+            silent.listen()
+        url = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        words = [sys.executable, str(script), url]
+        # torch alone would try for ten minutes, or without end
+        subprocess.run(words, env=runs.environment(), check=True, timeout=runs.TIMEOUT / 4)
+
+
 def test_job_of_one_machine_listens_and_connects_on_the_loopback_only(tmp_path):
     for line in finish(start(tmp_path, TWO)):
         assert line.split()[3] in ("lo", "lo0")
