@@ -142,6 +142,13 @@ class Parser(argparse.ArgumentParser):
             if action.dest in hidden:
                 action.help = argparse.SUPPRESS
 
+    def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
+        """Add an argument. A positional one that there is already, as in fairseq's tasks ``data``, stays as it is."""
+        for action in self._actions:
+            if not action.option_strings and args == (action.dest,):
+                return action
+        return super().add_argument(*args, **kwargs)
+
     def show_defaults(self, values: Mapping[str, Any]) -> None:
         """Show *values* as the defaults of their flags: an architecture's differ from the dataclass's."""
         for action in self._actions:

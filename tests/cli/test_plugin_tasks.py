@@ -11,6 +11,7 @@ import pytest
 import runs
 import torch
 
+from fairseq import options
 from fairseq.errors import UserError
 
 PLUGIN = '''
@@ -64,6 +65,14 @@ class Doubled(LanguageModelingTask):
     def valid_step(self, sample, model, criterion):
         loss, size, log = super().valid_step(sample, model, criterion)
         return loss, size, {**log, "loss": log["loss"] * 0 + size}
+
+
+@register_task("described")
+class Described(LanguageModelingTask):
+    @staticmethod
+    def add_args(parser):
+        parser.add_argument("data", help="path to data")
+        parser.add_argument("--tokens-per-sample", type=int, default=8)
 
 
 @register_task("old_step")
@@ -131,6 +140,13 @@ def test_train_step_decides_the_gradient_and_valid_step_the_validation(plugin: l
     assert sys.modules["my_tasks"].CALLS == [0, 1, 2]
     bits = 1 / torch.log(torch.tensor(2.0)).item()
     assert runs.summaries(theirs, "test")[-1]["loss"] == pytest.approx(bits, abs=2e-3)
+
+
+def test_a_task_names_the_data_folder_itself(plugin: list[Any], tmp_path: Path) -> None:
+    logs = [train(tmp_path, plugin, task, "--tokens-per-sample 8") for task in ("language_modeling", "described")]
+    assert runs.losses(logs[0]) == runs.losses(logs[1])
+    with pytest.raises(UserError, match="are required: DATA"):
+        options.parse_args_and_arch(options.get_training_parser(), [*map(str, plugin), "--task", "described"])
 
 
 def test_a_step_of_older_versions_without_the_update_number_is_called(plugin: list[Any], tmp_path: Path) -> None:
