@@ -16,6 +16,8 @@ from torch import Tensor
 from fairseq.checkpoint.tensor_part import TensorPart
 from fairseq.errors import UserError
 
+PLACEHOLDER = "_float_tensor"
+"""Last part of the name of a buffer that only marks the device."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MARGIN = 1 << 20
 """Bytes of a checkpoint beside its tensors, roughly."""
@@ -83,8 +85,10 @@ def check_tensors(state: Any, path: str | Path) -> None:
 
 
 def check_finite(parameters: Mapping[str, Tensor], path: str | Path) -> None:
-    """Raise UserError if a weight is infinite or NaN."""
+    """Raise UserError if a weight is infinite or NaN; placeholders may be, which fairseq leaves uninitialised."""
     for name, value in parameters.items():
+        if name.rpartition(".")[2] == PLACEHOLDER:
+            continue
         value = value.local if isinstance(value, TensorPart) else value
         if value.dtype in FLOATS and value.numel() and not _is_finite(value):
             raise UserError(f"{path}: weights of {name} are infinite or NaN; use an earlier checkpoint")

@@ -15,8 +15,8 @@ def log_scalar(key: str, value: Any, weight: Any = 1, priority: int = 10, round:
 
 
 def log_scalar_sum(key: str, value: Any, priority: int = 10, round: int | None = None) -> None:
-    """Log the sum *value* as the figure *key*."""
-    collect(key, Average(float(value), float(value)))
+    """Log the sum *value*, which adds up over updates, as the figure *key*."""
+    collect(key, Average(float(value), float(value), adds_up=True))
 
 
 def log_derived(key: str, fn: Derived, priority: int = 20) -> None:

@@ -17,6 +17,8 @@ from torch import Tensor
 from fairseq.distributed import World
 
 SIZE = "sample_size"
+UPDATES = "updates added"
+"""Name, among totals, of the number of updates, or batches of a validation, that they are summed over."""
 STANDARD = ("loss", "nll_loss", "ntokens", "nsentences", SIZE)
 
 Values = Mapping[str, Any]
@@ -164,7 +166,7 @@ class Meter:
         """*figures*, then ``wpb`` (tokens an update), ``bsz`` (rows an update) and the means. Waits for the device."""
         totals: dict[str, Any] = dict(zip(self.totals.names, self.totals.values.tolist(), strict=True))
         totals |= {name: rows.cpu() for name, rows in self.totals.rows.items()}
-        updates = max(self.updates, 1)
+        updates = totals[UPDATES] = max(self.updates, 1)
         result = {name: float(figure.compute(totals)) for name, figure in figures.items() if figure.is_known(totals)}
         result |= {"wpb": totals["ntokens"] / updates, "bsz": totals["nsentences"] / updates}
         return {**result, **{name: float(value) / updates for name, value in self.means.items()}}

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.logging.figures import Figure, Values
+from fairseq.logging.figures import UPDATES, Figure, Values
+
+logger = logging.getLogger(__name__)
 
 Reduce = Callable[[list[Mapping[str, Any]]], Any]
 
 
 @dataclass(frozen=True)
 class Average:
-    """A figure that was logged: its value, and the sum whose mean it is."""
+    """A figure that was logged: its value, the sum whose mean it is, and whether values of updates add up."""
 
     avg: float
     sum: float
+    adds_up: bool = False
 
     @property
     def val(self) -> float:
@@ -59,10 +64,26 @@ def collecting() -> Iterator[dict[str, Average | Derived]]:
 def reduced_figures(reduce: Reduce) -> dict[str, Figure]:
     """The figures that *reduce* logs, found by a trial in which every sum is 1.
 
+    fairseq calls ``reduce_metrics`` for every update and averages what it logs. Here it is called with sums over
+    updates, which gives the same for ratios of sums; a figure that doubles with the sums is divided by the updates,
+    unless it was logged as one that adds up.
+
     Args:
         reduce: a plug-in's ``reduce_metrics``, called with a list of one dict: the sums by name.
     """
-    return {name: _ReducedFigure.of(reduce, name) for name in _reduced(reduce, _Ones())}
+    with collecting() as collected:
+        reduce([_Equal(1.0)])
+    ones, twos = (_reduced(reduce, _Equal(value)) for value in (1.0, 2.0))
+    means = set()
+    for name, value in ones.items():
+        logged, of_twos = collected[name], twos.get(name, math.nan)
+        if (isinstance(logged, Average) and logged.adds_up) or math.isclose(of_twos, value):
+            continue
+        if math.isclose(of_twos, 2 * value):
+            means.add(name)
+        else:
+            logger.warning("figure %s: neither a ratio of sums nor a sum, so that it depends on --log-interval", name)
+    return {name: _ReducedFigure.of(reduce, name, name in means) for name in ones}
 
 
 @dataclass(frozen=True)
@@ -72,9 +93,13 @@ class _ReducedFigure(Figure):
     logs: Callable[[Values], bool] = lambda totals: True
 
     @classmethod
-    def of(cls, reduce: Reduce, name: str) -> _ReducedFigure:
-        """The figure that *reduce* logs as *name*."""
-        return cls(lambda sums: _reduced(reduce, sums)[name], logs=lambda sums: name in _reduced(reduce, sums))
+    def of(cls, reduce: Reduce, name: str, is_mean: bool) -> _ReducedFigure:
+        """The figure that *reduce* logs as *name*; with *is_mean* its mean over updates."""
+
+        def compute(sums: Values) -> float:
+            return _reduced(reduce, sums)[name] / (sums.get(UPDATES, 1) if is_mean else 1)
+
+        return cls(compute, logs=lambda sums: name in _reduced(reduce, sums))
 
     def is_known(self, totals: Values) -> bool:
         return self.logs(totals)
@@ -90,14 +115,18 @@ def _reduced(reduce: Reduce, sums: Values) -> dict[str, float]:
     }
 
 
-class _Ones(dict[str, Any]):
-    """Sums by name, all of them present and 1."""
+class _Equal(dict[str, Any]):
+    """Sums by name, all of them present and equal to *value*."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
 
     def __contains__(self, name: object) -> bool:
         return True
 
     def __missing__(self, name: str) -> float:
-        return 1.0
+        return self.value
 
     def get(self, name: str, default: Any = None) -> float:
-        return 1.0
+        return self.value

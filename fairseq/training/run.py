@@ -115,7 +115,7 @@ class Run:
         self.trainer.load_state_dict(state, source, rows)
         if not self.saving.reset_meters:
             self.trained_before = float(extra.get("previous_training_time") or 0.0)
-            self._restore_best(extra)
+            self._restore_best(extra, state.get("args") or {})
             self._check_patience()
         logger.info("restored %s: epoch %d, update %d", source, self.batches.epoch, self.trainer.num_updates)
 
@@ -265,8 +265,17 @@ class Run:
         """Return whether the last save is ``--save-interval-minutes`` ago, by this process's clock."""
         return 0 < self.saving.save_interval_minutes * 60 < time.perf_counter() - self.saved_at
 
-    def _restore_best(self, extra: Mapping[str, Any]) -> None:
-        """Restore the best figures, unless they are of blocks of another length: those do not compare."""
+    def _restore_best(self, extra: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+        """Restore the best figures, unless they are another figure's or of blocks of another length.
+
+        Args:
+            extra: of the checkpoint.
+            stored: its settings.
+        """
+        metric, former = self.saving.best_checkpoint_metric, stored.get("best_checkpoint_metric") or "loss"
+        if former != metric:
+            logger.info("best checkpoint: starts anew, because %s and %s are different figures", former, metric)
+            return
         length = self.task.batch_settings().get("tokens_per_sample")
         before = (extra.get("batches") or {}).get("tokens_per_sample", length)
         if before == length:

@@ -67,6 +67,11 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, value, dtype):
         load(tmp_path / "c.pt")
 
 
+def test_a_placeholder_that_fairseq_left_uninitialised_may_hold_anything(tmp_path):
+    save(tmp_path / "c.pt", a_state(model={"decoder.embed_positions._float_tensor": torch.tensor([float("nan")])}))
+    assert load(tmp_path / "c.pt")["model"].keys() == {"decoder.embed_positions._float_tensor"}
+
+
 @pytest.mark.parametrize("place", ["model", "last_optimizer_state", "extra_state"])
 @pytest.mark.parametrize(
     "tensor",

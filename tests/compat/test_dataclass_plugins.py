@@ -103,6 +103,10 @@ class RankCriterion(FairseqCriterion):
         ntokens = sum(log.get("ntokens", 0) for log in logging_outputs)
         metrics.log_scalar("loss", loss / ntokens / math.log(2), ntokens, round=3)
         metrics.log_scalar("hits", sum(log["hits"] for log in logging_outputs), ntokens)
+        metrics.log_scalar("three", sum(3 for log in logging_outputs) / len(logging_outputs))
+        metrics.log_scalar("tokens", ntokens / len(logging_outputs))
+        metrics.log_scalar_sum("tokens_in_all", ntokens)
+        metrics.log_scalar("root", math.sqrt(ntokens))
         if "never" in logging_outputs[0]:
             metrics.log_scalar("absent", logging_outputs[0]["never"])
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["loss"].avg))
@@ -239,6 +243,19 @@ def test_figures_of_reduce_metrics_reach_the_log_and_the_best_metric(plugin: lis
     assert "best_hits" in runs.summaries(log, "test")[-1]
     with pytest.raises(UserError, match="--best-checkpoint-metric hit: not a figure"):
         runs.train(tmp_path, plugin, FLAGS, flags, "--best-checkpoint-metric hit")
+
+
+def test_sums_that_a_plugin_logs_are_means_over_updates_and_others_are_named(
+    plugin: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags = "--arch bag_lm --criterion ranked --tokens-per-sample 16 --log-interval 2 --max-update 6"
+    log = runs.train(tmp_path, plugin, FLAGS, flags)
+    lines = [*runs.updates(log), *runs.summaries(log, "test")]
+    assert len(lines) > 3
+    for line in lines:
+        assert line["three"] == 3 and line["tokens"] == pytest.approx(line["wpb"])
+    assert lines[0]["tokens_in_all"] == pytest.approx(2 * lines[0]["wpb"])
+    assert "figure root: neither a ratio of sums nor a sum" in caplog.text and "figure loss:" not in caplog.text
 
 
 def test_a_criterion_that_extends_ours_takes_single_settings(plugin: list[Any], tmp_path: Path) -> None:
