@@ -13,7 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 model=${MODEL:-bert}
 out=${OUT:-${save_dir}compare-notes}
 updates=$(whole UPDATES "$(full_or_small 3200 4)")
-short=$(full_or_small 2500 2) tokens=$(full_or_small 4096 256) interval=$(full_or_small 100 2)
+short=$(full_or_small 2500 2) tokens=$(full_or_small 4096 256) interval=$(full_or_small 200 2)
 read -r -a seeds <<<"${SEEDS:-1 2}"
 flags=(
   --optimizer adam --adam-betas "(0.9, 0.98)" --clip-norm 1.0 --weight-decay 0.01 --lr 0.002 --lr-scheduler inverse_sqrt
