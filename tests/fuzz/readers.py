@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 import random
 import shutil
 import tempfile
@@ -18,7 +19,7 @@ import torch
 from fairseq import checkpoint, options
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import load_dictionary, open_corpus
-from fairseq.data.glue import GLUE, read_examples
+from fairseq.data.glue import GLUE, Example, read_examples
 from fairseq.data.note_spans import NoteSpans
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
@@ -91,13 +92,22 @@ def read_notes(folder: Path) -> Any:
 
 
 def read_glue(path: Path) -> Any:
-    """Read a table as each task's file."""
-    found = []
+    """Read a table as each task's file; accepted rows have sentences and a label of the task."""
+    found: list[list[Example]] = []
+    rejected: list[UserError] = []
     for layout in GLUE.values():
         try:
-            found.append(read_examples(path, layout))
-        except UserError:
-            found.append([])
+            examples = read_examples(path, layout)
+        except UserError as error:
+            rejected.append(error)
+            continue
+        for example in examples:
+            assert len(example.sentences) == len(layout.sentences) and all(map(str.strip, example.sentences))
+            label = example.label
+            assert math.isfinite(label) if layout.is_regression else 0 <= label < len(layout.labels)
+        found.append(examples)
+    if not found:
+        raise rejected[0]
     return found
 
 
