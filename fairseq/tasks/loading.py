@@ -190,7 +190,7 @@ def _check_dictionary(path: str, parameters: Mapping[str, Tensor], dictionary: D
         for name in parameters
         if name.startswith(f"{EMBEDDINGS[0]}.embeddings.") and name.endswith(".0.weight")
     ]
-    trained = sum(table.size(0) for table in tables)
+    trained = sum(table.size(0) for table in tables if table.dim() > 0)
     if trained and trained != len(dictionary):
         raise UserError(
             f"{path}: was trained with a dictionary of {trained} symbols, but that of {data} has {len(dictionary)}; "

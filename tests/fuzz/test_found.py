@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq.errors import UserError
-from fuzz.readers import SEEDS, read_tokenizer, resume
+from fuzz.readers import SEEDS, read_checkpoint, read_tokenizer, resume
 
 CHECKPOINT = SEEDS / "checkpoint" / "shortformer.pt"
 
@@ -71,3 +71,11 @@ def test_subword_codes_of_another_version(tmp_path):
     (tmp_path / "tokenization.json").write_text((seed / "tokenization.json").read_text().replace("0.2", "9.2"))
     with pytest.raises(UserError, match="version 9.2 of subword-nmt codes"):
         read_tokenizer(tmp_path)
+
+
+def test_a_weight_without_dimensions_is_one_line(tmp_path):
+    state = torch.load(CHECKPOINT, weights_only=True)
+    state["model"]["decoder.embed_tokens.embeddings.0.0.weight"] = torch.tensor(1.0)
+    torch.save(state, tmp_path / "c.pt")
+    with pytest.raises(UserError, match="decoder.embed_tokens.embeddings.0.0.weight|dictionary of"):
+        read_checkpoint(tmp_path / "c.pt")
