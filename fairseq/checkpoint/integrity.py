@@ -62,26 +62,32 @@ def _read_all(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
             pass
 
 
+def tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in *state*, a tree of dicts, lists and objects, with its place; a part that is there twice, once."""
+    left, seen = [("", state)], set()
+    while left:
+        name, value = left.pop()
+        if isinstance(value, Tensor):
+            yield name, value
+        elif id(value) not in seen:  # lists may contain themselves
+            seen.add(id(value))
+            inner = value.items() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).items()
+            inner = enumerate(value) if isinstance(value, list | tuple) else inner
+            left += [(f"{name}.{key!s:.60}".lstrip("."), item) for key, item in inner]
+
+
 def check_tensors(state: Any, path: str | Path) -> None:
-    """Check that every tensor in *state*, a tree of dicts, lists and objects, is dense and stored in full.
+    """Check that every tensor in *state* is dense and stored in full.
 
     A view that repeats what is stored takes no room in a file and all of it in a computation.
 
     Raises:
         UserError: one is not; the message names its place in *state*.
     """
-    left, seen = [("", state)], set()
-    while left:
-        name, value = left.pop()
-        if isinstance(value, Tensor):
-            dense = value.layout == torch.strided and not (value.is_meta or value.is_nested or value.is_quantized)
-            if not dense or value.numel() * value.element_size() > value.untyped_storage().nbytes():
-                raise UserError(f"{path}: {name} is not a dense tensor that the file holds; use another checkpoint")
-        elif id(value) not in seen:  # lists may contain themselves
-            seen.add(id(value))
-            inner = value.items() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).items()
-            inner = enumerate(value) if isinstance(value, list | tuple) else inner
-            left += [(f"{name}.{key!s:.60}".lstrip("."), item) for key, item in inner]
+    for name, value in tensors(state):
+        dense = value.layout == torch.strided and not (value.is_meta or value.is_nested or value.is_quantized)
+        if not dense or value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise UserError(f"{path}: {name} is not a dense tensor that the file holds; use another checkpoint")
 
 
 def check_finite(parameters: Mapping[str, Tensor], path: str | Path) -> None:
@@ -103,7 +109,7 @@ def check_room(path: str | Path, state: Mapping[str, Any], more: int = 0) -> Non
     """Raise UserError if the disk of *path* has no room for the tensors of *state* and *more* bytes."""
     storages = {
         (tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage().nbytes()
-        for tensor in _tensors(state)
+        for _, tensor in tensors(state)
     }
     needed = sum(storages.values()) + MARGIN + more
     try:
@@ -115,14 +121,3 @@ def check_room(path: str | Path, state: Mapping[str, Any], more: int = 0) -> Non
             f"{path}: cannot be written: needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free; "
             "free some space or choose another --save-dir"
         )
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fairseq.checkpoint.integrity import tensors
 from fairseq.errors import UserError
 
 Check = Callable[[Any], bool]
@@ -51,14 +52,6 @@ def _is_random_states(value: Any) -> bool:
         isinstance(value, list)
         and all(isinstance(own, Mapping) and all(isinstance(each, Tensor) for each in own.values()) for own in value)
     )
-
-
-def _has_tensor(value: Any, depth: int = 10) -> bool:
-    """Return whether there is a tensor in settings, which may be nested."""
-    if isinstance(value, argparse.Namespace):
-        value = vars(value)
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return isinstance(value, Tensor) or (depth > 0 and any(_has_tensor(each, depth - 1) for each in inner))
 
 
 def _is_entry(value: Any) -> bool:
@@ -121,7 +114,7 @@ def check(state: Mapping[str, Any], path: str | Path) -> None:
     """
     for key in ("args", "cfg"):
         _require(_is_optional_mapping(state.get(key)), path, key, "a dict with names")
-        _require(not _has_tensor(state.get(key)), path, key, "settings without tensors")
+        _require(next(tensors(state.get(key)), None) is None, path, key, "settings without tensors")
     history = state.get("optimizer_history")
     _require(history is None or isinstance(history, list), path, "optimizer_history", "a list")
     for number, entry in enumerate(history or []):

@@ -71,13 +71,13 @@ def reduced_figures(reduce: Reduce) -> dict[str, Figure]:
     Args:
         reduce: a plug-in's ``reduce_metrics``, called with a list of one dict: the sums by name.
     """
-    with collecting() as collected:
+    with collecting() as logged:
         reduce([_Equal(1.0)])
-    ones, twos = (_reduced(reduce, _Equal(value)) for value in (1.0, 2.0))
+    ones, twos = _values(logged), _reduced(reduce, _Equal(2.0))
     means = set()
     for name, value in ones.items():
-        logged, of_twos = collected[name], twos.get(name, math.nan)
-        if (isinstance(logged, Average) and logged.adds_up) or math.isclose(of_twos, value):
+        figure, of_twos = logged[name], twos.get(name, math.nan)
+        if (isinstance(figure, Average) and figure.adds_up) or math.isclose(of_twos, value):
             continue
         if math.isclose(of_twos, 2 * value):
             means.add(name)
@@ -107,12 +107,14 @@ class _ReducedFigure(Figure):
 
 def _reduced(reduce: Reduce, sums: Values) -> dict[str, float]:
     """The figures by name, in the order in which they were logged."""
-    with collecting() as collected:
+    with collecting() as logged:
         reduce([sums])
-    values = {name: value for name, value in collected.items() if isinstance(value, Average)}
-    return {
-        name: value.avg if isinstance(value, Average) else float(value(values)) for name, value in collected.items()
-    }
+    return _values(logged)
+
+
+def _values(logged: Mapping[str, Average | Derived]) -> dict[str, float]:
+    averages = {name: value for name, value in logged.items() if isinstance(value, Average)}
+    return {name: value.avg if isinstance(value, Average) else float(value(averages)) for name, value in logged.items()}
 
 
 class _Equal(dict[str, Any]):

@@ -79,3 +79,13 @@ def test_a_weight_without_dimensions_is_one_line(tmp_path):
     torch.save(state, tmp_path / "c.pt")
     with pytest.raises(UserError, match="decoder.embed_tokens.embeddings.0.0.weight|dictionary of"):
         read_checkpoint(tmp_path / "c.pt")
+
+
+def test_settings_that_contain_themselves_are_read_once(tmp_path):
+    state = torch.load(CHECKPOINT, weights_only=True)
+    endless: list = []
+    endless += [endless] * 50
+    state["args"]["decoder_layers_to_keep"] = endless
+    torch.save(state, tmp_path / "c.pt")
+    with pytest.raises(UserError):
+        read_checkpoint(tmp_path / "c.pt")
