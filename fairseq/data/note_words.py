@@ -19,7 +19,8 @@ from fairseq import checksums
 from fairseq.data.dictionary import DIGITS, Dictionary
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular
-from fairseq.tokenizers.rules import WordRule
+from fairseq.tokenizers import find_tokenizer
+from fairseq.tokenizers.rules import SubwordMarks, WordRule
 
 NOTES = "notes.txt"
 AGAIN = "run fairseq-preprocess --notes again"
@@ -95,6 +96,16 @@ class NoteWords:
 
     def _text(self) -> bytes:
         return "".join(f"{word} {n}\n" for word, n in zip(self.words, self.counts, strict=True)).encode()
+
+
+def note_rule(dictionary: Dictionary) -> WordRule:
+    """The rule that groups the symbols of *dictionary* into words with notes: its tokenizer's, else ``@@`` marks.
+
+    Raises:
+        UserError: the tokenizer cannot be read, or belongs to another dictionary.
+    """
+    tokenizer = find_tokenizer(dictionary.path, dictionary.symbols) if dictionary.path is not None else None
+    return tokenizer.rule if tokenizer is not None else SubwordMarks()
 
 
 def read_words(blocks: Iterable[str], rule: WordRule) -> Iterator[tuple[list[str], list[int]]]:

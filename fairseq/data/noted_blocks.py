@@ -88,8 +88,8 @@ class NotedStream:
     Args:
         blocks: the blocks.
         spans: the rare words of the blocks' corpus.
-        joins: bool [V], symbols that the next token continues (``…@@``). A word that ends in one at the end of a line
-            has no span: only the next token shows that it ends.
+        joins: bool [V], symbols that the next token may continue (``…@@``, the unknown symbol). A word that ends in
+            one has no span: only the next token shows that it ends.
     """
 
     def __init__(self, blocks: TokenBlocks, spans: NoteSpans, joins: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq.config import flag
-from fairseq.data.note_words import NOTES, NoteWords
+from fairseq.data.note_words import NOTES, NoteWords, note_rule
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel, FairseqLanguageModel
 from fairseq.modules.notes import CausalNoteDictionary, NoteDictionary
@@ -37,8 +37,9 @@ class EncoderNoteConfig(NoteConfig):
 
 @dataclass(frozen=True)
 class CausalNoteConfig(NoteConfig):
-    """Settings of notes in causal models, whose notes average the word and the tokens before it."""
+    """Settings of notes in causal models."""
 
+    note_half_window: int = flag(16, "tokens before a word that its note averages, besides the word", low=0)
     notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
 
 
@@ -74,21 +75,10 @@ def give_notes(model: FairseqLanguageModel, cfg: CausalNoteConfig, task: Any, di
     if getattr(model.decoder, "project_out_dim", None) is not None:
         raise UserError(f"--notes: need an output as wide as the embeddings; use --decoder-output-dim {dim}")
     words = words_of(task, "--notes")
-    delay = 0 if shows_ends(task.source_dictionary.symbols) else 1
+    delay = 0 if note_rule(task.source_dictionary).ends_known else 1
     notes = CausalNoteDictionary(len(words), dim, cfg.note_lambda, cfg.note_gamma, cfg.note_half_window, delay=delay)
     notes.name_words(words.words)
     model.notes = notes
-
-
-def shows_ends(symbols: Sequence[str]) -> bool:
-    """Return whether the last token of a word marks its end, in a dictionary of *symbols*.
-
-    True if tokens that continue are marked (``…@@``), or no tokens are marked. False if marks are on tokens that begin
-    a word (``▁…``, ``Ġ…``) or continue one (``##…``).
-    """
-    if any(len(symbol) > 2 and symbol.endswith("@@") for symbol in symbols):
-        return True
-    return not any(len(symbol) > 1 and symbol.startswith(("▁", "Ġ", "##")) for symbol in symbols)
 
 
 def notes_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

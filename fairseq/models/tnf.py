@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config import flag, typed
+from fairseq.errors import UserError
 from fairseq.models import register_model
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel
@@ -129,7 +130,17 @@ class NotedModel(BaseFairseqModel):
     def finished(
         cls, args: argparse.Namespace, parameters: Mapping[str, Tensor]
     ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
-        """Return settings and parameters of the encoder without notes."""
+        """Return settings and parameters of the encoder without notes.
+
+        Raises:
+            UserError: the architecture of a plug-in does not name that of its encoder.
+        """
+        arch = str(vars(args).get("arch"))
+        if not arch.startswith(PREFIX):
+            raise UserError(
+                f"--arch {arch}: unknown architecture without notes; register the model as {PREFIX}NAME, where NAME is "
+                "the architecture of its encoder, or give --keep-notes"
+            )
         changed = {name: vars(args)[name].removeprefix(PREFIX) for name in ("arch", "task") if name in args}
         return argparse.Namespace(**{**vars(args), **changed}), without_notes(parameters)
 

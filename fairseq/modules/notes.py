@@ -218,8 +218,8 @@ class CausalNoteDictionary(NoteDictionary):
     the *k* tokens before it.
 
     Args:
-        delay: 0 if the last token of a word marks its end (``@@`` marks tokens that do not), 1 if only the next token
-            does (``▁`` marks tokens that begin a word).
+        delay: 0 if the last token of a word shows that it ends (``@@`` marks tokens that do not), 1 if only the next
+            token does (``▁`` marks tokens that begin a word): then that one reads the note.
     """
 
     def __init__(self, *args: Any, delay: int = 0, **settings: Any) -> None:

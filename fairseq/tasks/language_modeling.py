@@ -16,7 +16,7 @@ from fairseq.data.folders import corpus_prefixes, data_folders, load_dictionary,
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
 from fairseq.data.masking import word_parts
 from fairseq.data.note_spans import NoteSpans
-from fairseq.data.note_words import NoteWords
+from fairseq.data.note_words import NoteWords, note_rule
 from fairseq.data.noted_blocks import NotedStream
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
@@ -27,7 +27,6 @@ from fairseq.tasks import register_task
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.note_state import NoteState, with_no_rare_words
 from fairseq.tasks.typed import typed_settings
-from fairseq.tokenizers import find_tokenizer
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,6 @@ class LanguageModelingConfig:
     notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
 
 
-def _check_word_ends(dictionary: Dictionary) -> None:
-    """Raise UserError unless a word's last token shows that it ends: else its note would reveal the next token."""
-    tokenizer = find_tokenizer(dictionary.path, dictionary.symbols) if dictionary.path is not None else None
-    if tokenizer is not None and not tokenizer.rule.ends_known:
-        raise UserError(
-            f"--notes: the data's tokenizer ({tokenizer}) marks where words begin, so that a note would show a causal "
-            "model the next token; use --bpe subword_nmt, or --task tnf_masked_lm"
-        )
-
-
 @register_task("language_modeling", dataclass=LanguageModelingConfig)
 class LanguageModelingTask(FairseqTask):
     """Next-word prediction over binarised text in the data folder.
@@ -77,7 +66,6 @@ class LanguageModelingTask(FairseqTask):
         if self.cfg.notes:
             if self.cfg.add_bos_token:
                 raise UserError("--notes: cannot be used with --add-bos-token; leave one of them out")
-            _check_word_ends(dictionary)
             self.kinds = (*self.kinds, NoteState())
             self.note_words = NoteWords.load(data_folders(self.settings.data_path)[0])
 
@@ -123,7 +111,10 @@ class LanguageModelingTask(FairseqTask):
         if not self.cfg.notes:
             return blocks
         spans = NoteSpans(corpus_prefixes(folder, split, combine=training), notes=self.note_words)
-        return NotedStream(blocks, spans, word_parts(self.dictionary)[1])
+        joins = word_parts(self.dictionary, note_rule(self.dictionary))[1]
+        if (unknown := self.dictionary.unk()) >= 0:
+            joins[unknown] = joins.any()  # whether the next token continues what it stands for is not visible
+        return NotedStream(blocks, spans, joins)
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         mode = self.cfg.sample_break_mode

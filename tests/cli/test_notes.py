@@ -15,6 +15,7 @@ from fairseq import options
 from fairseq.errors import UserError
 from fairseq.evaluation import note_map
 from fairseq.evaluation.notes import Neighbour, Note, nearest, principal_plane
+from fairseq.hub import load_model
 from fairseq_cli import notes as command
 
 
@@ -97,6 +98,41 @@ def test_the_map_keeps_what_varies_most():
     assert abs(np.corrcoef(places[:, 0], vectors[:, 1])[0, 1]) > 0.99
     assert abs(np.corrcoef(places[:, 1], vectors[:, 3])[0, 1]) > 0.99
     assert principal_plane(vectors[:1]).shape == (1, 2) and principal_plane(vectors[:, :1]).shape == (200, 2)
+
+
+ENCODER = """
+from fairseq.models import register_model
+from fairseq.models.bert import BertConfig, BertModel
+from fairseq.models.tnf import TNFBert, TNFBertConfig
+
+@register_model("encoder_of_notes", dataclass=BertConfig)
+class Encoder(BertModel):
+    pass
+
+@register_model("tnf_encoder_of_notes", dataclass=TNFBertConfig)
+class Noted(TNFBert):
+    encoder_class = Encoder
+
+@register_model("noted_encoder", dataclass=TNFBertConfig)
+class NamedOtherwise(Noted):
+    pass
+"""
+
+
+def test_notes_of_a_plug_ins_encoder_are_shown_and_it_serves_without_them(data, tmp_path):
+    (tmp_path / "noted_plugin").mkdir()
+    (tmp_path / "noted_plugin" / "__init__.py").write_text(ENCODER)
+    plugin = ["--user-dir", tmp_path / "noted_plugin"]
+    for arch in ("tnf_encoder_of_notes", "noted_encoder"):
+        flags = [noted.TNF_BERT.replace("tnf_bert_tiny", arch), *plugin, "--max-update 1 --no-epoch-checkpoints"]
+        runs.train(tmp_path / arch, *flags, "--disable-validation", data=data)
+        words = runs.words(tmp_path / arch / "checkpoint_last.pt", *plugin)
+        found = command.main(options.parse_args_and_arch(options.get_notes_parser(), words))
+        assert found["updates"] == 1
+    model, _ = load_model(tmp_path / "tnf_encoder_of_notes" / "checkpoint_last.pt", data)
+    assert not hasattr(model, "notes")
+    with pytest.raises(UserError, match="--arch noted_encoder: .* register the model as tnf_NAME"):
+        load_model(tmp_path / "noted_encoder" / "checkpoint_last.pt", data)
 
 
 def test_bad_input_is_one_line(run, data, tmp_path):

@@ -16,7 +16,7 @@ import runs
 from fairseq import options
 from fairseq.data.tokenization import load_counts
 from fairseq.errors import UserError
-from fairseq.hub import LanguageModel
+from fairseq.hub import LanguageModel, load_model
 from fairseq_cli import eval_lm, generate, interactive, preprocess
 
 LINES = [
@@ -201,14 +201,23 @@ def test_a_tokenizer_of_other_data_is_refused(made: tuple[Path, Path], tmp_path:
         LanguageModel.from_pretrained(other)
 
 
-def test_a_causal_model_has_no_notes_of_words_whose_end_only_the_next_token_shows(tmp_path: Path) -> None:
+def test_a_causal_model_reads_the_note_of_a_word_when_the_next_token_has_shown_its_end(tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece")
     (tmp_path / "train.txt").write_text("\n".join(LINES * 9) + "\n")
     words = ["--trainpref", tmp_path / "train.txt", "--destdir", tmp_path / "data", *KINDS["sentencepiece"]]
     words += ["--only-source", "--notes", "--note-min-count", 2, "--note-max-count", 99]
     preprocess.main(arguments(options.get_preprocessing_parser(), *words))
-    with pytest.raises(UserError, match=r"--notes: the data's tokenizer \(sentencepiece\) marks where words begin"):
-        runs.train(tmp_path / "model", TRAINING, "--notes --disable-validation", data=tmp_path / "data")
+    runs.train(tmp_path / "model", TRAINING, "--notes --disable-validation", data=tmp_path / "data")
+    model, task = load_model(tmp_path / "model/checkpoint_last.pt", tmp_path / "data", overrides={"keep_notes": True})
+    sample = task.dataset("train").batch(np.arange(1))["net_input"]
+    spans = sample["spans"][model.notes.taken[sample["spans"][:, 3]] > 0]
+    rows = [(int(end), span[None]) for span in spans for _, first, end, _ in [span] if end - first > 1]
+    rows = [(end, span) for end, span in rows if end < sample["src_tokens"].size(1)]
+    assert rows, "words of several subwords, followed by another"
+    plain = model(sample["src_tokens"])[0]
+    for end, span in rows:
+        differs = (model(sample["src_tokens"], spans=span)[0] != plain).any(-1)[0]
+        assert not differs[:end].any() and differs[end]
 
 
 def test_a_run_on_tokens_leaves_no_tokenizer_of_a_former_run(made: tuple[Path, Path], tmp_path: Path) -> None:
