@@ -125,7 +125,7 @@ class NoteDictionary(nn.Module):
         weight = weight * (self.note_lambda / share.where(noted, 1.0))[place]
         notes = (weight[..., None] * found[:, None]).to(x.dtype)  # (S, W, C)
         keep = torch.ones_like(share).masked_fill_(noted, 1 - self.note_lambda).to(x.dtype)
-        mixed = x * keep.view(batch, tokens, 1)
+        mixed = (x * keep.view(batch, tokens, 1)).contiguous()  # x may be a transposed view
         # Other tokens only get zeros added, so without overlaps the order of additions does not matter.
         mixed.view(batch * tokens, -1).index_add_(0, place.flatten(), notes.flatten(0, 1))
         return mixed
@@ -165,8 +165,9 @@ class NoteDictionary(nn.Module):
 
         Args:
             sums: [N, C], sparse as returned by :meth:`take`, or dense.
-            counts: [N], likewise.
+            counts: [N], likewise; whole numbers of any type.
         """
+        sums, counts = sums.to(self.table.dtype), counts.to(self.taken.dtype)
         self.updates += 1
         total = counts if not counts.is_sparse else _total(counts, self.taken)
         self.taken += total

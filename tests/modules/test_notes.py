@@ -204,6 +204,30 @@ def test_an_update_allocates_nothing_as_large_as_the_table(monkeypatch):
     assert largest == 5000  # counts
 
 
+def test_inputs_that_are_transposed_views_are_read_as_their_copies():
+    notes, x = dictionary(), torch.randn(5, 2, DIM).transpose(0, 1)
+    spans = spans_of((0, 1, 3, 4), (1, 0, 2, 2))
+    assert torch.equal(notes.read(x, spans), notes.read(x.contiguous(), spans))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.int32])
+def test_sums_and_counts_of_other_types_are_written_as_those_that_take_returns(kind):
+    sums, counts = dictionary().take(torch.randn(2, 5, DIM), spans_of((0, 1, 3, 4), (1, 0, 2, 4)), torch.tensor([5, 4]))
+    written = []
+    for arguments in (
+        (sums, counts),
+        (sums.double(), counts.to(kind)),
+        (sums.to_dense().double(), counts.to_dense().to(kind)),
+    ):
+        torch.manual_seed(1)
+        notes = dictionary()
+        notes.write(*arguments)
+        written.append((notes.table, notes.taken))
+    for table, taken in written[1:]:
+        torch.testing.assert_close(table, written[0][0])
+        assert torch.equal(taken, written[0][1]) and taken[4] == 2
+
+
 @pytest.mark.parametrize(
     "settings",
     [
