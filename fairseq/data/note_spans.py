@@ -180,8 +180,11 @@ class NoteSpans:
         begins[np.arange(places.shape[1]) >= lengths[:, None]] = False
         return begins[:, :-1]
 
-    def check(self) -> None:
+    def check(self) -> NoteSpans:
         """Read the numbers once.
+
+        Returns:
+            The object itself.
 
         Raises:
             UserError: one is not the number of a word.
@@ -189,6 +192,7 @@ class NoteSpans:
         for start in range(0, len(self), _STEP):
             if int(self._numbers[start : start + _STEP].max(initial=0)) > len(self.notes):
                 raise UserError(f"{self.prefix}.notes.bin: number of a word that {NOTES} does not have; {AGAIN}")
+        return self
 
     def _at(self, places: np.ndarray) -> np.ndarray:
         """The numbers at *places*, 0 outside the corpus."""

@@ -110,7 +110,7 @@ class LanguageModelingTask(FairseqTask):
         )
         if not self.cfg.notes:
             return blocks
-        spans = NoteSpans(corpus_prefixes(folder, split, combine=training), notes=self.note_words)
+        spans = NoteSpans(corpus_prefixes(folder, split, combine=training), notes=self.note_words).check()
         joins = word_parts(self.dictionary, note_rule(self.dictionary))[1]
         if (unknown := self.dictionary.unk()) >= 0:
             joins[unknown] = joins.any()  # whether the next token continues what it stands for is not visible

@@ -59,7 +59,7 @@ class TNFMaskedLMTask(MaskedLMTask):
         blocks = super().dataset(split, training=training, folder=folder)
         assert isinstance(blocks, MaskedBlocks)
         prefixes = corpus_prefixes(folder or data_folders(self.settings.data_path)[0], split, combine=training)
-        return NotedBlocks(blocks, NoteSpans(prefixes, notes=self.note_words))
+        return NotedBlocks(blocks, NoteSpans(prefixes, notes=self.note_words).check())
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
         return sample if dictionary_of(model) is not None else _without_spans(sample)

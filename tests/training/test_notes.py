@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import shutil
 
 import noted
 import pytest
@@ -14,6 +15,7 @@ from fairseq import checkpoint
 from fairseq.errors import UserError
 from fairseq.hub import load_model
 from fairseq.models.notes import without_notes
+from fairseq.tasks import setup_task
 
 PAIRS = {"bert": (noted.BERT, noted.TNF_BERT), "electra": (noted.ELECTRA, noted.TNF_ELECTRA)}
 NARROW = "--encoder-input-dim 8"
@@ -192,3 +194,14 @@ def test_settings_that_make_no_sense_are_rejected(flags, message, data):
 def test_a_folder_without_notes_is_rejected():
     with pytest.raises(UserError, match="run fairseq-preprocess --notes"):
         noted.trainer(runs.DATA, noted.TNF_BERT)
+
+
+@pytest.mark.parametrize("flags", [noted.TNF_BERT, f"{noted.CAUSAL} --notes"])
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_numbers_that_no_word_has_are_rejected_before_training(flags, split, data, tmp_path):
+    folder = shutil.copytree(data, tmp_path / "bin")
+    (folder / "checksums.txt").unlink()
+    numbers = folder / f"{split}.notes.bin"
+    numbers.write_bytes(b"\xff" * len(numbers.read_bytes()))
+    with pytest.raises(UserError, match=f"{split}.notes.bin: number of a word that notes.txt does not have"):
+        setup_task(runs.arguments(flags, data=folder)).dataset(split)
