@@ -14,8 +14,10 @@ from runs import arguments, model_of
 from torch import Tensor
 
 from fairseq import checkpoint, options
+from fairseq.checkpoint.foreign import hf_encoders
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel, load_model
+from fairseq.modules.transformer_layer import ACTIVATIONS
 from fairseq_cli import export_model, import_model
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -110,6 +112,8 @@ def test_exported_encoders_are_the_imported_ones(name: str, tmp_path: Path) -> N
     [
         ("bert_tiny", "", "BertForMaskedLM"),
         ("bert_tiny", "--untie-weights-roberta --activation-fn gelu_accurate", "BertForMaskedLM"),
+        ("bert_tiny", "--token-types 1 --activation-fn relu", "BertForMaskedLM"),
+        ("bert_tiny", "--token-types 0", "BertForMaskedLM"),
         ("roberta", "--encoder-layers 2", "RobertaForMaskedLM"),
         ("bert_tiny", "--encoder-input-dim 16", "ElectraForMaskedLM"),
         ("electra_tiny", "--encoder-input-dim 16", "ElectraForPreTraining"),
@@ -245,3 +249,16 @@ def test_export_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="--out .*: is a file or not empty"):
         exported(folder / "checkpoint.pt", folder)
+
+
+def test_activations_are_those_of_transformers() -> None:
+    activations = pytest.importorskip("transformers.activations").ACT2FN
+    x = torch.linspace(-6, 6, 1001)
+    pairs = [
+        *hf_encoders.ACTIVATIONS.items(),
+        *((there, ours) for ours, there in hf_encoders.WRITTEN_ACTIVATIONS.items()),
+    ]
+    for theirs, ours in pairs:
+        torch.testing.assert_close(
+            ACTIVATIONS[ours](x), activations[theirs](x), atol=1e-6, rtol=0, msg=f"{theirs}, {ours}"
+        )

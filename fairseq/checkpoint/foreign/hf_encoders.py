@@ -41,6 +41,7 @@ ACTIVATIONS = {  # theirs: ours
     "gelu": "gelu",
     "gelu_python": "gelu",
     "gelu_new": "gelu_accurate",
+    "gelu_fast": "gelu_accurate",
     "gelu_pytorch_tanh": "gelu_accurate",
     "relu": "relu",
 }
