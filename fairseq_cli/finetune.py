@@ -53,6 +53,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         raise UserError("--path: give the checkpoint of pre-training")
     if settings.common.seed != CommonConfig().seed:
         raise UserError(f"--seed {settings.common.seed}: give --seeds {settings.common.seed}, one run for each seed")
+    _check_runs(cfg)
     stored, parameters = _pretrained(cfg.path)
     folder = Path(cfg.save_dir)
     prepare_folder("--save-dir", folder)
@@ -67,6 +68,17 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         file.write((json.dumps({**report, **about_run()}, indent=1) + "\n").encode())
     print(as_table(summarize(runs)))
     return report
+
+
+def _check_runs(cfg: FinetuneConfig) -> None:
+    """Raise UserError for runs that would be the same, or flags that are no command line."""
+    for name, values in (("--seeds", list(map(str, cfg.seeds))), ("--lrs", [f"{lr:g}" for lr in cfg.lrs])):
+        if len(set(values)) < len(values):
+            raise UserError(f"{name} {','.join(values)}: one value twice; give each once")
+    try:
+        shlex.split(cfg.train_flags)
+    except ValueError as error:
+        raise UserError(f"--train-flags {cfg.train_flags}: {str(error).lower()}; correct the quotes") from None
 
 
 def _pretrained(path: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:

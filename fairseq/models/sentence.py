@@ -55,7 +55,12 @@ class SentenceModel(BaseFairseqModel):
             )
         self.encoder = SentenceEncoderOnly(encoder)
         head = ClassificationHead(encoder.shape.dim, outputs, dropout, activation_fn)
-        self.classification_heads = nn.ModuleDict({name: head})
+        try:
+            self.classification_heads = nn.ModuleDict({name: head})
+        except KeyError:
+            raise UserError(
+                f"--classification-head-name {name}: not possible as the name of a module; use another, without dots"
+            ) from None
         self.name = name
         self.config_class = pretrained.config_class
         self.cfg: Any = pretrained.cfg

@@ -53,9 +53,10 @@ class SentencePredictionConfig:
         """Columns, labels and metrics.
 
         Raises:
-            UserError: unknown GLUE task, or fewer than two classes.
+            UserError: unknown GLUE task, fewer than two classes, or settings that a GLUE task has already.
         """
         if self.glue_task is not None:
+            self._check_left_to_glue()
             return layout_of(self.glue_task)
         sentences = ("sentence1", "sentence2") if self.sentence_pairs else ("sentence",)
         if self.regression_target:
@@ -64,6 +65,12 @@ class SentencePredictionConfig:
         if len(set(labels)) < 2 or len(set(labels)) < len(labels) or "" in labels:
             raise UserError(f"--labels {self.labels}: expected two or more different classes, such as no,yes")
         return Layout(sentences, labels=labels)
+
+    def _check_left_to_glue(self) -> None:
+        for name in ("labels", "regression_target", "sentence_pairs"):
+            if getattr(self, name) != getattr(SentencePredictionConfig, name):
+                flag = "--" + name.replace("_", "-")
+                raise UserError(f"{flag}: --glue-task {self.glue_task} sets columns and labels; leave one of them out")
 
 
 @register_task("sentence_prediction", dataclass=SentencePredictionConfig)

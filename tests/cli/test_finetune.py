@@ -106,6 +106,9 @@ def test_mistakes_are_one_line_before_anything_is_trained(home: Path, tmp_path: 
     for flags, message in {
         "--glue-task NLI": "--glue-task NLI: no such task",
         "--seed 4": "--seed 4: give --seeds 4",
+        "--seeds 1,2,1": "--seeds 1,2,1: one value twice",
+        "--lrs 1e-3,0.001": "--lrs 0.001,0.001: one value twice",
+        "--train-flags '": "--train-flags ': no closing quotation",
         f"--path {tmp_path / 'text'}": "text",
         f"--path {tmp_path / 'missing'}": "missing",
         "--batch-size 5 --distributed-world-size 2": "--batch-size 5: must be a multiple of the 2 processes",

@@ -208,6 +208,9 @@ def test_bad_flags_are_one_line(folders: tuple[Path, Path], tmp_path: Path) -> N
         "--glue-task RTF": "--glue-task RTF: no such task.*RTE",
         f"--data-bin {tmp_path}": f"--data-bin {tmp_path}/dict.txt: file not found",
         "--data-bin nowhere": "nowhere: folder not found",
+        "--labels no,yes": "--labels: --glue-task MR sets columns and labels",
+        "--regression-target": "--regression-target: --glue-task MR sets columns and labels",
+        "--sentence-pairs": "--sentence-pairs: --glue-task MR sets columns and labels",
     }.items():
         with pytest.raises(UserError, match=message):
             setup_task(runs.arguments(*flags_of(data_bin), flags, data=data))
@@ -220,6 +223,10 @@ def test_bad_flags_are_one_line(folders: tuple[Path, Path], tmp_path: Path) -> N
     args = runs.arguments(causal, "--glue-task MR --data-bin", data_bin, data=data)
     with pytest.raises(UserError, match="TransformerLanguageModel is not an encoder"):
         setup_task(args).build_model(args)
+    for name in ("a.b", "keys"):
+        args = runs.arguments(*flags_of(data_bin), "--classification-head-name", name, data=data)
+        with pytest.raises(UserError, match=f"--classification-head-name {name}: not possible"):
+            setup_task(args).build_model(args)
     args = runs.arguments(*flags_of(data_bin), "--arch tnf_bert_tiny", data=data)
     with pytest.raises(UserError, match="fine-tuning drops notes; use --arch bert_tiny"):
         setup_task(args).build_model(args)
