@@ -94,8 +94,7 @@ def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
         raise UserError("--srcdict: the dictionary is not changed; leave out --thresholdsrc and --nwordssrc")
     if config.srcdict is None and config.trainpref is None:
         raise UserError("--trainpref or --srcdict: give one of them, a training text or a dictionary")
-    if config.notes:
-        _check_notes(config)
+    _check_notes(config)
     _check_subwords(config)
     if not splits and not config.dict_only:
         raise UserError("--trainpref, --validpref, --testpref: give at least one text")
@@ -104,6 +103,13 @@ def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
 
 
 def _check_notes(config: PreprocessConfig) -> None:
+    if not config.notes:
+        for name in ("note_min_count", "note_max_count"):
+            if getattr(config, name) != getattr(PreprocessConfig, name):
+                raise UserError(
+                    f"--{name.replace('_', '-')}: only --notes counts rare words; add it, or leave this out"
+                )
+        return
     if config.trainpref is None or config.dict_only:
         raise UserError("--notes: rare words are counted in the training text; give --trainpref, without --dict-only")
     if config.note_min_count > config.note_max_count:

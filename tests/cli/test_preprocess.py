@@ -346,6 +346,8 @@ def test_notes_change_nothing_else(tmp_path: Path) -> None:
     [
         ({"note_min_count": 9, "note_max_count": 8}, "--note-min-count 9: is above --note-max-count 8"),
         ({"note_min_count": 200, "note_max_count": 300}, "no word of the training text occurs that often"),
+        ({"notes": False}, "--note-min-count: only --notes counts rare words; add it"),
+        ({"notes": False, "note_min_count": 100}, "--note-max-count: only --notes counts rare words; add it"),
         ({"dict_only": True}, "--notes: rare words are counted in the training text; give --trainpref"),
     ],
 )
