@@ -117,7 +117,10 @@ class NotedModel(BaseFairseqModel):
         """
         encoder = self.encoder_model
         if spans is None:
-            return encoder(src_tokens, **inputs)
+            if self.note_projection is None:
+                return encoder(src_tokens, **inputs)
+            # A rank without a batch must reduce the projection's gradient, too: the graph is that of no rare words.
+            spans = src_tokens.new_empty(0, 4)
 
         def infuse(x: Tensor) -> Tensor:
             return self.notes.read(x, spans, longest_span, self.note_projection)

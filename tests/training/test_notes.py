@@ -71,6 +71,15 @@ def test_a_table_that_takes_no_notes_stays_as_it_was(data):
     assert torch.equal(trainer.model.notes.table, before)
 
 
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_rank_without_a_batch_has_all_gradients_to_reduce(pair, data):
+    trainer = noted.trainer(data, PAIRS[pair][1], NARROW)
+    (loss, _, _), _ = trainer.task.step(trainer.graph, None, {}, "cpu")
+    loss.backward()
+    missing = [name for name, parameter in trainer.model.named_parameters() if parameter.grad is None]
+    assert not missing
+
+
 def test_validation_reads_notes_and_takes_none(data):
     trainer = noted.trainer(data, noted.TNF_BERT)
     before = {name: value.clone() for name, value in trainer.model.notes.state_dict().items()}
