@@ -58,7 +58,8 @@ class ElectraCriterion(FairseqCriterion):
         net_input = sample["net_input"]
         masked = move_partition(net_input["masked"], logits.device)
         generator = output_layer(model).loss(extra["generator_hidden"].flatten(0, 1), masked)
-        real = net_input["src_tokens"].ne(self.padding_idx)  # (B, T)
+        # A dummy sample has tokens, but none that count.
+        real = net_input["src_tokens"].ne(self.padding_idx) & bool(sample["nsentences"])  # (B, T)
         replaced = extra["replaced"].float()
         each = F.binary_cross_entropy_with_logits(logits.float(), replaced, reduction="none")
         discriminator = (each * real).sum()
