@@ -35,6 +35,7 @@ def flag(
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    python: tuple[float, float] | None = None,
     metavar: str | None = None,
     negative: bool = False,
     const: Any = None,
@@ -49,6 +50,7 @@ def flag(
         choices: the values allowed.
         low, high: closed bounds of a number (or of each number of a list).
         above, below: open bounds.
+        python: closed bounds instead, where Python code sets the value and no flag or settings file does.
         metavar: how ``--help`` shows the value.
         negative: a bool that also has a ``--no-…`` form.
         const: the value where the flag is given without one.
@@ -59,6 +61,7 @@ def flag(
         "aliases": tuple(aliases),
         "choices": choices,
         "bounds": (low, high, above, below),
+        "python": python,
         "metavar": metavar,
         "negative": negative,
         "const": const,
@@ -106,10 +109,11 @@ def add_flags(
         parser.add_argument(*[n for n in names if n not in known], **options)
 
 
-def extract(config: type[C], values: Mapping[str, Any] | argparse.Namespace) -> C:
+def extract(config: type[C], values: Mapping[str, Any] | argparse.Namespace, flags: bool = False) -> C:
     """Build *config* from those of *values* that it knows; the rest keep their defaults.
 
-    Values may be typed already or be the strings a command line, a YAML file or an old checkpoint holds.
+    Values may be typed already or be the strings a command line, a YAML file or an old checkpoint holds. With *flags*
+    they are what a user gave, within the bounds of flags; else within those of Python.
 
     Raises:
         UserError: a value has the wrong type or is out of range; the message names the flag.
@@ -119,7 +123,7 @@ def extract(config: type[C], values: Mapping[str, Any] | argparse.Namespace) -> 
     for field, hint in _fields(config):
         name = field.name if field.name in given else field.metadata.get("same_as", "")
         if name in given:
-            kwargs[field.name] = coerce(field, hint, given[name])
+            kwargs[field.name] = coerce(field, hint, given[name], flags)
     return config(**kwargs)
 
 
@@ -160,12 +164,12 @@ def shortened(value: Any) -> str:
 
 def fill(args: argparse.Namespace, config: type) -> None:
     """Check and convert what *args* has of *config*, and add the defaults of what it lacks, in place."""
-    for name, value in dataclasses.asdict(extract(config, args)).items():
+    for name, value in dataclasses.asdict(extract(config, args, flags=True)).items():
         setattr(args, name, value)
 
 
-def coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
-    """*value* as the type of *field*, checked against its choices and bounds."""
+def coerce(field: dataclasses.Field[Any], hint: Any, value: Any, flags: bool = False) -> Any:
+    """*value* as the type of *field*, checked against its choices and its bounds: those of *flags*, or of Python."""
     kind, many, optional = _kind(hint)
     name = flag_name(field)
     if value is None:
@@ -182,12 +186,12 @@ def coerce(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         if not converted and _default(field) != []:
             raise UserError(f"{name}: a value is needed")
         for item in converted:
-            _check(name, field, item)
+            _check(name, field, item, flags)
         return converted
     if value == "" and kind is str and _default(field) != "":
         raise UserError(f"{name}: an empty value; give one or leave the flag out")
     converted = _number(name, kind, value)
-    _check(name, field, converted)
+    _check(name, field, converted, flags)
     return converted
 
 
@@ -258,11 +262,13 @@ def _text(name: str, value: str) -> str:
     return value
 
 
-def _check(name: str, field: dataclasses.Field[Any], value: Any) -> None:
+def _check(name: str, field: dataclasses.Field[Any], value: Any, flags: bool) -> None:
     choices = field.metadata.get("choices")
     if choices is not None and value not in choices:
         raise UserError(f"{name} {value}: choose from {', '.join(map(str, choices))}")
     low, high, above, below = field.metadata.get("bounds", (None,) * 4)
+    if not flags and (python := field.metadata.get("python")) is not None:
+        (low, high), above, below = python, None, None
     if low is not None and value < low:
         raise UserError(f"{name} {value}: must be at least {low}")
     if high is not None and value > high:
@@ -301,7 +307,7 @@ def _metavar(field: dataclasses.Field[Any], kind: type, many: bool) -> str:
 
 def _parser_type(field: dataclasses.Field[Any], hint: Any) -> Any:
     def parse(text: str) -> Any:
-        return coerce(field, hint, text)
+        return coerce(field, hint, text, flags=True)
 
     parse.__name__ = field.name
     return parse

@@ -51,9 +51,10 @@ def corpus(folder: Path, high: int = 25) -> Path:
     return folder / "bin"
 
 
-def trainer(data: Path, *flags: Any) -> Trainer:
-    """A trainer of the model of *flags* on *data*."""
+def trainer(data: Path, *flags: Any, **changed: Any) -> Trainer:
+    """A trainer of the model of *flags* on *data*, settings *changed* from Python."""
     args = runs.arguments(*flags, data=data)
+    vars(args).update(changed)
     torch.manual_seed(1)
     task = setup_task(args)
     return Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))

@@ -41,13 +41,28 @@ def step(trainer, count=3):
 @pytest.mark.parametrize("more", ["", NARROW])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_without_weight_notes_leave_training_as_it_is(pair, more, data):
-    plain, noted_trainer = (noted.trainer(data, flags, more) for flags in PAIRS[pair])
-    noted_trainer.model.notes.note_lambda = 0.0
+    backbone, tnf = PAIRS[pair]
+    plain, noted_trainer = noted.trainer(data, backbone, more), noted.trainer(data, tnf, more, note_lambda=0)
     expected, parameters = step(plain), step(noted_trainer)
     assert int(noted_trainer.model.notes.taken.sum()) > 0
     for name, value in expected.items():
         assert torch.equal(parameters[name], value), name
     assert parameters.keys() - expected.keys() <= {"note_projection.weight"}
+
+
+def test_without_rate_the_table_stays_as_it_is(data):
+    trainer = noted.trainer(data, noted.TNF_BERT, note_gamma=0)
+    before = trainer.model.notes.table.clone()
+    step(trainer)
+    assert int(trainer.model.notes.taken.sum()) > 0
+    assert torch.equal(trainer.model.notes.table, before)
+
+
+@pytest.mark.parametrize("setting", ["note_lambda", "note_gamma"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+def test_weights_and_rates_from_python_lie_between_0_and_1(setting, value, data):
+    with pytest.raises(UserError, match=setting.replace("_", "-")):
+        noted.trainer(data, noted.TNF_BERT, **{setting: value})
 
 
 @pytest.mark.parametrize("pair", PAIRS)
