@@ -154,6 +154,19 @@ def test_two_processes_train_as_one(data, tmp_path):
     torch.testing.assert_close(states[0]["notes.table"], states[1]["notes.table"], rtol=1e-3, atol=1e-4)
 
 
+def test_a_process_without_a_batch_in_the_last_update_takes_part(data, tmp_path):
+    flags = [noted.TNF_ELECTRA, NARROW, NO_DROPOUT, "--max-tokens 120 --max-epoch 1 --no-epoch-checkpoints"]
+    one = runs.train(tmp_path / "one", *flags, "--update-freq 2 --disable-validation", data=data)
+    process = runs.command(
+        "train.py", data, "--save-dir", tmp_path / "two", *flags, "--distributed-world-size 2 --disable-validation"
+    )
+    assert process.returncode == 0, process.stderr
+    assert len(runs.losses(one)) == 7  # of 13 batches
+    assert runs.losses(runs.records(process.stdout)) == runs.losses(one)
+    states = [runs.content(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("one", "two")]
+    assert runs.difference(*states) is None
+
+
 @pytest.fixture(scope="module", params=PAIRS)
 def run(request, data, tmp_path_factory):
     """A finished training run with notes, and how to load its model plain."""
