@@ -76,7 +76,7 @@ def get_tokenize_parser() -> Parser:
     ]
     parser = Parser("Turn text into symbols, or symbols into text.", [TokenizeConfig], examples=examples)
     parser.add_argument("text", metavar="TEXT", nargs="?", default="-", help="text file (default: -, stdin)")
-    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="folder with parts of your own")
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
     return parser
 
 
@@ -210,7 +210,8 @@ def get_export_parser() -> Parser:
         "fairseq-export electra/checkpoint_best.pt --to hf --out generator --half generator",
     ]
     description = "Export a model to a folder for Hugging Face transformers, or a language model to fairseq."
-    parser = Parser(description, examples=examples, settings_file=False)
+    parser = Parser(description, examples=examples)
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
     parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of a language model or an encoder")
     parser.add_argument("--to", dest="target_format", required=True, choices=("hf", "fairseq"), help="format to write")
     parser.add_argument("--out", metavar="DIR", required=True, help="new output folder; with --to fairseq the file")
@@ -304,7 +305,8 @@ def get_harness_parser() -> Parser:
         "fairseq-harness checkpoints/checkpoint_best.pt --data data-bin --include-path tasks --tasks mine",
     ]
     description = "Evaluate a language model on tasks of EleutherAI's lm-evaluation-harness."
-    parser = Parser(description, [HarnessConfig], examples=examples, settings_file=False)
+    parser = Parser(description, [HarnessConfig], examples=examples)
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of a language model, or its folder")
     return parser
 

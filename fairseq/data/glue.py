@@ -160,7 +160,7 @@ def _lines(path: Path) -> list[str]:
         raise UserError(f"{path}: line {line}, byte offset {error.start}: not UTF-8; convert the file") from None
     if not text.strip():
         raise UserError(f"{path}: empty file; make or download it again")
-    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return text.replace("\r\n", "\n").rstrip("\n").split("\n")
 
 
 def _header(path: Path, lines: Sequence[str], layout: Layout) -> tuple[list[str], int]:

@@ -230,7 +230,7 @@ def _open(prefix: str, notes: NoteWords, dictionary: Dictionary) -> tuple[Stored
         raise UserError(f"{index}: version {version} of the format, known is {VERSION}; {AGAIN}")
     for path, expected in ((index, _HEADER.size + -(-tokens // 8)), (numbers, tokens * size)):
         if (found := _size(path)) != expected:
-            raise UserError(f"{path}: {found} bytes where {tokens} tokens need {expected}: truncated; {AGAIN}")
+            raise UserError(f"{path}: {found} bytes instead of {expected} for {tokens} tokens; {AGAIN}")
     if fingerprint != notes.fingerprint(dictionary) or words != len(notes):
         raise UserError(f"{index}: made for another dict.txt or {NOTES} than those of {dictionary.path}; {AGAIN}")
     corpus = len(IndexedCorpus(prefix).tokens)

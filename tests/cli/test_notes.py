@@ -16,6 +16,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation import note_map
 from fairseq.evaluation.notes import Neighbour, Note, nearest, principal_plane
 from fairseq.hub import load_model
+from fairseq_cli import export_model
 from fairseq_cli import notes as command
 
 
@@ -131,6 +132,9 @@ def test_notes_of_a_plug_ins_encoder_are_shown_and_it_serves_without_them(data, 
         assert found["updates"] == 1
     model, _ = load_model(tmp_path / "tnf_encoder_of_notes" / "checkpoint_last.pt", data)
     assert not hasattr(model, "notes")
+    words = runs.words(tmp_path / "tnf_encoder_of_notes", "--to hf --out", tmp_path / "hf", *plugin)
+    export_model.main(options.parse_args_and_arch(options.get_export_parser(), words))
+    assert "RobertaForMaskedLM" in (tmp_path / "hf" / "config.json").read_text()
     with pytest.raises(UserError, match="--arch noted_encoder: .* register the model as tnf_NAME"):
         load_model(tmp_path / "noted_encoder" / "checkpoint_last.pt", data)
 

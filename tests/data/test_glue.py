@@ -65,6 +65,15 @@ def test_incomplete_lines_of_qqp_are_left_out_and_counted(tmp_path: Path, caplog
     assert caplog.messages == [f"{path}: left out 2 incomplete lines"]
 
 
+def test_empty_lines_at_the_end_are_no_examples(tmp_path: Path) -> None:
+    file = tmp_path / "train.tsv"
+    file.write_bytes(b"sentence\tlabel\r\nyes\t1\r\nno\t0\r\n\r\n\n")
+    assert [(one.line, one.sentences, one.label) for one in read_examples(file, GLUE["SST-2"])] == [
+        (2, ("yes",), 1),
+        (3, ("no",), 0),
+    ]
+
+
 def test_valid_is_the_development_file() -> None:
     assert split_file("d", "valid", GLUE["MNLI"]) == Path("d/dev_matched.tsv")
     assert split_file("d", "dev_mismatched", GLUE["MNLI"]) == Path("d/dev_mismatched.tsv")
