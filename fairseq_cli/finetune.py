@@ -56,8 +56,8 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     _check_runs(cfg)
     stored, parameters = _pretrained(cfg.path)
     folder = Path(cfg.save_dir)
-    prepare_folder("--save-dir", folder)
     task, updates = _checked_task(settings, _train_flags(settings, stored, cfg.lrs[0], cfg.seeds[0], 0), parameters)
+    prepare_folder("--save-dir", folder)
     runs = []
     for lr in cfg.lrs:
         for seed in cfg.seeds:

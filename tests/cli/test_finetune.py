@@ -121,4 +121,4 @@ def test_mistakes_are_one_line_before_anything_is_trained(home: Path, tmp_path: 
     args.path = None
     with pytest.raises(UserError, match="--path: give the checkpoint"):
         finetune.main(args)
-    assert not list((tmp_path / "out").glob("*/checkpoint*"))
+    assert not (tmp_path / "out").exists()
