@@ -109,6 +109,7 @@ def _join(job: Job, world: World, url: str, fail: Fail) -> Any:
     )
     rendezvous.meet(store, rank, size, timeout)
     heartbeat.start()
+    stopped = None
     try:
         backend = cfg.distributed_backend or ("nccl" if world.device.type == "cuda" else "gloo")
         limit = timedelta(seconds=timeout)
@@ -117,9 +118,11 @@ def _join(job: Job, world: World, url: str, fail: Fail) -> Any:
         )
         result = job.main(job.value, world)
         world.barrier()  # who ends early must not look like one that stopped
-    except SystemExit:
-        heartbeat.stop()
-        raise
+    except SystemExit as end:
+        if end.code not in EXIT_CODES:
+            heartbeat.stop()
+            raise
+        stopped = end.code  # by a signal, in all processes after the same update
     except BaseException as error:
         cause = heartbeat.explain(error)
         if cause is not None:
@@ -129,6 +132,8 @@ def _join(job: Job, world: World, url: str, fail: Fail) -> Any:
     heartbeat.stop()
     gc.collect()  # what still refers to the group keeps its threads alive, which abort a process as it ends
     dist.destroy_process_group()
+    if stopped is not None:
+        sys.exit(stopped)
     return result
 
 

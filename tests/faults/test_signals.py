@@ -23,10 +23,13 @@ TWO = "--max-tokens 32 --distributed-world-size 2"
 
 # The criterion sends the signals: at a definite update, whatever the machine's speed.
 PLUGIN = """
-import os, signal
+import atexit, os, signal, sys
 import torch.distributed as dist
 from fairseq.criterions import register_criterion
 from fairseq.criterions import adaptive_loss
+
+# What is left of the group then has threads that may abort the process.
+atexit.register(lambda: dist.is_initialized() and print("ends within the group", file=sys.stderr))
 
 @register_criterion("signalling", dataclass=adaptive_loss.AdaptiveLossConfig)
 class AdaptiveLoss(adaptive_loss.AdaptiveLoss):  # its checkpoints fit the original
@@ -79,6 +82,7 @@ def test_signal_to_one_of_two_processes_stops_both_after_the_same_update(tmp_pat
     stopped = signalled(tmp_path, tmp_path / "run", TWO, numbers=[signal.SIGTERM])
     assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
     assert "stopped by SIGTERM after update 5; " in stopped.stderr and "Traceback" not in stopped.stderr
+    assert "ends within the group" not in stopped.stderr
     resumed = runs.command("train.py", runs.DATA, "--save-dir", tmp_path / "run", FLAGS, TWO)
     assert resumed.returncode == 0, resumed.stderr
     contents = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "run"))
