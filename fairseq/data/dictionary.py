@@ -252,17 +252,14 @@ class Dictionary:
     def save(self, path: str | Path) -> None:
         """Write the symbols that are not special (or all, after a header) as ``word count``, whole or not at all."""
         words = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
+        before = set(self.symbols[: self.nspecial])
         with atomic_file(path) as file:
             if not self.nspecial:
                 file.write(f"{HEADER} {' '.join(self._roles())}\n".encode())
             for index, (word, n) in enumerate(words, self.nspecial):
-                file.write(f"{word} {n}{self._mark(index)}\n".encode())
-
-    def _mark(self, index: int) -> str:
-        """The end of the line of a symbol: a mark where a symbol before it is the same word."""
-        word = self.symbols[index]
-        is_second = self.indices[word] == index and len(self.indices) < len(self) and self.symbols.index(word) < index
-        return f" {OVERWRITE}" if is_second else ""
+                mark = f" {OVERWRITE}" if word in before and self.indices[word] == index else ""
+                file.write(f"{word} {n}{mark}\n".encode())
+                before.add(word)
 
     def _roles(self) -> list[str]:
         indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK)}

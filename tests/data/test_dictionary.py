@@ -182,3 +182,25 @@ def test_transformer_numbers_positions_from_0_where_the_dictionary_has_no_paddin
     (tmp_path / "dict.txt").write_text("#specials eos=a pad=b\na 1\nb 1\n")
     task = SimpleNamespace(source_dictionary=Dictionary.load(tmp_path / "dict.txt"))
     assert TransformerLanguageModel.build_model(args, task).decoder.embed_tokens.padding_idx == 1
+
+
+class Word(str):
+    """A word that counts how often words are compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Word.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_saving_compares_each_word_a_few_times_where_one_line_overwrites(tmp_path: Path) -> None:
+    path = tmp_path / "dict.txt"
+    path.write_text("".join(f"word{number} 1\n" for number in range(1000)) + "<pad> 3 #fairseq:overwrite\n")
+    dictionary = Dictionary.load(path)
+    dictionary.symbols = [Word(symbol) for symbol in dictionary.symbols]
+    Word.compared = 0
+    dictionary.save(tmp_path / "again.txt")
+    assert (tmp_path / "again.txt").read_text() == path.read_text()
+    assert Word.compared < 10 * len(dictionary)
