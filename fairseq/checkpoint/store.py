@@ -37,14 +37,21 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
         torch.save(_on_host(state), file)
 
 
-def copied(value: Any) -> Any:
-    """Return *value*, a tree of dicts and lists, with copies of its tensors on the host; a tied one is copied once."""
+def copied(value: Any, *, again: bool = True) -> Any:
+    """Return *value*, a tree of dicts and lists, with copies of its tensors on the host; a tied one is copied once.
+
+    Args:
+        value: the tree.
+        again: copy tensors that are on the host already, too.
+    """
     copies: dict[int, Any] = {}
 
     def copy(item: Any) -> Any:
         if isinstance(item, Tensor | TensorPart):
             if id(item) not in copies:
-                copies[id(item)] = item.copied() if isinstance(item, TensorPart) else item.detach().to("cpu", copy=True)
+                copies[id(item)] = (
+                    item.copied(again) if isinstance(item, TensorPart) else item.detach().to("cpu", copy=again)
+                )
             return copies[id(item)]
         if isinstance(item, dict):
             return {key: copy(inner) for key, inner in item.items()}

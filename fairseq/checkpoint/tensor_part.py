@@ -28,9 +28,9 @@ class TensorPart:
         """Bytes of the whole tensor."""
         return self.shape.numel() * self.local.element_size()
 
-    def copied(self) -> TensorPart:
-        """A copy in host memory."""
-        return TensorPart(self.local.detach().to("cpu", copy=True), self.first, self.shape)
+    def copied(self, again: bool = True) -> TensorPart:
+        """A copy in host memory; without *again* the same rows where they are there already."""
+        return TensorPart(self.local.detach().to("cpu", copy=again), self.first, self.shape)
 
     def __create_write_items__(self, name: str, _: Any) -> list[Any]:
         """What PyTorch's planner writes of the tensor called *name*: these rows."""

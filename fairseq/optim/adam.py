@@ -63,8 +63,10 @@ class FairseqAdam(FairseqOptimizer):
             "weight_decay": config.weight_decay,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> None:
-        super().load_state_dict(move_step(state, to_group=self._keeps_step_in_group), overrides)
+    def load_state_dict(
+        self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, *, adopt: bool = False
+    ) -> None:
+        super().load_state_dict(move_step(state, to_group=self._keeps_step_in_group), overrides, adopt=adopt)
 
 
 class Adam(ElementwiseOptimizer):

@@ -86,8 +86,13 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             torch._foreach_copy_(narrow, wide)
         self.end_step(group)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state. Its tensors are copied, to the parameter's device, never below float32."""
+    def load_state_dict(self, state_dict: dict[str, Any], adopt: bool = False) -> None:
+        """Restore a state. Its tensors are copied, to the parameter's device, never below float32.
+
+        Args:
+            state_dict: torch's layout.
+            adopt: use tensors that have device and type already instead of copying them.
+        """
         defaults = dict(self.defaults)  # torch adds names of its own
         super().load_state_dict(state_dict)
         for group in self.param_groups:
@@ -100,7 +105,9 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             self.state[p] = {name: value for name, value in self.state[p].items() if value is not None}
             for name, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, Tensor) and value.dim() > 0:
-                    self.state[p][name] = torch.empty(value.shape, dtype=_wide(p), device=p.device).copy_(value)
+                    self.state[p][name] = value.to(
+                        p.device, _wide(p), copy=not adopt, memory_format=torch.contiguous_format
+                    )
 
     def _check_entries(self) -> None:
         """Raise UserError if the state of a parameter lacks what an update reads, or has it in another shape.

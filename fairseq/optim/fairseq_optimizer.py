@@ -92,11 +92,13 @@ class FairseqOptimizer:
         """torch's layout: ``state`` by the parameters' index, and ``param_groups``."""
         return self.optimizer.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, *, adopt: bool = False
+    ) -> None:
         """Restore a state, ours or fairseq's.
 
         Args:
-            state: what :meth:`state_dict` returned. Its tensors are copied.
+            state: what :meth:`state_dict` returned. Its tensors are copied, unless *adopt*: nothing else uses them.
             overrides: settings that replace the state's, e.g. ``{"weight_decay": 0.1}``; a group of norms and biases
                 without weight decay stays one.
 
@@ -105,7 +107,10 @@ class FairseqOptimizer:
         """
         _check_shapes(state, self.params)
         _check_groups(state["param_groups"], self.param_groups)
-        self.optimizer.load_state_dict(dict(state))
+        if isinstance(self.optimizer, ElementwiseOptimizer):
+            self.optimizer.load_state_dict(dict(state), adopt)
+        else:
+            self.optimizer.load_state_dict(dict(state))
         settings = [name for name in self.param_groups[0] if name != "params"]
         for name, value in (overrides or {}).items():
             if name not in settings:

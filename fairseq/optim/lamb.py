@@ -48,8 +48,10 @@ class FairseqLAMB(FairseqOptimizer):
             "weight_decay": config.weight_decay,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> None:
-        super().load_state_dict(move_step(state, to_group=False), overrides)
+    def load_state_dict(
+        self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, *, adopt: bool = False
+    ) -> None:
+        super().load_state_dict(move_step(state, to_group=False), overrides, adopt=adopt)
 
 
 class LAMB(ElementwiseOptimizer):

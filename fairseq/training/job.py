@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 from fairseq import checkpoint, distributed
 from fairseq.checkpoint import CheckpointManager
+from fairseq.checkpoint.store import copied
 from fairseq.distributed import Interruption, Job, World
 from fairseq.distributed.sharding import is_sharded, place_of
 from fairseq.errors import UserError
@@ -91,7 +93,7 @@ def _train_stages(
         run = Run(own, world, manager, stage, interruption)
         if state is not None:
             with restoring(path) if source == path else contextlib.nullcontext():
-                run.restore(state, source)
+                run.restore(state, source, adopt=source != path)
             state = None
         elif options.finetune_from_model is not None:
             initial = checkpoint.load(options.finetune_from_model, rows=rows)["model"]
@@ -109,7 +111,10 @@ def _train_stages(
         if stage is None or stage is planned[-1] or not run.stage_is_done():
             return 0
         logger.info("stage %d is done after %d updates", stage.number, run.trainer.num_updates)
-        state, source = run.state_dict(), f"stage {stage.number}"
+        # From here on the state is on the host alone: a device never holds the models and moments of two stages.
+        state, source = copied(run.state_dict(), again=False), f"stage {stage.number}"
+        del run
+        gc.collect()  # wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer leaves
         settings = settings.changed(**RESETS_OFF)
         options = settings.checkpoint
 

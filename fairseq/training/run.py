@@ -99,8 +99,8 @@ class Run:
         except NotImplementedError:
             return None
 
-    def restore(self, state: dict[str, Any], source: str) -> None:
-        """Continue from a loaded checkpoint, called *source* in messages."""
+    def restore(self, state: dict[str, Any], source: str, *, adopt: bool = False) -> None:
+        """Continue from a loaded checkpoint, called *source* in messages; see :meth:`Trainer.load_state_dict`."""
         extra = state.get("extra_state") or {}
         rows = 0
         if not self.saving.reset_dataloader and "train_iterator" in extra:
@@ -112,7 +112,7 @@ class Run:
                     "%s: memory dropped, because rows, segments or memory have another length",
                     source,
                 )
-        self.trainer.load_state_dict(state, source, rows)
+        self.trainer.load_state_dict(state, source, rows, adopt=adopt)
         if not self.saving.reset_meters:
             self.trained_before = float(extra.get("previous_training_time") or 0.0)
             self._restore_best(extra, state.get("args") or {})

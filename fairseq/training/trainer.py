@@ -20,6 +20,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import check_settings, load_parameters, stored_parameters, stored_settings
 from fairseq.modules.precision import Precision
 from fairseq.optim import build_optimizer, parameter_groups
+from fairseq.optim.elementwise import ElementwiseOptimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.settings import CheckpointConfig, TrainingSettings
 from fairseq.tasks.carried import Carried
@@ -229,7 +230,7 @@ class Trainer:
             state["extra_state"]["loss_scaler"] = self.scaler.state_dict()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], source: str, rows: int = 0) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], source: str, rows: int = 0, *, adopt: bool = False) -> None:
         """Continue from *state*, ours or fairseq's.
 
         Args:
@@ -237,6 +238,7 @@ class Trainer:
             source: what to call it in messages.
             rows: rows of a batch on one rank that go on where they stopped when *state* was saved, so that their
                 memory still fits; 0: none do.
+            adopt: nothing else uses the tensors of the optimizer's state, so that they need not be copied.
 
         Raises:
             UserError: its parameters are not the model's, or its optimizer not the one asked for.
@@ -255,7 +257,7 @@ class Trainer:
         if "criterion" in extra and not options.reset_optimizer:
             self.criterion.load_state_dict(extra["criterion"])
         if not options.reset_optimizer and state.get("last_optimizer_state") is not None:
-            self._load_optimizer(state, history, source, options)
+            self._load_optimizer(state, history, source, options, adopt)
             if not options.reset_lr_scheduler:
                 self.lr_scheduler.load_state_dict(history.get("lr_scheduler_state") or {})
             if self.scaler is not None and "loss_scaler" in extra:
@@ -297,7 +299,7 @@ class Trainer:
         return 1.0 / (max(size, 1) * scale)
 
     def _load_optimizer(
-        self, state: Mapping[str, Any], history: Mapping[str, Any], source: str, options: CheckpointConfig
+        self, state: Mapping[str, Any], history: Mapping[str, Any], source: str, options: CheckpointConfig, adopt: bool
     ) -> None:
         for kind, own in (("criterion", type(self.criterion)), ("optimizer", type(self.optimizer))):
             stored = history.get(f"{kind}_name", own.__name__)
@@ -307,6 +309,8 @@ class Trainer:
         self.optimizer.load_state_dict(
             convert_state(numbered, self.parameters, self.reducer.own),
             parse_dict("--optimizer-overrides", options.optimizer_overrides),
+            # A plug-in's optimizer may have another signature.
+            **({"adopt": adopt} if isinstance(self.optimizer.optimizer, ElementwiseOptimizer) else {}),
         )
 
     def _source_groups(self) -> list[dict[str, Any]]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import weakref
 
 import pytest
 import runs
+import torch
 
 from fairseq import checkpoint
+from fairseq.checkpoint.store import copied
+from fairseq.training import job
+from fairseq.training.run import Run
 
 # --- stages
 
@@ -58,3 +64,70 @@ def test_stages_of_a_baseline_with_learned_positions(tmp_path):
     flags = "--stages 8:3,32:6 --decoder-learned-pos --no-save"
     log = runs.train(tmp_path, runs.BASELINE, flags)
     assert [line["tokens_per_sample"] for line in runs.updates(log)] == [8] * 3 + [32] * 3
+
+
+def tensor_bytes():
+    """Bytes of all tensors that exist."""
+    tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Bytes of all tensors at the end of a run's construction, after its restoration, and when it trains."""
+    sizes = []
+
+    def measured(name, size_before=False):
+        method = getattr(Run, name)
+
+        def wrapper(self, *args, **keywords):
+            if size_before:
+                sizes.append(tensor_bytes())
+            method(self, *args, **keywords)
+            if not size_before:
+                sizes.append(tensor_bytes())
+
+        monkeypatch.setattr(Run, name, wrapper)
+
+    measured("__init__")
+    measured("restore")
+    measured("train", size_before=True)
+    return sizes
+
+
+def test_two_stages_never_hold_more_than_one_state_and_the_new_parameters(tmp_path, held):
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensor_bytes()
+        runs.train(tmp_path, runs.SHORTFORMER, runs.ADAM, "--stages 8:3,16:6 --no-save --disable-validation")
+    finally:
+        gc.enable()
+    first, trained, *second = (size - before for size in held)
+    parameters = first
+    assert first == trained and len(second) == 3, "built, trained; built, restored, trained"
+    assert max(second) < 4.2 * parameters, "parameters and two moments of the first, parameters of the second"
+    assert second[-1] < 3.2 * parameters, "what is left of the first stage goes when the second begins to train"
+
+
+def test_no_tensor_of_a_stage_is_left_on_the_device_when_the_next_is_built(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "copied", lambda state, again: copied(state))  # as if all of it were on a device
+    tensors, left = [], []
+    build, train = Run.__init__, Run.train
+
+    def watched_build(self, *args):
+        left.append(sum(reference() is not None for reference in tensors))
+        build(self, *args)
+
+    def watched_train(self):
+        train(self)
+        trainer = self.trainer
+        moments = [value for entry in trainer.optimizer.optimizer.state.values() for value in entry.values()]
+        tensors.extend(map(weakref.ref, filter(torch.is_tensor, [*trainer.parameters, *moments])))
+
+    monkeypatch.setattr(Run, "__init__", watched_build)
+    monkeypatch.setattr(Run, "train", watched_train)
+    flags = "--stages 8:3,16:6 --no-save --disable-validation --checkpoint-activations"
+    runs.train(tmp_path, runs.SHORTFORMER, runs.ADAM, flags)
+    assert tensors and left == [0, 0]
