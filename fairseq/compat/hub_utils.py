@@ -50,12 +50,33 @@ class GeneratorHubInterface:
         """The words of *tokens*."""
         return self.task.source_dictionary.string(tokens)
 
-    def score(self, sentences: str | list[str]) -> Any:
-        """``{"tokens", "positional_scores", "score"}`` of a text, or a list of them: log-probabilities, their mean."""
+    def score(self, sentences: str | list[str], replace_newline_with_eos: bool = False) -> Any:
+        """``{"tokens", "positional_scores", "score"}`` of a text, or a list of them: log-probabilities, their mean.
+
+        As in fairseq, ``</s>`` is scored between lines only, never at the end, and a model that was trained with ``<s>``
+        reads it in place of the ``</s>`` before a text.
+
+        Args:
+            sentences: texts, each one line.
+            replace_newline_with_eos: line feeds are ``</s>`` instead of white space.
+
+        Raises:
+            ValueError: a text has no symbol.
+        """
         if not isinstance(sentences, str):
-            return [self.score(sentence) for sentence in sentences]
-        _, lprobs = self.lm.score(sentences)
-        return {"tokens": self.encode(sentences), "positional_scores": lprobs, "score": lprobs.mean()}
+            return [self.score(sentence, replace_newline_with_eos) for sentence in sentences]
+        dictionary = self.task.source_dictionary
+        lines = sentences.splitlines() if replace_newline_with_eos else [sentences]
+        encoded = torch.cat([self.encode(line) for line in lines] or [torch.empty(0, dtype=torch.long)])
+        words = (encoded != dictionary.eos()).nonzero()
+        if not len(words):
+            raise ValueError(f"score: {sentences!r} has no symbol to score")
+        tokens = encoded[int(words[0]) : int(words[-1]) + 1]
+        start = dictionary.begin() if self.lm.add_bos_token else dictionary.eos()
+        row = torch.cat([tokens.new_tensor([start]), tokens])[None]
+        segment, memory = self.lm.tokens_per_sample, self.models[0].memory_length
+        lprobs = -self.lm.score_tokens(row, segment, memory)[0]
+        return {"tokens": tokens, "positional_scores": lprobs, "score": lprobs.mean()}
 
     def sample(
         self,
