@@ -44,7 +44,7 @@ class LanguageModel:
         model: in evaluation mode.
         dictionary: its symbols.
         tokens_per_sample: tokens of the segments that it reads.
-        add_bos_token: whether segments that are scored begin with ``<s>``.
+        add_bos_token: whether every segment begins with ``<s>``.
         tokenizer: that of the training data; None: text is tokens.
 
     Attributes:
@@ -127,7 +127,7 @@ class LanguageModel:
         """Return the loss in nats of each token after the first: float32 [B, T], on the CPU.
 
         Rows are independent. Each is read in segments, of which the last may be shorter, and the memory of a segment
-        is passed to the next one.
+        is passed to the next one. They are read as they are: no ``<s>`` or ``</s>`` is put before them.
 
         Args:
             tokens: ids, int64 [B, T + 1].
@@ -201,9 +201,10 @@ class LanguageModel:
     def reader(self) -> Reader:
         """The reader of the model, cached between texts until the weights change."""
         weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.model.parameters()]
-        key = id(self.model), weights
+        begin = self.dictionary.begin() if self.add_bos_token else None
+        key = id(self.model), begin, weights
         if self._reader is None or self._reader[0] != key:
-            self._reader = key, Reader(self.model)
+            self._reader = key, Reader(self.model, begin=begin)
         return self._reader[1]
 
     def text(self, tokens: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ from fairseq.files import atomic_folder
 from fairseq.modules.precision import Precision
 from fairseq.provenance import about_run
 from fairseq.settings import DataConfig, Settings
-from fairseq.tasks.loading import load_language_models
+from fairseq.tasks.loading import check_no_begin, load_language_models
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import (
@@ -83,9 +83,9 @@ def _load(args: argparse.Namespace, settings: Settings) -> tuple[AttentionReader
     """The reader of the corpus, the heads to plot, and the settings of reading."""
     cfg: AttentionConfig = settings.command
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    (model,), task, _ = load_language_models(
-        checkpoint_paths(cfg), settings.data_path, overrides, stream_settings(args)
-    )
+    paths = checkpoint_paths(cfg)
+    (model,), task, _ = load_language_models(paths, settings.data_path, overrides, stream_settings(args))
+    check_no_begin(task, paths[0])
     modules = attention_modules(model)
     heads = parse_heads(cfg.heads, len(modules), modules[0].num_heads)
     if cfg.terms is None and not has_terms(modules):

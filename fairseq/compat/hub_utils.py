@@ -53,8 +53,8 @@ class GeneratorHubInterface:
     def score(self, sentences: str | list[str], replace_newline_with_eos: bool = False) -> Any:
         """``{"tokens", "positional_scores", "score"}`` of a text, or a list of them: log-probabilities, their mean.
 
-        As in fairseq, ``</s>`` is scored between lines only, never at the end, and a model that was trained with ``<s>``
-        reads it in place of the ``</s>`` before a text.
+        As in fairseq, ``</s>`` is scored between lines only, never at the end, and a model trained with ``<s>`` reads
+        it in place of the ``</s>`` before a text.
 
         Args:
             sentences: texts, each one line.

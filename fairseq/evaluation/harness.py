@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from fairseq.data.text_corpus import TextCorpus, report_unknown
 from fairseq.errors import UserError
@@ -52,7 +53,8 @@ class Requests:
     """Answers of a language model.
 
     Texts begin with ``</s>``, and line feeds are ``</s>``, or the vocabulary's own symbol where it has one. A model
-    with memory reads a text in segments; a model without reads the last tokens that fit into one.
+    with memory reads a text in segments; a model without reads the last tokens that fit into one, after ``<s>`` if it
+    was trained with it (``--add-bos-token``).
 
     Args:
         model: whose texts are independent.
@@ -68,6 +70,7 @@ class Requests:
             raise UserError(f"{type(model.model).__name__}: has no output layer that scores words; use another model")
         self.model, self.batch_size, self.max_tokens = model, batch_size, max_tokens
         self.eos, self.segment = model.dictionary.eos(), model.tokens_per_sample
+        self.begin = model.dictionary.begin() if model.add_bos_token else None
         self.keeps_lines = model.tokenizer is not None and LINE_FEED in model.dictionary
         scoring = Scoring(self.segment, batch_size=1, add_bos_token=model.add_bos_token)
         self.device = next(model.model.parameters()).device
@@ -199,7 +202,11 @@ class Requests:
         for start in range(0, longest - 1, self.segment):
             part = slice(start, min(start + self.segment, longest - 1))
             segment = tokens[:, part]
-            hidden, extra = model(segment) if memory is None else model(segment, memory=memory)
+            if self.begin is not None:  # models with memory are trained without
+                hidden, extra = model(F.pad(segment, (1, 0), value=self.begin))
+                hidden = hidden[:, 1:]
+            else:
+                hidden, extra = model(segment) if memory is None else model(segment, memory=memory)
             memory = extra.get("memory")
             chosen = wanted[:, part].nonzero()  # (N, 2)
             targets = tokens[:, 1:][:, part][wanted[:, part]]

@@ -31,7 +31,7 @@ from fairseq.evaluation.scorer import Progress
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.precision import Precision
-from fairseq.tasks.loading import load_language_models
+from fairseq.tasks.loading import check_no_begin, load_language_models
 
 RISING = "↑"  # marks a model whose perplexity rises with the context
 
@@ -213,9 +213,10 @@ def load_reader(
         The reader, and the task that the checkpoint was loaded with.
 
     Raises:
-        UserError: the checkpoint cannot be used, or has no positions for *longest* tokens.
+        UserError: the checkpoint cannot be used, has no positions for *longest* tokens, or was trained with ``<s>``.
     """
     (model,), task, _ = load_language_models([path], data, overrides, settings)
+    check_no_begin(task, path)
     if model.memory_length and not whole:
         return WindowReader(name, model, task.cfg.tokens_per_sample), task
     limit = model.max_positions()

@@ -130,7 +130,8 @@ class Scorer:
         for model in models:
             _check(scoring, model)
             self.precision.place(model.eval(), self.device)
-        self.readers = [Reader(model, self.precision.dtype, int8=int8) for model in models]
+        begin = dictionary.begin() if scoring.add_bos_token else None
+        self.readers = [Reader(model, self.precision.dtype, int8=int8, begin=begin) for model in models]
         self.models: list[BaseFairseqModel] = [reader.model for reader in self.readers]
 
     @torch.inference_mode()

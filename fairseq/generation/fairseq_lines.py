@@ -42,7 +42,13 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
         yield f"T-{number}\t{dictionary.string(line)}"
     generator = generator_of(writer.seed, number, 0)
     found = hypotheses(
-        writer.models, prefix, how, eos=dictionary.eos(), forbidden=[dictionary.pad()], generator=generator
+        writer.models,
+        prefix,
+        how,
+        eos=dictionary.eos(),
+        start=() if writer.models[0].begin is not None else None,  # fairseq reads <s> in place of </s>, not before it
+        forbidden=[dictionary.pad()],
+        generator=generator,
     )
     for hypothesis in found[: cfg.nbest or 1]:
         text = dictionary.string(hypothesis.tokens, cfg.remove_bpe)

@@ -72,6 +72,7 @@ def hypotheses(
     how: Search,
     *,
     eos: int,
+    start: Sequence[int] | None = None,
     forbidden: Sequence[int] = (),
     generator: torch.Generator | None = None,
 ) -> list[Hypothesis]:
@@ -79,9 +80,10 @@ def hypotheses(
 
     Args:
         models: in evaluation mode; their probabilities are averaged.
-        prefix: the first tokens of every text, without the ``</s>`` before it.
+        prefix: the first tokens of every text, without *start*.
         how: settings.
-        eos: the end of a text, which also stands before it.
+        eos: the end of a text.
+        start: what is read before the prefix (default: *eos*); empty for readers that begin with ``<s>``.
         forbidden: tokens that are never chosen.
         generator: random generator of sampled tokens.
 
@@ -92,7 +94,7 @@ def hypotheses(
         raise UserError(f"--max-len-b: texts of {how.max_len} tokens have no room after {len(prefix)} of a prefix")
     predictor = Predictor(models, 1, forbidden, how.max_len + 2)
     rows, ended = _Rows([[]], [[]]), list[Hypothesis]()
-    following = [[eos]]
+    following = [[eos] if start is None else list(start)]
     for step in range(how.max_len + 1):
         lprobs = predictor.read(following)  # (rows, V)
         if step < len(prefix):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.errors import UserError
@@ -56,6 +57,8 @@ class Predictor:
 
     def read(self, tokens: Sequence[Sequence[int]], first: int = 0) -> Tensor:
         """Read *tokens* [rows, T]; return log-probabilities of the next token for the rows from *first* on.
+
+        T may be 0 at the start of texts for models that begin with ``<s>``.
 
         Returns:
             [rows − first, V], float32.
@@ -118,7 +121,8 @@ class _Rows:
     """Rows of tokens that a model reads through its cache: segment after segment, or window after window.
 
     A model with memory reads each token once, at a constant cost. A model without memory has a window of positions;
-    when it is full, its second half is read again as the start of the next window.
+    when it is full, its second half is read again as the start of the next window. Every window begins with the
+    reader's ``begin``, as every row does in training.
     """
 
     def __init__(self, reader: Reader, rows: int, longest: int | None) -> None:
@@ -127,10 +131,14 @@ class _Rows:
         self.window: Tensor | None = None
         if not reader.model.memory_length:
             self.window = torch.zeros(rows, self.cache.segment_length, dtype=torch.long, device=reader.device)
+        # A window of one position would have no room for text beside it.
+        self.begin = reader.begin if self.cache.segment_length > 1 else None
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """Read *tokens* [B, T]; return the last hidden states [B, C]."""
         hidden: Tensor | None = None
+        if self.cache.held == 0:
+            tokens = self._begun(tokens)
         while tokens.size(1):
             if self.cache.room == 0:
                 tokens = self._make_room(tokens)
@@ -159,4 +167,9 @@ class _Rows:
             return tokens
         self.cache.clear()
         length = self.window.size(1)
-        return torch.cat([self.window[:, length - length // 2 :], tokens], dim=1)
+        again = (length - (self.begin is not None)) // 2
+        return self._begun(torch.cat([self.window[:, length - again :], tokens], dim=1))
+
+    def _begun(self, tokens: Tensor) -> Tensor:
+        """*tokens* [B, T] after the symbol that rows begin with."""
+        return tokens if self.begin is None else F.pad(tokens, (1, 0), value=self.begin)

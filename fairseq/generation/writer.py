@@ -70,7 +70,8 @@ class Writer:
             if not can_generate(model):
                 raise UserError(f"--path {path}: {type(model).__name__} has no key-value cache and cannot generate")
             precision.place(model, device)
-        readers = [Reader(model, precision.dtype, int8=cfg.int8) for model in models]
+        begin = task.source_dictionary.begin() if task.cfg.add_bos_token else None
+        readers = [Reader(model, precision.dtype, int8=cfg.int8, begin=begin) for model in models]
         detokenizer = detokenizer_for(settings.data_path, task.source_dictionary, cfg.remove_bpe)
         return cls(readers, task, how, common.seed, cfg.batch_size, detokenizer, device)
 

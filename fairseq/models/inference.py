@@ -35,15 +35,24 @@ class Reader:
             log-probabilities are always float32.
         int8: round matrices to int8 with one scale an output; the kernels read int8.
         kernels: use the compiled kernels.
+        begin: id that stands before every row of text in training (``--add-bos-token``), for predictors to put there;
+            None: nothing does.
 
     Attributes:
         model: the model with cast weights; *model* itself if nothing was cast.
     """
 
     def __init__(
-        self, model: BaseFairseqModel, dtype: torch.dtype | None = None, *, int8: bool = False, kernels: bool = True
+        self,
+        model: BaseFairseqModel,
+        dtype: torch.dtype | None = None,
+        *,
+        int8: bool = False,
+        kernels: bool = True,
+        begin: int | None = None,
     ) -> None:
         self.original, self.dtype, self.int8, self.kernels = model, dtype, int8, kernels
+        self.begin = begin
         self.model: Any = inference_copy(model, dtype, int8) if dtype is not None or int8 else model
         self.device = next(model.parameters(), torch.empty(0)).device
 

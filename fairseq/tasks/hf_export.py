@@ -16,6 +16,7 @@ from fairseq.data.dictionary import Dictionary
 from fairseq.files import atomic_folder
 from fairseq.models import BaseFairseqModel, hf_causal
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.loading import check_no_begin
 from fairseq.tokenizers import find_tokenizer
 
 CODE = ("configuration_fairseq.py", "layers_fairseq.py", "modeling_fairseq.py", "tokenization_fairseq.py")
@@ -60,7 +61,7 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
 
     dictionary = task.source_dictionary
     config = hf_causal.configuration(model, job.source)
-    config["settings"]["add_bos_token"] = task.cfg.add_bos_token
+    check_no_begin(task, job.source)
     tokenizer = find_tokenizer(dictionary.path or job.source, dictionary.symbols)
     results = read_json(Path(job.results)) if job.results is not None else {}
     tensors = hf_causal.tensors(model)

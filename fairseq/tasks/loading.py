@@ -101,6 +101,12 @@ def load_language_models(
     return models, task, trained
 
 
+def check_no_begin(task: FairseqTask, path: str | Path) -> None:
+    """Raise UserError if *task*, of the model at *path*, puts ``<s>`` before rows, for readers that do not."""
+    if task.cfg.add_bos_token:
+        raise UserError(f"{path}: was trained with --add-bos-token, which is not supported here; give another model")
+
+
 def _arguments(
     path: str, stored: Mapping[str, Any], overrides: Mapping[str, Any], given: Mapping[str, Any]
 ) -> argparse.Namespace:
