@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -9,9 +10,11 @@ import logging
 import os
 import platform
 import shlex
+import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -34,7 +37,8 @@ def library() -> ctypes.CDLL | None:
     if sys.byteorder != "little" or os.name != "posix":
         return None
     try:
-        loaded = ctypes.CDLL(str(_compiled()))
+        with _compiled() as path:
+            loaded = ctypes.CDLL(path)
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("decoding kernels: not compiled (%s); decoding uses torch and is slower", _reason(error))
         return None
@@ -42,21 +46,65 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
-def _compiled() -> Path:
-    """The shared library for this source, compiler and processor, compiled on first use."""
+@contextlib.contextmanager
+def _compiled() -> Iterator[str]:
+    """A path of the shared library for this source, compiler and processor, compiled on first use."""
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT).stdout
     key = hashlib.sha256()
     for part in (SOURCE.read_bytes(), HEADER.read_bytes(), version, _processor(), repr((compiler, FLAGS)).encode()):
         key.update(hashlib.sha256(part).digest())
+    name = f"decode-{key.hexdigest()}.so"
     folder = _folder()
-    path = folder / f"decode-{key.hexdigest()[:24]}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            built = Path(scratch) / "decode.so"
-            _compile(compiler, built)
-            os.replace(built, path)  # atomic: another process may have compiled the same file meanwhile
-    return path
+    descriptor = _library_in(folder, name, compiler)
+    if descriptor is None:
+        folder = _process_folder()
+        descriptor = _library_in(folder, name, compiler)
+    if descriptor is None:
+        raise OSError(f"{folder / name}: others than this user may write it")
+    try:
+        # Load the file that was checked, whatever its path names by then.
+        opened = f"/proc/self/fd/{descriptor}"
+        yield opened if os.path.exists(opened) else str(folder / name)
+    finally:
+        os.close(descriptor)
+
+
+def _library_in(folder: Path, name: str, compiler: list[str]) -> int | None:
+    """A descriptor of the library *name* in *folder*, compiled if needed; None if that cannot be trusted."""
+    descriptor = _open_library(folder, name)
+    if descriptor is None:
+        _build(compiler, folder, name)
+        descriptor = _open_library(folder, name)
+    return descriptor
+
+
+def _open_library(folder: Path, name: str) -> int | None:
+    """A descriptor of the file *name* in *folder*; None if there is none, or others than this user may have written it:
+    folder or file is a link, of another user, or writable by others."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+        parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened.callback(os.close, parent)
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+        if _is_private(os.fstat(parent)) and _is_private(os.fstat(file)) and stat.S_ISREG(os.fstat(file).st_mode):
+            return file
+        os.close(file)
+    return None
+
+
+def _is_private(state: os.stat_result) -> bool:
+    """Whether only this user can write what has this *state*."""
+    return state.st_uid == os.getuid() and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _build(compiler: list[str], folder: Path, name: str) -> None:
+    """Compile the library *name* in *folder*; leave a *folder* as it is that does not let us."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        built = Path(scratch) / "decode.so"
+        _compile(compiler, built)
+        built.chmod(0o700)  # whatever the umask: others must not be able to write it
+        with contextlib.suppress(OSError):  # of another user in a sticky folder, or a folder of that name
+            os.replace(built, folder / name)  # atomic: another process may have compiled the same file meanwhile
 
 
 def _compile(compiler: list[str], target: Path) -> None:
@@ -85,8 +133,8 @@ def _folder() -> Path:
     folder = root / "fairseq-short"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = folder.stat()
-        if state.st_uid == os.getuid() and not state.st_mode & 0o022 and os.access(folder, os.W_OK):
+        state = os.lstat(folder)
+        if stat.S_ISDIR(state.st_mode) and _is_private(state) and os.access(folder, os.W_OK):
             return folder
     except OSError:
         pass
