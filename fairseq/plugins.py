@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,8 @@ from fairseq.errors import UserError
 
 def import_user_module(folder: str) -> None:
     """Import the package in *folder*, so that it registers its parts; repeated calls have no effect.
+
+    Only the package itself becomes importable, not what lies beside it.
 
     Raises:
         UserError: the folder is missing or no package, its name is not a valid package name, or its import fails;
@@ -34,24 +37,38 @@ def import_user_module(folder: str) -> None:
         raise UserError(f"--user-dir {folder}: a different package named {name} is already imported; rename the folder")
     if path.is_dir() and not (path / "__init__.py").is_file():
         raise UserError(f"--user-dir {folder}: no __init__.py in the folder; give the folder of a Python package")
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
     if known is None:
         _import(name, path, folder)
 
 
+def imported_folders() -> list[str]:
+    """The plug-ins of this process in the order of their import, for processes that are to import them too."""
+    return list(_imported)
+
+
+_imported: list[str] = []
+
+
 def _import(name: str, path: Path, folder: str) -> None:
     importlib.invalidate_caches()
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None or Path(spec.origin).resolve() not in _files(path):
+    other = importlib.util.find_spec(name)
+    if other is not None and other.origin is not None and Path(other.origin).resolve() not in _files(path):
         raise UserError(f"--user-dir {folder}: another module named {name} is found first; rename the folder")
+    # Not through sys.path: the plug-in's neighbours would take the names of packages that other code imports.
+    spec = PathFinder.find_spec(name, [str(path.parent)])
+    if spec is None or spec.loader is None:
+        raise UserError(f"--user-dir {folder}: not a Python package; give a folder with an __init__.py")
     former_names.stand_in_for_omegaconf()
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
     try:
-        importlib.import_module(name)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        sys.modules.pop(name, None)
+        if isinstance(error, UserError) or not isinstance(error, Exception | SystemExit):
+            raise
         raise UserError(f"--user-dir {folder}: {_place(error, path)}; correct the plug-in") from None
+    _imported.append(str(path))
 
 
 def _place(error: BaseException, path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import multiprocessing
+import pickle
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from fairseq.errors import UserError
+from fairseq.plugins import import_user_module, imported_folders
 
 R = TypeVar("R")
 
@@ -32,7 +34,10 @@ class Workers(Generic[R]):
     def __enter__(self) -> Workers[R]:
         if self.count > 1:
             self._pool = concurrent.futures.ProcessPoolExecutor(
-                self.count, multiprocessing.get_context("spawn"), initializer=_set_task, initargs=(self._task,)
+                self.count,
+                multiprocessing.get_context("spawn"),
+                initializer=_set_task,
+                initargs=(imported_folders(), pickle.dumps(self._task)),
             )
         return self
 
@@ -68,10 +73,12 @@ class Workers(Generic[R]):
 _process_task: Callable[..., Any]
 
 
-def _set_task(task: Callable[..., Any]) -> None:
+def _set_task(plugins: list[str], pickled: bytes) -> None:
     """Initialise a worker process: store its task, and leave interrupts to the main process, which ends this one."""
     global _process_task
-    _process_task = task
+    for folder in plugins:  # before the task, which may name their classes
+        import_user_module(folder)
+    _process_task = pickle.loads(pickled)  # made by the main process, never read from a file
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

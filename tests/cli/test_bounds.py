@@ -15,8 +15,10 @@ import torch
 
 from fairseq import checkpoint, options
 from fairseq.config import parse_dict
+from fairseq.data.workers import Workers
 from fairseq.errors import UserError
 from fairseq.limits import ModelLimit, limited_models, memory_bytes
+from fairseq.plugins import import_user_module
 from fairseq.settings_file import read_yaml
 from fairseq.tasks.loading import load_models
 from fairseq_cli import generate, interactive
@@ -257,3 +259,31 @@ def test_a_module_found_before_the_plugin_does_not_run(mistake, tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path / "first")
     assert "another module named plugin_twice is found first" in mistake("--user-dir", tmp_path / "second/plugin_twice")
     shutil.rmtree(tmp_path / "first")
+
+
+def test_what_lies_beside_a_plugin_is_not_importable(tmp_path, monkeypatch):
+    folder = tmp_path / "plugin_with_neighbours"
+    folder.mkdir()
+    (folder / "part.py").write_text("LOADED = True\n")
+    (folder / "__init__.py").write_text(
+        "from plugin_with_neighbours.part import LOADED\nfrom . import part\nimport plugin_neighbour\n"
+    )
+    for name in ("plugin_neighbour", "colorsys"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    before = list(sys.path)
+    with pytest.raises(UserError, match="line 3: ModuleNotFoundError: No module named 'plugin_neighbour'"):
+        import_user_module(str(folder))
+    (folder / "__init__.py").write_text("from plugin_with_neighbours.part import LOADED\nimport colorsys\n")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    import_user_module(str(folder))
+    assert sys.modules["plugin_with_neighbours"].LOADED and sys.path == before
+    assert not (tmp_path / "ran").exists()
+
+
+def test_processes_of_preprocessing_know_the_plugin_of_a_tokenizer(tmp_path):
+    folder = tmp_path / "plugin_of_words"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("def shout(text):\n    return text.upper()\n")
+    import_user_module(str(folder))
+    with Workers(sys.modules["plugin_of_words"].shout, 2) as workers:
+        assert list(workers.map([("a",), ("b",)])) == ["A", "B"]
