@@ -1,13 +1,15 @@
 """Train and evaluate a small Shortformer in a few minutes on two cores (``fairseq-demo``).
 
 Prepares a corpus, preprocesses it, trains in two stages, evaluates non-overlapping and token by token, prints a table
-and a sample of generated text, and plots the loss. All output is written to ``demo/``.
+and a sample of generated text, and plots the loss. All output is written to ``demo/``. After an interruption the same
+command goes on where it stopped.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
 import json
+import math
 import os
 import re
 import shlex
@@ -17,14 +19,29 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import fairseq
+from fairseq import options
+from fairseq.errors import UserError
+from fairseq.files import atomic_file, prepare_folder
+from fairseq.parsing import Parser
+from fairseq.terminal import printable
 
 PROMPT = "This function returns"
 BATCH = 1024  # tokens per update
 SHORT, LONG = 32, 128  # tokens per sample of the two stages
+STATE, LOG = "demo.json", "train.jsonl"
+# Runs a command as its console script does. With -m the current folder would be the first place for every import;
+# Python 3.10 has neither -P nor PYTHONSAFEPATH, and -I would drop PYTHONPATH and packages of the user as well.
+LAUNCHER = """import sys
+root, module, *sys.argv = sys.argv[1:]
+sys.path = [*filter(None, sys.path), root]
+from importlib import import_module
+import_module(module).cli_main()"""
 
 
 @dataclass
@@ -46,24 +63,86 @@ class Row:
     megabytes: float
 
 
+class Steps:
+    """The finished steps of a demo with their results, in a file, so that an interrupted demo goes on.
+
+    Args:
+        folder: of the demo.
+        settings: a demo with other settings starts again.
+
+    Raises:
+        UserError: *folder* has checkpoints that no demo wrote.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._path = folder / STATE
+        try:
+            stored = json.loads(self._path.read_bytes())
+            self._goes_on = stored["settings"] == settings and not stored["finished"]
+            results = stored["results"] if self._goes_on else {}
+        except FileNotFoundError:
+            self._goes_on, results = False, {}
+            if (folder / "checkpoints").exists():
+                raise UserError(f"--output {folder}: has checkpoints that are not the demo's; use another") from None
+        except (OSError, ValueError, KeyError, TypeError):
+            self._goes_on, results = False, {}
+        self._state: dict[str, Any] = {"settings": settings, "finished": False, "results": results}
+        if not self._goes_on:
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            (folder / LOG).unlink(missing_ok=True)
+            self._write()
+
+    def do(self, name: str, step: Callable[[], Any]) -> Any:
+        """The result of the step *name*, a value for JSON, from the file or from calling *step*."""
+        results = self._state["results"]
+        if name not in results:
+            results[name] = step()
+            self._write()
+        else:
+            print(f"\n{name}: done before", flush=True)
+        return results[name]
+
+    def finish(self) -> None:
+        """Let the next demo start again."""
+        self._state["finished"] = True
+        self._write()
+
+    def _write(self) -> None:
+        with atomic_file(self._path, "--output") as file:
+            file.write(json.dumps(self._state, indent=1).encode())
+
+
 def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> Finished:
     """Run a module of :mod:`fairseq_cli`; *show* maps a line of its output to the text to print, or None.
 
-    If it fails, print the end of its output and exit with its exit code.
+    If it fails, print the end of its output and exit with its exit code. Modules are not looked for in the current
+    folder.
     """
-    print(f"\n$ fairseq-{command.replace('_', '-')} {shlex.join(flags)}", flush=True)
+    name = f"fairseq-{command.replace('_', '-')}"
+    print(f"\n$ {name} {printable(shlex.join(flags))}", flush=True)
     start = time.perf_counter()
     output: list[str] = []
-    words = [sys.executable, "-m", f"fairseq_cli.{command}", *flags]
+    # The folder of this package comes last, for a source tree that is not installed.
+    words = [sys.executable, "-c", LAUNCHER, str(Path(__file__).parents[1]), f"fairseq_cli.{command}", name, *flags]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            output.append(line.rstrip("\n"))
-            shown = show(output[-1])
-            if shown:
-                print(f"  {shown}", flush=True)
+        interrupted = False
+        while True:
+            try:
+                for line in process.stdout:
+                    output.append(printable(line.rstrip("\n")))
+                    shown = show(output[-1])
+                    if shown:
+                        print(f"  {shown}", flush=True)
+                break
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True  # the command got the signal as well: wait for it to save what it has
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
+    if interrupted:
+        raise KeyboardInterrupt
     if process.returncode:
         print(*[line for line in output if not show(line)][-20:], sep="\n", file=sys.stderr)
         sys.exit(process.returncode)
@@ -90,8 +169,9 @@ def prepare(folder: Path, max_words: int | None) -> None:
 
 
 def train(folder: Path, stages: tuple[int, int], cutoffs: str) -> Finished:
-    """Train in two stages in one run; write the log to ``train.jsonl``."""
-    finished = run(
+    """Train in two stages in one run, or go on with it; write the log to ``train.jsonl``."""
+    every = str(max(1, stages[1] // 8))  # updates from validation to validation, and from checkpoint to checkpoint
+    return run(
         "train",
         str(folder / "data-bin"),
         *("--task", "language_modeling", "--arch", "shortformer_demo", "--criterion", "adaptive_loss"),
@@ -100,18 +180,15 @@ def train(folder: Path, stages: tuple[int, int], cutoffs: str) -> Finished:
         *("--optimizer", "adam", "--clip-norm", "0.25", "--lr-scheduler", "cosine", "--lr", "1e-5", "--max-lr", "2e-3"),
         *("--warmup-updates", str(stages[0] // 4), "--warmup-init-lr", "1e-7", "--max-update", str(stages[1])),
         *("--sample-break-mode", "none", "--required-batch-size-multiple", "1", "--curriculum", "1000"),
-        *("--validate-interval-updates", str(max(1, stages[1] // 8)), "--no-epoch-checkpoints", "--cpu", "--seed", "1"),
-        *("--save-dir", str(folder / "checkpoints"), "--log-format", "json", "--log-interval", "10"),
+        *("--validate-interval-updates", every, "--save-interval-updates", every, "--keep-interval-updates", "1"),
+        *("--no-epoch-checkpoints", "--cpu", "--seed", "1", "--save-dir", str(folder / "checkpoints")),
+        *("--log-format", "json", "--log-interval", "10", "--metrics-file", str(folder / LOG)),
         show=progress,
     )
-    (folder / "train.jsonl").write_text(
-        "".join(json.dumps(r) + "\n" for r in records(finished.output)), encoding="utf-8"
-    )
-    return finished
 
 
-def evaluate(folder: Path, name: str, *flags: str) -> Row:
-    """Evaluate the test text with one kind of inference."""
+def evaluate(folder: Path, name: str, *flags: str) -> dict[str, Any]:
+    """Evaluate the test text with one kind of inference; returns the fields of a :class:`Row`."""
     summary = re.compile(r"Evaluated .*|Loss \(base 2\).*")
     finished = run(
         "eval_lm",
@@ -123,7 +200,7 @@ def evaluate(folder: Path, name: str, *flags: str) -> Row:
     speed, perplexity = (re.search(p, text) for p in (r"\(([\d.]+) tokens/s\)", r"Perplexity: ([\d.]+)"))
     if speed is None or perplexity is None:
         sys.exit(f"fairseq-eval-lm: no summary in its output:\n{text}")
-    return Row(name, float(speed[1]), float(perplexity[1]), finished.megabytes)
+    return asdict(Row(name, float(speed[1]), float(perplexity[1]), finished.megabytes))
 
 
 def sample(folder: Path) -> str:
@@ -145,8 +222,11 @@ def record(line: str) -> dict[str, Any] | None:
     return values
 
 
-def records(lines: Iterable[str]) -> list[dict[str, Any]]:
-    return [found for line in lines if (found := record(line)) is not None]
+def curve(folder: Path, tag: str, name: str) -> list[tuple[int, float]]:
+    """The updates and values of the figure *name* in the records of *tag* in the log of training."""
+    lines = (folder / LOG).read_text(encoding="utf-8").splitlines()
+    records = [values for values in map(json.loads, lines) if values["tag"] == tag]
+    return [(values["step"], values[name]) for values in records if values.get(name) is not None]
 
 
 def progress(line: str) -> str | None:
@@ -162,15 +242,14 @@ def progress(line: str) -> str | None:
     return None
 
 
-def training_rows(finished: Finished, boundary: int) -> list[Row]:
+def training_rows(folder: Path, boundary: int, megabytes: float) -> list[Row]:
     """Speed and last validation perplexity of both stages."""
-    log = records(finished.output)
     rows = []
-    for name, low, high in ((f"training, {SHORT} tokens", 0, boundary), (f"training, {LONG} tokens", boundary, 10**9)):
-        steps = [values for values in log if "wps" in values and low < values["num_updates"] <= high]
-        speed = statistics.median(values["wps"] for values in steps) if steps else float("nan")
-        valid = [values["valid_loss"] for values in log if low < values.get("valid_num_updates", -1) <= high]
-        rows.append(Row(name, speed, 2 ** valid[-1] if valid else float("nan"), finished.megabytes))
+    for length, low, high in ((SHORT, 0, boundary), (LONG, boundary, math.inf)):
+        speeds = [speed for update, speed in curve(folder, "train_inner", "wps") if low < update <= high]
+        losses = [loss for update, loss in curve(folder, "valid", "loss") if low < update <= high]
+        speed = statistics.median(speeds) if speeds else math.nan
+        rows.append(Row(f"training, {length} tokens", speed, 2 ** losses[-1] if losses else math.nan, megabytes))
     return rows
 
 
@@ -183,18 +262,20 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def plot(log: list[dict[str, Any]], boundary: int, path: Path) -> None:
-    """Plot training and validation losses over the tokens read."""
+def plot(folder: Path, boundary: int) -> None:
+    """Plot training and validation losses over the tokens read to ``loss.png``."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     thousand = BATCH / 1000
-    train = [(v["num_updates"] * thousand, v["loss"]) for v in log if "wps" in v and "loss" in v]
-    valid = [(v["valid_num_updates"] * thousand, v["valid_loss"]) for v in log if "valid_loss" in v]
+    train, valid = (
+        [(update * thousand, loss) for update, loss in curve(folder, tag, "loss")] for tag in ("train_inner", "valid")
+    )
     figure, axes = pyplot.subplots(figsize=(8, 4.8), layout="constrained")
-    axes.plot(*zip(*train, strict=True), color="#1f77b4", linewidth=1.5, label="training")
+    if train:
+        axes.plot(*zip(*train, strict=True), color="#1f77b4", linewidth=1.5, label="training")
     if valid:
         axes.plot(*zip(*valid, strict=True), "o-", color="#d62728", linewidth=1.5, markersize=5, label="validation")
     axes.set(xlabel="tokens read (thousands)", ylabel="cross-entropy (bits per token)")
@@ -210,15 +291,37 @@ def plot(log: list[dict[str, Any]], boundary: int, path: Path) -> None:
     for side, text in (("right", f"segments of {SHORT} tokens  "), ("left", f"  segments of {LONG} tokens")):
         axes.text(boundary * thousand, 0.95, text, ha=side, transform=axes.get_xaxis_transform(), color="0.35")
     axes.legend(loc="center right")
-    figure.savefig(path, dpi=150)
+    figure.savefig(folder / "loss.png", dpi=150)
     pyplot.close(figure)
 
 
-def cli_main(argv: list[str] | None = None) -> None:
-    """``fairseq-demo``."""
-    parser = argparse.ArgumentParser(
-        prog="fairseq-demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: str) -> None:
+    """Do every step that is not done yet, and print the report.
+
+    Raises:
+        UserError: *folder* cannot be used.
+    """
+    start, boundary = time.perf_counter(), stages[0]
+    prepare_folder("--output", folder)
+    about = {"version": fairseq.__version__, "python": sys.version}
+    steps = Steps(folder, {**about, "stages": list(stages), "max_words": max_words, "cutoffs": cutoffs})
+    steps.do("prepare", lambda: prepare(folder, max_words))
+    megabytes = steps.do("train", lambda: train(folder, stages, cutoffs).megabytes)
+    sliding = ("--sliding-inf", "1", "--context-window", str(LONG - 1), "--max-tokens", str(LONG))
+    rows = training_rows(folder, boundary, megabytes)
+    for name, flags in (("test, segment by segment", ()), ("test, token by token", sliding)):
+        rows.append(Row(**steps.do(name, functools.partial(evaluate, folder, name, *flags))))
+    plot(folder, boundary)
+    report = f"{table(rows)}\n\nA sample:\n\n{textwrap.indent(textwrap.fill(sample(folder), 100), '    ')}\n"
+    (folder / "report.txt").write_text(report, encoding="utf-8")
+    steps.finish()
+    print(f"\n{report}\nIn {folder}/: loss.png, report.txt, {LOG}, checkpoints/")
+    print(f"{time.perf_counter() - start:.0f} s in all")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse *argv* and run the demo."""
+    parser = Parser(__doc__ or "", settings_file=False)
     parser.add_argument(
         "--output", type=Path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
     )
@@ -226,23 +329,16 @@ def cli_main(argv: list[str] | None = None) -> None:
     parser.add_argument("--max-words", type=int, metavar="N", help="most words of text")
     parser.add_argument("--cutoffs", default="1000,4000", help="bands of the vocabulary")
     args = parser.parse_args(argv)
+    try:
+        demo(args.output, tuple(args.updates), args.max_words, args.cutoffs)
+    except KeyboardInterrupt:
+        print("\nInterrupted; the same command goes on from here", file=sys.stderr)
+        raise
 
-    start = time.perf_counter()
-    folder, boundary = args.output, args.updates[0]
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    prepare(folder, args.max_words)
-    trained = train(folder, tuple(args.updates), args.cutoffs)
-    sliding = ("--sliding-inf", "1", "--context-window", str(LONG - 1), "--max-tokens", str(LONG))
-    rows = [
-        *training_rows(trained, boundary),
-        evaluate(folder, "test, segment by segment"),
-        evaluate(folder, "test, token by token", *sliding),
-    ]
-    plot(records(trained.output), boundary, folder / "loss.png")
-    report = f"{table(rows)}\n\nA sample:\n\n{textwrap.indent(textwrap.fill(sample(folder), 100), '    ')}\n"
-    (folder / "report.txt").write_text(report, encoding="utf-8")
-    print(f"\n{report}\nIn {folder}/: loss.png, report.txt, train.jsonl, checkpoints/")
-    print(f"{time.perf_counter() - start:.0f} s in all")
+
+def cli_main() -> None:
+    """``fairseq-demo``."""
+    options.run_program(main)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ parsed, never imported. The output is deterministic for one installation.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib.util
 import inspect
@@ -24,8 +23,10 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from fairseq import options
 from fairseq.errors import UserError
 from fairseq.files import atomic_file
+from fairseq.parsing import Parser
 
 MIN_COUNT = 3  # as in WikiText: rarer words of the training text become <unk>
 MIN_SECTION_WORDS = 30
@@ -364,18 +365,18 @@ def write(parts: dict[str, list[Article]], destdir: Path) -> None:
     print(f"vocabulary: {len(known):,} words that occur {MIN_COUNT} times or more in the training text")
 
 
-def cli_main(argv: list[str] | None = None) -> None:
-    """``fairseq-demo-corpus``."""
-    parser = argparse.ArgumentParser(
-        prog="fairseq-demo-corpus", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: list[str] | None = None) -> None:
+    """Parse *argv* and write the corpus."""
+    parser = Parser(__doc__ or "", settings_file=False)
     parser.add_argument("destdir", type=Path, metavar="DIR", help="folder for the three files")
     parser.add_argument("--max-words", type=int, metavar="N", help="stop after the article that reaches N words")
     args = parser.parse_args(argv)
-    try:
-        write(split(collect(args.max_words)), args.destdir)
-    except UserError as error:
-        parser.error(str(error))
+    write(split(collect(args.max_words)), args.destdir)
+
+
+def cli_main() -> None:
+    """``fairseq-demo-corpus``."""
+    options.run_program(main)
 
 
 if __name__ == "__main__":
