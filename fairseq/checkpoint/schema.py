@@ -97,7 +97,7 @@ SCALER: dict[str, tuple[Check, str]] = {
     "scale": (lambda value: _is_number(value) and float(value) > 0, "a number greater than 0"),
     "updates": (_is_count, "a count"),
     "last_rescale": (_is_count, "a count"),
-    "overflows": (_is_count, "a count"),
+    **dict.fromkeys(("overflows", "last_overflow", "overflows_in_a_row"), (_is_count, "a count")),
 }
 AVERAGE: dict[str, tuple[Check, str]] = {
     "count": (_is_count, "a count"),

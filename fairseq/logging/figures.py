@@ -44,8 +44,12 @@ class Figure:
 
 
 def ratio(numerator: str, denominator: str, scale: float = 1.0) -> Figure:
-    """The mean *numerator* / *denominator*, times *scale*; 0 where nothing was counted."""
-    return Figure(lambda sums: scale * sums[numerator] / max(sums[denominator], 1), (numerator, denominator))
+    """The mean *numerator* / *denominator*, times *scale*; NaN where nothing was counted."""
+
+    def compute(sums: Values) -> float:
+        return scale * sums[numerator] / sums[denominator] if sums[denominator] else math.nan
+
+    return Figure(compute, (numerator, denominator))
 
 
 def perplexity(numerator: str = "nll_loss", denominator: str = "ntokens") -> Figure:
@@ -163,11 +167,16 @@ class Meter:
         self.totals = self.totals.reduced(world)
 
     def report(self, figures: Mapping[str, Figure]) -> dict[str, float]:
-        """*figures*, then ``wpb`` (tokens an update), ``bsz`` (rows an update) and the means. Waits for the device."""
+        """*figures*, then ``wpb`` (tokens an update), ``bsz`` (rows an update) and the means. Waits for the device.
+
+        Figures are NaN where nothing was added, so that neither 0 nor a perplexity of 1 looks like a result.
+        """
         totals: dict[str, Any] = dict(zip(self.totals.names, self.totals.values.tolist(), strict=True))
         totals |= {name: rows.cpu() for name, rows in self.totals.rows.items()}
         updates = totals[UPDATES] = max(self.updates, 1)
-        result = {name: float(figure.compute(totals)) for name, figure in figures.items() if figure.is_known(totals)}
+        known = {name: figure for name, figure in figures.items() if figure.is_known(totals)}
+        # What a criterion's own figure makes of no totals at all is not known, so it is not asked.
+        result = {name: float(figure.compute(totals)) if self.updates else math.nan for name, figure in known.items()}
         result |= {"wpb": totals["ntokens"] / updates, "bsz": totals["nsentences"] / updates}
         return {**result, **{name: float(value) / updates for name, value in self.means.items()}}
 
@@ -204,7 +213,7 @@ class Meter:
 
 def safe_power(bits: float) -> float:
     """2 to the power of *bits*, infinite where it is too large for a float."""
-    return 2.0**bits if bits < 1000 else math.inf
+    return math.inf if bits >= 1000 else 2.0**bits
 
 
 def _is_sum(value: Any) -> bool:

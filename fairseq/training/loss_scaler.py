@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from fairseq.errors import UserError
+logger = logging.getLogger(__name__)
+
+# After as many halvings, the largest float32 would be smaller than the smallest: no scale is left that was not tried.
+# Only --threshold-loss-scale and --fp16-scale-tolerance let a run get here.
+LIMIT = 256
+
+_STATE = ("scale", "updates", "last_rescale", "overflows", "last_overflow", "overflows_in_a_row")
 
 
 class LossScaler:
-    """Dynamic loss scaling: halved on overflow, doubled after ``window`` updates without one.
+    """Dynamic loss scaling: halved on overflow, doubled after ``window`` updates in a row without one.
 
     Args:
         init_scale: first scale.
         window: updates without overflow before the scale is doubled.
-        tolerance: share of overflowing updates since the last change above which the scale is halved.
+        tolerance: share of overflowing updates since the last change at which the scale is halved.
         lowest: training stops below this.
         threshold: the scale is never lowered below this, if given.
     """
@@ -34,42 +41,51 @@ class LossScaler:
         self.updates = 0
         self.last_rescale = 0
         self.overflows = 0
+        self.last_overflow = 0
+        self.overflows_in_a_row = 0
 
     def update(self, overflow: bool) -> None:
-        """Record one update.
-
-        Raises:
-            UserError: the scale fell below the lowest.
-        """
+        """Record one update; an overflow is logged."""
         self.updates += 1
         if overflow:
-            self.overflows += 1
-            if self.overflows / (self.updates - self.last_rescale) >= self.tolerance:
-                self._lower()
-        elif (self.updates - self.last_rescale) % self.window == 0:
-            self.scale *= 2.0
-            self._restart()
+            self._overflow()
+            return
+        self.overflows_in_a_row = 0
+        # A tolerated overflow leaves the scale as it is, and starts the window anew.
+        if (self.updates - max(self.last_rescale, self.last_overflow)) % self.window == 0:
+            self._rescale(self.scale * 2.0)
+
+    def exhausted(self) -> str | None:
+        """Return which bound says that no scale helps any more, naming its flag; None while training may go on."""
+        if self.scale < self.lowest:
+            return f"the loss scale fell below --min-loss-scale {self.lowest:g}"
+        if self.overflows_in_a_row < LIMIT:
+            return None
+        bounds = {"--threshold-loss-scale": self.threshold, "--fp16-scale-tolerance": self.tolerance}
+        given = "".join(f", {flag} {value:g}" for flag, value in bounds.items() if value)
+        return f"{LIMIT} updates in a row overflowed, the last one at loss scale {self.scale:g}{given}"
 
     def state_dict(self) -> dict[str, float | int]:
         """Return what changes."""
-        return {name: getattr(self, name) for name in ("scale", "updates", "last_rescale", "overflows")}
+        return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state."""
-        for name, value in state.items():
-            setattr(self, name, value)
+        """Restore a state; one of version 0.1 does not have the last two entries."""
+        self.last_overflow = self.overflows_in_a_row = 0
+        for name in _STATE:
+            if name in state:
+                setattr(self, name, state[name])
 
-    def _lower(self) -> None:
-        self.scale /= 2.0
-        if self.threshold is not None:
-            self.scale = max(self.scale, self.threshold)
-        self._restart()
-        if self.scale < self.lowest:
-            raise UserError(
-                f"--min-loss-scale {self.lowest}: the loss scale fell below it, so gradients overflow at any scale; "
-                "lower the learning rate, clip gradients, or train with --bf16"
-            )
+    def _overflow(self) -> None:
+        self.last_overflow = self.updates
+        self.overflows += 1
+        self.overflows_in_a_row += 1
+        if self.overflows / (self.updates - self.last_rescale) >= self.tolerance:
+            lowered = self.scale / 2.0
+            self._rescale(lowered if self.threshold is None else max(lowered, self.threshold))
+        logger.info("NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", self.scale)
 
-    def _restart(self) -> None:
+    def _rescale(self, scale: float) -> None:
+        self.scale = scale
         self.last_rescale = self.updates
         self.overflows = 0

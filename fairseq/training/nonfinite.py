@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.modules.precision import Precision
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
+from fairseq.training.loss_scaler import LossScaler
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +43,16 @@ class Finding:
 
 
 class NonFinite(UserError):
-    """Training cannot go on: too many updates with a loss or gradients that are not finite."""
+    """Training cannot go on: too many updates with a loss or gradients that are not finite.
 
-    def __init__(self, finding: Finding, allowed: int) -> None:
-        skipped = f" ({allowed} were skipped before)" if allowed else ""
-        super().__init__(f"{finding}{skipped}; lower --lr, set --clip-norm or skip such updates with --skip-nonfinite")
+    Args:
+        finding: the last of them.
+        reason: why it is one too many; empty if the first one is.
+        advice: what the user can do.
+    """
+
+    def __init__(self, finding: Finding, reason: str, advice: str) -> None:
+        super().__init__(f"{finding}{f' ({reason})' if reason else ''}; {advice}")
         self.finding = finding
 
 
@@ -69,8 +75,24 @@ class NonFiniteUpdates:
         """
         self.count += 1
         if self.count > self.allowed:
-            raise NonFinite(finding, self.allowed)
+            before = f"{self.allowed} were skipped before" if self.allowed else ""
+            raise NonFinite(finding, before, "lower --lr, set --clip-norm or skip such updates with --skip-nonfinite")
         logger.warning("%s; skipped %d of %d", finding, self.count, self.allowed)
+
+
+def check_scale(scaler: LossScaler, find: Callable[[], Finding]) -> None:
+    """Check that another loss scale may help after an update that overflowed.
+
+    Args:
+        scaler: the loss scale after the update.
+        find: returns what is known of the update.
+
+    Raises:
+        NonFinite: none does.
+    """
+    if (reason := scaler.exhausted()) is not None:
+        advice = "resume from an earlier checkpoint with a lower --lr or --clip-norm, or train with --bf16"
+        raise NonFinite(find(), reason, advice)
 
 
 def find(

@@ -29,7 +29,7 @@ from fairseq.training import gradients, nonfinite
 from fairseq.training.averaging import WeightAverage, restore_weights
 from fairseq.training.loss_scaler import LossScaler
 from fairseq.training.memory_limit import BatchSplitter, Rebatch
-from fairseq.training.nonfinite import NonFiniteUpdates
+from fairseq.training.nonfinite import Finding, NonFiniteUpdates
 from fairseq.training.parallel import check_optimizer, data_parallel
 from fairseq.training.stop import StopVote
 from fairseq.training.validation import validate
@@ -136,16 +136,9 @@ class Trainer:
         overflow = not bool(torch.isfinite(gnorm) & torch.isfinite(sums["loss"]))
         if self.scaler is not None:
             self.scaler.update(overflow)
-        elif overflow:
-            parameters = dict(self.reducer.named_parameters())
-            found = nonfinite.find(
-                self.graph, self.task, samples, parameters, self.precision, self.world, self.num_updates + 1
-            )
-            self.reducer.settle()
-            self.skipped.skip(found)
-
-        # Update. State carried by a step that overflowed is not finite either, so it is dropped with the step.
-        if not overflow:
+        if overflow:
+            self._skip(samples)
+        else:
             self.optimizer.scaled_step(factor)
             self.num_updates += 1
             self.task.commit(carried, self.model, self.world)
@@ -157,6 +150,26 @@ class Trainer:
                 meter.add(sums, gnorm=gnorm, clip=clipped)
         self.optimizer.zero_grad()
         return not overflow
+
+    def _skip(self, samples: Sequence[Sample | None]) -> None:
+        """Leave out the update of *samples*, whose loss or gradients are not finite.
+
+        Raises:
+            NonFinite: no more updates may be left out.
+        """
+
+        def find() -> Finding:
+            parameters = dict(self.reducer.named_parameters())
+            found = nonfinite.find(
+                self.graph, self.task, samples, parameters, self.precision, self.world, self.num_updates + 1
+            )
+            self.reducer.settle()
+            return found
+
+        if self.scaler is not None:
+            nonfinite.check_scale(self.scaler, find)
+        else:
+            self.skipped.skip(find())
 
     def _forward_backward(self, samples: Sequence[Sample | None]) -> tuple[Carried, NamedSums, int]:
         """Add the gradients of *samples*; return the carried state after them, their sums, and their sample size.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 
 import pytest
 import runs
@@ -10,6 +12,7 @@ import torch
 
 from fairseq import checkpoint
 from fairseq.errors import UserError
+from fairseq.training import loss_scaler
 from fairseq.training.trainer import Trainer
 
 
@@ -23,15 +26,73 @@ def test_fp16_lowers_the_loss_scale_on_overflow_and_recovers(tmp_path):
     assert log[-1]["loss"] < log[0]["loss"] - 1
 
 
-def test_epoch_whose_last_batch_overflows_is_finished_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "train_step", lambda self, *args: False)
-    log = runs.train(tmp_path, runs.BASELINE, "--max-epoch 1")
-    assert len(runs.summaries(log, "train")) == len(runs.summaries(log, "test")) == 1
-    assert sorted(path.name for path in tmp_path.glob("*.pt")) == [
-        "checkpoint1.pt",
-        "checkpoint_best.pt",
-        "checkpoint_last.pt",
-    ]
+@pytest.fixture
+def overflowing(monkeypatch):
+    """Make gradients infinite in some of the updates that are tried, numbered from 1."""
+
+    def overflow(is_bad):
+        tried = itertools.count(1)
+        step = Trainer._forward_backward
+
+        def spoiled(self, samples):
+            result = step(self, samples)
+            if is_bad(next(tried)):
+                self.parameters[0].grad.fill_(torch.inf)
+            return result
+
+        monkeypatch.setattr(Trainer, "_forward_backward", spoiled)
+
+    return overflow
+
+
+EPOCHS = [runs.BASELINE, runs.NO_DROPOUT, "--fp16 --max-tokens 256"]  # of 11 batches
+
+
+def test_epoch_whose_last_batch_overflows_is_finished_all_the_same(tmp_path, overflowing, caplog):
+    overflowing(lambda number: number == 11)
+    with caplog.at_level("INFO"):
+        log = runs.train(tmp_path, EPOCHS, "--max-epoch 2")
+    done = runs.updates(log)
+    assert [line["num_updates"] for line in done] == list(range(1, 22))
+    assert [line["num_updates"] for line in runs.summaries(log, "train")] == [10, 21]
+    assert [line["num_updates"] for line in runs.summaries(log, "test")] == [10, 21]
+    tokens = [line["wpb"] for line in done[:10]]
+    loss = sum(line["loss"] * count for line, count in zip(done, tokens, strict=False)) / sum(tokens)
+    assert runs.summaries(log, "train")[0]["loss"] == pytest.approx(loss, rel=1e-6), "the last batch is left out"
+    saved = {path.name: checkpoint.read(path) for path in tmp_path.glob("checkpoint[12].pt")}
+    assert {name: state["optimizer_history"][-1]["num_updates"] for name, state in saved.items()} == {
+        "checkpoint1.pt": 10,
+        "checkpoint2.pt": 21,
+    }
+    assert saved["checkpoint1.pt"]["extra_state"]["train_iterator"]["epoch"] == 2
+    overflows = [line for line in caplog.messages if "overflow" in line]
+    assert overflows == ["NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: 64.0"]
+
+
+def test_an_epoch_without_updates_has_no_figures_and_validates_what_it_has(tmp_path, overflowing):
+    overflowing(lambda number: 11 < number <= 22)
+    log = runs.train(tmp_path, EPOCHS, "--max-epoch 3 --threshold-loss-scale 1e-3 --patience 2 --no-save")
+    first, second, third = runs.summaries(log, "train")
+    assert [first["num_updates"], second["num_updates"], third["num_updates"]] == [11, 11, 22]
+    assert second["loss"] is None and second["ppl"] is None, "NaN, which JSON lines have as null"
+    assert second["wpb"] == 0 and second["loss_scale"] == 128 / 2**11
+    assert 0 < third["loss"] < first["loss"]
+    one, two, three = (line["loss"] for line in runs.summaries(log, "test"))
+    assert one == two > three, "the weights are those of the epoch before"
+
+
+def test_a_run_whose_scale_cannot_be_lowered_ends_after_overflows_in_a_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_scaler, "LIMIT", 12)  # more than an epoch
+    flags = "--threshold-loss-scale 128 --optimizer nag --lr 1e30 --clip-norm 0 --no-epoch-checkpoints"
+    with pytest.raises(UserError) as error:
+        runs.train(tmp_path, EPOCHS, flags, "--disable-validation")
+    assert re.fullmatch(
+        r"update \d+: loss or gradients are infinite or NaN, first in the (weights|output of) \S+; examples [\d ]+…? "
+        r"\(12 updates in a row overflowed, the last one at loss scale 128, --threshold-loss-scale 128\); "
+        r"resume from an earlier checkpoint with a lower --lr or --clip-norm, or train with --bf16",
+        str(error.value),
+    )
+    assert (tmp_path / "nonfinite.pt").exists()
 
 
 def test_loss_scale_below_its_minimum_ends_the_run_with_advice(tmp_path):
