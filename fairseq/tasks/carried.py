@@ -1,7 +1,9 @@
 """Carried state: a value that one training step hands to the next, owned by the task and saved in checkpoints.
 
 ``forward`` takes it as keyword arguments and returns its successor in ``extra``. The values of an update are
-provisional until the update counts: an update that overflowed leaves the state unchanged.
+provisional until the update is applied. An update may be skipped for gradients that overflowed after a finite forward
+pass: memory goes on with the text, notes are not written. After a forward pass that is not finite, the state is
+unchanged.
 """
 
 from __future__ import annotations
@@ -47,6 +49,10 @@ class CarriedState(Protocol):
         """The initial value of the next update, after this one counted; may reduce over ranks."""
         ...
 
+    def skip(self, before: Any, after: Any) -> Any:
+        """The initial value of the next update, after this one was not applied though its forward pass was finite."""
+        ...
+
     def restart(self, value: Any) -> Any:
         """The value at the beginning of an epoch."""
         ...
@@ -88,6 +94,10 @@ class RowMemory:
 
     def commit(self, before: Any, after: Memory | None, model: BaseFairseqModel, world: World) -> Memory | None:
         """The new memory; ranks have separate rows, so nothing is reduced."""
+        return after
+
+    def skip(self, before: Any, after: Memory | None) -> Memory | None:
+        """The new memory: the weights did not change, and the next segment follows this one."""
         return after
 
     def restart(self, value: Memory | None) -> None:

@@ -300,6 +300,11 @@ class FairseqTask:
             kind.name: kind.commit(before.get(kind.name), carried.get(kind.name), model, world) for kind in self.kinds
         }
 
+    def skip(self, carried: Carried) -> None:
+        """Go on after an update that is not applied, whose steps *carried* finite state all the same."""
+        before = self.carried
+        self.carried = {kind.name: kind.skip(before.get(kind.name), carried.get(kind.name)) for kind in self.kinds}
+
     def restart(self) -> None:
         """Reset the carried state at the beginning of an epoch."""
         self.carried = {kind.name: kind.restart(self.carried.get(kind.name)) for kind in self.kinds}

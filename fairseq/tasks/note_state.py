@@ -50,6 +50,10 @@ class NoteState:
             notes.write(*gather_notes(after or (), notes, world))
         return ()
 
+    def skip(self, before: Any, after: Taken | None) -> Taken:
+        """Drop the notes: the table changes with the weights only."""
+        return ()
+
     def restart(self, value: Any) -> Taken:
         """Return no notes: the table is kept across epochs."""
         return ()

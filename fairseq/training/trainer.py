@@ -137,7 +137,7 @@ class Trainer:
         if self.scaler is not None:
             self.scaler.update(overflow)
         if overflow:
-            self._skip(samples)
+            self._skip(samples, carried, sums)
         else:
             self.optimizer.scaled_step(factor)
             self.num_updates += 1
@@ -151,7 +151,7 @@ class Trainer:
         self.optimizer.zero_grad()
         return not overflow
 
-    def _skip(self, samples: Sequence[Sample | None]) -> None:
+    def _skip(self, samples: Sequence[Sample | None], carried: Carried, sums: NamedSums) -> None:
         """Leave out the update of *samples*, whose loss or gradients are not finite.
 
         Raises:
@@ -170,6 +170,10 @@ class Trainer:
             nonfinite.check_scale(self.scaler, find)
         else:
             self.skipped.skip(find())
+        # A finite loss was computed from finite states, which what follows in the text continues: gradients alone
+        # overflowed, most often by the loss scale. Otherwise the state stays that of the last finite forward pass.
+        if bool(torch.isfinite(sums["loss"])):
+            self.task.skip(carried)
 
     def _forward_backward(self, samples: Sequence[Sample | None]) -> tuple[Carried, NamedSums, int]:
         """Add the gradients of *samples*; return the carried state after them, their sums, and their sample size.

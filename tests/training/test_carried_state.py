@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import runs
 import torch
 
@@ -40,6 +41,22 @@ def test_memory_of_an_update_that_overflowed_is_dropped_with_it():
     assert all(trainer.train_step([next(samples)]) for _ in range(3)), "one overflow costs one update"
 
 
+@pytest.mark.parametrize("flags", ["--fp16", "--skip-nonfinite 1"])
+def test_memory_goes_on_with_the_text_where_gradients_alone_are_not_finite(flags):
+    trainer, other = a_trainer(flags), a_trainer(flags)
+    samples = list(batches(trainer))[:3]
+    assert trainer.train_step([samples[0]])
+    other.load_state_dict(trainer.state_dict(), "a run", rows=4)
+    hook = trainer.parameters[0].register_hook(lambda gradient: gradient * torch.inf)
+    assert not trainer.train_step([samples[1]])
+    hook.remove()
+    with other.precision.autocast(other.world.device):  # the same weights read the same text, without an update
+        _, carried = other.task.step(other.graph.train(), samples[1], other.task.carried, "cpu")
+    pairs = list(zip(trainer.task.carried["memory"], carried["memory"], strict=True))
+    assert pairs and all(torch.equal(one, another) for one, another in pairs)
+    assert trainer.num_updates == 1 and trainer.train_step([samples[2]])
+
+
 def test_batches_of_one_update_read_the_memory_of_those_before_them():
     together, apart = a_trainer(), a_trainer("--lr 1e-30")
     samples = list(batches(together))[:4]
@@ -75,6 +92,9 @@ class CountedRows:
 
     def commit(self, before, after, model, world):
         return int(world.sum(torch.tensor(after or 0)))
+
+    def skip(self, before, after):
+        return before
 
     def restart(self, value):
         return value

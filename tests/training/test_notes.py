@@ -118,6 +118,21 @@ def test_an_update_that_overflowed_takes_no_notes(data):
     assert int(trainer.model.notes.updates) == 1
 
 
+def test_an_update_whose_gradients_alone_overflowed_takes_no_notes(data):
+    trainer = noted.trainer(data, noted.TNF_BERT, "--fp16")
+    samples = batches(trainer)[:2]
+    notes = trainer.model.notes
+    before = notes.table.clone()
+    hook = trainer.parameters[0].register_hook(lambda gradient: gradient * torch.inf)
+    assert not trainer.train_step([samples[0]])
+    hook.remove()
+    assert torch.equal(notes.table, before) and int(notes.updates) == 0
+    assert trainer.train_step([samples[1]])
+    alone = noted.trainer(data, noted.TNF_BERT, "--fp16")
+    assert alone.train_step([samples[1]])
+    assert torch.equal(notes.taken, alone.model.notes.taken), "those of the second update only"
+
+
 def test_batches_of_one_update_are_one_update_of_the_table(data):
     together, apart = (noted.trainer(data, noted.TNF_BERT, NO_DROPOUT) for _ in range(2))
     samples = batches(together)[:3]
