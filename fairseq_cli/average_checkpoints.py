@@ -8,13 +8,14 @@ from fairseq import checkpoint, options
 from fairseq.checkpoint.averaging import average, newest
 from fairseq.errors import UserError
 from fairseq.files import prepare_file
+from fairseq.tasks.dictionary_digest import stored_digest
 
 
 def main(args: argparse.Namespace) -> None:
     """Average ``args.inputs``, or the newest checkpoints of that folder, to ``args.output``.
 
     Raises:
-        UserError: flags contradict each other, or a checkpoint is missing or of another model.
+        UserError: flags contradict each other, or a checkpoint is missing or of another model or dictionary.
     """
     asked = {kind: count for kind in ("epoch", "update", "best") if (count := vars(args)[f"num_{kind}_checkpoints"])}
     if len(asked) > 1:
@@ -27,7 +28,7 @@ def main(args: argparse.Namespace) -> None:
             raise UserError(f"--num-{kind}-checkpoints: --inputs takes one folder, {len(paths)} are given")
         paths = [str(path) for path in newest(paths[0], kind, count, args.checkpoint_upper_bound)]
     prepare_file("--output", args.output)
-    checkpoint.save(args.output, average(paths))
+    checkpoint.save(args.output, average(paths, stored_digest))
     print(f"Wrote {args.output}: the mean of {', '.join(paths)}")
 
 

@@ -25,7 +25,8 @@ from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
 from fairseq.modules.encoder import EncoderShape
 from fairseq.tasks import hf_export
-from fairseq.tasks.hf_export import Export
+from fairseq.tasks.dictionary_digest import check_dictionary
+from fairseq.tasks.hf_export import DICTIONARY, Export
 
 WORDS = "vocab.txt"
 
@@ -40,7 +41,7 @@ def main(args: argparse.Namespace) -> None:
     if args.target_format == "fairseq":
         if args.results is not None:
             raise UserError("--results: only --to hf writes a model card; leave it out")
-        _write_fairseq(args.source, out)
+        _write_fairseq(args.source, args.data, out)
         return
     if importlib.util.find_spec("safetensors") is None:
         raise UserError("--to hf: needs the safetensors package; install the [hub] extra")
@@ -77,10 +78,19 @@ def _export_encoder(
     print(f"Wrote {out / CONFIG}, {out / SAFE} and {out / WORDS}: {config['architectures'][0]}")
 
 
-def _write_fairseq(source: str, out: Path) -> None:
-    """Write the checkpoint *source* as the file *out*, which fairseq evaluates and trains on."""
+def _write_fairseq(source: str, data: str | None, out: Path) -> None:
+    """Write the checkpoint *source* as the file *out*, which fairseq evaluates and trains on.
+
+    Its dictionary is compared with *data*, or where that is None with the ``dict.txt`` beside it, if there is one.
+    """
     prepare_file("--out", out)
-    state = to_fairseq(checkpoint.load(hub.find_checkpoint(Path(source))), source)
+    path = hub.find_checkpoint(Path(source))
+    loaded = checkpoint.load(path)
+    dictionary = Path(data) if data is not None else path.parent
+    dictionary = dictionary / DICTIONARY if dictionary.is_dir() else dictionary
+    if data is not None or dictionary.exists():
+        check_dictionary(loaded, path, Dictionary.load(dictionary))
+    state = to_fairseq(loaded, source)
     checkpoint.save(out, state)
     resumes = "with" if state["last_optimizer_state"] else "without"
     print(f"Wrote {out}: {state['args'].arch} for fairseq, {resumes} the optimizer's state")

@@ -25,6 +25,7 @@ from fairseq.modules.precision import Precision
 from fairseq.provenance import about_run
 from fairseq.settings import CommonConfig, DistributedConfig, Settings
 from fairseq.tasks import setup_task
+from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.tasks.loading import load_models
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from fairseq.tasks.typed import training_settings, typed_settings
@@ -54,9 +55,10 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     if settings.common.seed != CommonConfig().seed:
         raise UserError(f"--seed {settings.common.seed}: give --seeds {settings.common.seed}, one run for each seed")
     _check_runs(cfg)
-    stored, parameters = _pretrained(cfg.path)
+    state, stored, parameters = _pretrained(cfg.path)
     folder = Path(cfg.save_dir)
     task, updates = _checked_task(settings, _train_flags(settings, stored, cfg.lrs[0], cfg.seeds[0], 0), parameters)
+    check_dictionary(state, cfg.path, task.source_dictionary)
     prepare_folder("--save-dir", folder)
     runs = []
     for lr in cfg.lrs:
@@ -81,15 +83,15 @@ def _check_runs(cfg: FinetuneConfig) -> None:
         raise UserError(f"--train-flags {cfg.train_flags}: {str(error).lower()}; correct the quotes") from None
 
 
-def _pretrained(path: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """Settings and parameters of the model in a checkpoint, without notes."""
+def _pretrained(path: str) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Tensor]]:
+    """A checkpoint, and settings and parameters of the model in it, without notes."""
     state = checkpoint.load(path)
     stored = state["args"]
     arch = str(stored.get("arch"))
     if arch not in ARCHITECTURES:
         raise UserError(f"--path {path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
     args, parameters = MODELS[ARCHITECTURES[arch].model].finished(argparse.Namespace(**stored), state["model"])
-    return vars(args), parameters
+    return state, vars(args), parameters
 
 
 def _train_flags(settings: Settings, stored: Mapping[str, Any], lr: float, seed: int, updates: int) -> list[str]:

@@ -18,6 +18,7 @@ from fairseq.data.dictionary import Dictionary, placeholder
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_folder, read_regular
 from fairseq.models import hf_causal
+from fairseq.tasks import dictionary_digest
 from fairseq.tasks.loading import load_models
 from fairseq.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.tokenizers.byte_level import GPT2
@@ -72,7 +73,14 @@ def main(args: argparse.Namespace) -> None:
     _check(source, out)
     imported = _read(source, args.source_format, args.config_file)
     dictionary = imported.dictionary or _dictionary(imported, source)
-    state = {"args": imported.settings, "model": imported.model, "optimizer_history": [], "extra_state": {}}
+    state: dict[str, Any] = {
+        "args": imported.settings,
+        "model": imported.model,
+        "optimizer_history": [],
+        "extra_state": {},
+    }
+    if imported.words is not None:  # placeholders are there to be replaced
+        state[dictionary_digest.KEY] = dictionary.digest()
     with atomic_folder(out, FILES, "--out") as folder:
         checkpoint.save(folder / CHECKPOINT, state)
         dictionary.save(folder / DICTIONARY)
@@ -116,7 +124,11 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
 def _exported(source: Path) -> Imported:
     """The model that ``fairseq-export`` wrote to the folder *source*."""
     dictionary = Dictionary.load(source / DICTIONARY)
-    settings = hf_folder.read_json(source / hf_folder.CONFIG).get("settings")
+    config = hf_folder.read_json(source / hf_folder.CONFIG)
+    dictionary_digest.check_dictionary(
+        {dictionary_digest.KEY: config.get("dictionary")}, source / hf_folder.CONFIG, dictionary
+    )
+    settings = config.get("settings")
     if not isinstance(settings, dict):
         raise UserError(f"{source / hf_folder.CONFIG}: settings are missing; use a folder that fairseq-export wrote")
     model, settings = hf_causal.restored(hf_folder.read_tensors(source), settings, dictionary, str(source))

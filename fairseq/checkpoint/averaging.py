@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fairseq.checkpoint.store import load
 from fairseq.errors import UserError
 
 PATTERNS = {"epoch": EPOCH, "update": UPDATE, "best": AMONG_BEST}
+OF_ONE = "give checkpoints of one run"
 
 
 def newest(folder: str | Path, kind: str, count: int, upper_bound: int | None = None) -> list[Path]:
@@ -38,22 +39,33 @@ def newest(folder: str | Path, kind: str, count: int, upper_bound: int | None = 
     return [path for _, path in sorted(fitting, reverse=kind != "best")[:count]]
 
 
-def average(paths: Sequence[str | Path]) -> dict[str, Any]:
+def average(paths: Sequence[str | Path], digest: Callable[[Mapping[str, Any], str | Path], Any]) -> dict[str, Any]:
     """The first checkpoint with the mean of all their parameters, and without the state of its training.
 
     Sums are float64; checkpoints are read one at a time.
 
+    Args:
+        paths: the checkpoints.
+        digest: that of the dictionary of a checkpoint and its file; None where it is not known.
+
     Raises:
-        UserError: a checkpoint cannot be read, or is of another model.
+        UserError: a checkpoint cannot be read, or is of another model or dictionary.
     """
     first: dict[str, Any] = {}
+    digests: dict[Any, str | Path] = {}
     sums: dict[str, Tensor] = {}
     for path in paths:
         state = load(path)
         first = first or state
+        if (dictionary := digest(state, path)) is not None:
+            digests.setdefault(dictionary, path)
+        if len(digests) > 1:
+            raise UserError(
+                f"{path}: was trained with another dictionary than {next(iter(digests.values()))}; {OF_ONE}"
+            )
         parameters = state["model"]
         if first is not state and _shapes(parameters) != _shapes(first["model"]):
-            raise UserError(f"{path}: has other parameters than {paths[0]}; give checkpoints of one run")
+            raise UserError(f"{path}: has other parameters than {paths[0]}; {OF_ONE}")
         for name, value in parameters.items():
             summand = value.double() if value.is_floating_point() else value
             sums[name] = summand if name not in sums or not value.is_floating_point() else sums[name] + summand

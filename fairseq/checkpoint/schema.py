@@ -115,6 +115,7 @@ def check(state: Mapping[str, Any], path: str | Path) -> None:
     for key in ("args", "cfg"):
         _require(_is_optional_mapping(state.get(key)), path, key, "a dict with names")
         _require(next(tensors(state.get(key)), None) is None, path, key, "settings without tensors")
+    _require(state.get("dictionary") is None or _is_name(state["dictionary"]), path, "dictionary", "text")
     history = state.get("optimizer_history")
     _require(history is None or isinstance(history, list), path, "optimizer_history", "a list")
     for number, entry in enumerate(history or []):

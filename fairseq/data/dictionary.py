@@ -11,6 +11,7 @@ import numpy as np
 from fairseq import checksums
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular
+from fairseq.tokenizers import fingerprint
 
 ROLES = ("bos", "pad", "eos", "unk")
 MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
@@ -128,6 +129,14 @@ class Dictionary:
     def __eq__(self, other: object) -> bool:
         """Return whether both give the same id to every symbol; counts do not matter."""
         return isinstance(other, Dictionary) and self.symbols == other.symbols
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the symbols in the order of their ids, in hexadecimal digits.
+
+        A mask symbol at the end is left out: tasks of masked tokens add it to the dictionary of a data folder.
+        """
+        last = len(self) - 1
+        return fingerprint(self.symbols[:last] if self.mask_index == last else self.symbols)
 
     def __repr__(self) -> str:
         return f"Dictionary({len(self)} symbols)"

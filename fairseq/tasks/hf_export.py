@@ -89,6 +89,7 @@ def _header(dictionary: Dictionary) -> dict[str, Any]:
             "AutoModelForCausalLM": f"modeling_fairseq.{MODEL_CLASS}",
         },
         "dtype": "float32",
+        "dictionary": dictionary.digest(),
         **_special_ids(dictionary),
     }
 

@@ -20,6 +20,7 @@ from fairseq.models.unsupported import NEUTRAL, check_supported
 from fairseq.registry import is_plugin
 from fairseq.settings import CommonConfig, DataConfig, MemoryConfig, Settings
 from fairseq.tasks import TASKS, setup_task
+from fairseq.tasks.dictionary_digest import ADVICE, check_dictionary, dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.typed import typed_settings
 
@@ -52,7 +53,7 @@ def load_models(
 
     Raises:
         UserError: a checkpoint cannot be read, its architecture is unknown, its parameters do not match, or it was
-            trained with a dictionary of another size.
+            trained with another dictionary.
     """
     given = dict(vars(settings)) if settings is not None else {}
     models, task, first = [], None, None
@@ -69,7 +70,8 @@ def load_models(
             task = _task(first, Path(data))
             if "tokens_per_sample" in args:
                 given["tokens_per_sample"] = args.tokens_per_sample
-        _check_dictionary(path, parameters, task.source_dictionary, data)
+        _check_size(path, parameters, task.source_dictionary, data)
+        check_dictionary(state, path, dictionary_of(task))
         own = typed_settings(args)
         with limited_models(ModelLimit.of_checkpoint(parameters, path)):
             model = task.build_model(own.given_to(type(task), own))
@@ -190,7 +192,7 @@ def _task(settings: Settings, data: Path) -> FairseqTask:
     return cls(settings.given_to(cls, settings), Dictionary.load(data))
 
 
-def _check_dictionary(path: str, parameters: Mapping[str, Tensor], dictionary: Dictionary, data: str | Path) -> None:
+def _check_size(path: str, parameters: Mapping[str, Tensor], dictionary: Dictionary, data: str | Path) -> None:
     tables = [parameters[f"{table}.weight"] for table in EMBEDDINGS if f"{table}.weight" in parameters] or [
         parameters[name]
         for name in parameters
@@ -200,5 +202,5 @@ def _check_dictionary(path: str, parameters: Mapping[str, Tensor], dictionary: D
     if trained and trained != len(dictionary):
         raise UserError(
             f"{path}: was trained with a dictionary of {trained} symbols, but that of {data} has {len(dictionary)}; "
-            "use the data or dict.txt it was trained with"
+            + ADVICE
         )

@@ -13,7 +13,7 @@ register_bpe = BPES.register
 
 # Registration is a side effect of the import.
 from fairseq.tokenizers import byte_level, hf, moses, sentencepiece, space, subword_nmt  # noqa: E402
-from fairseq.tokenizers.tokenizer import TOKENIZATION, Tokenizer, find_tokenizer  # noqa: E402
+from fairseq.tokenizers.tokenizer import TOKENIZATION, Tokenizer, find_tokenizer, fingerprint  # noqa: E402
 
 __all__ = [
     "BPES",
@@ -26,6 +26,7 @@ __all__ = [
     "WordTokenizer",
     "byte_level",
     "find_tokenizer",
+    "fingerprint",
     "hf",
     "moses",
     "register_bpe",

@@ -71,7 +71,7 @@ class Tokenizer(Value):
         """Write ``tokenization.json`` beside the ``dict.txt`` with *symbols*."""
         values = {
             "version": VERSION,
-            "dictionary": _fingerprint(symbols),
+            "dictionary": fingerprint(symbols),
             "tokenizer": None,
             "bpe": None,
         }
@@ -103,7 +103,7 @@ class Tokenizer(Value):
             raise UserError(f"{path}: damaged: not JSON in UTF-8; {AGAIN}") from None
         if not isinstance(values, dict) or values.get("version") != VERSION:
             raise UserError(f"{path}: not a tokenization of version {VERSION}; {AGAIN}")
-        if symbols is not None and values.get("dictionary") != _fingerprint(symbols):
+        if symbols is not None and values.get("dictionary") != fingerprint(symbols):
             raise UserError(f"{path}: made for another dict.txt; use both files of one data folder")
         tokenizer = cls(_words(values.get("tokenizer"), path), _subwords(values.get("bpe"), path))
         if tokenizer == cls():
@@ -142,7 +142,8 @@ def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None
     return Tokenizer.load(path, symbols) if path.exists() else None
 
 
-def _fingerprint(symbols: Sequence[str]) -> str:
+def fingerprint(symbols: Sequence[str]) -> str:
+    """Return the SHA-256 of *symbols* in their order, in hexadecimal digits."""
     return hashlib.sha256("".join(f"{symbol}\n" for symbol in symbols).encode()).hexdigest()
 
 

@@ -20,6 +20,7 @@ from fairseq.errors import UserError
 from fairseq.logging.recorders import log_file
 from fairseq.models.loading import load_fitting
 from fairseq.settings import CheckpointConfig, TrainingSettings
+from fairseq.tasks.dictionary_digest import check_dictionary, check_save_dir, dictionary_of
 from fairseq.terminal import log_to_stderr
 from fairseq.training import stages
 from fairseq.training.effective import SETTINGS_FILE, describe, write_settings
@@ -91,15 +92,18 @@ def _train_stages(
             stage = stages.stage_at(planned, _updates(state, options))
         own = stages.settings_at(settings, planned, stage) if stage else settings
         run = Run(own, world, manager, stage, interruption)
+        dictionary = dictionary_of(run.task)
         if state is not None:
             with restoring(path) if source == path else contextlib.nullcontext():
                 run.restore(state, source, adopt=source != path)
             state = None
         elif options.finetune_from_model is not None:
-            initial = checkpoint.load(options.finetune_from_model, rows=rows)["model"]
-            load_fitting(run.trainer.model, initial, options.finetune_from_model)
-        if manager is not None and (dictionary := run.dictionary_path()) is not None:
-            manager.keep_dictionary(dictionary)
+            initial = checkpoint.load(options.finetune_from_model, rows=rows)
+            check_dictionary(initial, options.finetune_from_model, dictionary)
+            load_fitting(run.trainer.model, initial["model"], options.finetune_from_model)
+        if manager is not None and dictionary is not None and dictionary.path is not None:
+            check_save_dir(manager.folder, dictionary)
+            manager.keep_dictionary(dictionary.path)
         if not recorded:
             _record(settings)
             recorded = True

@@ -25,6 +25,7 @@ from fairseq.logging.progress import progress_bar
 from fairseq.logging.recorders import recording
 from fairseq.settings import DataConfig, TrainingSettings
 from fairseq.tasks import FairseqTask, setup_task
+from fairseq.tasks.dictionary_digest import check_dictionary, dictionary_of
 from fairseq.training import log
 from fairseq.training.best import Best
 from fairseq.training.log import Clock
@@ -92,15 +93,9 @@ class Run:
             world, lambda: (log.is_late(self.cfg, self.wall()), interruption.signal > 0, self._save_is_due())
         )
 
-    def dictionary_path(self) -> str | None:
-        """Return the file that the task's dictionary was read from; None where a plug-in has no such file."""
-        try:
-            return getattr(self.task.source_dictionary, "path", None)
-        except NotImplementedError:
-            return None
-
     def restore(self, state: dict[str, Any], source: str, *, adopt: bool = False) -> None:
         """Continue from a loaded checkpoint, called *source* in messages; see :meth:`Trainer.load_state_dict`."""
+        check_dictionary(state, source, dictionary_of(self.task))
         extra = state.get("extra_state") or {}
         rows = 0
         if not self.saving.reset_dataloader and "train_iterator" in extra:

@@ -23,6 +23,7 @@ from fairseq.optim import build_optimizer, parameter_groups
 from fairseq.optim.elementwise import ElementwiseOptimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.settings import CheckpointConfig, TrainingSettings
+from fairseq.tasks import dictionary_digest
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training import gradients, nonfinite
@@ -237,6 +238,8 @@ class Trainer:
                 "sums": {name: meter.state_dict() for name, meter in self.meters.items()},
             },
         }
+        if (dictionary := dictionary_digest.dictionary_of(self.task)) is not None:
+            state[dictionary_digest.KEY] = dictionary.digest()
         if self.average is not None:
             state["extra_state"]["average"] = self._each(self.reducer.whole, self.average.state_dict())
         if own := self.criterion.state_dict():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -121,4 +122,16 @@ def test_mistakes_are_one_line_before_anything_is_trained(home: Path, tmp_path: 
     args.path = None
     with pytest.raises(UserError, match="--path: give the checkpoint"):
         finetune.main(args)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_dictionary_of_the_same_size_is_refused_before_anything_is_trained(home: Path, tmp_path: Path) -> None:
+    shutil.copy(home / "bin" / "dict.txt", tmp_path)
+    shutil.copy(home / "bert.pt", tmp_path)
+    words = (home / "bin" / "dict.txt").read_text().splitlines()
+    (tmp_path / "other.txt").write_text("\n".join([*words[1:], words[0]]) + "\n")
+    flags = ["--data-bin", tmp_path / "other.txt", "--save-dir", tmp_path / "out", "--path", tmp_path / "bert.pt"]
+    message = f"{tmp_path}/bert.pt: was trained with another dictionary than {tmp_path}/other.txt"
+    with pytest.raises(UserError, match=message):
+        finetune.main(arguments(home, *flags))
     assert not (tmp_path / "out").exists()

@@ -195,8 +195,8 @@ def test_data_without_a_tokenizer_says_so_once_and_takes_tokens(
 def test_a_tokenizer_of_other_data_is_refused(made: tuple[Path, Path], tmp_path: Path) -> None:
     data, folder = made
     other = shutil.copytree(folder, tmp_path / "other")
-    lines = (other / "dict.txt").read_text().splitlines()
-    (other / "dict.txt").write_text("\n".join([*lines[1:], lines[0]]) + "\n")
+    values = json.loads((other / "tokenization.json").read_text())
+    (other / "tokenization.json").write_text(json.dumps({**values, "dictionary": "0" * 64}))
     with pytest.raises(UserError, match="tokenization.json: made for another dict.txt"):
         LanguageModel.from_pretrained(other)
 

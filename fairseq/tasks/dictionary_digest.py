@@ -1,0 +1,76 @@
+"""The dictionary of a checkpoint: its digest, and its comparison with the dictionary of a run or a command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fairseq.checkpoint.manager import DICTIONARY
+from fairseq.data.dictionary import Dictionary
+from fairseq.errors import UserError
+from fairseq.tasks.fairseq_task import FairseqTask
+
+KEY = "dictionary"  # of a checkpoint
+ADVICE = "use the data or dict.txt it was trained with"
+
+
+def dictionary_of(task: FairseqTask) -> Dictionary | None:
+    """Return the dictionary of *task*; None if a plug-in has none of its own."""
+    try:
+        dictionary = task.source_dictionary
+    except NotImplementedError:
+        return None
+    return dictionary if isinstance(dictionary, Dictionary) else None
+
+
+def stored_digest(state: Mapping[str, Any], path: str | Path) -> str | None:
+    """Return the digest of the dictionary that a checkpoint was trained with.
+
+    Checkpoints of earlier versions and of fairseq have none; theirs is the digest of the ``dict.txt`` beside them.
+
+    Args:
+        state: the checkpoint.
+        path: its file.
+
+    Returns:
+        None if neither is there.
+
+    Raises:
+        UserError: the ``dict.txt`` beside the checkpoint is damaged.
+    """
+    if state.get(KEY) is not None:
+        return str(state[KEY])
+    beside = Path(path).parent / DICTIONARY
+    return Dictionary.load(beside).digest() if beside.is_file() else None
+
+
+def check_dictionary(state: Mapping[str, Any], path: str | Path, dictionary: Dictionary | None) -> None:
+    """Check that the checkpoint *state*, read from *path*, was trained with *dictionary*.
+
+    Raises:
+        UserError: it was trained with another one.
+    """
+    if dictionary is None:
+        return
+    stored = stored_digest(state, path)
+    if stored is not None and stored != dictionary.digest():
+        raise UserError(
+            f"{path}: was trained with another dictionary than {dictionary.path or 'that of the data'}; {ADVICE}"
+        )
+
+
+def check_save_dir(folder: str | Path, dictionary: Dictionary | None) -> None:
+    """Check that the ``dict.txt`` beside the checkpoints in *folder*, if there are any, is *dictionary*.
+
+    Raises:
+        UserError: it is another one, which a run must not replace.
+    """
+    path = Path(folder) / DICTIONARY
+    if dictionary is None or not path.is_file() or not any(Path(folder).glob("checkpoint*.pt")):
+        return
+    if Dictionary.load(path).digest() != dictionary.digest():
+        raise UserError(
+            f"--save-dir {folder}: has checkpoints of another dictionary than {dictionary.path or 'that of the data'}; "
+            "choose another folder or the data of these checkpoints"
+        )
