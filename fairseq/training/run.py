@@ -236,6 +236,7 @@ class Run:
         self.saver.save(state, **place, end_of_epoch=end_of_epoch, is_best=is_best, figure=figure)
         self.best = saved  # only now: a checkpoint that could not be written is not the best one saved
         self.saved_at = time.perf_counter()
+        self.stop.saved()
         self.world.barrier()
 
     def _validate(self, epoch: int) -> float:

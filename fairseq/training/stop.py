@@ -37,17 +37,25 @@ class StopVote:
         self.late = False
         self.interrupted = False
         self.save_due = False
+        self.on_host = world.size == 1
+        self.delayed = world.device.type == "cuda"
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
+        self._answered = False  # a checkpoint was saved after the pending votes were cast
 
     @property
     def decided(self) -> bool:
         """Return whether the run stops after this update."""
         return self.late or self.interrupted
 
+    def saved(self) -> None:
+        """Tell, on every rank after the same update, that a checkpoint was saved: wishes for one are answered."""
+        self.save_due = False
+        self._answered = self._pending is not None
+
     def reduced(self, sums: NamedSums) -> NamedSums:
         """Return *sums* reduced over ranks; the votes are cast and counted on the way."""
         wishes = self.wishes()
-        if self.world.size == 1:
+        if self.on_host:
             self.late, self.interrupted, self.save_due = wishes
             return sums
         votes = torch.tensor(wishes, dtype=sums.values.dtype).to(sums.values.device, non_blocking=True)
@@ -57,17 +65,27 @@ class StopVote:
         return NamedSums(sums.names, total.values[: len(sums.names)], total.rows)
 
     def _count(self, votes: Tensor) -> None:
-        if votes.device.type != "cuda":
-            self.late, self.interrupted, self.save_due = (bool(vote) for vote in votes.tolist())
+        if not self.delayed:
+            self._read(votes)
             return
-        copy = torch.empty(votes.shape, dtype=votes.dtype, pin_memory=True).copy_(votes, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-        if self._pending is not None:
-            before, event = self._pending
-            event.synchronize()  # of the update before: the device is busy with this one meanwhile
-            self.late, self.interrupted, self.save_due = (bool(vote) for vote in before.tolist())
-        self._pending = copy, copied
+        before, self._pending = self._pending, _start_copy(votes)
+        if before is not None:
+            before[1].synchronize()  # of the update before: the device is busy with this one meanwhile
+            self._read(before[0])
+            # These votes were cast before the checkpoint that the votes before them asked for.
+            self.save_due = self.save_due and not self._answered
+        self._answered = False
+
+    def _read(self, votes: Tensor) -> None:
+        self.late, self.interrupted, self.save_due = (bool(vote) for vote in votes.tolist())
+
+
+def _start_copy(votes: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+    """Start to copy *votes* from the device; return the copy, and what tells when it is complete."""
+    copy = torch.empty(votes.shape, dtype=votes.dtype, pin_memory=True).copy_(votes, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    return copy, copied
 
 
 def describe_interruption(number: int, updates: int, saving: CheckpointConfig) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from fairseq import checkpoint
 from fairseq.errors import UserError
+from fairseq.training import run as run_module
 from fairseq.training import trainer as trainer_module
 from fairseq.training.run import Run
 
@@ -99,18 +100,33 @@ def test_weights_that_overflowed_end_the_run(tmp_path):
     assert not (tmp_path / "checkpoint_last.pt").exists()
 
 
-def test_skipped_updates_leave_no_trace_and_are_counted_across_a_resumption(tmp_path, poisoned, caplog):
+def test_skipped_updates_leave_no_trace(tmp_path, poisoned, caplog, monkeypatch):
     bad = examples_of(tmp_path, 3)
-    plain = runs.train(tmp_path / "plain", FLAGS, "--no-save --max-update 7")
+    with monkeypatch.context() as patch:  # a run that never reads the third batch
+        groups = run_module._groups
+        without = lambda *args: (group for number, group in enumerate(groups(*args), start=1) if number != 3)  # noqa: E731
+        patch.setattr(run_module, "_groups", without)
+        plain = runs.train(tmp_path / "plain", FLAGS)
     poisoned(bad)
     with caplog.at_level(logging.WARNING):
-        log = runs.train(tmp_path / "run", FLAGS, "--skip-nonfinite 1 --save-interval-updates 4")
-    assert [line["num_updates"] for line in runs.updates(log)] == [1, 2, 3, 4, 5, 6]
+        log = runs.train(tmp_path / "run", FLAGS, "--skip-nonfinite 1")
     assert "update 3: loss or gradients are infinite or NaN" in caplog.text and "skipped 1 of 1" in caplog.text
-    assert runs.losses(plain)[:2] == runs.losses(log)[:2], "the updates before are the same"
-    poisoned(range(10**6))
-    with pytest.raises(UserError, match=r"update 7: .*\(1 were skipped before\)"):
-        runs.train(tmp_path / "run", FLAGS, "--skip-nonfinite 1 --max-update 9")
+    assert [line["num_updates"] for line in runs.updates(log)] == [1, 2, 3, 4, 5, 6]
+    assert runs.losses(log) == runs.losses(plain)
+    skipped, expected = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("run", "plain"))
+    assert skipped["extra_state"].pop("skipped_nonfinite") == 1
+    assert runs.difference(skipped, expected) is None
+
+
+def test_skipped_updates_are_counted_across_a_resumption(tmp_path, poisoned, caplog):
+    poisoned([*examples_of(tmp_path, 3), *examples_of(tmp_path, 6)])  # one before the resumption, one after it
+    for allowed in (1, 2):
+        runs.train(tmp_path / f"{allowed}", FLAGS, f"--skip-nonfinite {allowed} --max-update 3")
+    with pytest.raises(UserError, match=r"update 5: .*\(1 were skipped before\)"):
+        runs.train(tmp_path / "1", FLAGS, "--skip-nonfinite 1")
+    with caplog.at_level(logging.WARNING):
+        log = runs.train(tmp_path / "2", FLAGS, "--skip-nonfinite 2")
+    assert [line["num_updates"] for line in runs.updates(log)] == [4, 5, 6] and "skipped 2 of 2" in caplog.text
 
 
 # --- out of memory

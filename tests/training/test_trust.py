@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 import runs
 
+from fairseq import checkpoint
+from fairseq.checkpoint import CheckpointManager
 from fairseq.errors import UserError
 from fairseq.optim.lr_scheduler import cosine
+from fairseq.training import log, stop
 from fairseq.training import run as run_module
+from fairseq.training.stop import StopVote
+from fairseq.training.trainer import Trainer
 
 QUICK = f"{runs.BASELINE} {runs.NO_DROPOUT} --no-epoch-checkpoints --disable-validation"
 
@@ -56,21 +61,77 @@ def test_a_second_command_with_longer_blocks_has_a_best_of_its_own(tmp_path: Pat
     assert {path.name for path in tmp_path.glob("*best*")} == {"checkpoint_best.pt", "checkpoint_best1.pt"}
 
 
-def test_a_checkpoint_is_saved_when_its_minutes_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saves: list[int] = []
-    save = run_module.Run._save
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the clock of a run shows; an update that is tried takes a minute."""
+    now = [1000.0]
+    step = Trainer._forward_backward
 
-    def record(self: Any, epoch: int, updates: int, *args: Any) -> None:
-        saves.append(updates)
-        save(self, epoch, updates, *args)
+    def forward_backward(self: Trainer, samples: Any) -> Any:
+        now[0] += 60
+        return step(self, samples)
 
-    monkeypatch.setattr(run_module.Run, "_save", record)
-    runs.train(tmp_path, QUICK, "--max-update 3 --save-interval-minutes 1e-9")
-    assert saves == [1, 2, 3]
-    assert [path.name for path in tmp_path.glob("*.pt")] == ["checkpoint_last.pt"]
+    monkeypatch.setattr(Trainer, "_forward_backward", forward_backward)
+    for module in (run_module, log):
+        monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
+
+
+@pytest.fixture
+def saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The updates after which a run saves."""
+    updates: list[int] = []
+    due = CheckpointManager.due
+    monkeypatch.setattr(
+        CheckpointManager, "due", lambda self, **point: updates.append(point["updates"]) or due(self, **point)
+    )
+    return updates
+
+
+def test_a_checkpoint_is_saved_when_its_minutes_are_over(tmp_path: Path, clock: list[float], saves: list[int]) -> None:
+    # The wish is told while the update goes on, three minutes after the last save; another save starts them anew.
+    runs.train(tmp_path, QUICK, "--max-update 12 --save-interval-minutes 2.5 --save-interval-updates 5")
+    assert saves == [3, 5, 8, 10, 12]
+    assert (tmp_path / "checkpoint_1_5.pt").exists() and not (tmp_path / "checkpoint_1_3.pt").exists()
     saves.clear()
-    runs.train(tmp_path, QUICK, "--max-update 5 --save-interval-minutes 0")
-    assert saves == [5]
+    runs.train(tmp_path, QUICK, "--max-update 17 --save-interval-minutes 2.5")
+    assert saves == [15, 17], "a resumed run counts from its start"
+    saves.clear()
+    runs.train(tmp_path, QUICK, "--max-update 20 --save-interval-minutes 0")
+    assert saves == [20]
+
+
+def test_votes_that_arrive_an_update_late_save_once(
+    tmp_path: Path, clock: list[float], saves: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LateVote(StopVote):
+        """The ranks' votes as they are read on GPUs."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.on_host, self.delayed = False, True
+
+    monkeypatch.setattr(run_module, "StopVote", LateVote)
+    copy = types.SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(stop, "_start_copy", lambda votes: (votes.clone(), copy))
+    runs.train(tmp_path, QUICK, "--max-update 16 --save-interval-minutes 2.5")
+    assert saves == [4, 8, 12, 16], "due after 3, 7, 11 and 15"
+    saves.clear()
+    runs.train(tmp_path, QUICK, "--max-update 23 --save-interval-minutes 2.5 --save-interval-updates 5")
+    assert saves == [20, 23], "due after 19 and 23; the save of update 20 answers the first of these"
+
+
+def test_training_time_is_that_of_all_parts_of_a_run(tmp_path: Path, clock: list[float]) -> None:
+    log = [line for line in runs.train(tmp_path, QUICK, "--max-update 3") if "wall" in line]
+    assert [line["wall"] for line in log] == [60, 120, 180]
+    clock[0] += 10_000  # while it does not run
+    log = [line for line in runs.train(tmp_path, QUICK, "--max-update 5") if "wall" in line]
+    assert [line["wall"] for line in log] == [240, 300]
+    assert checkpoint.read(tmp_path / "checkpoint_last.pt")["extra_state"]["previous_training_time"] == 300
+    log = runs.train(tmp_path, QUICK, "--max-update 9 --stop-time-hours 0.11")
+    assert [line["num_updates"] for line in runs.updates(log)] == [6, 7], "7 minutes of 6.6"
+    log = [line for line in runs.train(tmp_path, QUICK, "--max-update 9 --reset-meters") if "wall" in line]
+    assert [line["wall"] for line in log] == [60, 120]
 
 
 def test_validation_reads_as_many_batches_and_begins_as_late_as_asked(
