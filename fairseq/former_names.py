@@ -11,7 +11,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -87,34 +87,45 @@ NAMES: dict[str, dict[str, str]] = {
 }
 
 
+class _FormerNames(importlib.machinery.SourceFileLoader):
+    """Loads a module of :data:`NAMES` and gives it a ``__getattr__`` that finds its former names."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+
+        def find(name: str) -> Any:
+            home = NAMES[module.__name__].get(name)
+            if home is None:
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+            return getattr(importlib.import_module(home), name)
+
+        module.__getattr__ = find  # type: ignore[method-assign]
+
+
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports a module of :data:`MODULES` as the module that it is here: one object under both names."""
+    """Imports a module of :data:`MODULES` as the module that it is here, and those of :data:`NAMES` with their names.
+
+    A former module and its present one are one object under both names.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.util.spec_from_loader(name, self) if name in MODULES else None
+        if name in MODULES:
+            return importlib.util.spec_from_loader(name, self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if name in NAMES else None
+        if spec is not None and spec.origin is not None:
+            spec.loader = _FormerNames(name, spec.origin)
+        return spec
 
     def exec_module(self, module: ModuleType) -> None:
         sys.modules[module.__name__] = importlib.import_module(MODULES[module.__name__])
 
 
 def install() -> None:
-    """Let :data:`MODULES` be imported; repeated calls have no effect."""
+    """Let :data:`MODULES` and :data:`NAMES` be imported; repeated calls have no effect."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
-
-
-def names_of(module: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of *module*, which finds its former names."""
-
-    def find(name: str) -> Any:
-        home = NAMES[module].get(name)
-        if home is None:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(home), name)
-
-    return find
 
 
 def stand_in_for_omegaconf() -> None:

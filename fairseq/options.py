@@ -38,7 +38,6 @@ from fairseq.command_parsers import (
     get_validation_parser,
 )
 from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message
-from fairseq.former_names import names_of
 from fairseq.parsing import CHOICES, Choice, Parser, title_of
 from fairseq.plugins import import_user_module
 from fairseq.settings_file import read_yaml
@@ -279,6 +278,3 @@ def _fill(
         if getattr(args, "bf16", False):
             raise UserError("--memory-efficient-fp16 --bf16: choose one of the two")
         args.fp16 = True
-
-
-__getattr__ = names_of(__name__)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
-from fairseq.former_names import names_of
 from fairseq.registry import Registry
 from fairseq.settings import Settings, chosen_part
 
@@ -48,5 +47,3 @@ __all__ = [
     "register_criterion",
     "sentence_prediction",
 ]
-
-__getattr__ = names_of(__name__)

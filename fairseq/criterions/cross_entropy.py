@@ -12,7 +12,6 @@ from fairseq.criterions import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.criterions.rare_words import rare_figures, rare_parts, rare_sums
 from fairseq.errors import UserError
-from fairseq.former_names import names_of
 from fairseq.logging.figures import Figure
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
@@ -76,6 +75,3 @@ class CrossEntropyCriterion(FairseqCriterion):
 
     def _partition(self, layer: OutputLayer, sample: Sample) -> Any:
         return layer.partition(sample["target"].reshape(-1), self.padding_idx, self.legacy_padding)
-
-
-__getattr__ = names_of(__name__)

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq import config
-from fairseq.former_names import names_of
 from fairseq.logging.figures import Figure, language_model_figures
 from fairseq.logging.reduced import log_figures, reduced_figures
 
@@ -98,6 +97,3 @@ def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, 
         "nsentences": sample["nsentences"],
         "sample_size": sample_size,
     }
-
-
-__getattr__ = names_of(__name__)

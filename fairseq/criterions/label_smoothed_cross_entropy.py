@@ -11,7 +11,6 @@ from fairseq.config import flag
 from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.fairseq_criterion import Loss, Sample, logging_output
-from fairseq.former_names import names_of
 from fairseq.modules.output_layer import LinearOutput, OutputLayer, move_partition
 
 
@@ -68,6 +67,3 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
         nll = -lprobs.gather(-1, target[:, None]).squeeze(-1)[keep].sum()
         smooth = -lprobs[keep].sum()
         return (1 - self.eps) * nll + self.eps / lprobs.size(-1) * smooth, nll
-
-
-__getattr__ = names_of(__name__)

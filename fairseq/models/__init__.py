@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fairseq.former_names import names_of
 from fairseq.limits import ModelLimit, limited_models
 from fairseq.models.base import BaseFairseqModel, FairseqDecoder, FairseqLanguageModel, ModelConfig
 from fairseq.registry import Registry, is_plugin
@@ -93,5 +92,3 @@ __all__ = [
     "transformer_lm",
     "transformer_xl",
 ]
-
-__getattr__ = names_of(__name__)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
-from fairseq.former_names import names_of
 from fairseq.models import register_model
 from fairseq.models import transformer_parts as parts
 from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
@@ -359,6 +358,3 @@ class TransformerLanguageModel(FairseqLanguageModel):
         if self.cfg.decoder_layers_to_keep is not None:
             return keep_layers(state, "decoder.layers.", self.cfg.decoder_layers_to_keep, "--decoder-layers-to-keep")
         return state
-
-
-__getattr__ = names_of(__name__)

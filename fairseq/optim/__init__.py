@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from fairseq.former_names import names_of
 from fairseq.optim import adafactor, adagrad, adam, lamb, nag, sgd
 from fairseq.optim.fairseq_optimizer import OPTIMIZERS, FairseqOptimizer, register_optimizer
 from fairseq.optim.groups import parameter_groups
@@ -25,8 +24,6 @@ __all__ = [
     "register_optimizer",
     "sgd",
 ]
-
-__getattr__ = names_of(__name__)
 
 
 def build_optimizer(settings: TrainingSettings | argparse.Namespace, params: Iterable[Any]) -> FairseqOptimizer:

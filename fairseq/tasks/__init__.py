@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fairseq.former_names import names_of
 from fairseq.registry import Registry
 from fairseq.settings import Settings, chosen_part
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -46,5 +45,3 @@ __all__ = [
     "tnf_masked_lm",
     "truncated_bptt_lm",
 ]
-
-__getattr__ = names_of(__name__)

@@ -22,7 +22,6 @@ from fairseq.data.iterator import EpochIterator
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.former_names import names_of
 from fairseq.logging.figures import Figure
 from fairseq.logging.reduced import log_figures, reduced_figures
 from fairseq.models import BaseFairseqModel, build_model
@@ -338,6 +337,3 @@ def _batching(data: DataConfig, seed: int, training: bool, rank: int, world_size
         world_size=world_size,
         limit=limit,
     )
-
-
-__getattr__ = names_of(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from fairseq.former_names import names_of
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler import (
     cosine,
@@ -31,8 +30,6 @@ __all__ = [
     "tri_stage",
     "triangular",
 ]
-
-__getattr__ = names_of(__name__)
 
 
 def build_lr_scheduler(
