@@ -1,14 +1,21 @@
-"""Registry of named parts: models, architectures, tasks, criterions, optimizers and schedulers."""
+"""Registries of named parts: models, architectures, tasks, criterions, optimizers, schedules and tokenizers.
+
+They stand below the packages of the parts, so that a part imports its registry and never its own package.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fairseq.errors import UserError, nearest
 
 T = TypeVar("T")
 P = TypeVar("P")
+C = TypeVar("C", bound=type)
+Fill = Callable[[argparse.Namespace], None]
 
 
 class Registry(Generic[T]):
@@ -22,16 +29,25 @@ class Registry(Generic[T]):
     def __init__(self, kind: str, flag: str) -> None:
         self.kind = kind
         self.flag = flag
+        self.base: type = object
         self._parts: dict[str, T] = {}
+
+    def extend(self, base: C) -> C:
+        """Class decorator: every part must be a subclass of *base*."""
+        self.base = base
+        return base
 
     def register(self, name: str, config_class: type | None = None) -> Callable[[P], P]:
         """Decorator that registers a part as *name*, with the dataclass of its settings if it has one.
 
         Raises:
-            ValueError: another part has that name.
+            ValueError: another part has that name, or the part does not extend the base class of its kind.
         """
 
         def keep(part: P) -> P:
+            if self.base is not object and not (isinstance(part, type) and issubclass(part, self.base)):
+                part_name = getattr(part, "__name__", repr(part))
+                raise ValueError(f"{self.kind} {name!r} ({part_name}) must extend {self.base.__name__}")
             if config_class is not None:  # a plug-in's for fairseq says how it is read here
                 translate = getattr(config_class, "as_config", lambda: config_class)
                 part.config_class = translate()  # type: ignore[attr-defined]
@@ -75,3 +91,92 @@ def _same_source(known: Any, part: Any) -> bool:
     return getattr(known, "__qualname__", None) == getattr(part, "__qualname__", object()) and getattr(
         getattr(known, "__code__", None), "co_filename", getattr(known, "__module__", None)
     ) == getattr(getattr(part, "__code__", None), "co_filename", getattr(part, "__module__", None))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model's name, and the function that fills in what the user left open."""
+
+    model: str
+    fill: Fill
+
+
+MODELS: Registry[Any] = Registry("model", "--arch")
+ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch")
+TASKS: Registry[Any] = Registry("task", "--task")
+CRITERIONS: Registry[Any] = Registry("criterion", "--criterion")
+OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer")
+LR_SCHEDULERS: Registry[Any] = Registry("learning-rate schedule", "--lr-scheduler")
+TOKENIZERS: Registry[Any] = Registry("word tokenizer", "--tokenizer")
+BPES: Registry[Any] = Registry("subword encoding", "--bpe")
+
+register_tokenizer = TOKENIZERS.register
+register_bpe = BPES.register
+
+
+def register_model(name: str, dataclass: type | None = None) -> Callable[[C], C]:
+    """Class decorator: register a model as *name*, with the dataclass of its settings if it has one.
+
+    A plug-in's dataclass also makes an architecture of that name, with the dataclass's defaults.
+    """
+
+    def keep(model: C) -> C:
+        if dataclass is not None and is_plugin(model) and name not in ARCHITECTURES:
+            ARCHITECTURES.register(name)(Architecture(name, _defaults_of_the_dataclass))
+        return MODELS.register(name, dataclass)(model)
+
+    return keep
+
+
+def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fill], Fill]:
+    """Decorator for a function that sets on a ``Namespace`` the defaults of an architecture."""
+
+    def keep(fill: Fill) -> Fill:
+        known = ARCHITECTURES[arch_name].fill if arch_name in ARCHITECTURES else None
+        if known is _defaults_of_the_dataclass:
+            ARCHITECTURES.replace(arch_name, Architecture(model_name, fill))
+        elif known is None or (known.__module__, known.__qualname__) != (fill.__module__, fill.__qualname__):
+            ARCHITECTURES.register(arch_name)(Architecture(model_name, fill))
+        return fill
+
+    return keep
+
+
+def register_task(name: str, dataclass: type | None = None) -> Callable[[C], C]:
+    """Class decorator: register a task as *name*, with the dataclass of its settings if it has one."""
+    return TASKS.register(name, dataclass)
+
+
+def register_criterion(name: str, dataclass: type | None = None) -> Callable[[C], C]:
+    """Class decorator: register a criterion as *name*, with the dataclass of its settings if it has one."""
+    return CRITERIONS.register(name, dataclass)
+
+
+def register_optimizer(name: str, dataclass: type | None = None) -> Callable[[C], C]:
+    """Class decorator: register a :class:`~fairseq.optim.FairseqOptimizer` under *name*.
+
+    Args:
+        name: the value of ``--optimizer``.
+        dataclass: the config whose fields become flags; without one the class's own ``add_args(parser)`` makes them.
+
+    Raises:
+        ValueError: the name is taken, or the class is not an optimizer.
+    """
+    return OPTIMIZERS.register(name, dataclass)
+
+
+def register_lr_scheduler(name: str, dataclass: type | None = None) -> Callable[[C], C]:
+    """Class decorator: register a :class:`~fairseq.optim.lr_scheduler.FairseqLRScheduler` under *name*.
+
+    Args:
+        name: the value of ``--lr-scheduler``.
+        dataclass: the config whose fields become flags; without one the class's own ``add_args(parser)`` makes them.
+
+    Raises:
+        ValueError: the name is taken, or the class is not a schedule.
+    """
+    return LR_SCHEDULERS.register(name, dataclass)
+
+
+def _defaults_of_the_dataclass(args: argparse.Namespace) -> None:
+    """Fill in nothing."""

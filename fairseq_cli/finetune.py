@@ -19,10 +19,10 @@ from fairseq.command_settings import FinetuneConfig
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.sentences import FinetunedRun, as_table, best_rate, predict, summarize
 from fairseq.files import atomic_file, prepare_folder
-from fairseq.models import ARCHITECTURES, MODELS
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.precision import Precision
 from fairseq.provenance import about_run
+from fairseq.registry import ARCHITECTURES, MODELS
 from fairseq.settings import CommonConfig, DistributedConfig, Settings
 from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary

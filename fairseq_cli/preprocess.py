@@ -17,7 +17,8 @@ from fairseq.data.tokenization import TextOptions, TokenizedText, learn_subwords
 from fairseq.errors import UserError
 from fairseq.files import atomic_folder
 from fairseq.limits import check_processes
-from fairseq.tokenizers import BPES, TOKENIZATION, Tokenizer, find_tokenizer
+from fairseq.registry import BPES
+from fairseq.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.tokenizers.choice import chosen_subwords, chosen_words
 
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from fairseq import config
 from fairseq.logging.figures import Figure, language_model_figures
 from fairseq.logging.reduced import log_figures, reduced_figures
+from fairseq.registry import CRITERIONS
+from fairseq.settings import Settings, chosen_part
 
 Sample = dict[str, Any]
 Loss = tuple[Tensor, int, dict[str, Any]]
@@ -87,6 +89,12 @@ class FairseqCriterion(nn.Module):
     def forward(self, model: Any, sample: Sample, reduce: bool = True) -> Loss:
         """Run the model on *sample* and compute its loss."""
         return self.compute_loss(model, model(**sample["net_input"]), sample)
+
+
+def build_criterion(settings: Settings | argparse.Namespace, task: Any) -> FairseqCriterion:
+    """Return the criterion that *settings* select."""
+    cls, given = chosen_part(CRITERIONS, "criterion", settings)
+    return cls.build_criterion(given, task)
 
 
 def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, Any]:

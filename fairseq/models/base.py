@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.data.dictionary import Dictionary
+from fairseq.limits import ModelLimit, limited_models
 from fairseq.modules.memory import Memory
 from fairseq.modules.notes import CausalNoteDictionary
 from fairseq.modules.output_layer import OutputLayer
-from fairseq.settings import KernelConfig
+from fairseq.registry import ARCHITECTURES, MODELS
+from fairseq.settings import KernelConfig, Settings
 
 MOST_LAYERS = 2000
 
@@ -159,3 +161,10 @@ class FairseqLanguageModel(BaseFairseqModel):
 
     def max_positions(self) -> int | None:
         return self.decoder.max_positions()  # type: ignore[operator]
+
+
+def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
+    """The model of the architecture that *settings* choose, for *task*'s dictionary."""
+    cls = MODELS[ARCHITECTURES[settings.chosen.arch].model]
+    with limited_models(ModelLimit.of_machine()):
+        return cls.build_model(settings.given_to(cls, settings.model), task)

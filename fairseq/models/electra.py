@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
-from fairseq.models import register_model
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, upgrade_names, vocabulary_of
 from fairseq.models.heads import DiscriminatorHead, Masked
 from fairseq.modules.encoder import EncoderShape, Infuse, TransformerEncoder
 from fairseq.modules.linear_cross_entropy import rows_per_chunk
 from fairseq.modules.output_layer import OutputLayer
+from fairseq.registry import register_model
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ from fairseq.checkpoint.foreign.named_tensors import Tensors
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.limits import ModelLimit, limited_models
-from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
+from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
 from fairseq.models.transformer_xl import TransformerXL, TransformerXLDecoder
 from fairseq.modules.adaptive_input import AdaptiveInput
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
+from fairseq.registry import ARCHITECTURES, MODELS
 
 MODEL_TYPE = "fairseq_lm"
 ACTIVATIONS = {"gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh"}  # theirs have our names otherwise

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fairseq.models import ARCHITECTURES
+from fairseq.registry import ARCHITECTURES
 
 Recipe = Mapping[str, Any]
 

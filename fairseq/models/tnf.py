@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
-from fairseq.models import register_model
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel
 from fairseq.models.electra import ElectraConfig, ElectraModel
 from fairseq.models.notes import EncoderNoteConfig, notes_of, without_notes, words_of
 from fairseq.modules.notes import NoteDictionary, generator_apart
 from fairseq.modules.output_layer import OutputLayer
+from fairseq.registry import register_model
 
 PREFIX = "tnf_"
 """Prefix of architectures and tasks with notes; the rest is the name without notes."""

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
-from fairseq.models import register_model
 from fairseq.models import transformer_parts as parts
 from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
 from fairseq.models.notes import CausalNoteConfig, give_notes
@@ -31,6 +30,7 @@ from fairseq.modules.output_layer import LinearOutput, OutputLayer
 from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, position_embedding, sinusoids
 from fairseq.modules.transformer_layer import ACTIVATIONS
 from fairseq.modules.visibility import CAUSAL
+from fairseq.registry import register_model
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
-from fairseq.models import register_model
 from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
 from fairseq.models.notes import CausalNoteConfig, give_notes
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
@@ -31,6 +30,7 @@ from fairseq.modules.positions import distance_sinusoids
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention
 from fairseq.modules.transformer_layer import TransformerLayer
 from fairseq.modules.visibility import Causal
+from fairseq.registry import register_model
 from fairseq.settings import MemoryConfig
 
 LARGEST_TABLE = 1 << 20  # distances that get parameters of their own without being asked for

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from fairseq.config import flag, typed
-from fairseq.optim.fairseq_optimizer import FairseqOptimizer, register_optimizer
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.registry import register_optimizer
 from fairseq.settings import RateConfig
 
 

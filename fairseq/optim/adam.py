@@ -16,7 +16,8 @@ from torch import Tensor
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.optim.elementwise import ElementwiseOptimizer
-from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step, register_optimizer
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
+from fairseq.registry import register_optimizer
 from fairseq.settings import KernelConfig, RateConfig
 
 logger = logging.getLogger(__name__)

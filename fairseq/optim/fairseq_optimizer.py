@@ -1,11 +1,11 @@
-"""Base class and registry of optimizers."""
+"""Base class of optimizers."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,11 @@ from fairseq.config import add_flags
 from fairseq.errors import UserError, nearest
 from fairseq.optim.elementwise import ElementwiseOptimizer, scale_
 from fairseq.optim.groups import NO_DECAY
-from fairseq.registry import Registry
+from fairseq.registry import OPTIMIZERS
+from fairseq.settings import TrainingSettings, chosen_part
 
-T = TypeVar("T", bound=type)
 
-
+@OPTIMIZERS.extend
 class FairseqOptimizer:
     """An optimizer with its settings; subclasses set ``self._optimizer`` in their constructor.
 
@@ -120,26 +120,18 @@ class FairseqOptimizer:
                     group[name] = value
 
 
-OPTIMIZERS: Registry[type[FairseqOptimizer]] = Registry("optimizer", "--optimizer")
-
-
-def register_optimizer(name: str, dataclass: type | None = None) -> Callable[[T], T]:
-    """Class decorator: register a :class:`FairseqOptimizer` under *name*.
+def build_optimizer(settings: TrainingSettings | argparse.Namespace, params: Iterable[Any]) -> FairseqOptimizer:
+    """Return the optimizer that *settings* choose.
 
     Args:
-        name: the value of ``--optimizer``.
-        dataclass: the config whose fields become flags; without one the class's own ``add_args(parser)`` makes them.
+        settings: those of the run.
+        params: parameters, of which those that require a gradient are trained, or groups of them as dicts.
 
     Raises:
-        ValueError: the name is taken, or the class is not an optimizer.
+        UserError: no optimizer has that name, or one of its settings is invalid.
     """
-
-    def keep(cls: T) -> T:
-        if not issubclass(cls, FairseqOptimizer):
-            raise ValueError(f"optimizer {name!r} ({cls.__name__}) must extend FairseqOptimizer")
-        return OPTIMIZERS.register(name, dataclass)(cls)
-
-    return keep
+    cls, given = chosen_part(OPTIMIZERS, "optimizer", settings)
+    return cls(given, [p for p in params if isinstance(p, dict) or p.requires_grad])
 
 
 def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fairseq.config import flag, typed
 from fairseq.optim.elementwise import ElementwiseOptimizer
-from fairseq.optim.fairseq_optimizer import FairseqOptimizer, register_optimizer
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.registry import register_optimizer
 from fairseq.settings import RateConfig
 
 

@@ -25,7 +25,8 @@ from fairseq.errors import UserError
 from fairseq.logging.figures import Figure
 from fairseq.logging.reduced import log_figures, reduced_figures
 from fairseq.models import BaseFairseqModel, build_model
-from fairseq.settings import DataConfig, Settings
+from fairseq.registry import TASKS
+from fairseq.settings import DataConfig, Settings, chosen_part
 from fairseq.tasks import legacy
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory, extras
 from fairseq.tasks.typed import typed_settings
@@ -337,3 +338,9 @@ def _batching(data: DataConfig, seed: int, training: bool, rank: int, world_size
         world_size=world_size,
         limit=limit,
     )
+
+
+def setup_task(settings: Settings | argparse.Namespace) -> FairseqTask:
+    """Return the task that *settings* select, with its dictionary loaded."""
+    cls, _ = chosen_part(TASKS, "task", settings)
+    return cls.setup_task(settings.given_to(cls, settings) if isinstance(settings, Settings) else settings)

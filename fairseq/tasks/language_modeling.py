@@ -22,8 +22,8 @@ from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
+from fairseq.registry import register_task
 from fairseq.settings import BREAK_MODES, Settings
-from fairseq.tasks import register_task
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.note_state import NoteState, with_no_rare_words
 from fairseq.tasks.typed import typed_settings

@@ -10,16 +10,15 @@ from typing import Any
 from torch import Tensor
 
 from fairseq import checkpoint, config
-from fairseq.criterions import CRITERIONS
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError, nearest
 from fairseq.limits import ModelLimit, limited_models
-from fairseq.models import ARCHITECTURES, MODELS, BaseFairseqModel
+from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import load_parameters
 from fairseq.models.unsupported import NEUTRAL, check_supported
-from fairseq.registry import is_plugin
+from fairseq.registry import ARCHITECTURES, CRITERIONS, MODELS, TASKS, is_plugin
 from fairseq.settings import CommonConfig, DataConfig, MemoryConfig, Settings
-from fairseq.tasks import TASKS, setup_task
+from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import ADVICE, check_dictionary, dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.typed import typed_settings

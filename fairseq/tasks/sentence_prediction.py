@@ -20,8 +20,8 @@ from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.transformer_layer import ACTIVATIONS
+from fairseq.registry import register_task
 from fairseq.settings import Settings
-from fairseq.tasks import register_task
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.typed import typed_settings
 from fairseq.tokenizers import Tokenizer, find_tokenizer

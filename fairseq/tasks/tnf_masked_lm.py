@@ -18,8 +18,8 @@ from fairseq.data.note_spans import NoteSpans
 from fairseq.data.note_words import NoteWords
 from fairseq.data.noted_blocks import NotedBlocks
 from fairseq.models import BaseFairseqModel
+from fairseq.registry import register_task
 from fairseq.settings import Settings
-from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from fairseq.tasks.note_state import NoteState, dictionary_of, with_no_rare_words
 

@@ -7,8 +7,8 @@ import logging
 
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer_xl import TransformerXLConfig
+from fairseq.registry import register_task
 from fairseq.settings import Settings
-from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq.tasks.typed import typed_settings
 

@@ -8,12 +8,10 @@ from typing import Any
 
 import fairseq.tasks as tasks
 from fairseq import config
-from fairseq.criterions import CRITERIONS
 from fairseq.errors import UserError
-from fairseq.models import ARCHITECTURES, MODELS
 from fairseq.optim import OPTIMIZERS
 from fairseq.optim.lr_scheduler import LR_SCHEDULERS
-from fairseq.registry import Registry
+from fairseq.registry import ARCHITECTURES, CRITERIONS, MODELS, Registry
 from fairseq.settings import (
     CheckpointConfig,
     ChosenParts,

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from fairseq.registry import Registry
+from fairseq.registry import BPES, TOKENIZERS, register_bpe, register_tokenizer
+from fairseq.tokenizers import byte_level, hf, moses, sentencepiece, space, subword_nmt
 from fairseq.tokenizers.base import Subwords, WordTokenizer
 from fairseq.tokenizers.rules import SubwordMarks, WordRule
-
-TOKENIZERS: Registry[type[WordTokenizer]] = Registry("word tokenizer", "--tokenizer")
-BPES: Registry[type[Subwords]] = Registry("subword encoding", "--bpe")
-register_tokenizer = TOKENIZERS.register
-register_bpe = BPES.register
-
-# Registration is a side effect of the import.
-from fairseq.tokenizers import byte_level, hf, moses, sentencepiece, space, subword_nmt  # noqa: E402
-from fairseq.tokenizers.tokenizer import TOKENIZATION, Tokenizer, find_tokenizer, fingerprint  # noqa: E402
+from fairseq.tokenizers.tokenizer import TOKENIZATION, Tokenizer, find_tokenizer, fingerprint
 
 __all__ = [
     "BPES",

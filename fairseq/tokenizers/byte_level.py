@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fairseq.tokenizers import register_bpe
+from fairseq.registry import register_bpe
 from fairseq.tokenizers.base import Subwords
 from fairseq.tokenizers.hf import import_tokenizers
 from fairseq.tokenizers.rules import BYTES, ByteLevelWords, WordRule, bytes_text

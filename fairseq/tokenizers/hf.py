@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairseq.errors import UserError
-from fairseq.tokenizers import register_bpe
+from fairseq.registry import register_bpe
 from fairseq.tokenizers.base import EXTRA, Subwords, Vocabulary
 from fairseq.tokenizers.rules import BeginMarks, ByteLevelWords, ContinuationMarks, EndMarks, WordRule
 

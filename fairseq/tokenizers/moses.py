@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.tokenizers import register_tokenizer
+from fairseq.registry import register_tokenizer
 from fairseq.tokenizers.base import WordTokenizer
 
 CACHED = 1 << 18  # chunks, at most

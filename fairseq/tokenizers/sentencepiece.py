@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fairseq.errors import UserError
-from fairseq.tokenizers import register_bpe
+from fairseq.registry import register_bpe
 from fairseq.tokenizers.base import EXTRA, Subwords, Vocabulary
 from fairseq.tokenizers.rules import BeginMarks, WordRule
 

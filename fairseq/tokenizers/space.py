@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairseq.tokenizers import register_tokenizer
+from fairseq.registry import register_tokenizer
 from fairseq.tokenizers.base import WordTokenizer
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairseq.errors import UserError
-from fairseq.tokenizers import register_bpe
+from fairseq.registry import register_bpe
 from fairseq.tokenizers.base import Subwords
 
 CACHED = 1 << 19  # words, at most

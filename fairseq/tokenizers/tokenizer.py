@@ -15,7 +15,7 @@ from typing import Any
 from fairseq import checksums
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular
-from fairseq.tokenizers import BPES, TOKENIZERS
+from fairseq.registry import BPES, TOKENIZERS
 from fairseq.tokenizers.base import UNKNOWN, Subwords, Value, WordTokenizer
 from fairseq.tokenizers.rules import SubwordMarks, WordRule
 

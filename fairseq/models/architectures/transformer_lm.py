@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fairseq.models import register_model_architecture
 from fairseq.models.transformer_lm import TransformerLMConfig
+from fairseq.registry import register_model_architecture
 
 
 def set_defaults(args: argparse.Namespace, **values: Any) -> None:

@@ -1,10 +1,7 @@
-"""Learning-rate schedules by name, and :func:`build_lr_scheduler`."""
+"""Learning-rate schedules."""
 
 from __future__ import annotations
 
-import argparse
-
-from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler import (
     cosine,
     fixed,
@@ -14,8 +11,8 @@ from fairseq.optim.lr_scheduler import (
     tri_stage,
     triangular,
 )
-from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import LR_SCHEDULERS, FairseqLRScheduler, register_lr_scheduler
-from fairseq.settings import TrainingSettings, chosen_part
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, build_lr_scheduler
+from fairseq.registry import LR_SCHEDULERS, register_lr_scheduler
 
 __all__ = [
     "LR_SCHEDULERS",
@@ -30,15 +27,3 @@ __all__ = [
     "tri_stage",
     "triangular",
 ]
-
-
-def build_lr_scheduler(
-    settings: TrainingSettings | argparse.Namespace, optimizer: FairseqOptimizer
-) -> FairseqLRScheduler:
-    """The schedule that *settings* choose; it has given *optimizer* the first update's rate.
-
-    Raises:
-        UserError: no schedule has that name, or its settings are wrong or contradict each other.
-    """
-    cls, given = chosen_part(LR_SCHEDULERS, "lr_scheduler", settings)
-    return cls(given, optimizer)

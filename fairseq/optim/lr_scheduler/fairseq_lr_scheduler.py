@@ -1,20 +1,19 @@
-"""Base class and registry of learning-rate schedules."""
+"""Base class of learning-rate schedules."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from fairseq.config import add_flags, typed
 from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
-from fairseq.registry import Registry
-from fairseq.settings import RateConfig
-
-T = TypeVar("T", bound=type)
+from fairseq.registry import LR_SCHEDULERS
+from fairseq.settings import RateConfig, TrainingSettings, chosen_part
 
 
+@LR_SCHEDULERS.extend
 class FairseqLRScheduler:
     """A schedule: the learning rate after so many updates, which the next update uses.
 
@@ -70,26 +69,16 @@ class FairseqLRScheduler:
         self.best = state.get("best")
 
 
-LR_SCHEDULERS: Registry[type[FairseqLRScheduler]] = Registry("learning-rate schedule", "--lr-scheduler")
-
-
-def register_lr_scheduler(name: str, dataclass: type | None = None) -> Callable[[T], T]:
-    """Class decorator: register a :class:`FairseqLRScheduler` under *name*.
-
-    Args:
-        name: the value of ``--lr-scheduler``.
-        dataclass: the config whose fields become flags; without one the class's own ``add_args(parser)`` makes them.
+def build_lr_scheduler(
+    settings: TrainingSettings | argparse.Namespace, optimizer: FairseqOptimizer
+) -> FairseqLRScheduler:
+    """The schedule that *settings* choose; it has given *optimizer* the first update's rate.
 
     Raises:
-        ValueError: the name is taken, or the class is not a schedule.
+        UserError: no schedule has that name, or its settings are wrong or contradict each other.
     """
-
-    def keep(cls: T) -> T:
-        if not issubclass(cls, FairseqLRScheduler):
-            raise ValueError(f"learning-rate schedule {name!r} ({cls.__name__}) must extend FairseqLRScheduler")
-        return LR_SCHEDULERS.register(name, dataclass)(cls)
-
-    return keep
+    cls, given = chosen_part(LR_SCHEDULERS, "lr_scheduler", settings)
+    return cls(given, optimizer)
 
 
 def rate_of_epoch(rates: list[float], epoch: int) -> float:

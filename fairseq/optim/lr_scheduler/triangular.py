@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
-from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, register_lr_scheduler, single_rate
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, single_rate
+from fairseq.registry import register_lr_scheduler
 from fairseq.settings import RateConfig
 
 
