@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import filecmp
 import itertools
 import logging
 import math
@@ -16,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.checkpoint.store import load, save
-from fairseq.errors import UserError
-from fairseq.files import atomic_file, link_or_copy, new_folder, point_to, remove_leftovers
+from fairseq.errors import UserError, read_failure
+from fairseq.files import atomic_file, link_or_copy, new_folder, point_to, read_regular, remove_leftovers
 from fairseq.settings import CheckpointConfig
-from fairseq.tokenizers import TOKENIZATION
+from fairseq.tokenizers import TOKENIZATION, read_tokenization
 
 logger = logging.getLogger(__name__)
 
@@ -132,17 +131,25 @@ class CheckpointManager:
         """Copy *dictionary* and the tokenizer beside it to the checkpoints, so that their folder is complete.
 
         Raises:
-            UserError: a file cannot be written.
+            UserError: a file cannot be read or written, or the tokenizer's is something else.
         """
         if self.config.no_save:
             return
-        for source, name in ((Path(dictionary), DICTIONARY), (Path(dictionary).with_name(TOKENIZATION), TOKENIZATION)):
+        source = Path(dictionary)
+        try:
+            contents: dict[str, bytes | None] = {DICTIONARY: read_regular(source), TOKENIZATION: None}
+        except OSError as error:
+            raise UserError(f"{source}: {read_failure(error)}; make the data folder again") from None
+        # Read and recognised, not copied: a link in a data folder could lead to any file of this user.
+        if os.path.lexists(tokenization := source.with_name(TOKENIZATION)):
+            contents[TOKENIZATION], _ = read_tokenization(tokenization)
+        for name, content in contents.items():
             target = self.folder / name
-            if not source.exists():
+            if content is None:
                 target.unlink(missing_ok=True)  # of another run
-            elif not (target.exists() and filecmp.cmp(source, target, shallow=False)):
-                with open(source, "rb") as content, atomic_file(target, "--save-dir") as file:
-                    shutil.copyfileobj(content, file)
+            elif not (target.exists() and target.read_bytes() == content):
+                with atomic_file(target, "--save-dir") as file:
+                    file.write(content)
 
     def restore_path(self) -> Path | None:
         """Return the checkpoint that training starts from; None to start afresh.

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import fairseq
 from fairseq.checkpoint.foreign import exported
 from fairseq.checkpoint.foreign.hf_folder import CONFIG, SAFE, read_json
@@ -17,11 +19,13 @@ from fairseq.files import atomic_folder
 from fairseq.models import BaseFairseqModel, hf_causal
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import check_no_begin
+from fairseq.terminal import printable
 from fairseq.tokenizers import find_tokenizer
 
 CODE = ("configuration_fairseq.py", "layers_fairseq.py", "modeling_fairseq.py", "tokenization_fairseq.py")
 CARD, DICTIONARY = "README.md", "dict.txt"
 MODEL_CLASS, TOKENIZER_CLASS = "FairseqForCausalLM", "FairseqTokenizer"
+MOST_CHARACTERS = 1000  # of a text in the model card
 FIGURES = {  # of a results.json: name, format
     "perplexity": ("Perplexity of a token", ".2f"),
     "loss_base2": ("Bits per token", ".4f"),
@@ -114,10 +118,11 @@ def _tokenizer_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _card(config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[str, Any], size: int) -> Iterator[str]:
-    """The lines of the model card."""
-    settings = config["settings"]
-    yield from ("---", "library_name: transformers", "pipeline_tag: text-generation", "tags:")
-    yield from ("- fairseq-short", f"- {settings['arch']}", "---", "", f"# {state['args'].get('arch')}", "")
+    """The lines of the model card; what checkpoint and results say in text stands in :func:`_code`."""
+    arch = str(state["args"].get("arch"))
+    head = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["fairseq-short", arch]}
+    yield from ("---", yaml.safe_dump(head, sort_keys=False, allow_unicode=False).rstrip("\n"), "---", "")
+    yield from (f"# {_code(arch)}", "")
     yield (
         f"A language model of {size:,} parameters: {config['num_hidden_layers']} layers of width "
         f"{config['hidden_size']}, {config['num_attention_heads']} heads, {config['vocab_size']:,} symbols, "
@@ -141,7 +146,7 @@ def _training_figures(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "Updates", f"{history[-1]['num_updates']:,}"
     if isinstance(extra.get("val_loss"), float):
         metric = state["args"].get("best_checkpoint_metric") or "loss"
-        yield f"Validation during training, `{metric}`", f"{extra['val_loss']:.4f}"
+        yield f"Validation during training, {_code(metric)}", f"{extra['val_loss']:.4f}"
 
 
 def _evaluation_figures(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -153,10 +158,18 @@ def _evaluation_figures(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]
     for task, metrics in tasks.items() if isinstance(tasks, dict) else ():
         for name, value in metrics.items() if isinstance(metrics, dict) else ():
             if isinstance(value, int | float):
-                yield f"{task}, {name}", f"{value:.6g}"
+                yield _code(f"{task}, {name}"), f"{value:.6g}"
     if isinstance(results.get("command"), str):
-        command = " ".join(results["command"].split()).replace("|", "\\|")
-        yield "Command", f"`{command}`"
+        yield "Command", _code(results["command"])
+
+
+def _code(value: Any) -> str:
+    """*value* as a Markdown code span of one line, in which no HTML, link or other markup has a meaning.
+
+    Its backticks become quotes and its bars are escaped, because a bar ends a cell of a table also in a code span.
+    """
+    text = " ".join(printable(str(value)).split())[:MOST_CHARACTERS]
+    return "`" + (text.replace("`", "'").replace("|", "\\|") or " ") + "`"
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

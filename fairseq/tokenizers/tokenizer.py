@@ -7,6 +7,7 @@ import binascii
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from fairseq.tokenizers.base import UNKNOWN, Subwords, Value, WordTokenizer
 from fairseq.tokenizers.rules import SubwordMarks, WordRule
 
 TOKENIZATION = "tokenization.json"
+ENTRIES = {"version", "dictionary", "tokenizer", "bpe"}
 VERSION = 1
 AGAIN = "run fairseq-preprocess again"
 
@@ -92,17 +94,7 @@ class Tokenizer(Value):
         Raises:
             UserError: it is missing or damaged, or was made with another dictionary, or a package is missing.
         """
-        try:
-            content = read_regular(path)
-        except OSError as error:
-            raise UserError(f"{path}: {read_failure(error)}; {AGAIN}") from None
-        checksums.check(path, [content])
-        try:
-            values = json.loads(content)
-        except (ValueError, RecursionError):
-            raise UserError(f"{path}: damaged: not JSON in UTF-8; {AGAIN}") from None
-        if not isinstance(values, dict) or values.get("version") != VERSION:
-            raise UserError(f"{path}: not a tokenization of version {VERSION}; {AGAIN}")
+        _, values = read_tokenization(path)
         if symbols is not None and values.get("dictionary") != fingerprint(symbols):
             raise UserError(f"{path}: made for another dict.txt; use both files of one data folder")
         tokenizer = cls(_words(values.get("tokenizer"), path), _subwords(values.get("bpe"), path))
@@ -128,6 +120,26 @@ class Tokenizer(Value):
         return mark.join(subwords.decode(part) if part else "" for part in parts).strip(subwords.glue)
 
 
+def read_tokenization(path: str | Path) -> tuple[bytes, dict[str, Any]]:
+    """Return the content of a ``tokenization.json``, and its values.
+
+    Raises:
+        UserError: it is missing, damaged or something else; a pipe or device is not waited for.
+    """
+    try:
+        content = read_regular(path)
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; {AGAIN}") from None
+    checksums.check(path, [content])
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError):
+        raise UserError(f"{path}: damaged: not JSON in UTF-8; {AGAIN}") from None
+    if not isinstance(values, dict) or values.get("version") != VERSION or not values.keys() <= ENTRIES:
+        raise UserError(f"{path}: not a tokenization of version {VERSION}; {AGAIN}")
+    return content, values
+
+
 def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None:
     """Return the tokenizer beside the dictionary of *data*, a folder or a ``dict.txt``; None if there is none.
 
@@ -139,7 +151,7 @@ def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None
     """
     folder = Path(data) if Path(data).is_dir() else Path(data).parent
     path = folder / TOKENIZATION
-    return Tokenizer.load(path, symbols) if path.exists() else None
+    return Tokenizer.load(path, symbols) if os.path.lexists(path) else None
 
 
 def fingerprint(symbols: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from runs import DATA, arguments, model_of
 from subword_encodings import encodings
 from torch import Tensor
@@ -23,6 +25,7 @@ from fairseq.generation import sample
 from fairseq.models import hf_causal
 from fairseq.models.inference import Reader
 from fairseq.models.loading import stored_parameters
+from fairseq.tasks.hf_export import FIGURES, _card
 from fairseq.tokenizers import Tokenizer
 from fairseq.tokenizers.moses import Moses
 from fairseq.tokenizers.space import Space
@@ -229,9 +232,28 @@ def test_the_card_has_the_measured_figures(tmp_path: Path) -> None:
     source = saved(made("baseline"), tmp_path / "in", MODELS["baseline"])
     card = (exported(source, tmp_path / "hf", "--results", tmp_path / "results.json") / "README.md").read_text()
     rows = ["Updates | 1,234", "`loss` | 9.5000", "Perplexity of a token | 87.65", "raw text | 1.2346"]
-    rows += ["lambada, acc | 0.25", "Command | `fairseq-eval-lm x \\|`"]
+    rows += ["`lambada, acc` | 0.25", "Command | `fairseq-eval-lm x \\|`"]
     assert all(f"{row} |\n" in card for row in rows)
     assert "Tokens | 12,345 |" in card and "transformer_lm_tiny" in card
+
+
+def test_markup_in_settings_and_results_stays_text_on_the_card(tmp_path: Path) -> None:
+    markup = "</td>`|<script>x</script>\n\n# [a](http://b) **c** https://d\x1b[31m ---\n- e: !f"
+    source = saved(made("baseline"), tmp_path / "in", MODELS["baseline"])
+    state = checkpoint.load(source)
+    state["args"]["best_checkpoint_metric"] = markup
+    results: dict[str, Any] = dict.fromkeys((*FIGURES, "command", "machine", "versions", "commit"), markup)
+    results["tasks"] = {markup: {markup: 0.25}, "a": markup}
+    config = hf_causal.configuration(made("baseline"), str(source))
+    config["settings"]["arch"] = state["args"]["arch"] = markup
+    card = "\n".join(_card(config, state, results, 1))
+    _, head, body = re.split(r"^---$", card, maxsplit=2, flags=re.MULTILINE)
+    assert yaml.safe_load(head)["tags"] == ["fairseq-short", markup]
+    outside = re.sub(r"`[^`\n]*`", "", body.split("```")[0] + body.split("```")[2])
+    assert body.count("script") == 2 * 5 and "x" in body
+    assert not re.search(r"[<>\[\]*\x1b]|http|^- ", outside, flags=re.MULTILINE)
+    rows = [line for line in body.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3} and len(rows) == 6
 
 
 def tokenizers() -> dict[str, Tokenizer]:

@@ -13,6 +13,8 @@ from fairseq.checkpoint import CheckpointManager, load, manager, save
 from fairseq.errors import UserError
 from fairseq.files import _temporary_name
 from fairseq.settings import CheckpointConfig
+from fairseq.tokenizers import Tokenizer
+from fairseq.tokenizers.space import Space
 from fairseq.training.best import Best
 
 
@@ -168,3 +170,37 @@ def test_a_save_dir_that_cannot_be_made_is_a_user_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="--save-dir .*cannot be made"):
         CheckpointManager(CheckpointConfig(save_dir=str(tmp_path / "file" / "s")))
+
+
+@pytest.mark.parametrize("kind", ["private file", "another JSON file", "device", "pipe", "folder", "dangling link"])
+def test_nothing_but_a_tokenizer_is_copied_from_the_data(kind: str, tmp_path: Path) -> None:
+    data, private = tmp_path / "data", tmp_path / "private"
+    data.mkdir()
+    (data / "dict.txt").write_text("a 1\n")
+    private.write_text('{"version": 1, "token": "secret"}' if kind == "another JSON file" else "root:secret\n")
+    path = data / "tokenization.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        target = {"device": "/dev/zero", "dangling link": tmp_path / "none"}.get(kind, private)
+        path.symlink_to(target)
+    with pytest.raises(UserError, match=f"{path}: .*; run fairseq-preprocess again"):
+        saved(tmp_path).keep_dictionary(data / "dict.txt")
+    assert not (tmp_path / "s" / "tokenization.json").exists()
+
+
+def test_the_tokenizer_of_the_data_is_copied_and_that_of_another_run_removed(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "dict.txt").write_text("a 1\n")
+    Tokenizer(Space()).save(data, ["a"])
+    keeper = saved(tmp_path)
+    for _ in range(2):
+        keeper.keep_dictionary(data / "dict.txt")
+        for name in ("dict.txt", "tokenization.json"):
+            assert (keeper.folder / name).read_bytes() == (data / name).read_bytes()
+    (data / "tokenization.json").unlink()
+    keeper.keep_dictionary(data / "dict.txt")
+    assert not (keeper.folder / "tokenization.json").exists()
