@@ -55,19 +55,18 @@ def _compiled() -> Iterator[str]:
     for part in (SOURCE.read_bytes(), HEADER.read_bytes(), version, _processor(), repr((compiler, FLAGS)).encode()):
         key.update(hashlib.sha256(part).digest())
     name = f"decode-{key.hexdigest()}.so"
-    folder = _folder()
-    descriptor = _library_in(folder, name, compiler)
-    if descriptor is None:
-        folder = _process_folder()
-        descriptor = _library_in(folder, name, compiler)
-    if descriptor is None:
-        raise OSError(f"{folder / name}: others than this user may write it")
-    try:
+    with contextlib.ExitStack() as stack:
+        folder = _folder()
+        descriptor = _library_in(folder, name, compiler) if folder is not None else None
+        if descriptor is None:  # no cache: a loaded library needs no file
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fairseq-short-")))
+            descriptor = _library_in(folder, name, compiler)
+        if folder is None or descriptor is None:
+            raise OSError(f"{folder}: others than this user may write it")
+        stack.callback(os.close, descriptor)
         # Load the file that was checked, whatever its path names by then.
         opened = f"/proc/self/fd/{descriptor}"
         yield opened if os.path.exists(opened) else str(folder / name)
-    finally:
-        os.close(descriptor)
 
 
 def _library_in(folder: Path, name: str, compiler: list[str]) -> int | None:
@@ -127,28 +126,16 @@ def _compile(compiler: list[str], target: Path) -> None:
                 raise
 
 
-def _folder() -> Path:
-    """A cache folder that only this user can write to; temporary if there is no home folder."""
+def _folder() -> Path | None:
+    """The cache folder; None if it cannot be made, or others than this user can write to it."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = root / "fairseq-short"
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = os.lstat(folder)
         if stat.S_ISDIR(state.st_mode) and _is_private(state) and os.access(folder, os.W_OK):
             return folder
-    except OSError:
-        pass
-    return _process_folder()
-
-
-@functools.cache
-def _process_folder() -> Path:
-    import atexit
-    import shutil
-
-    folder = Path(tempfile.mkdtemp(prefix="fairseq-short-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return None
 
 
 def _processor() -> bytes:
