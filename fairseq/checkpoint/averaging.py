@@ -42,7 +42,8 @@ def newest(folder: str | Path, kind: str, count: int, upper_bound: int | None = 
 def average(paths: Sequence[str | Path], digest: Callable[[Mapping[str, Any], str | Path], Any]) -> dict[str, Any]:
     """The first checkpoint with the mean of all their parameters, and without the state of its training.
 
-    Sums are float64; checkpoints are read one at a time.
+    Whole numbers, such as the counts of notes, are not averaged: those of the checkpoint with most updates are taken,
+    wherever it stands. Sums are float64; checkpoints are read one at a time.
 
     Args:
         paths: the checkpoints.
@@ -54,6 +55,7 @@ def average(paths: Sequence[str | Path], digest: Callable[[Mapping[str, Any], st
     first: dict[str, Any] = {}
     digests: dict[Any, str | Path] = {}
     sums: dict[str, Tensor] = {}
+    most = -1
     for path in paths:
         state = load(path)
         first = first or state
@@ -66,14 +68,23 @@ def average(paths: Sequence[str | Path], digest: Callable[[Mapping[str, Any], st
         parameters = state["model"]
         if first is not state and _shapes(parameters) != _shapes(first["model"]):
             raise UserError(f"{path}: has other parameters than {paths[0]}; {OF_ONE}")
+        updates = _updates(state)
         for name, value in parameters.items():
-            summand = value.double() if value.is_floating_point() else value
-            sums[name] = summand if name not in sums or not value.is_floating_point() else sums[name] + summand
+            if value.is_floating_point():
+                sums[name] = sums[name] + value.double() if name in sums else value.double()
+            elif updates > most:
+                sums[name] = value.clone()  # not a part of the memory-mapped file
+        most = max(most, updates)
     model = {
         name: (total / len(paths)).to(first["model"][name].dtype) if total.is_floating_point() else total
         for name, total in sums.items()
     }
     return {**first, "model": model, "optimizer_history": [], "last_optimizer_state": None, "extra_state": {}}
+
+
+def _updates(state: dict[str, Any]) -> int:
+    """Updates that made the checkpoint; 0 where it does not tell."""
+    return int((state.get("optimizer_history") or [{}])[-1].get("num_updates") or 0)
 
 
 def _shapes(parameters: dict[str, Tensor]) -> dict[str, torch.Size]:

@@ -52,6 +52,20 @@ def test_an_average_of_a_run_is_evaluated_like_any_checkpoint(tmp_path: Path) ->
     assert LanguageModel.from_pretrained(tmp_path / "average.pt", runs.DATA).perplexity("the") > 1
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_whole_numbers_are_those_of_the_checkpoint_with_most_updates(tmp_path: Path, order: tuple[int, ...]) -> None:
+    paths = []
+    for number, updates in enumerate((9, 10, 200)):
+        state = a_state(float(number))
+        state["model"]["notes.updates"] = torch.tensor(updates)
+        state["optimizer_history"][-1]["num_updates"] = updates
+        checkpoint.save(tmp_path / f"{updates}.pt", state)
+        paths.append(tmp_path / f"{updates}.pt")
+    run("--inputs", *(paths[number] for number in order), "--output", tmp_path / "average.pt")
+    model = checkpoint.load(tmp_path / "average.pt")["model"]
+    assert model["notes.updates"].item() == 200 and set(model["w"].tolist()) == {1.0}
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
