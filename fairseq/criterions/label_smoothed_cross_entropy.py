@@ -63,7 +63,8 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
             lprobs = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
             target = model.get_targets(sample, net_output)
         lprobs, target = lprobs.flatten(0, -2), target.reshape(-1).to(lprobs.device)  # (N, V), (N)
-        keep = target != self.padding_idx
-        nll = -lprobs.gather(-1, target[:, None]).squeeze(-1)[keep].sum()
-        smooth = -lprobs[keep].sum()
+        # Zeros instead of a selection, whose size would have to be read from the device.
+        padding = target == self.padding_idx
+        nll = -lprobs.gather(-1, target[:, None]).squeeze(-1).masked_fill(padding, 0.0).sum()
+        smooth = -lprobs.sum(-1).masked_fill(padding, 0.0).sum()
         return (1 - self.eps) * nll + self.eps / lprobs.size(-1) * smooth, nll

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,15 +50,15 @@ class World:
 
         Process r has tensors [R_r, …], of as many further dimensions and types as the others, or none. The result,
         [sum of R_r, …] each, is made once and each tensor received into its place, so that the first process holds no
-        more than the result, and its device one tensor of one process.
+        more than the result, and its device nothing.
         """
         if self.size == 1:
             return [tensor.detach().cpu() for tensor in tensors]
+        group = self._host_group
         headers = self.gather([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
-        device = self.device if dist.get_backend() == "nccl" else torch.device("cpu")
         if not self.is_first:
             for tensor in tensors:
-                dist.send(tensor.detach().to(device).contiguous(), 0)
+                dist.send(tensor.detach().cpu().contiguous(), 0, group=group)
             return []
         counts = [header[0][0][0] if header else 0 for header in headers]
         known: list[Any] = next((header for header in headers if header), [])
@@ -67,25 +68,35 @@ class World:
             own.copy_(tensor.detach())
         for rank, header in enumerate(headers[1:], start=1):
             for piece in pieces[rank] if header else ():
-                received = piece if device.type == "cpu" else torch.empty_like(piece, device=device)
-                dist.recv(received, rank)
-                if received is not piece:
-                    piece.copy_(received)
+                dist.recv(piece, rank, group=group)
         return stacked
 
     def gather_rows(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Every process's rows of each of *tensors*, one after the other in rank order, on every process.
 
-        The tensors of a process have equally many rows S, any number of them: [S, …] → [sum of S, …]. The numbers of
-        rows are exchanged first, for which the device is waited for.
+        The tensors of a process have equally many rows S, any number of them: [S, …] → [sum of S, …].
         """
         if self.size == 1:
             return tensors
-        own = torch.tensor([tensors[0].size(0)], device=tensors[0].device)
-        sizes = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(sizes, own)
-        counts = torch.cat(sizes).tolist()
+        # Exchanged between the hosts, which know them, the numbers of rows need not be read from a device.
+        counts = self._exchange(tensors[0].size(0))
         return tuple(self._gather_padded(tensor, counts) for tensor in tensors)
+
+    @functools.cached_property
+    def _host_group(self) -> dist.ProcessGroup | None:
+        """The processes as a group that exchanges host memory; None: the default one does.
+
+        It is made at its first use, by all processes together. NCCL would open a communicator for every pair of
+        processes that sends and receives.
+        """
+        return dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else None
+
+    def _exchange(self, number: int) -> list[int]:
+        """The *number* of every process."""
+        own = torch.tensor([number])
+        numbers = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(numbers, own, group=self._host_group)
+        return torch.cat(numbers).tolist()
 
     def _gather_padded(self, rows: Tensor, counts: list[int]) -> Tensor:
         if max(counts) == 0:

@@ -54,3 +54,13 @@ def test_the_log_has_both_losses(tmp_path):
         runs.train(tmp_path, PLAIN, "--arch transformer_lm --max-update 1 --no-save --disable-validation")
     )
     assert line["ppl"] == pytest.approx(2 ** line["nll_loss"], rel=1e-3) and line["loss"] != line["nll_loss"]
+
+
+def test_loss_and_gradients_need_no_value_of_the_device():
+    model, criterion, sample = loss_and_gradients(PLAIN)
+    sample = criterion.prepare(model, sample)  # on the host
+    tokens, target = (tensor.to("meta") for tensor in (sample["net_input"]["src_tokens"], sample["target"]))
+    model.to("meta")  # whose tensors have no values: reading one is an error
+    loss, *_ = criterion(model, {**sample, "net_input": {"src_tokens": tokens}, "target": target})
+    loss.backward()
+    assert loss.device.type == "meta" and all(p.grad is not None for p in model.parameters())

@@ -1,74 +1,116 @@
-"""Tensors of all ranks reach the first one's host one after another, and only the writer of a checkpoint copies."""
+"""Tensors of all ranks reach the first one's host in place, and rows of all ranks every device without a wait."""
 
 from __future__ import annotations
-
-import queue
-from collections import defaultdict
 
 import pytest
 import runs
 import torch
 import torch.distributed as dist
+from ranks import on_ranks
 
 from fairseq import checkpoint
 from fairseq.distributed import World
+from fairseq.modules.notes import NoteDictionary
 from fairseq.tasks import setup_task
+from fairseq.tasks.note_state import gather_notes
 from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 
-
-@pytest.fixture
-def headers(monkeypatch):
-    """torch.distributed among ranks that take turns in one process: 1, 2, …, then 0; what they pickled."""
-    sent = defaultdict(queue.Queue)
-    pickled = []
-
-    def gather_object(value, values=None):
-        if values is None:
-            pickled.append(value)
-        else:
-            values[:] = [value, *pickled]
-
-    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    monkeypatch.setattr(dist, "gather_object", gather_object)
-    monkeypatch.setattr(dist, "send", lambda tensor, to: sent[len(pickled)].put(tensor))
-    monkeypatch.setattr(dist, "recv", lambda buffer, rank: buffer.copy_(sent[rank].get_nowait()))
-    return pickled
+ROWS = [3, 2, 0, 1]  # of each rank; the third has no tensors
 
 
-def test_every_ranks_rows_arrive_in_order_unpickled_and_in_their_place(headers, monkeypatch):
-    own = {
-        1: [torch.arange(6.0).view(2, 3), torch.ones(2, 1, dtype=torch.float16)],
-        2: [],
-        3: [torch.full((1, 3), 9.0), torch.zeros(1, 1, dtype=torch.float16)],
-        0: [torch.zeros(3, 3).t(), torch.full((3, 1), 7, dtype=torch.float16)],
-    }
-    wanted = [torch.cat([own[rank][i] for rank in (0, 1, 3)]) for i in (0, 1)]
+def rows_of(rank):
+    if not ROWS[rank]:
+        return []
+    values = torch.arange(3.0 * ROWS[rank]).view(3, -1).t() + 100 * rank  # not contiguous
+    return [values, torch.full((ROWS[rank], 1), rank, dtype=torch.float16)]
+
+
+def stack(world):
     received, receive = [], dist.recv
-    monkeypatch.setattr(dist, "recv", lambda buffer, rank: received.append(buffer) or receive(buffer, rank))
-    assert [World(rank, 4).stack_rows(own[rank]) for rank in (1, 2, 3)] == [[], [], []]
-    stacked = World(0, 4).stack_rows(own[0])
-    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(stacked, wanted, strict=True))
+
+    def watched(piece, *arguments, **keywords):
+        received.append(piece.untyped_storage().data_ptr())
+        return receive(piece, *arguments, **keywords)
+
+    dist.recv = watched
+    stacked = world.stack_rows(rows_of(world.rank))
     inside = {tensor.untyped_storage().data_ptr() for tensor in stacked}
-    assert len(received) == 4 and {part.untyped_storage().data_ptr() for part in received} == inside, (
-        "the first process holds the result and nothing beside it"
-    )
-    assert headers[0] == [((2, 3), torch.float32), ((2, 1), torch.float16)], "shapes alone are pickled"
+    return stacked, len(received), set(received) <= inside
 
 
-def test_the_first_process_may_have_no_rows(headers):
-    assert World(1, 2).stack_rows([torch.ones(2, 3)]) == []
-    (stacked,) = World(0, 2).stack_rows([])
+def test_every_ranks_rows_arrive_in_order_and_in_their_place(tmp_path):
+    (stacked, received, in_place), *others = on_ranks(stack, 4, tmp_path)
+    wanted = [torch.cat([rows_of(rank)[i] for rank in (0, 1, 3)]) for i in (0, 1)]
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(stacked, wanted, strict=True))
+    assert received == 4 and in_place, "the first process holds the result and nothing beside it"
+    assert [tensors for tensors, *_ in others] == [[], [], []]
+
+
+def stack_of_some(world):
+    of_second = world.stack_rows([torch.ones(2, 3)] if world.rank else [])
+    return of_second, world.stack_rows([])
+
+
+def test_the_first_process_or_all_of_them_may_have_no_rows(tmp_path):
+    assert [none for _, none in on_ranks(stack_of_some, 2, tmp_path)] == [[], []]
+    (tmp_path / "again").mkdir()
+    ((stacked,), _), _ = on_ranks(stack_of_some, 2, tmp_path / "again")
     assert torch.equal(stacked, torch.ones(2, 3))
-
-
-def test_without_rows_nothing_is_stacked(headers):
-    assert World(1, 2).stack_rows([]) == World(0, 2).stack_rows([]) == []
 
 
 def test_one_process_returns_its_own():
     (tensor,) = World().stack_rows([torch.ones(2)])
     assert torch.equal(tensor, torch.ones(2))
+
+
+def gather(world):
+    own = rows_of(world.rank) or [torch.empty(0, 3), torch.empty(0, 1, dtype=torch.float16)]
+    return world.gather_rows(*own)
+
+
+def test_rows_of_all_ranks_are_on_every_rank_in_order(tmp_path):
+    wanted = [torch.cat([rows_of(rank)[i] for rank in (0, 1, 3)]) for i in (0, 1)]
+    for gathered in on_ranks(gather, 4, tmp_path):
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(gathered, wanted, strict=True))
+
+
+@pytest.fixture
+def nccl(monkeypatch):
+    """The second of two ranks with GPUs, whose collectives do nothing; the tensors and group of each of them."""
+    calls = []
+
+    def all_gather(gathered, own, group=None):
+        calls.append((own.device.type, group))
+        if own.device.type == "cpu":
+            gathered[0].fill_(2)
+            gathered[1].copy_(own)
+
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(dist, "new_group", lambda backend: f"group of {backend}")
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "gather_object", lambda value, values=None: None)
+    monkeypatch.setattr(dist, "send", lambda tensor, to, group=None: calls.append((tensor.device.type, group)))
+    return calls
+
+
+def test_notes_of_several_ranks_are_gathered_and_written_without_waiting_for_the_device(nccl):
+    notes = NoteDictionary(6, 4, note_half_window=1).to("meta")  # whose tensors have no values: reading one is an error
+    spans = torch.zeros(3, 4, dtype=torch.int64, device="meta")
+    taken = notes.take(torch.zeros(2, 5, 4, device="meta"), spans, torch.full((2,), 5, device="meta"), 2)
+    sums, counts = gather_notes((taken,), notes, World(1, 2, torch.device("meta")))
+    notes.write(sums, counts)
+    assert sums._values().shape == (5, 4) and counts._values().device.type == "meta"
+    assert [device for device, _ in nccl] == ["cpu", "meta", "meta", "meta"], "numbers of rows; words, sums, counts"
+
+
+def test_numbers_of_rows_and_saved_rows_travel_between_hosts(nccl):
+    world = World(1, 2)
+    assert world.gather_rows(torch.ones(3, 1))[0].shape == (5, 1)
+    assert nccl == [("cpu", "group of gloo"), ("cpu", None)], "counts, then rows"
+    nccl.clear()
+    world.stack_rows([torch.ones(2, 3), torch.ones(2)])
+    assert nccl == [("cpu", "group of gloo")] * 2, "no communicator for each pair of processes"
 
 
 def test_the_state_of_a_rank_that_does_not_write_copies_nothing(monkeypatch):
