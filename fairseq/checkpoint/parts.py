@@ -23,11 +23,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fairseq.checkpoint.integrity import check_archive
-from fairseq.checkpoint.tensor_part import TensorPart, rows_of
+from fairseq.checkpoint.tensor_part import MANIFEST, TensorPart, rows_of
 from fairseq.errors import UserError
 from fairseq.files import FULL, open_regular
 
-MANIFEST = "manifest.json"
 PLAIN = "plain.pt"
 PARTS = "parts"
 """Key in ``plain.pt``: [path in the state, key in the manifest] of each sharded tensor."""

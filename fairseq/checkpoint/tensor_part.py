@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MANIFEST = "manifest.json"
+"""The file of a sharded checkpoint that lists its tensors and where their parts lie."""
+
 
 @dataclass(frozen=True, eq=False)
 class TensorPart:

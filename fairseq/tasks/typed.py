@@ -6,12 +6,11 @@ import argparse
 import dataclasses
 from typing import Any
 
-import fairseq.tasks as tasks
 from fairseq import config
 from fairseq.errors import UserError
 from fairseq.optim import OPTIMIZERS
 from fairseq.optim.lr_scheduler import LR_SCHEDULERS
-from fairseq.registry import ARCHITECTURES, CRITERIONS, MODELS, Registry
+from fairseq.registry import ARCHITECTURES, CRITERIONS, MODELS, TASKS, Registry
 from fairseq.settings import (
     CheckpointConfig,
     ChosenParts,
@@ -65,7 +64,7 @@ def _parts(args: argparse.Namespace, command: type | None) -> dict[str, Any]:
         "data": config.extract(DataConfig, args),
         "data_path": str(given.get("data", "")),
         "chosen": ChosenParts(**names),
-        "task": _part(tasks.TASKS, "task", args),
+        "task": _part(TASKS, "task", args),
         "model": _typed(model, args),
         "criterion": _part(CRITERIONS, "criterion", args),
         "command": None if command is None else config.extract(command, args),
