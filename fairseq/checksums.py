@@ -6,7 +6,9 @@ are read unchecked.
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +16,10 @@ from pathlib import Path
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, open_regular, read_regular
 
+logger = logging.getLogger(__name__)
+
 NAME = "checksums.txt"
+INTERVAL = 10.0  # seconds between lines of progress
 _PIECE = 1 << 22
 
 
@@ -29,6 +34,34 @@ def record(written: Path, folder: Path) -> None:
             file.write(f"{crc:08x} {size} {name}\n".encode())
 
 
+class Verification:
+    """The checks of a folder's files while they are opened: ``checksums.txt``, read once, and a log of the progress.
+
+    Args:
+        folder: the folder.
+        files: those that will be checked, for the progress; none: no progress is logged.
+    """
+
+    def __init__(self, folder: str | Path, files: Iterable[str] = ()) -> None:
+        listed = Path(folder) / NAME
+        self.folder = folder
+        self._entries = _read(listed) if listed.exists() else {}
+        self._done = 0
+        self._all = sum(os.path.getsize(path) for path in files if os.path.exists(path))
+        self._logged = time.monotonic()
+
+    def expected(self, path: str | Path) -> tuple[int, int] | None:
+        """Return size and CRC-32 of *path*, a file of the folder; None if they were not recorded."""
+        return self._entries.get(os.path.basename(path))
+
+    def advance(self, size: int) -> None:
+        """Log that *size* more bytes were checked, if the last line is some seconds old."""
+        self._done += size
+        if self._all and time.monotonic() - self._logged >= INTERVAL:
+            self._logged = time.monotonic()
+            logger.info("%s: checked %.1f of %.1f GB", self.folder, self._done / 1e9, self._all / 1e9)
+
+
 def check(path: str | Path, pieces: Iterable[bytes | memoryview] | None = None) -> None:
     """Compare a file with its line in ``checksums.txt``, if there is one.
 
@@ -39,7 +72,7 @@ def check(path: str | Path, pieces: Iterable[bytes | memoryview] | None = None) 
     Raises:
         UserError: the file is missing, damaged or was changed.
     """
-    expected = _expected(path)
+    expected = Verification(os.path.dirname(path)).expected(path)
     if expected is None:
         return
     found = _measure(path) if pieces is None else _sum(pieces)
@@ -52,25 +85,28 @@ class Checksum:
 
     Args:
         path: the file.
+        verification: of its folder.
 
     Attributes:
         crc: the CRC-32 of what was added so far.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, verification: Verification) -> None:
         self.path = path
-        self._expected = _expected(path)
+        self._verification = verification
         self._size = self.crc = 0
 
     def add(self, piece: bytes | memoryview) -> None:
         """Add the next part of the content."""
         self.crc = zlib.crc32(piece, self.crc)
         self._size += len(piece)
+        self._verification.advance(len(piece))
 
     def check(self) -> None:
         """Raise UserError if the content differs from ``checksums.txt``."""
-        if self._expected not in (None, (self._size, self.crc)):
-            raise _damaged(self.path, (self._size, self.crc), self._expected)
+        expected = self._verification.expected(self.path)
+        if expected not in (None, (self._size, self.crc)):
+            raise _damaged(self.path, (self._size, self.crc), expected)
 
 
 def _damaged(path: str | Path, found: tuple[int, int], expected: tuple[int, int] | None) -> UserError:
@@ -81,12 +117,6 @@ def _damaged(path: str | Path, found: tuple[int, int], expected: tuple[int, int]
         f"{path}: {sizes} differs from {NAME}{wanted}: damaged or changed since preprocessing; preprocess the text "
         f"again, or remove {NAME} if the change is intended"
     )
-
-
-def _expected(path: str | Path) -> tuple[int, int] | None:
-    folder, name = os.path.split(path)
-    listed = Path(folder) / NAME
-    return _read(listed).get(name) if listed.exists() else None
 
 
 def _read(path: Path) -> dict[str, tuple[int, int]]:

@@ -200,7 +200,7 @@ def remove_leftovers(folder: str | Path) -> None:
                 _remove_unlocked(entry.path, entry.is_dir())
 
 
-def open_regular(path: str | Path) -> io.BufferedReader:
+def open_descriptor(path: str | Path) -> int:
     """Open a regular file to read; a pipe or device, which may never end, is an error and is not waited for.
 
     Raises:
@@ -212,7 +212,12 @@ def open_regular(path: str | Path) -> io.BufferedReader:
         os.close(descriptor)
         number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
         raise OSError(number, os.strerror(number) if stat.S_ISDIR(mode) else "not a regular file", str(path))
-    return open(descriptor, "rb")
+    return descriptor
+
+
+def open_regular(path: str | Path) -> io.BufferedReader:
+    """Return a regular file, open to read; see :func:`open_descriptor`."""
+    return open(open_descriptor(path), "rb")
 
 
 def read_regular(path: str | Path) -> bytes:

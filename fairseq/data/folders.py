@@ -6,9 +6,11 @@ import itertools
 import os
 from pathlib import Path
 
+from fairseq.checksums import Verification
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
 from fairseq.errors import UserError
+from fairseq.files import read_regular
 
 
 def data_folders(data: str | Path) -> list[Path]:
@@ -23,21 +25,30 @@ def load_dictionary(data: str | Path) -> Dictionary:
     Raises:
         UserError: a folder or its ``dict.txt`` is missing, or the dictionaries differ.
     """
-    folders = data_folders(data)
-    for folder in folders or [Path(data)]:
+    folders = data_folders(data) or [Path(data)]
+    for folder in folders:
         if folder.is_file():
             raise UserError(f"{folder}: is a file; give the folder that fairseq-preprocess wrote")
         if folder.is_dir() and not (folder / "dict.txt").exists():
             raise UserError(f"{folder}/dict.txt: file not found; give the folder that fairseq-preprocess wrote")
         if not folder.is_dir():
             raise UserError(f"{folder}: folder not found; make it with fairseq-preprocess --destdir {folder}")
-    first, *others = (Dictionary.load(str(folder / "dict.txt")) for folder in folders)
-    for folder, dictionary in zip(folders[1:], others, strict=True):
-        if dictionary != first:
+    first = Dictionary.load(folders[0] / "dict.txt")
+    for folder in folders[1:]:
+        path = folder / "dict.txt"
+        # Most are copies: parsing each of thirty large dictionaries would take longer than opening the data.
+        if not _have_one_content(folders[0] / "dict.txt", path) and Dictionary.load(path) != first:
             raise UserError(
-                f"{dictionary.path}: differs from that of {folders[0]}; preprocess {folder} with --srcdict {first.path}"
+                f"{path}: differs from that of {folders[0]}; preprocess {folder} with --srcdict {first.path}"
             )
     return first
+
+
+def _have_one_content(one: Path, other: Path) -> bool:
+    try:
+        return read_regular(one) == read_regular(other)
+    except OSError:
+        return False
 
 
 def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[str]:
@@ -55,18 +66,48 @@ def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[st
     return [prefix, *itertools.takewhile(lambda path: os.path.exists(f"{path}.idx"), further)]
 
 
-def open_corpus(
-    folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
-) -> IndexedCorpus | JoinedCorpus:
-    """Return the tokens of a split, left in their files; see :func:`corpus_prefixes`.
+def check_split(folder: str | Path, split: str) -> None:
+    """Check without reading it that a folder has a split.
 
     Raises:
-        UserError: files are missing or damaged, or were made with another dictionary.
+        UserError: it has not.
     """
     there = sorted(path.stem for path in Path(folder).glob("*.idx"))
     if there and split not in there:
         raise UserError(f"{folder}/{split}.idx: file not found; the splits in this folder are {', '.join(there)}")
-    parts = [IndexedCorpus(prefix) for prefix in corpus_prefixes(folder, split, combine=combine)]
+
+
+def open_corpus(
+    folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
+) -> IndexedCorpus | JoinedCorpus:
+    """Return the tokens of a split, left in their files and read once to check them; see :func:`corpus_prefixes`.
+
+    Raises:
+        UserError: files are missing or damaged, or were made with another dictionary.
+    """
+    check_split(folder, split)
+    prefixes = corpus_prefixes(folder, split, combine=combine)
+    verification = Verification(folder, (f"{prefix}.{kind}" for prefix in prefixes for kind in ("idx", "bin")))
+    parts = [IndexedCorpus(prefix, verification) for prefix in prefixes]
     for part in parts:
-        part.check(dictionary)
+        part.check(dictionary, verification)
     return parts[0] if len(parts) == 1 else JoinedCorpus(parts)
+
+
+def reopen_corpus(
+    folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
+) -> IndexedCorpus | JoinedCorpus:
+    """Return the same; files that an earlier epoch or stage of this process has checked are not checked again.
+
+    Raises:
+        UserError: see :func:`open_corpus`.
+    """
+    key = os.path.abspath(folder), split, len(corpus_prefixes(folder, split, combine=combine))
+    corpus = _CHECKED.get(key)
+    if corpus is None or not corpus.is_unchanged():
+        corpus = _CHECKED[key] = open_corpus(folder, split, dictionary, combine=combine)
+    corpus.check(dictionary)
+    return corpus
+
+
+_CHECKED: dict[tuple[str, str, int], IndexedCorpus | JoinedCorpus] = {}  # about 1 KB a file

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from fairseq import checksums
+from fairseq.checksums import Checksum, Verification
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.joined import JoinedArray
 from fairseq.data.stored_array import StoredArray
@@ -29,7 +29,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats: no tokens
 _HEADER = struct.Struct("<9sQBQ")  # magic, version, type, lines
-_STEP = 1 << 22  # elements looked at together
+_STEP = 1 << 20  # lines looked at together
 
 
 def token_dtype(num_symbols: int) -> np.dtype:
@@ -41,7 +41,8 @@ class Corpus(Protocol):
     """Tokens in lines: what :class:`~fairseq.data.token_blocks.TokenBlocks` cuts into blocks.
 
     ``tokens`` is a flat integer array [N], ``sizes`` the lines' lengths [lines], ``offsets`` int64 [lines + 1] the
-    tokens before each line, and at the end all.
+    tokens before each line, and at the end all. Large corpora leave tokens and sizes in their files: slices of them
+    are arrays, and offsets take memory for each line.
     """
 
     @property
@@ -53,28 +54,28 @@ class Corpus(Protocol):
 
 
 class IndexedCorpus:
-    """A corpus in files; no token is read before it is indexed.
+    """A corpus in files; no token or line is in memory before it is indexed.
 
     Args:
         prefix: path of the two files without ``.bin`` and ``.idx``.
+        verification: of the folder, where several of its corpora are opened.
 
     Raises:
         UserError: a file is missing, truncated, corrupt or not that of ``checksums.txt``, or the corpus has no tokens.
 
     Attributes:
         tokens: flat array [N] in the file, uint16 or int32.
-        sizes: int32 [lines], the tokens of each line.
-        offsets: int64 [lines + 1], the tokens before each line, and at the end all.
+        sizes: int32 [lines] in the file, the tokens of each line.
+        offsets: int64 [lines + 1] in memory, the tokens before each line, and at the end all.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, verification: Verification | None = None) -> None:
         self.prefix = prefix
         index, data = f"{prefix}.idx", f"{prefix}.bin"
+        verification = verification or Verification(os.path.dirname(prefix))
         dtype, lines = _read_header(index)
-        checksums.check(index)
-        self._sizes = StoredArray(index, "<i4", lines, _HEADER.size)
-        starts = StoredArray(index, "<i8", lines, _HEADER.size + 4 * lines)
-        total = _check_lines(index, self._sizes, starts, dtype.itemsize)
+        self.sizes: Any = StoredArray(index, "<i4", lines, _HEADER.size)
+        total = _check_lines(self.sizes, dtype.itemsize, verification)
         if _file_size(data) != total * dtype.itemsize:
             raise UserError(
                 f"{data}: {_file_size(data)} bytes, but {index} expects {total * dtype.itemsize}: "
@@ -86,63 +87,90 @@ class IndexedCorpus:
             self.tokens: Any = StoredArray(data, dtype, total)
         except OSError as error:
             raise UserError(f"{data}: {read_failure(error)}; make it with fairseq-preprocess") from None
+        self._symbols = 0  # dictionaries of at least so many symbols have all tokens; 0: unknown
 
     def __len__(self) -> int:
-        return len(self._sizes)
-
-    @functools.cached_property
-    def sizes(self) -> np.ndarray:
-        return np.asarray(self._sizes)
+        return len(self.sizes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.prefix,)
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
-        offsets = np.zeros(len(self.sizes) + 1, dtype=np.int64)
-        np.cumsum(self.sizes, dtype=np.int64, out=offsets[1:])
-        return offsets
+        return _offsets(self.sizes)
 
-    def check(self, dictionary: Dictionary) -> None:
-        """Read the tokens once, in pieces.
+    def check(self, dictionary: Dictionary, verification: Verification | None = None) -> None:
+        """Read the tokens once, in pieces; they are not read again for the same or a larger dictionary.
 
         Raises:
             UserError: a token is not an id of *dictionary*, or the file is not that of ``checksums.txt``.
         """
-        checksum = checksums.Checksum(f"{self.prefix}.bin")
-        for number, piece in enumerate(self.tokens.pieces(_STEP)):
-            checksum.add(piece.data.cast("B"))
-            if int(piece.max()) >= len(dictionary) or int(piece.min()) < 0:
+        if 0 < self._symbols <= len(dictionary):
+            return
+        checksum = Checksum(f"{self.prefix}.bin", verification or Verification(os.path.dirname(self.prefix)))
+        before = highest = 0
+        for piece in self.tokens.examine(checksum):
+            highest = max(highest, int(piece.max()))
+            if highest >= len(dictionary) or int(piece.min()) < 0:
                 at = int(np.argmax((piece >= len(dictionary)) | (piece < 0)))
                 raise UserError(
-                    f"{self.prefix}.bin: token {number * _STEP + at} is number {int(piece[at])}, but the dictionary "
+                    f"{self.prefix}.bin: token {before + at} is number {int(piece[at])}, but the dictionary "
                     f"has {len(dictionary)} symbols; use the dict.txt that the text was preprocessed with"
                 )
+            before += len(piece)
         checksum.check()
-        self.tokens.seal(checksum.crc)
+        self._symbols = highest + 1
+
+    def is_unchanged(self) -> bool:
+        """Return whether the files are still those that were checked."""
+        return self.sizes.is_unchanged() and self.tokens.is_unchanged()
 
 
 class JoinedCorpus:
-    """Corpora read one after the other; tokens stay in their files.
+    """Corpora read one after the other; tokens and lines stay in their files.
 
     Args:
         parts: at least one.
 
     Attributes:
-        tokens, sizes, offsets: see :class:`Corpus`; *tokens* is indexed like an array, see :class:`JoinedArray`.
+        tokens, sizes, offsets: see :class:`IndexedCorpus`; indexed like arrays, see :class:`JoinedArray`.
     """
 
     def __init__(self, parts: Sequence[IndexedCorpus]) -> None:
         self.parts = list(parts)
         self.tokens: Any = JoinedArray([part.tokens for part in parts])
-        self.sizes = np.concatenate([part.sizes for part in parts])
+        self.sizes: Any = JoinedArray([part.sizes for part in parts])
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
+        return _offsets(self.sizes)
+
+    def check(self, dictionary: Dictionary, verification: Verification | None = None) -> None:
+        """Read the tokens of each part once; see :meth:`IndexedCorpus.check`."""
+        for part in self.parts:
+            part.check(dictionary, verification)
+
+    def is_unchanged(self) -> bool:
+        """Return whether the files are still those that were checked."""
+        return all(part.is_unchanged() for part in self.parts)
+
+
+def token_count(prefix: str) -> int:
+    """Return the number of tokens of a corpus by the length of its file.
+
+    Raises:
+        UserError: a file is missing, or the index is not one.
+    """
+    return _file_size(f"{prefix}.bin") // _read_header(f"{prefix}.idx")[0].itemsize
+
+
+def _offsets(sizes: Any) -> np.ndarray:
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, dtype=np.int64, out=offsets[1:])
+    return offsets
 
 
 def _file_size(path: str) -> int:
@@ -177,15 +205,22 @@ def _read_header(path: str) -> tuple[np.dtype, int]:
     return np.dtype(DTYPES[code]), lines
 
 
-def _check_lines(path: str, sizes: StoredArray, starts: StoredArray, itemsize: int) -> int:
-    """The number of tokens, once every line is known to start where the one before it ends."""
-    total = 0
-    for first in range(0, len(sizes), _STEP):
-        piece = sizes[first : first + _STEP]
-        ends = np.cumsum(piece, dtype=np.int64) + total
-        if int(piece.min()) < 0 or not np.array_equal(starts[first : first + _STEP], (ends - piece) * itemsize):
-            raise UserError(f"{path}: the lines do not follow one another: corrupt; preprocess the text again")
-        total = int(ends[-1])
+def _check_lines(sizes: StoredArray, itemsize: int, verification: Verification) -> int:
+    """The number of tokens, once every line is known to start where the one before it ends, and the file is whole."""
+    checksum = Checksum(sizes.path, verification)
+    corrupt = UserError(f"{sizes.path}: the lines do not follow one another: corrupt; preprocess the text again")
+    if any(int(piece.min()) < 0 for piece in sizes.examine(checksum)):
+        raise corrupt
+    starts = StoredArray(sizes.path, "<i8", len(sizes), _HEADER.size + 4 * len(sizes))
+    first = total = 0
+    for piece in starts.pieces(_STEP):
+        checksum.add(piece.view(np.uint8).data)
+        size = sizes[first : first + len(piece)]
+        ends = np.cumsum(size, dtype=np.int64) + total
+        if not np.array_equal(piece, (ends - size) * itemsize):
+            raise corrupt
+        first, total = first + len(piece), int(ends[-1])
+    checksum.check()
     return total
 
 
@@ -217,6 +252,7 @@ class IndexedWriter:
 
     def add(self, tokens: np.ndarray, sizes: np.ndarray) -> None:
         """Append lines: *tokens* [N] of all of them, *sizes* [lines], which sum to N and fit in int32."""
+        sizes = np.asarray(sizes)
         if int(sizes.sum(dtype=np.int64)) != len(tokens):
             raise ValueError(f"lines of {int(sizes.sum(dtype=np.int64))} tokens in all, but {len(tokens)} tokens")
         if len(sizes) and int(sizes.max()) > np.iinfo(np.int32).max:

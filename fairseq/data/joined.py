@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from fairseq.data.lazy_array import LazyArray
 
-class JoinedArray:
+
+class JoinedArray(LazyArray):
     """One-dimensional arrays of one type, such as stored ones, read as their concatenation.
-
-    It has what readers of a corpus use: ``len``, ``dtype``, indexing by a number, a slice or an array of numbers
-    (which return plain arrays), and :func:`numpy.asarray`.
 
     Args:
         parts: at least one array; the type is the widest of theirs.
@@ -20,48 +19,29 @@ class JoinedArray:
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = list(parts)
-        self._ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-        self.dtype = np.result_type(*(part.dtype for part in parts))
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    @property
-    def shape(self) -> tuple[int]:
-        return (len(self),)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.concatenate(self._parts, dtype=dtype or self.dtype)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            first, last, step = index.indices(len(self))
-            if step == 1:
-                return self._run(first, max(first, last))
-            index = np.arange(first, last, step)
-        index = np.asarray(index)
-        if index.size and (int(index.min()) < -len(self) or int(index.max()) >= len(self)):
-            raise IndexError(f"index outside an array of {len(self)}")
-        return self._gather(np.where(index < 0, index + len(self), index))
+        lengths = np.array([len(part) for part in parts], dtype=np.int64)
+        self._ends = np.cumsum(lengths)
+        self._starts = self._ends - lengths
+        super().__init__(np.result_type(*{part.dtype for part in parts}), int(self._ends[-1]))
 
     def _run(self, first: int, last: int) -> np.ndarray:
-        """Elements *first* up to *last*."""
         pieces = [np.empty(0, self.dtype)]
-        for part, end in zip(self._parts, self._ends.tolist(), strict=True):
-            start = end - len(part)
-            if first < end and last > start:
+        if first < last:
+            low, high = np.searchsorted(self._ends, [first, last - 1], side="right").tolist()
+            starts = self._starts[low : high + 1].tolist()
+            for part, start in zip(self._parts[low : high + 1], starts, strict=True):
                 pieces.append(part[max(0, first - start) : last - start])
-        return np.concatenate(pieces[1:] or pieces, dtype=self.dtype)
+        return np.concatenate(pieces, dtype=self.dtype)
 
-    def _gather(self, index: np.ndarray) -> np.ndarray:
-        """The elements at *index* (any shape), part by part of those it touches."""
-        number = np.searchsorted(self._ends, index, side="right")
-        starts = self._ends - [len(part) for part in self._parts]
-        if number.size == 0 or int(number.min()) == int(number.max()):
-            part = int(number.min()) if number.size else 0
-            return self._parts[part][index - starts[part]].astype(self.dtype, copy=False)
-        found = np.empty(index.shape, self.dtype)
-        for part in np.unique(number).tolist():
-            here = number == part
-            found[here] = self._parts[part][index[here] - starts[part]]
+    def _gather(self, flat: np.ndarray) -> np.ndarray:
+        """The elements at *flat*, part by part of those it touches."""
+        number = np.searchsorted(self._ends, flat, side="right")
+        first = int(number[0])
+        if (number == first).all():
+            return self._parts[first][flat - self._starts[first]].astype(self.dtype, copy=False)
+        order = np.argsort(number, kind="stable")
+        found = np.empty(flat.shape, self.dtype)
+        for here in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+            part = int(number[here[0]])
+            found[here] = self._parts[part][flat[here] - self._starts[part]]
         return found

@@ -12,16 +12,18 @@ import contextlib
 import os
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
 
-from fairseq import checksums
+from fairseq.checksums import Checksum, Verification
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.indexed_dataset import IndexedCorpus
+from fairseq.data.indexed_dataset import token_count
 from fairseq.data.joined import JoinedArray
+from fairseq.data.lazy_array import LazyArray
 from fairseq.data.note_words import AGAIN, NOTES, NoteWords
 from fairseq.data.stored_array import StoredArray
 from fairseq.errors import UserError, read_failure
@@ -30,7 +32,6 @@ from fairseq.files import atomic_file, open_regular
 MAGIC = b"FSNOTES\x00"
 VERSION = 1
 _HEADER = struct.Struct("<8sQBQQ32s")  # magic, version, bytes a number, tokens, words, fingerprint
-_STEP = 1 << 22
 
 
 def number_dtype(words: int) -> np.dtype:
@@ -105,6 +106,7 @@ class NoteSpans:
 
     Attributes:
         notes: the words; a span's word is a number of theirs.
+        fingerprint: of dictionary and words.
     """
 
     def __init__(
@@ -117,11 +119,15 @@ class NoteSpans:
         folder = os.path.dirname(prefixes[0])
         self.notes = notes or NoteWords.load(folder)
         dictionary = dictionary or Dictionary.load(os.path.join(folder, "dict.txt"))
-        parts = [_open(path, self.notes, dictionary) for path in prefixes]
+        verification = Verification(folder, (f"{path}.notes.{kind}" for path in prefixes for kind in ("idx", "bin")))
+        self.fingerprint = self.notes.fingerprint(dictionary)  # once: it takes long where there are many words
+        expected = _Expected(self.fingerprint, len(self.notes), dictionary.path)
+        files = [_open(path, expected) for path in prefixes]
         self.prefix = prefixes[0]
-        self._numbers = JoinedArray([numbers for numbers, _ in parts])
-        self._bits = [bits for _, bits in parts]
-        self._ends = np.cumsum([len(numbers) for numbers, _ in parts], dtype=np.int64)
+        self._files = files
+        self._numbers = JoinedArray([numbers for numbers, _ in files])
+        self._begins = JoinedArray([_Bits(bits, len(numbers)) for numbers, bits in files])
+        self._highest = max(_examine(numbers, bits, verification) for numbers, bits in files)
 
     def __len__(self) -> int:
         """Tokens of the corpus."""
@@ -148,10 +154,10 @@ class NoteSpans:
                 consecutive; outside the corpus (−1, or its length) there is no word.
             lengths: integers [B], up to T; columns behind a row's length are not read.
         """
-        begins = self._begins(places)
+        begins, numbers = self._begins_at(places), self._numbers_at(places)
         column = np.arange(places.shape[1])
         lengths = np.asarray(lengths)[:, None]
-        first = begins & (column < lengths) & (self._at(places) > 0)
+        first = begins & (column < lengths) & (numbers > 0)
         rows, columns = np.nonzero(first)
         if len(rows) == 0:
             return np.empty((0, 4), dtype=np.int64)
@@ -162,12 +168,12 @@ class NoteSpans:
         after = np.searchsorted(flat, here, side="right")
         ends = np.append(flat, begins.size)[after] - rows * width
         whole = ends <= lengths[rows, 0]
-        words = self._at(places[rows, columns]).astype(np.int64) - 1
+        words = numbers[rows, columns].astype(np.int64) - 1
         return np.stack([rows, columns, ends, words], axis=1)[whole].astype(np.int64)
 
     def rare_at(self, places: np.ndarray) -> np.ndarray:
         """Return whether the tokens at *places*, int64 of any shape, belong to rare words, whole or not: bool."""
-        return self._at(places) > 0
+        return self._numbers_at(places) > 0
 
     def word_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return bool [B, T]: whether a word, rare or not, begins at each token of the windows of :meth:`spans`.
@@ -176,40 +182,74 @@ class NoteSpans:
         at the word after it.
         """
         places, lengths = _places(starts, lengths)
-        begins = self._begins(places)
+        begins = self._begins_at(places)
         begins[np.arange(places.shape[1]) >= lengths[:, None]] = False
         return begins[:, :-1]
 
     def check(self) -> NoteSpans:
-        """Read the numbers once.
-
-        Returns:
-            The object itself.
+        """Return the object itself.
 
         Raises:
-            UserError: one is not the number of a word.
+            UserError: a number in the files is not the number of a word.
         """
-        for start in range(0, len(self), _STEP):
-            if int(self._numbers[start : start + _STEP].max(initial=0)) > len(self.notes):
-                raise UserError(f"{self.prefix}.notes.bin: number of a word that {NOTES} does not have; {AGAIN}")
+        if self._highest > len(self.notes):
+            raise UserError(f"{self.prefix}.notes.bin: number of a word that {NOTES} does not have; {AGAIN}")
         return self
 
-    def _at(self, places: np.ndarray) -> np.ndarray:
-        """The numbers at *places*, 0 outside the corpus."""
-        inside = (places >= 0) & (places < len(self))
-        return np.where(inside, self._numbers[np.where(inside, places, 0)], 0)
+    def is_unchanged(self) -> bool:
+        """Return whether the files are still those that were opened."""
+        return all(numbers.is_unchanged() and bits.is_unchanged() for numbers, bits in self._files)
 
-    def _begins(self, places: np.ndarray) -> np.ndarray:
+    def _numbers_at(self, places: np.ndarray) -> np.ndarray:
+        """The numbers at *places*, 0 outside the corpus."""
+        inside, nearest = self._inside(places)
+        return np.where(inside, self._numbers[nearest], 0)
+
+    def _begins_at(self, places: np.ndarray) -> np.ndarray:
         """Return whether a word begins at each of *places*; true outside the corpus."""
-        inside = (places >= 0) & (places < len(self))
-        index = np.where(inside, places, 0)  # where a word begins
-        part = np.searchsorted(self._ends, index, side="right")
-        found = np.empty(places.shape, dtype=bool)
-        for number in np.unique(part).tolist():
-            here = part == number
-            local = index[here] - (int(self._ends[number - 1]) if number else 0)
-            found[here] = (self._bits[number][local >> 3] >> (local & 7).astype(np.uint8)) & 1
-        return found
+        inside, nearest = self._inside(places)
+        return self._begins[nearest] | ~inside
+
+    def _inside(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of *places* are in the corpus, and the nearest ones that are: rows stay runs of the file."""
+        return (places >= 0) & (places < len(self)), np.clip(places, 0, len(self) - 1)
+
+
+class _Bits(LazyArray):
+    """Bits of stored bytes, lowest first, as booleans."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, stored: StoredArray, count: int) -> None:
+        super().__init__("?", count)
+        self._bytes = stored
+
+    def _run(self, first: int, last: int) -> np.ndarray:
+        return self._gather(np.arange(first, last))
+
+    def _gather(self, flat: np.ndarray) -> np.ndarray:
+        return (self._bytes[flat >> 3] >> (flat & 7).astype(np.uint8)) & 1 > 0
+
+
+def reopen_spans(prefixes: Sequence[str], notes: NoteWords | None = None) -> NoteSpans:
+    """Return the checked :class:`NoteSpans` of corpora that are read one after the other.
+
+    Files that an earlier epoch or stage of this process has checked are not checked again.
+
+    Raises:
+        UserError: as :class:`NoteSpans` and :meth:`NoteSpans.check`.
+    """
+    key = os.path.abspath(prefixes[0]), len(prefixes)
+    folder = os.path.dirname(prefixes[0])
+    notes = notes or NoteWords.load(folder)
+    dictionary = Dictionary.load(os.path.join(folder, "dict.txt"))
+    spans = _CHECKED.get(key)
+    if spans is None or not spans.is_unchanged() or spans.fingerprint != notes.fingerprint(dictionary):
+        spans = _CHECKED[key] = NoteSpans(prefixes, dictionary, notes).check()
+    return spans
+
+
+_CHECKED: dict[tuple[str, int], NoteSpans] = {}
 
 
 def _places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -219,7 +259,16 @@ def _places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.asarray(starts, dtype=np.int64)[:, None] + column, lengths
 
 
-def _open(prefix: str, notes: NoteWords, dictionary: Dictionary) -> tuple[StoredArray, StoredArray]:
+@dataclass(frozen=True)
+class _Expected:
+    """What the index of each file must hold: fingerprint and number of words; *dictionary* is a path, for messages."""
+
+    fingerprint: bytes
+    words: int
+    dictionary: str | None
+
+
+def _open(prefix: str, expected: _Expected) -> tuple[StoredArray, StoredArray]:
     """The numbers [N] and bits of one corpus, once they are known to belong to it."""
     index, numbers = f"{prefix}.notes.idx", f"{prefix}.notes.bin"
     header = _read(index)
@@ -228,17 +277,26 @@ def _open(prefix: str, notes: NoteWords, dictionary: Dictionary) -> tuple[Stored
     _, version, size, tokens, words, fingerprint = _HEADER.unpack(header)
     if version != VERSION or size not in (1, 2, 4):
         raise UserError(f"{index}: version {version} of the format, known is {VERSION}; {AGAIN}")
-    for path, expected in ((index, _HEADER.size + -(-tokens // 8)), (numbers, tokens * size)):
-        if (found := _size(path)) != expected:
-            raise UserError(f"{path}: {found} bytes instead of {expected} for {tokens} tokens; {AGAIN}")
-    if fingerprint != notes.fingerprint(dictionary) or words != len(notes):
-        raise UserError(f"{index}: made for another dict.txt or {NOTES} than those of {dictionary.path}; {AGAIN}")
-    corpus = len(IndexedCorpus(prefix).tokens)
+    for path, length in ((index, _HEADER.size + -(-tokens // 8)), (numbers, tokens * size)):
+        if (found := _size(path)) != length:
+            raise UserError(f"{path}: {found} bytes instead of {length} for {tokens} tokens; {AGAIN}")
+    if (fingerprint, words) != (expected.fingerprint, expected.words):
+        raise UserError(f"{index}: made for another dict.txt or {NOTES} than those of {expected.dictionary}; {AGAIN}")
+    corpus = token_count(prefix)
     if corpus != tokens:
         raise UserError(f"{index}: made for {tokens} tokens, but {prefix}.bin has {corpus}; {AGAIN}")
-    for path in (index, numbers):
-        checksums.check(path)
     return StoredArray(numbers, f"<u{size}", tokens), StoredArray(index, "<u1", -(-tokens // 8), _HEADER.size)
+
+
+def _examine(numbers: StoredArray, bits: StoredArray, verification: Verification) -> int:
+    """Read both files once, compare them with ``checksums.txt``, and return the highest number."""
+    highest = 0
+    for array in (bits, numbers):
+        checksum = Checksum(array.path, verification)
+        for piece in array.examine(checksum):
+            highest = max(highest, int(piece.max())) if array is numbers else 0
+        checksum.check()
+    return highest
 
 
 def _read(path: str) -> bytes:

@@ -12,10 +12,10 @@ import torch
 from fairseq.config import flag
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.folders import corpus_prefixes, data_folders, load_dictionary, open_corpus
+from fairseq.data.folders import corpus_prefixes, data_folders, load_dictionary, reopen_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
 from fairseq.data.masking import word_parts
-from fairseq.data.note_spans import NoteSpans
+from fairseq.data.note_spans import reopen_spans
 from fairseq.data.note_words import NoteWords, note_rule
 from fairseq.data.noted_blocks import NotedStream
 from fairseq.data.samplers import Batching, Sampler
@@ -92,7 +92,7 @@ class LanguageModelingTask(FairseqTask):
         Raises:
             UserError: its files are missing, damaged or made with another dictionary.
         """
-        return open_corpus(data_folders(self.settings.data_path)[0], split, self.dictionary)
+        return reopen_corpus(data_folders(self.settings.data_path)[0], split, self.dictionary)
 
     def dataset(
         self, split: str, *, training: bool = False, folder: str | Path | None = None
@@ -100,7 +100,7 @@ class LanguageModelingTask(FairseqTask):
         shuffled = training and self.cfg.shuffle_lines
         folder = folder or data_folders(self.settings.data_path)[0]
         blocks = TokenBlocks(
-            open_corpus(folder, split, self.dictionary, combine=training),
+            reopen_corpus(folder, split, self.dictionary, combine=training),
             self.cfg.tokens_per_sample,
             self.cfg.sample_break_mode,
             pad=self.dictionary.pad(),
@@ -110,7 +110,7 @@ class LanguageModelingTask(FairseqTask):
         )
         if not self.cfg.notes:
             return blocks
-        spans = NoteSpans(corpus_prefixes(folder, split, combine=training), notes=self.note_words).check()
+        spans = reopen_spans(corpus_prefixes(folder, split, combine=training), self.note_words)
         joins = word_parts(self.dictionary, note_rule(self.dictionary))[1]
         if (unknown := self.dictionary.unk()) >= 0:
             joins[unknown] = joins.any()  # whether the next token continues what it stands for is not visible

@@ -10,7 +10,7 @@ from typing import Any
 from fairseq.config import flag
 from fairseq.data.dataset import Dataset
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.folders import data_folders, load_dictionary, open_corpus
+from fairseq.data.folders import data_folders, load_dictionary, reopen_corpus
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts, word_rule
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
@@ -72,7 +72,7 @@ class MaskedLMTask(FairseqTask):
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
         folder = folder or data_folders(self.settings.data_path)[0]
-        corpus = open_corpus(folder, split, self.dictionary, combine=training)
+        corpus = reopen_corpus(folder, split, self.dictionary, combine=training)
         blocks = TokenBlocks(
             corpus,
             self.cfg.tokens_per_sample - 1,

@@ -14,7 +14,7 @@ from fairseq.data.dataset import Dataset
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import corpus_prefixes, data_folders
 from fairseq.data.masking import MaskedBlocks
-from fairseq.data.note_spans import NoteSpans
+from fairseq.data.note_spans import reopen_spans
 from fairseq.data.note_words import NoteWords
 from fairseq.data.noted_blocks import NotedBlocks
 from fairseq.models import BaseFairseqModel
@@ -59,7 +59,7 @@ class TNFMaskedLMTask(MaskedLMTask):
         blocks = super().dataset(split, training=training, folder=folder)
         assert isinstance(blocks, MaskedBlocks)
         prefixes = corpus_prefixes(folder or data_folders(self.settings.data_path)[0], split, combine=training)
-        return NotedBlocks(blocks, NoteSpans(prefixes, notes=self.note_words).check())
+        return NotedBlocks(blocks, reopen_spans(prefixes, self.note_words))
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
         return sample if dictionary_of(model) is not None else _without_spans(sample)

@@ -1,0 +1,83 @@
+"""The base of arrays whose elements are read or computed when they are indexed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+_PIECE = 1 << 20  # elements read together where all are read
+
+
+class LazyArray:
+    """A one-dimensional array that holds no elements; indexing returns plain arrays.
+
+    It has what readers of a corpus use: ``len``, ``dtype``, ``shape``, iteration, ``tolist``, indexing by a number, a
+    slice, a mask or an array of numbers, and :func:`numpy.asarray`. Subclasses define :meth:`_run` and :meth:`_gather`.
+
+    Args:
+        dtype: type of the elements.
+        count: their number.
+    """
+
+    __slots__ = ("_count", "dtype")
+
+    def __init__(self, dtype: np.dtype | str, count: int) -> None:
+        self.dtype = np.dtype(dtype)
+        self._count = count
+
+    def _run(self, first: int, last: int) -> np.ndarray:
+        """Return elements *first* up to *last*, 0 ≤ first ≤ last ≤ count."""
+        raise NotImplementedError
+
+    def _gather(self, flat: np.ndarray) -> np.ndarray:
+        """Return the elements at *flat*, int [N], N > 0, all of them valid and not negative."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self._count,)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self._run(0, self._count).astype(dtype or self.dtype, copy=False)
+
+    def __iter__(self) -> Iterator[Any]:
+        for piece in self.pieces(_PIECE):
+            yield from piece
+
+    def tolist(self) -> list[Any]:
+        """Return all elements as a list."""
+        return np.asarray(self).tolist()
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return elements as a plain array (one for a number)."""
+        if isinstance(index, slice):
+            first, last, step = index.indices(self._count)
+            if step == 1:
+                return self._run(first, max(first, last))
+            index = np.arange(first, last, step)
+        index = np.asarray(index)
+        if index.dtype == bool:
+            return self._masked(index)
+        if index.size == 0:
+            return np.empty(index.shape, self.dtype)
+        if int(index.min()) < -self._count or int(index.max()) >= self._count:
+            raise IndexError(f"index outside an array of {self._count}")
+        flat = np.where(index < 0, index + self._count, index).ravel()
+        return self._gather(flat).reshape(index.shape)[()]
+
+    def pieces(self, size: int) -> Iterator[np.ndarray]:
+        """Yield the whole array, *size* elements at a time."""
+        for first in range(0, self._count, size):
+            yield self._run(first, min(first + size, self._count))
+
+    def _masked(self, mask: np.ndarray) -> np.ndarray:
+        if mask.shape != self.shape:
+            raise IndexError(f"mask of shape {mask.shape} for an array of {self._count}")
+        masks = (mask[first : first + _PIECE] for first in range(0, self._count, _PIECE))
+        found = [piece[here] for piece, here in zip(self.pieces(_PIECE), masks, strict=True)]
+        return np.concatenate([np.empty(0, self.dtype), *found], dtype=self.dtype)
