@@ -135,6 +135,12 @@ class MaskedBlocks:
         view.blocks = self.blocks.select(keep)
         return view
 
+    def cut_long(self, longest: int) -> MaskedBlocks:
+        """These rows, those of more than *longest* tokens, the begin symbol counted, cut into several."""
+        view = copy.copy(self)
+        view.blocks = self.blocks.cut_long(longest - 1)
+        return view
+
     def batch(self, indices: np.ndarray) -> Sample:
         """Blocks *indices* [B] as rows padded on the right.
 

@@ -175,6 +175,10 @@ class FairseqTask:
         """Return loss, sample size and log of *sample*; plug-ins written for fairseq override it."""
         return criterion(model, sample)
 
+    def cut_long(self, dataset: Dataset, longest: int) -> Dataset:
+        """Return *dataset* with examples of more than *longest* tokens cut; by default they are left out or refused."""
+        return dataset
+
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         """Return the batches of *dataset* for *model*: by default batches of examples of similar size."""
         return batching.blocks(dataset.sizes, by_size=True)
@@ -206,7 +210,8 @@ class FairseqTask:
         folders = data_folders(self.settings.data_path)
         turns: list[tuple[Dataset, Sampler]] = []
         for folder in folders if training else folders[:1]:
-            dataset = self._fitting(split, folder, model, training, data.skip_invalid_size_inputs_valid_test)
+            skip = training or data.skip_invalid_size_inputs_valid_test
+            dataset = self._fitting(split, folder, model, training, skip, batching.max_tokens)
             turns.append((dataset, self.sampler(dataset, model, batching)))
 
         def prepare(sample: Sample, epoch: int) -> Sample:
@@ -220,17 +225,24 @@ class FairseqTask:
             device=device,
         )
 
-    def _fitting(self, split: str, folder: Path, model: BaseFairseqModel, training: bool, skip: bool) -> Dataset:
-        """The examples of *split* in *folder* that the model can read."""
+    def _fitting(
+        self, split: str, folder: Path, model: BaseFairseqModel, training: bool, skip: bool, max_tokens: int | None
+    ) -> Dataset:
+        """The examples of *split* in *folder* that the model can read, in batches of at most *max_tokens* tokens.
+
+        Longer ones are left out if *skip*, else refused.
+        """
+        limit = model.max_positions()
         if legacy.overrides(self, FairseqTask, "load_dataset"):
             dataset = legacy.loaded_dataset(self, split, training)
         else:
             dataset = self.dataset(split, training=training, folder=folder)
-        limit = model.max_positions()
+            if limits := [number for number in (limit, max_tokens) if number is not None]:
+                dataset = self.cut_long(dataset, min(limits))
         keep = dataset.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
         left_out = int((~keep).sum())
         if left_out:
-            if not training and not skip:
+            if not skip:
                 raise UserError(
                     f"{split}: {left_out} blocks are longer than the model's {limit} positions; "
                     "--skip-invalid-size-inputs-valid-test leaves them out"

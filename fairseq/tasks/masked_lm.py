@@ -26,8 +26,10 @@ from fairseq.tasks.typed import typed_settings
 class MaskedLMConfig:
     """Settings of masked language modelling."""
 
-    sample_break_mode: str = flag("complete", "block boundaries; longer lines are cut", choices=BREAK_MODES)
-    tokens_per_sample: int = flag(512, "tokens per row, the begin symbol included", low=2)
+    sample_break_mode: str = flag(
+        "complete", "block boundaries; longer lines are cut at --max-positions", choices=BREAK_MODES
+    )
+    tokens_per_sample: int = flag(512, "tokens per row, begin symbol included; longer lines stay whole", low=2)
     mask_prob: float = flag(0.15, "fraction of tokens chosen for prediction", above=0, below=1)
     leave_unmasked_prob: float = flag(0.1, "fraction of chosen tokens left unchanged", low=0, high=1)
     random_token_prob: float = flag(0.1, "fraction of chosen tokens replaced by random ones", low=0, high=1)
@@ -80,8 +82,13 @@ class MaskedLMTask(FairseqTask):
             pad=self.dictionary.pad(),
             eos=self.dictionary.eos(),
         )
-        blocks = blocks.cut_long(self.cfg.tokens_per_sample - 1)
         return MaskedBlocks(blocks, self.masking(), self.dictionary.bos(), fixed=not training)
+
+    def cut_long(self, dataset: Dataset, longest: int) -> Dataset:
+        """Cut lines longer than a row; fairseq leaves them out."""
+        assert isinstance(dataset, MaskedBlocks)
+        # Blocks of more than one line that are too long are a mistake in --tokens-per-sample, which is reported.
+        return dataset.cut_long(max(longest, self.cfg.tokens_per_sample))
 
     def masking(self) -> Masking:
         """Return the masking of the settings.

@@ -61,6 +61,12 @@ class TNFMaskedLMTask(MaskedLMTask):
         prefixes = corpus_prefixes(folder or data_folders(self.settings.data_path)[0], split, combine=training)
         return NotedBlocks(blocks, reopen_spans(prefixes, self.note_words))
 
+    def cut_long(self, dataset: Dataset, longest: int) -> Dataset:
+        assert isinstance(dataset, NotedBlocks)
+        blocks = super().cut_long(dataset.blocks, longest)
+        assert isinstance(blocks, MaskedBlocks)
+        return NotedBlocks(blocks, dataset.spans)
+
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
         return sample if dictionary_of(model) is not None else _without_spans(sample)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import ROOT, arguments, command, content, difference, losses, records, summaries, train, updates
+from runs import DATA, ROOT, arguments, command, content, difference, losses, records, summaries, train, updates
 
+from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 
@@ -54,6 +55,35 @@ def test_two_processes_and_two_batches_an_update_are_one_process(flags: str, tmp
     two = losses(records(result.stdout))
     assert len(one) == 12
     assert twice == pytest.approx(one, abs=1e-5) and two == pytest.approx(one, abs=1e-5)
+
+
+def naive_sizes(lines: list[int], tokens: int, positions: int) -> list[int]:
+    """Sizes of the rows that fairseq makes of whole *lines*, those of lines beyond *positions* cut."""
+    rows: list[int] = []
+    for line in lines:
+        if rows and rows[-1] + line <= tokens:
+            rows[-1] += line
+        else:
+            rows.append(1 + line)  # after the begin symbol
+    return [size for row in rows for size in pieces(row - 1, positions - 1)]
+
+
+def pieces(tokens: int, longest: int) -> list[int]:
+    return [1 + min(longest, tokens - start) for start in range(0, tokens, longest)]
+
+
+@pytest.mark.parametrize(("limits", "longest"), [("512", 512), ("40", 40), ("512 --max-tokens 60", 60)])
+@pytest.mark.parametrize("training", [True, False])
+def test_lines_longer_than_a_block_stay_whole_up_to_the_models_positions(
+    limits: str, longest: int, training: bool
+) -> None:
+    args = arguments(BERT, "--max-tokens 1000 --max-positions", *limits.split())
+    task = setup_task(args)
+    model = task.build_model(args)
+    rows = task.iterator("valid", model, task.build_criterion(args), training=training).dataset
+    lines = IndexedCorpus(DATA / "valid").sizes.tolist()
+    assert max(lines) > 60
+    assert rows.sizes.tolist() == naive_sizes(lines, 24, longest)
 
 
 def test_generator_and_discriminator_share_their_embeddings_and_both_learn(tmp_path: Path) -> None:
