@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ class TokenBlocks:
         starts: int64 [n].
         sizes: int32 [n].
         kept: bool [blocks that were cut]: those that :meth:`select` left; None: all.
+        before: int64 [n], tokens of context that :meth:`with_context` puts before each block; None: no context.
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class TokenBlocks:
         self._lines: ShuffledLines | None = None
         self.starts, self.sizes = _cut(corpus, block_size, break_mode or "none")
         self.kept: np.ndarray | None = None
+        self.before: np.ndarray | None = None
+        self._context: _Context | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -94,31 +98,45 @@ class TokenBlocks:
         cut.sizes = np.minimum(np.repeat(self.sizes, pieces) - number * longest, longest).astype(np.int32)
         return cut
 
+    def with_context(self, window: int, longest: int) -> TokenBlocks:
+        """Return these blocks, each read after up to *window* tokens of context, in rows of at most *longest* tokens.
+
+        As in fairseq, context is what the blocks before hold: blank lines of ``complete_doc`` and blocks that were left
+        out are not read. A block longer than *longest* has none.
+        """
+        context = _Context(self.starts, np.cumsum(self.sizes, dtype=np.int64) - self.sizes)
+        blocks = copy.copy(self)
+        blocks.before = np.minimum(context.first, np.clip(longest - self.sizes.astype(np.int64), 0, window))
+        blocks._context = context if (context.first != self.starts).any() else None
+        return blocks
+
     def select(self, keep: np.ndarray) -> TokenBlocks:
         """Return the blocks for which *keep*, bool [n], is true, renumbered."""
         selected = copy.copy(self)
         selected.starts, selected.sizes = self.starts[keep], self.sizes[keep]
+        selected.before = None if self.before is None else self.before[keep]
         selected.kept = np.ones(len(keep), bool) if self.kept is None else self.kept.copy()
         selected.kept[selected.kept] = keep
         return selected
 
-    def batch(self, indices: np.ndarray, context: int = 0) -> Sample:
+    def batch(self, indices: np.ndarray) -> Sample:
         """Blocks *indices* [B], at least one, as rows padded on the right.
 
         The source is the target shifted right by one: it begins with the token before the block, at the beginning of
-        the corpus with ``</s>``. With *context*, each row begins with up to that many tokens before the block (fewer
-        at the beginning of the corpus); their targets are padding.
+        the corpus with ``</s>``. The targets of a block's context are padding.
 
         Returns:
             ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the number of targets that are no padding;
             ``net_input.src_tokens`` and ``target``, int64 [B, T].
         """
         starts = self.starts[indices]
-        before = np.minimum(starts, context)
+        before = np.zeros_like(starts) if self.before is None else self.before[indices]
         lengths = before + self.sizes[indices]
         longest = int(lengths.max())
         # Each row is one window of the corpus, from the token before its first target to its last target.
         places = (starts - before - 1)[:, None] + np.arange(longest + 1)  # [B, T + 1]
+        if self._context is not None:
+            places = self._context.places(starts, places)
         window = self._read(np.clip(places, 0, len(self.corpus.tokens) - 1))
         window[places[:, 0] < 0, 0] = self.eos
         source, target = window[:, :-1].copy(), window[:, 1:].copy()
@@ -126,7 +144,7 @@ class TokenBlocks:
         if int(lengths.min()) < longest:
             source[column >= lengths[:, None]] = max(self.pad, 0)  # any id, where the dictionary has no padding symbol
             target[column >= lengths[:, None]] = self.pad
-        if context:
+        if before.any():
             target[column < before[:, None]] = self.pad
         if self.bos is not None:
             source, target = (np.pad(rows, ((0, 0), (1, 0)), constant_values=self.bos) for rows in (source, target))
@@ -156,6 +174,30 @@ class TokenBlocks:
         if self._lines is not None:
             places = self._lines.places(places)
         return self.corpus.tokens[places].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Context:
+    """The tokens of blocks as one sequence, for a corpus of which some are in no block.
+
+    Attributes:
+        starts: place of each block's first token in the corpus, int64 [n].
+        first: number of tokens in the blocks before each, int64 [n].
+    """
+
+    starts: np.ndarray
+    first: np.ndarray
+
+    def places(self, starts: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Replace those of *places* [B, T] before the blocks at *starts* [B] by the places of their context.
+
+        −1 stands for the token before the first block.
+        """
+        block = np.searchsorted(self.starts, starts)
+        number = self.first[block][:, None] + places - starts[:, None]  # of a token in the sequence
+        block = np.searchsorted(self.first, number, side="right") - 1
+        context = np.where(number < 0, -1, self.starts[block] + number - self.first[block])
+        return np.where(places < starts[:, None], context, places)
 
 
 def _cut(corpus: Corpus, block_size: int, break_mode: str) -> tuple[np.ndarray, np.ndarray]:

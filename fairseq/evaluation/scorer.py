@@ -59,7 +59,8 @@ class Scoring:
     Attributes:
         tokens_per_sample: tokens L of a block, or of a segment with memory.
         break_mode: rule for block boundaries.
-        context_window: W: blocks have L − W tokens, each with up to W tokens before it as context.
+        context_window: W: blocks have L − W tokens, each with up to W tokens before it as context, so many that
+            the row has at most L; longer lines have less, up to the model's positions.
         token_by_token: one token at a time, as in generation; needs a model with a cache.
         batch_size: rows; with memory, contiguous parts of the corpus read in parallel.
         max_tokens: most tokens in a batch (default without *batch_size*: 36,000; with memory: one row).
@@ -172,11 +173,13 @@ class Scorer:
             bos=dictionary.begin() if scoring.add_bos_token else None,
         )
         limits = [limit for model in self.models if (limit := model.max_positions()) is not None]
-        longest = min(limits, default=np.iinfo(np.int32).max) - window
+        longest = min(limits, default=np.iinfo(np.int32).max)
         keep = blocks.sizes <= longest
         if not keep.all():
             logger.warning("left out %d of %d blocks, longer than %d positions", (~keep).sum(), len(keep), longest)
             blocks = blocks.select(keep)
+        if window:
+            blocks = blocks.with_context(window, min(scoring.tokens_per_sample, longest))
         if scoring.shards > 1:  # contiguous, so that words are cut at their ends only
             first, end = rows_of(len(blocks), scoring.shard, scoring.shards)
             place = np.arange(len(blocks))
@@ -193,7 +196,7 @@ class Scorer:
     ) -> None:
         """Score independent blocks."""
         scoring = self.scoring
-        lengths = blocks.sizes + np.minimum(blocks.starts, scoring.context_window).astype(np.int32)
+        lengths = blocks.sizes if blocks.before is None else (blocks.sizes + blocks.before).astype(np.int32)
         max_tokens = scoring.max_tokens
         if max_tokens is None and scoring.batch_size is None:
             max_tokens = max(DEFAULT_MAX_TOKENS, int(lengths.max()))
@@ -210,9 +213,9 @@ class Scorer:
         own = range(self.world.rank, len(sampler), self.world.size)
         batches = itertools.islice(sampler.epoch(1), own.start, None, own.step)
         for indices in progress(batches, len(own)):
-            sample = blocks.batch(indices, scoring.context_window)
+            sample = blocks.batch(indices)
             net_output = model(self._to_device(sample["net_input"]["src_tokens"]))
-            collector.add(net_output, sample["target"], *_places(blocks, indices, scoring.context_window))
+            collector.add(net_output, sample["target"], *_places(blocks, indices))
 
     def _read_streams(self, reader: Reader, blocks: TokenBlocks, collector: _Collector, progress: Progress) -> None:
         """Score segments in order, each row with its own memory."""
@@ -338,10 +341,11 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
         raise UserError(f"--sample-break-mode {scoring.break_mode}: a model with memory reads streams; use none")
 
 
-def _places(blocks: TokenBlocks, indices: np.ndarray, context: int = 0) -> tuple[Tensor | None, np.ndarray]:
-    """Indices of the scored targets of ``blocks.batch(indices, context)`` (None: all), and those in the corpus."""
+def _places(blocks: TokenBlocks, indices: np.ndarray) -> tuple[Tensor | None, np.ndarray]:
+    """Indices of the scored targets of ``blocks.batch(indices)`` (None: all), and those in the corpus."""
     starts, sizes = blocks.starts[indices], blocks.sizes[indices]
-    before = np.minimum(starts, context) + (blocks.bos is not None)
+    before = np.zeros_like(starts) if blocks.before is None else blocks.before[indices]
+    before = before + (blocks.bos is not None)
     column = np.arange(int((before + sizes).max()))
     inside = (column >= before[:, None]) & (column < (before + sizes)[:, None])
     places = (starts - before)[:, None] + column

@@ -88,14 +88,16 @@ def test_a_batch_holds_context_block_and_padding(
     if len(blocks) == 0:
         return
     indices = np.array(data.draw(st.lists(st.integers(0, len(blocks) - 1), min_size=1, max_size=5)))
+    ranges = [slice(start, start + size) for start, size in zip(blocks.starts, blocks.sizes, strict=True)]
     sources, targets = [], []
     for index in indices:
-        start, end = int(blocks.starts[index]), int(blocks.starts[index]) + int(blocks.sizes[index])
-        first = max(0, start - context)
-        sources.append(shifted(corpus)[first:end])
-        targets.append([PAD] * (start - first) + corpus.tokens[start:end].tolist())
+        block = shifted(corpus)[ranges[index]]
+        before = [token for other in ranges[:index] for token in shifted(corpus)[other]]
+        room = max(0, min(context, block_size + context - len(block), len(before)))
+        sources.append(before[len(before) - room :] + block)
+        targets.append([PAD] * room + corpus.tokens[ranges[index]].tolist())
     longest = max(map(len, sources))
-    sample = blocks.batch(indices, context)
+    sample = blocks.with_context(context, block_size + context).batch(indices)
     assert sample["net_input"]["src_tokens"].tolist() == [row + [PAD] * (longest - len(row)) for row in sources]
     assert sample["target"].tolist() == [row + [PAD] * (longest - len(row)) for row in targets]
     assert sample["id"].tolist() == indices.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import naive
@@ -152,6 +153,50 @@ def test_every_line_by_itself_with_eos(load):
     scores = Scorer([model], DICTIONARY, Scoring(8, break_mode="eos", batch_size=2)).score(corpus)
     expected = [reference.score(corpus.tokens[a:b], 8) for a, b in ((0, 5), (5, 7), (7, 14))]
     np.testing.assert_allclose(scores.lprobs, np.concatenate(expected), rtol=2e-6, atol=1e-5)
+
+
+def naive_lines(corpus, size, mode):
+    """Blocks as lists of tokens: lines packed into *size* tokens, a longer one by itself; blank ones end documents."""
+    blocks, fresh = [], True
+    for start, end in itertools.pairwise(corpus.offsets):
+        line = corpus.tokens[start:end].tolist()
+        if mode == "complete_doc" and line == [2]:
+            fresh = True
+        elif mode != "eos" and not fresh and len(blocks[-1]) + len(line) <= size:
+            blocks[-1] += line
+        else:
+            blocks.append(line)
+            fresh = False
+    return blocks
+
+
+def naive_window(reference, blocks, length, window):
+    """Log-probabilities as fairseq computes them: each block after what the blocks before leave in its window."""
+    context, found = [], []
+    for block in blocks:
+        read = context[max(0, len(context) - min(window, max(0, length - len(block)))) :]
+        row = [*read, 2, *block[:-1]]  # every block begins a line
+        lprobs = reference.log_probs(reference.hidden(torch.tensor(row))[0][len(read) :])
+        found.append(lprobs.gather(1, torch.tensor(block)[:, None])[:, 0].numpy())
+        context = row[-window:]
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize("mode", ["eos", "complete", "complete_doc"])
+@pytest.mark.parametrize("positions", [8, 12])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_context_window_keeps_lines_up_to_the_models_positions(load, mode, positions, shards):
+    model, reference = load(max_target_positions=positions)
+    corpus = text(13, 3, 2, 7, 1, 1, 12, 8, 4, 1, 6, 2, 2, 9, 3)
+    blocks = [block for block in naive_lines(corpus, 5, mode) if len(block) <= positions]
+    parts = [
+        Scorer([model], DICTIONARY, Scoring(8, mode, context_window=3, batch_size=2, shard=shard, shards=shards))
+        for shard in range(shards)
+    ]
+    scores = [part.score(corpus) for part in parts]
+    assert np.concatenate([part.tokens for part in scores]).tolist() == [token for block in blocks for token in block]
+    expected = naive_window(reference, blocks, 8, 3)
+    np.testing.assert_allclose(np.concatenate([part.lprobs for part in scores]), expected, rtol=2e-6, atol=1e-5)
 
 
 def test_blocks_longer_than_positions_are_left_out_and_counted(load, caplog):
