@@ -172,13 +172,14 @@ class NaiveLM:
     def hidden(self, tokens: torch.Tensor, cache: list | None = None) -> tuple[torch.Tensor, list]:
         """Hidden states [T, C], and what the Shortformer's layers remember."""
         args, state = self.args, self.state
-        memory = args.get("tokens_from_prev", 0)
+        memory = max(0, args.get("tokens_from_prev", 0))
+        infused = "tokens_from_prev" in args  # the Shortformer's fork, with a cache or without
         x = torch.stack([self.embedding(int(token)) for token in tokens])
         if not args["no_scale_embedding"]:
             x = x * math.sqrt(args["decoder_embed_dim"])
         if "decoder.project_in_dim.weight" in state:
             x = x @ state["decoder.project_in_dim.weight"].T
-        if not memory and not args["no_token_positional_embeddings"]:
+        if not infused and not args["no_token_positional_embeddings"]:
             x = x + torch.stack([self.position(i) for i in range(len(tokens))])
         if args["layernorm_embedding"]:
             x = self.norm("decoder.layernorm_embedding", x)
@@ -189,7 +190,7 @@ class NaiveLM:
             read = self.norm(f"{name}.self_attn_layer_norm", x) if pre else x
             context = read if not memory or cache is None else torch.cat([cache[layer], read])
             kept.append(context[-memory:] if memory else None)
-            x = x + self.attention(f"{name}.self_attn", context, len(tokens), bool(memory))
+            x = x + self.attention(f"{name}.self_attn", context, len(tokens), infused)
             x = x if pre else self.norm(f"{name}.self_attn_layer_norm", x)
             h = self.norm(f"{name}.final_layer_norm", x) if pre else x
             h = self.linear(f"{name}.fc1", h)

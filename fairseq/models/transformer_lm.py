@@ -74,6 +74,10 @@ class TransformerLMConfig(CausalNoteConfig, ModelConfig):
     tokens_per_sample: int = flag(1024, "tokens per block", low=1)
     max_target_positions: int | None = flag(None, "maximum tokens per row (default: --tokens-per-sample)", low=1)
 
+    def __post_init__(self) -> None:
+        if self.tokens_from_prev > 0:
+            object.__setattr__(self, "position_infused_attention", True)
+
     @property
     def memory_length(self) -> int:
         """Tokens of the cache; 0 without one."""
@@ -106,8 +110,7 @@ class TransformerLMConfig(CausalNoteConfig, ModelConfig):
             check_layers(self.decoder_layers_to_keep, "--decoder-layers-to-keep")
         if self.character_embeddings:
             raise UserError("--character-embeddings: not supported; leave it out")
-        infused = self.position_infused_attention or self.memory_length > 0
-        if infused and (self.decoder_learned_pos or self.no_token_positional_embeddings):
+        if self.position_infused_attention and (self.decoder_learned_pos or self.no_token_positional_embeddings):
             raise UserError("--position-infused-attention, --tokens-from-prev: need sinusoidal positions")
         if self.adaptive_softmax_cutoff is not None:
             check_cutoffs("--adaptive-softmax-cutoff", self.adaptive_softmax_cutoff, vocabulary)
@@ -168,7 +171,7 @@ class TransformerDecoder(nn.Module):
         input_dim = cfg.decoder_input_dim or dim
         output_dim = cfg.decoder_output_dim or dim
         self.memory_length = cfg.memory_length
-        self.infused = cfg.position_infused_attention or self.memory_length > 0
+        self.infused = cfg.position_infused_attention
         self.first_position = padding_idx + 1
         self.register_buffer("version", torch.tensor([3.0]))
 
@@ -315,6 +318,7 @@ class TransformerLanguageModel(FairseqLanguageModel):
         "activation_fn",
         "no_scale_embedding",
         "no_token_positional_embeddings",
+        "position_infused_attention",
         "note_lambda",
     )
 

@@ -16,6 +16,7 @@ from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scoring
 from fairseq.models import BaseFairseqModel
+from fairseq.models.loading import check_settings
 from fairseq.modules.precision import Precision
 from fairseq.settings import CommonConfig
 from fairseq.tasks.loading import load_models
@@ -79,6 +80,17 @@ def test_every_token_is_scored_once_in_the_corpus_order(load, mode, length, rows
     blocks_in_rows = rows if model.memory_length else 1
     expected = reference.score(corpus.tokens, 8, window, blocks_in_rows)
     np.testing.assert_allclose(scores.lprobs, expected, rtol=2e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("cache", [0, -1])
+def test_models_of_the_shortformers_fork_without_cache_keep_position_infused_attention(load, cache):
+    model, reference = load(tokens_from_prev=cache)
+    plain, _ = load()
+    corpus = text(30)
+    scores = Scorer([model], DICTIONARY, Scoring(8, context_window=2)).score(corpus)
+    np.testing.assert_allclose(scores.lprobs, reference.score(corpus.tokens, 8, 2), rtol=2e-6, atol=1e-5)
+    with pytest.raises(UserError, match="--position-infused-attention False: fork.pt was trained with True"):
+        check_settings(plain, vars(model.cfg), plain.cfg, "fork.pt")
 
 
 @pytest.mark.parametrize("rows", [1, 3])

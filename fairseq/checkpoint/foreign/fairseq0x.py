@@ -76,6 +76,9 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
             upgraded[name] = [upgraded[name]]
     if isinstance(upgraded.get("tokens_from_prev"), int):
         upgraded["tokens_from_prev"] = max(0, upgraded["tokens_from_prev"])  # the Shortformer fork's -1: no cache
+        # The fork has no setting for position-infused attention, because all its models have it, without a cache too.
+        if "position_infused_attention" not in upgraded or upgraded["tokens_from_prev"]:
+            upgraded["position_infused_attention"] = True
     if "no_tie_adaptive_proj" in upgraded:  # written before models had a final norm
         upgraded["no_decoder_final_norm"] = True
         if not upgraded.pop("no_tie_adaptive_proj"):
