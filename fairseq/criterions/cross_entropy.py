@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
+from torch import Tensor
 
 from fairseq.config import flag
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
@@ -28,6 +29,7 @@ class CrossEntropyCriterion(FairseqCriterion):
     """Summed negative log-likelihood of the targets, computed by the output layer of the model."""
 
     legacy_padding = False
+    cross_entropy = "loss"  # the sum that holds it
 
     def __init__(self, task: Any, sentence_avg: bool) -> None:
         super().__init__(task)
@@ -64,14 +66,18 @@ class CrossEntropyCriterion(FairseqCriterion):
             target = model.get_targets(sample, net_output).reshape(-1)
             loss = F.nll_loss(lprobs.flatten(0, -2), target, ignore_index=self.padding_idx, reduction="sum")
         sample_size = sample["nsentences"] if self.sentence_avg else sample["ntokens"]
-        sums = logging_output(loss, sample, sample_size)
-        if "rare" in sample and isinstance(layer, OutputLayer) and not self.training:
-            sums |= rare_sums(layer, hidden.flatten(0, -2), rare_parts(layer, sample, self.padding_idx))
+        sums = {**logging_output(loss, sample, sample_size), **self._rare_sums(layer, hidden, sample)}
         return loss, sample_size, sums
 
     def figures(self) -> dict[str, Figure]:
-        """Figures of language models; in validation with notes also the losses of rare words."""
-        return {**super().figures(), **rare_figures("loss", "ntokens")}
+        """Figures of language models; in validation with notes also the cross entropy of rare words."""
+        return {**super().figures(), **rare_figures(self.cross_entropy, "ntokens")}
+
+    def _rare_sums(self, layer: Any, hidden: Tensor, sample: Sample) -> dict[str, Any]:
+        """In validation with notes, the sums of rare words for hidden states [B, T, C]."""
+        if "rare" not in sample or not isinstance(layer, OutputLayer) or self.training:
+            return {}
+        return rare_sums(layer, hidden.flatten(0, -2), rare_parts(layer, sample, self.padding_idx))
 
     def _partition(self, layer: OutputLayer, sample: Sample) -> Any:
         return layer.partition(sample["target"].reshape(-1), self.padding_idx, self.legacy_padding)

@@ -15,6 +15,7 @@ from fairseq_cli import validate
 
 LM = """--arch transformer_xl_tiny --criterion cross_entropy --cpu --tokens-per-sample 8 --max-tokens 48
     --required-batch-size-multiple 1 --lr 0.05 --seed 3 --notes --mem-len 0 --dropout 0 --log-format json"""
+SMOOTHED = LM.replace("cross_entropy", "label_smoothed_cross_entropy --label-smoothing 0.2")
 EOS = "--sample-break-mode eos"
 
 
@@ -36,7 +37,7 @@ def naive(losses, real, rare):
     return found
 
 
-@pytest.mark.parametrize("flags", [noted.TNF_BERT, noted.TNF_ELECTRA, LM])
+@pytest.mark.parametrize("flags", [noted.TNF_BERT, noted.TNF_ELECTRA, LM, SMOOTHED])
 def test_figures_are_means_over_the_tokens_they_name(flags, data):
     trainer = noted.trainer(data, flags, EOS)
     batches = list(trainer.task.iterator("valid", trainer.model, trainer.criterion, training=False))
