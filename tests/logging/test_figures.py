@@ -99,6 +99,7 @@ def test_a_saved_meter_goes_on_and_one_without_names_has_the_standard_sums():
 
 
 def test_a_plugins_figures_reach_log_validation_and_tensorboard(plugin, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     board = tmp_path / "board"
     flags = [runs.BASELINE, plugin, "--max-epoch 1 --no-save --tensorboard-logdir", board]
     log = runs.train(tmp_path, *flags)
@@ -106,9 +107,7 @@ def test_a_plugins_figures_reach_log_validation_and_tensorboard(plugin, tmp_path
     assert "deviation" not in runs.updates(log)[0], "no predictions are gathered in training"
     (validation,) = runs.summaries(log, "test")
     assert validation["odd_share"] > 0 and validation["deviation"] > 0
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(board / "test"))
+    events = accumulator.EventAccumulator(str(board / "test"))
     events.Reload()
     assert {"odd_share", "deviation"} <= set(events.Tags()["scalars"])
 
