@@ -71,17 +71,23 @@ def side_by_side(commands: list[tuple[list[str], Path]]) -> None:
         sys.exit("a run failed; see " + ", ".join(str(log) for _, log in commands))
 
 
+def records_of(log: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON log, which stand behind date, level and tag."""
+    parts = (line.partition(" | {") for line in log.read_text(encoding="utf-8").splitlines())
+    return [json.loads("{" + values) for _, mark, values in parts if mark]
+
+
 def curve(log: Path) -> list[tuple[float, float]]:
     """(seconds of training, validation loss in bits) from a JSON log."""
-    lines = (line for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("{"))
-    records = (json.loads(line) for line in lines)
+    records = records_of(log)
     return [(record["valid_wall"], record["valid_loss"]) for record in records if "valid_loss" in record]
 
 
 def summary(log: Path, folder: Path) -> dict[str, Any]:
     """Updates, speed and test perplexity of one run."""
-    records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
-    steps = [record for record in records if "wps" in record and "num_updates" in record]
+    records = records_of(log)
+    # Lines within the first interval repeat its updates.
+    steps = [record for record in records if "wps" in record and record.get("num_updates", 1) % 50 == 0]
     result = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     lengths = sorted({record.get("tokens_per_sample", 0) for record in steps})
     speeds = {n: [r["wps"] for r in steps if r.get("tokens_per_sample", 0) == n] for n in lengths}

@@ -57,7 +57,7 @@ class CommonConfig(KernelConfig):
         "log format (default: tqdm on a terminal, else simple)",
         choices=("tqdm", "simple", "json", "none"),
     )
-    log_interval: int = flag(100, "updates between log lines", low=1)
+    log_interval: int = flag(100, "updates between log lines; the first come earlier", low=1)
     no_progress_bar: bool = flag(False, "log lines instead of a progress bar")
     tensorboard_logdir: str = flag("", "folder for TensorBoard logs (needs the [tensorboard] extra)", metavar="DIR")
     metrics_file: str = flag("", "JSON Lines file for the figures of the log", metavar="FILE")

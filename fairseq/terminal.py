@@ -15,6 +15,7 @@ from typing import Any, TextIO
 # C0 but for tab and line feed, DEL, C1, and the marks that reorder a line.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
+LOG_FORMAT, LOG_DATES = "%(asctime)s | %(levelname)s | %(message)s", "%Y-%m-%d %H:%M:%S"
 LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 
@@ -80,15 +81,24 @@ class Formatter(logging.Formatter):
     """Lines of a log without control characters."""
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)s | %(levelname)s | %(message)s", "%Y-%m-%d %H:%M:%S")
+        super().__init__(LOG_FORMAT, LOG_DATES)
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
+class MessageHandler(logging.StreamHandler[TextIO]):
+    """Writes messages above a progress bar, if there is one, instead of into its line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # not imported: there is no bar
+        with bars.external_write_mode(self.stream) if bars is not None else contextlib.nullcontext():
+            super().emit(record)
+
+
 def log_to_stderr(level: int = logging.INFO) -> None:
     """Log to stderr from *level* on, unless logging is set up already."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = MessageHandler(sys.stderr)
     handler.setFormatter(Formatter())
     logging.basicConfig(level=level, handlers=[handler])
 

@@ -215,11 +215,9 @@ def sample(folder: Path) -> str:
 
 
 def record(line: str) -> dict[str, Any] | None:
-    """The figures of a line of a JSON log, None for other lines."""
-    if not line.startswith("{"):
-        return None
-    values: dict[str, Any] = json.loads(line)
-    return values
+    """The metrics of a line of a JSON log, None for other lines."""
+    found = re.search(r" \| INFO \| \w+ \| (\{.*\})$", line)
+    return None if found is None else dict(json.loads(found[1]))
 
 
 def curve(folder: Path, tag: str, name: str) -> list[tuple[int, float]]:

@@ -45,6 +45,7 @@ REFERENCE = {
 TITLES = {
     "README.md": "Overview",
     "docs/tutorial.md": "Tutorial: your own text",
+    "docs/log.md": "The log of training",
     "docs/fairseq.md": "Coming from fairseq",
     "docs/transformer_xl.md": "Coming from Transformer-XL",
     "docs/plugins.md": "Writing a plug-in",

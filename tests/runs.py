@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -76,8 +77,9 @@ def train(save_dir: Path, *flags: Any, data: Path = DATA) -> list[dict[str, Any]
 
 
 def records(text: str) -> list[dict[str, Any]]:
-    """The JSON objects among the lines of *text*."""
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    """The JSON objects among the lines of *text*, with or without the log's date and tag."""
+    found = (re.fullmatch(r"(?:[-\d]+ [:\d]+ \| INFO \| \S+ \| )?(\{.*\})", line) for line in text.splitlines())
+    return [json.loads(match[1]) for match in found if match]
 
 
 def updates(log: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

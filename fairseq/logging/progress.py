@@ -1,19 +1,45 @@
-"""Progress of a loop: a bar, plain lines, JSON lines or nothing."""
+"""Progress of a loop: a bar, plain lines, JSON lines or nothing.
+
+Lines of training and validation are fairseq's: ``DATE TIME | INFO | TAG | …``, on stdout.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import IO, Any
 
 from fairseq.errors import UserError
+from fairseq.terminal import LOG_DATES
 
 Stats = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 Eta = Callable[[Mapping[str, Any]], float | None]
-PLACE = ("epoch", "update")  # figures that lines of text replace by the number of the epoch
+PLACE = ("epoch", "update")  # metrics that lines of text replace by the number of the epoch
+# Metrics left out on a terminal, where a line has 80 columns; docs/log.md says which format shows them.
+LEFT_OUT = {*PLACE, "stage", "tokens_per_sample", "wps", "ups", "wpb", "bsz", "num_updates", "gnorm"}
+LEFT_OUT |= {"clip", "train_wall", "wall"}
+
+
+@dataclass
+class RunProgress:
+    """Progress of a training run, over the bars of its epochs.
+
+    Attributes:
+        start: updates before this process.
+        updates: updates so far.
+        total: updates of the whole run; None where no limit tells them.
+        shown: the metric beside the bar.
+    """
+
+    start: int
+    updates: int
+    total: int | None = None
+    shown: str = ""
 
 
 def progress_bar(
@@ -25,6 +51,7 @@ def progress_bar(
     prefix: str | None = None,
     total: int | None = None,
     start: int | None = None,
+    run: RunProgress | None = None,
     default: str = "tqdm",
     stream: IO[str] | None = None,
 ) -> ProgressBar:
@@ -38,6 +65,8 @@ def progress_bar(
         prefix: the beginning of each line, after the epoch.
         total: length of the whole epoch (default: ``len(iterable)``).
         start: iterations of it already done (default: the iterable's ``iterations_in_epoch``, or 0).
+        run: progress of the training run that the epoch belongs to. A bar counts its updates instead of the epoch's
+            iterations, and lines also follow updates 1, 2, 5, 10, 20, 50, … below *log_interval*.
         default: format where none is given; simple replaces tqdm where stderr is not a terminal.
         stream: file to write to (default: stdout, for tqdm stderr).
 
@@ -59,12 +88,15 @@ def progress_bar(
         prefix=prefix,
         total=total,
         start=start,
+        run=run,
         stream=stream,
     )
 
 
 class ProgressBar:
     """An iterable that reports its progress. This one shows nothing; subclasses override ``_show_…``."""
+
+    for_people = False
 
     def __init__(
         self,
@@ -75,6 +107,7 @@ class ProgressBar:
         prefix: str | None,
         total: int | None,
         start: int,
+        run: RunProgress | None,
         stream: IO[str] | None,
     ) -> None:
         self.iterable = iterable
@@ -82,7 +115,9 @@ class ProgressBar:
         self.epoch = epoch
         self.total = total
         self.done = start
+        self.run = run
         self.stream = stream
+        self.name = prefix
         parts = ([] if epoch is None else [f"epoch {epoch:03d}"]) + ([prefix] if prefix else [])
         self.prefix = " | ".join(parts)
 
@@ -105,115 +140,171 @@ class ProgressBar:
     def close(self) -> None:
         """Remove the bar from the screen."""
 
-    def log(self, stats: Stats, step: int | None = None, eta: Eta | None = None) -> dict[str, Any] | None:
-        """Show *stats* every ``log_interval`` steps; return them then, otherwise None.
+    def log(
+        self, stats: Stats, tag: str | None = None, step: int | None = None, eta: Eta | None = None
+    ) -> dict[str, Any] | None:
+        """Show *stats* if a line is due after *step*; return them then, otherwise None.
 
         Args:
-            stats: figures by name, or a function that gives them, called only if they are shown.
+            stats: metrics by name, or a function that gives them, called only if they are shown.
+            tag: the log that the line belongs to, e.g. ``train_inner``.
             step: number of the update (default: of the iteration).
-            eta: from the figures to the seconds that the run still takes, None if that is unknown; not in JSON.
+            eta: from the metrics to the seconds that the run still takes, None if that is unknown; not in JSON.
         """
         count = self.done if step is None else step
-        if count == 0 or count % self.log_interval:
+        self._move_to(count)
+        due = self._is_due(count)
+        # A person who resumes a run sees its first update at once; records stay those of an uninterrupted run.
+        if not due and not (self.for_people and self.run is not None and count == self.run.start + 1):
             return None
         values = _plain(stats)
         seconds = eta(values) if eta is not None else None
-        self._show_step(values, "" if seconds is None else f"eta={timedelta(seconds=round(seconds))}")
-        return values
+        self._show_step(values, tag, "" if seconds is None else str(timedelta(seconds=round(seconds))))
+        return values if due else None
 
-    def print(self, stats: Stats, tag: str | None = None) -> dict[str, Any]:
-        """Show *stats* at the end of an epoch or of a validation, which *tag* names; return them."""
+    def print(self, stats: Stats, tag: str | None = None, step: int | None = None) -> dict[str, Any]:
+        """Show *stats* at the end of an epoch or of a validation, which *tag* names; return them.
+
+        *step* is fairseq's argument; the number of the update is among *stats*.
+        """
         values = _plain(stats)
         self._show_end(values, tag)
         return values
 
+    def _is_due(self, step: int) -> bool:
+        if step <= 0:
+            return False
+        # By the number of the update alone: a resumed run has the lines of an uninterrupted one.
+        early = self.run is not None and step < self.log_interval and str(step).rstrip("0") in ("1", "2", "5")
+        return early or step % self.log_interval == 0
+
+    def _move_to(self, step: int) -> None:
+        pass
+
     def _items(self) -> Iterable[Any]:
         return self.iterable
 
-    def _show_step(self, values: dict[str, Any], eta: str) -> None:
+    def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
         pass
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
         pass
 
-    def _figures(self, values: Mapping[str, Any], eta: str) -> str:
-        """Figures of a line; the epoch stands before them already."""
+    def _metrics(self, values: Mapping[str, Any], eta: str) -> str:
+        """Metrics of a line; the epoch stands before them already."""
         shown = [f"{k}={short(v)}" for k, v in values.items() if k not in PLACE or self.epoch is None]
-        return ", ".join(shown + ([eta] if eta else []))
+        if self.run is not None and self.run.total is not None:
+            shown.append(f"total_updates={self.run.total}")
+        return ", ".join(shown + ([f"eta={eta}"] if eta else []))
 
-    def _summary(self, values: Mapping[str, Any]) -> str:
-        shown = [f"{k} {short(v)}" for k, v in values.items() if k not in PLACE or self.epoch is None]
-        return " | ".join(([self.prefix] if self.prefix else []) + shown)
-
-    def _write(self, line: str) -> None:
-        print(line, file=self.stream or sys.stdout, flush=True)
+    def _write(self, line: str, tag: str | None) -> None:
+        start = "" if tag is None else f"{time.strftime(LOG_DATES)} | INFO | {tag} | "
+        print(start + line, file=self.stream or sys.stdout, flush=True)
 
 
 class SimpleBar(ProgressBar):
     """Plain lines."""
 
-    def _show_step(self, values: dict[str, Any], eta: str) -> None:
+    for_people = True
+
+    def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
         total = "?" if self.total is None else self.total
         place = f"{self.prefix}: " if self.prefix else ""
-        self._write(f"{place}{self.done:6d} / {total} " + self._figures(values, eta))
+        self._write(f"{place}{self.done:6d} / {total} " + self._metrics(values, eta), tag)
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
-        self._write(self._summary(values))
+        shown = [f"{k} {short(v)}" for k, v in values.items() if k not in PLACE or self.epoch is None]
+        self._write(" | ".join(([self.prefix] if self.prefix else []) + shown), tag)
 
 
 class JsonBar(ProgressBar):
     """One JSON object a line, with every digit; null for a number that is not finite."""
 
-    def _show_step(self, values: dict[str, Any], eta: str) -> None:
+    def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
         place: dict[str, Any] = {}
         if self.epoch is not None:
             place["epoch"] = self.epoch
             if self.total:
                 place["update"] = self.epoch - 1 + self.done / self.total
-        self._write_object({**place, **values})
+        self._write_object({**place, **values}, tag)
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
         place = {} if self.epoch is None else {"epoch": self.epoch}
         named = {k if tag is None or k == "epoch" else f"{tag}_{k}": v for k, v in values.items()}
-        self._write_object({**place, **named})
+        self._write_object({**place, **named}, tag)
 
-    def _write_object(self, values: dict[str, Any]) -> None:
+    def _write_object(self, values: dict[str, Any], tag: str | None) -> None:
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self._write(json.dumps(finite, allow_nan=False, ensure_ascii=False))
+        self._write(json.dumps(finite, allow_nan=False, ensure_ascii=False), tag)
 
 
 class TqdmBar(ProgressBar):
-    """A bar with the remaining time, on stderr."""
+    """A bar on stderr; of a training run also lines above it, which stay on the screen."""
+
+    for_people = True
 
     def _items(self) -> Iterable[Any]:
         from tqdm import tqdm
 
-        self.bar = tqdm(
-            self.iterable,
-            desc=self.prefix or None,
-            total=self.total,
-            initial=self.done,
-            leave=False,
-            file=self.stream or sys.stderr,
-            dynamic_ncols=True,
-        )
-        return self.bar
+        common: dict[str, Any] = {
+            "desc": self.prefix or None,
+            "leave": False,
+            "file": self.stream or sys.stderr,
+            "dynamic_ncols": True,
+        }
+        if self.run is None:
+            self.bar = tqdm(self.iterable, total=self.total, initial=self.done, **common)
+            return self.bar
+        # A short layout: tqdm shrinks the bar itself to nothing where the text beside it fills the line.
+        layout = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{remaining} left{postfix}]"
+        if self.run.total is None:
+            layout = "{desc}: {n_fmt} updates [{rate_fmt}{postfix}]"
+        self.bar = tqdm(total=self.run.total, initial=self.run.updates, unit=" updates", bar_format=layout, **common)
+        self.bar.set_postfix_str(self.run.shown)
+        return self.iterable
 
     def close(self) -> None:
         if hasattr(self, "bar"):
             self.bar.close()
 
-    def _show_step(self, values: dict[str, Any], eta: str) -> None:
-        if hasattr(self, "bar"):
-            self.bar.set_postfix_str(self._figures(values, eta), refresh=False)
+    def _move_to(self, step: int) -> None:
+        if self.run is not None and hasattr(self, "bar"):
+            self.bar.update(step - self.bar.n)
+            self.run.updates = step
+
+    def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
+        if not hasattr(self, "bar"):
+            return
+        if self.run is None:
+            self.bar.set_postfix_str(self._metrics(values, eta), refresh=False)
+            return
+        if "loss" in values:
+            self.run.shown = f"loss {short(values['loss'])}"
+            self.bar.set_postfix_str(self.run.shown, refresh=False)
+        place = f"update {values['num_updates']}" + ("" if self.run.total is None else f"/{self.run.total}")
+        speed = [f"{values['wps']:,.0f} tokens/s"] if "wps" in values else []
+        self._write_above(" | ".join([place, *_few(values), *speed, *([f"{eta} left"] if eta else [])]))
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
+        place = [self.name] if self.name else [f"epoch {self.epoch:03d}"] * (self.epoch is not None)
+        place += [f"update {values['num_updates']}"] if "num_updates" in values else []
+        self._write_above(" | ".join([*place, *_few(values)]))
+
+    def _write_above(self, line: str) -> None:
         from tqdm import tqdm
 
-        tqdm.write(self._summary(values), file=self.stream or sys.stderr)
+        tqdm.write(line, file=self.stream or sys.stderr)
 
 
 FORMATS: dict[str, type[ProgressBar]] = {"tqdm": TqdmBar, "simple": SimpleBar, "json": JsonBar, "none": ProgressBar}
+
+
+def _few(values: Mapping[str, Any]) -> list[str]:
+    """The metrics of a line on a terminal."""
+    shown = {name: short(value) for name, value in values.items() if name not in LEFT_OUT}
+    if shown.get("nll_loss") == shown.get("loss"):  # they differ where the criterion adds a term
+        shown.pop("nll_loss", None)
+    return [f"{name} {value}" for name, value in shown.items()]
 
 
 def _plain(stats: Stats) -> dict[str, Any]:

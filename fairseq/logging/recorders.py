@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from fairseq.errors import UserError
 from fairseq.logging.progress import short
 from fairseq.settings import CommonConfig
+from fairseq.terminal import LOG_DATES, LOG_FORMAT
 
 FIGURES = "fairseq.figures"  # the logger of what progress bars show
-LOG_FORMAT, LOG_DATES = "%(asctime)s | %(levelname)s | %(message)s", "%Y-%m-%d %H:%M:%S"
 
 
 class Recorder(Protocol):

@@ -87,11 +87,13 @@ class FairseqTask:
         settings: all settings, typed.
         args: the flat namespace, for plug-ins.
         datasets: the datasets from ``load_dataset``, by split.
+        evaluated_by: module of :mod:`fairseq_cli` that evaluates a checkpoint, which the log of training names.
         kinds: the kinds of state that a step hands to the next.
         carried: their values in training. Only :meth:`commit`, :meth:`restart` and :meth:`load_carried` set it.
     """
 
     config_class: type | None = None
+    evaluated_by = "validate"
     kinds: tuple[CarriedState, ...] = (RowMemory(),)
 
     def __init__(self, args: Settings | argparse.Namespace) -> None:

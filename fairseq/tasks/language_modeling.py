@@ -58,6 +58,8 @@ class LanguageModelingTask(FairseqTask):
     previous batch.
     """
 
+    evaluated_by = "eval_lm"
+
     def __init__(self, args: Settings | argparse.Namespace, dictionary: Dictionary) -> None:
         super().__init__(args)
         self.cfg = self.typed(LanguageModelingConfig)

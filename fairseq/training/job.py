@@ -113,6 +113,8 @@ def _train_stages(
             logger.info(describe_interruption(number, run.trainer.num_updates, options))
             return number
         if stage is None or stage is planned[-1] or not run.stage_is_done():
+            if end := run.describe_end():
+                logger.info(end)
             return 0
         logger.info("stage %d is done after %d updates", stage.number, run.trainer.num_updates)
         # From here on the state is on the host alone: a device never holds the models and moments of two stages.

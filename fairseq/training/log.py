@@ -1,7 +1,8 @@
-"""The lines of a run's log: which figures, at what speed."""
+"""The lines of a run's log: which metrics, at what speed."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -30,10 +31,12 @@ class Clock:
         """Seconds since the start."""
         return max(time.perf_counter() - self.start, 1e-9)
 
-    def lap(self) -> float:
-        """Seconds since the last lap."""
+    def lap(self, ends: bool = True) -> float:
+        """Seconds since the last lap, which *ends* now or goes on."""
         now = time.perf_counter()
-        seconds, self.last = now - self.last, now
+        seconds = now - self.last
+        if ends:
+            self.last = now
         return max(seconds, 1e-9)
 
     def skip(self, since: float) -> None:
@@ -52,21 +55,34 @@ class Clock:
         return found if self.token_share is None else {**found, "mfu": self.token_share * found["wps"]}
 
 
-def interval_line(trainer: Trainer, batches: EpochIterator, stage: Stage | None, clock: Clock) -> dict[str, Any]:
-    """Figures of the updates since the last line, which are then forgotten."""
+def interval_line(
+    trainer: Trainer, batches: EpochIterator, stage: Stage | None, clock: Clock, ends: bool = True
+) -> dict[str, Any]:
+    """Metrics of the updates since the interval began; if it *ends*, the next one begins.
+
+    A line within the interval leaves its sums as they are, so that the line at its end is fairseq's.
+    """
     meter = trainer.meters["train_inner"]
     report = meter.report(trainer.figures)
-    speeds = clock.speeds("train_inner", meter, clock.lap())
-    meter.reset()
-    clock.before["train_inner"] = (0.0, 0)
+    speeds = clock.speeds("train_inner", meter, clock.lap(ends))
+    if ends:
+        meter.reset()
+        clock.before["train_inner"] = (0.0, 0)
     return _line(trainer, batches, stage, report, speeds)
 
 
 def epoch_line(trainer: Trainer, batches: EpochIterator, stage: Stage | None, clock: Clock) -> dict[str, Any]:
-    """Figures of an epoch."""
+    """Metrics of an epoch."""
     meter = trainer.meters["train"]
     speeds = clock.speeds("train", meter, clock.elapsed())
     return _line(trainer, batches, stage, meter.report(trainer.figures), speeds)
+
+
+def validation_line(epoch: int, stage: Stage | None, report: Mapping[str, float], wps: float) -> dict[str, Any]:
+    """Metrics of a validation in fairseq's order: the speed before ``wpb`` and ``bsz``."""
+    sizes = {name: report[name] for name in ("wpb", "bsz")}
+    metrics = {name: value for name, value in report.items() if name not in sizes}
+    return {"epoch": epoch, **stage_line(stage), **metrics, "wps": wps, **sizes}
 
 
 def is_late(cfg: OptimizationConfig, wall: float) -> bool:
@@ -74,20 +90,36 @@ def is_late(cfg: OptimizationConfig, wall: float) -> bool:
     return 0 < cfg.stop_time_hours * 3600 < wall
 
 
-def seconds_left(line: Mapping[str, Any], cfg: OptimizationConfig, batches: int, wall: float) -> float | None:
+def total_updates(cfg: OptimizationConfig, done: int, batches: EpochIterator) -> int | None:
+    """Return the updates of the whole run, by the limit that comes first; None without one.
+
+    Args:
+        cfg: the limits; ``max_update`` is the last stage's in a run with stages.
+        done: updates so far.
+        batches: of training, at the place that these updates have reached.
+    """
+    limits = [cfg.max_update] if cfg.max_update else []
+    if cfg.max_epoch:
+        frequency = cfg.update_freq[min(batches.epoch, len(cfg.update_freq)) - 1]
+        rest = math.ceil((len(batches) - batches.iterations_in_epoch) / frequency)
+        later = max(cfg.max_epoch - batches.epoch, 0) * math.ceil(len(batches) / cfg.update_freq[-1])
+        limits.append(done + rest + later)
+    return min(limits) if limits else None
+
+
+def seconds_left(line: Mapping[str, Any], cfg: OptimizationConfig, batches: EpochIterator, wall: float) -> float | None:
     """Return the seconds to the end of the run at the speed of *line*, by the limit that comes first; None without one.
 
     Args:
-        line: figures of the log.
+        line: metrics of the log.
         cfg: the limits.
-        batches: batches in an epoch.
+        batches: of training.
         wall: seconds of training so far.
     """
     limits = []
-    if cfg.max_update:  # of the last stage, in a run with stages
-        limits.append((cfg.max_update - line["num_updates"]) / line["ups"])
-    if cfg.max_epoch:
-        limits.append((cfg.max_epoch - line["update"]) * batches / cfg.update_freq[-1] / line["ups"])
+    total = total_updates(cfg, line["num_updates"], batches)
+    if total is not None and line["ups"] > 0:
+        limits.append((total - line["num_updates"]) / line["ups"])
     if cfg.stop_time_hours:
         limits.append(cfg.stop_time_hours * 3600 - wall)
     return max(min(limits), 0.0) if limits and line["ups"] > 0 else None

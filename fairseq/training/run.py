@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from fairseq.data.place import SavedBy
 from fairseq.distributed import Interruption, World
 from fairseq.distributed.sharding import build_device
 from fairseq.errors import UserError, nearest
-from fairseq.logging.progress import progress_bar
+from fairseq.logging.progress import ProgressBar, RunProgress, progress_bar
 from fairseq.logging.recorders import recording
 from fairseq.settings import DataConfig, TrainingSettings
 from fairseq.tasks import FairseqTask, setup_task
@@ -33,7 +34,7 @@ from fairseq.training.nonfinite import FILE, Finding, NonFinite
 from fairseq.training.profiling import profiling, window_of
 from fairseq.training.saving import Saver
 from fairseq.training.stages import Stage
-from fairseq.training.stop import StopVote
+from fairseq.training.stop import Limit, StopVote, describe_end, evaluation
 from fairseq.training.trainer import Trainer
 from fairseq.training.utilisation import token_share
 
@@ -120,8 +121,9 @@ class Run:
         if self.cfg.stop_time_hours > 0:  # a restored run may be late already; clocks differ between ranks
             late = torch.tensor(float(log.is_late(self.cfg, self.wall())), device=self.world.device)
             self.stopped = self.stopped or bool(self.world.sum(late))
-        if self._at_limit():
-            logger.info("nothing to do: a limit is reached after %d updates", self.trainer.num_updates)
+        if limit := self.limit():
+            logger.info(limit.describe_nothing_to_do(self.trainer.num_updates))
+        self.progress = RunProgress(self.trainer.num_updates, self.trainer.num_updates)
         recorded = self.common if self.world.is_first else None
         with (
             recording(recorded, self.saving.save_dir, self.trainer.num_updates) as self.record,
@@ -130,6 +132,15 @@ class Run:
             while not self._at_limit():
                 self._train_epoch()
         self.saver.wait()
+
+    def describe_end(self) -> str | None:
+        """Return the last message of a run that ended by its settings; None if no update was made."""
+        limit, updates = self.limit(), self.trainer.num_updates
+        if limit is None or updates == self.progress.start:
+            return None
+        best = None if self.best.seen is None else (self.saving.best_checkpoint_metric, self.best.seen)
+        following = evaluation(self.settings, self.task.evaluated_by, sys.argv)
+        return describe_end(limit, updates, time.perf_counter() - self.started, best, following)
 
     def stage_is_done(self) -> bool:
         """Return whether the run ended because its stage is complete, so that the next stage follows."""
@@ -171,7 +182,8 @@ class Run:
         clock = Clock(trainer.meters, token_share(trainer))
         done = math.ceil(self.batches.iterations_in_epoch / frequency)
         groups = _groups(self.batches, frequency)
-        with self._bar(groups, epoch, math.ceil(len(self.batches) / frequency), start=done) as bar:
+        self.progress.total = log.total_updates(self.cfg, trainer.num_updates, self.batches)
+        with self._bar(groups, epoch, math.ceil(len(self.batches) / frequency), start=done, run=self.progress) as bar:
             for samples in bar:
                 try:
                     with self.observed(trainer.num_updates):
@@ -180,7 +192,7 @@ class Run:
                     self._save_for_inspection(error.finding)
                     raise
                 if updated:
-                    shown = bar.log(lambda: self._interval(clock), trainer.num_updates, self._eta)
+                    shown = bar.log(lambda: self._interval(clock), "train_inner", trainer.num_updates, self._eta)
                     self.record(shown, "train_inner", trainer.num_updates)
                 if updated or self.batches.end_of_epoch:
                     self._validate_and_save(epoch, bar, clock)
@@ -250,9 +262,9 @@ class Run:
             with self._bar(itertools.islice(batches, steps), epoch, steps, prefix=f"valid on {split!r} subset") as bar:
                 meter = self.trainer.validate(bar)
             report = meter.report(self.trainer.figures)
-            stats = {"epoch": epoch, **log.stage_line(self.stage), **report, "wps": meter.tokens / clock.elapsed()}
-            stats.update(num_updates=self.trainer.num_updates, wall=self.wall())
-            stats[f"best_{metric}"] = report[metric] if figures else self._best_of(report[metric])
+            best = report[metric] if figures else self._best_of(report[metric])
+            stats = log.validation_line(epoch, self.stage, report, meter.tokens / clock.elapsed())
+            stats |= {"num_updates": self.trainer.num_updates, f"best_{metric}": best, "wall": self.wall()}
             self.record(bar.print(stats, tag=split), split, self.trainer.num_updates)
             figures.append(report[metric])
         return figures[0]
@@ -302,22 +314,36 @@ class Run:
 
     def _at_limit(self) -> bool:
         """Return whether training ends here; equal on all ranks."""
+        return self.limit() is not None
+
+    def limit(self) -> Limit | None:
+        """Return the setting by which training ends here, None while it goes on; equal on all ranks."""
+        cfg, updates = self.cfg, self.trainer.num_updates
         between = self.batches.end_of_epoch or self.batches.iterations_in_epoch == 0
         epochs = self.batches.epoch if self.batches.end_of_epoch else self.batches.epoch - 1
-        updates = self.trainer.num_updates
-        return (
-            self.stopped
-            or self.stop.decided
-            or 0 < self.cfg.max_epoch <= epochs
-            or 0 < self.max_update <= updates
-            or (between and updates > 0 and self.trainer.get_lr() <= self.trainer.lr_scheduler.stop_lr)
-        )
+        stop_lr = self.trainer.lr_scheduler.stop_lr
+        if self.stop.interrupted:
+            return Limit("a signal")
+        if self.stopped and 0 < self.saving.patience <= self.best.without_improvement:
+            return Limit(f"--patience {self.saving.patience}")
+        if self.stopped or self.stop.late:
+            return Limit(f"--stop-time-hours {cfg.stop_time_hours:g}")
+        if 0 < self.max_update <= updates:
+            return Limit(
+                f"--max-update {self.max_update}" if self.stage is None else f"the end of --stages {cfg.stages}"
+            )
+        if 0 < cfg.max_epoch <= epochs:
+            return Limit(f"--max-epoch {cfg.max_epoch}")
+        if between and updates > 0 and self.trainer.get_lr() <= stop_lr:
+            return Limit(f"--stop-min-lr {stop_lr:g}", "lower")
+        return None
 
     def _interval(self, clock: Clock) -> dict[str, Any]:
-        return {**log.interval_line(self.trainer, self.batches, self.stage, clock), **self._clocks(clock)}
+        ends = _is_due(self.trainer.num_updates, self.common.log_interval)
+        return {**log.interval_line(self.trainer, self.batches, self.stage, clock, ends), **self._clocks(clock)}
 
     def _eta(self, line: Mapping[str, Any]) -> float | None:
-        return log.seconds_left(line, self.cfg, len(self.batches), self.wall())
+        return log.seconds_left(line, self.cfg, self.batches, self.wall())
 
     def _clocks(self, clock: Clock) -> dict[str, float]:
         return {"train_wall": clock.elapsed(), "wall": self.wall()}
@@ -333,17 +359,11 @@ class Run:
             device=self.world.device,
         )
 
-    def _bar(self, items: Any, epoch: int, total: int, prefix: str | None = None, start: int = 0) -> Any:
+    def _bar(self, items: Any, epoch: int, total: int, **place: Any) -> ProgressBar:
         log_format = self.common.log_format or ("simple" if self.common.no_progress_bar else None)
-        return progress_bar(
-            items,
-            log_format=log_format if self.world.is_first else "none",
-            log_interval=self.common.log_interval,
-            epoch=epoch,
-            prefix=prefix,
-            total=total,
-            start=start,
-        )
+        shown = log_format if self.world.is_first else "none"
+        interval = self.common.log_interval
+        return progress_bar(items, log_format=shown, log_interval=interval, epoch=epoch, total=total, **place)
 
     def _batches_signature(self) -> dict[str, Any]:
         """Settings of the batches that memory depends on, and that earlier versions locate a place by."""

@@ -1,4 +1,4 @@
-"""Stopping early, by a signal or by the clock: all ranks agree on the update, and on the command that goes on."""
+"""The end of a run: its limits, the ranks' decision to stop before them, and the commands that follow."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint.manager import LAST
+from fairseq.checkpoint.manager import BEST, LAST
+from fairseq.data.folders import data_folders
 from fairseq.distributed import World
 from fairseq.logging.figures import NamedSums
-from fairseq.settings import CheckpointConfig
+from fairseq.settings import CheckpointConfig, TrainingSettings
 
 _VOTES = ("votes_late", "votes_interrupted", "votes_save")
 _ELSEWHERE = ("--restore-file", "--finetune-from-model")  # a run that goes on starts from its own checkpoint
@@ -88,6 +91,68 @@ def _start_copy(votes: Tensor) -> tuple[Tensor, torch.cuda.Event]:
     return copy, copied
 
 
+@dataclass(frozen=True)
+class Limit:
+    """A setting that ends training.
+
+    Attributes:
+        setting: flag and value, as messages name them.
+        remedy: what lets training go on.
+    """
+
+    setting: str
+    remedy: str = "raise"
+
+    def describe_nothing_to_do(self, updates: int) -> str:
+        """Return the message of a run that is complete before its first update."""
+        return f"nothing to do: {self.setting} is reached after {updates} updates; {self.remedy} it to train on"
+
+
+def describe_end(
+    limit: Limit, updates: int, seconds: float, best: tuple[str, float] | None, following: str | None
+) -> str:
+    """Return the last message of a run that *limit* ended.
+
+    Args:
+        limit: the setting.
+        updates: of the run.
+        seconds: that this process trained.
+        best: name and value of the best validation metric; None without a validation.
+        following: the command to use next; None where nothing was saved.
+    """
+    parts = [
+        f"done training in {seconds:.1f} seconds ({timedelta(seconds=round(seconds))})",
+        f"{limit.setting} is reached after {updates} updates",
+        f"best validation {best[0]} {best[1]:.4g}" if best is not None else "no validation",
+    ]
+    return "; ".join([*parts, *([f"next: {following}"] if following else [])])
+
+
+def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) -> str | None:
+    """Return the command that evaluates the best checkpoint of a run, or else the last; None if there is none.
+
+    Args:
+        settings: those of the run.
+        command: module of :mod:`fairseq_cli` that evaluates checkpoints of the task.
+        argv: ``sys.argv`` of the run.
+    """
+    folder, data = Path(settings.checkpoint.save_dir), settings.data
+    path = next((folder / name for name in (BEST, LAST) if (folder / name).exists()), None)
+    if settings.checkpoint.no_save or path is None:
+        return None
+    words = [*_program(argv[0], command), settings.data_path, "--path", str(path)]
+    split = data.valid_subset.split(",")[0].strip()
+    if command == "eval_lm":
+        # A folder without a test split: what there is to evaluate is the validation split.
+        first = data_folders(settings.data_path)[0]
+        words += [] if (first / f"{data.gen_subset}.idx").exists() else ["--gen-subset", split]
+    elif split != "valid":
+        words += ["--valid-subset", split]
+    if settings.common.user_dir is not None:
+        words += ["--user-dir", settings.common.user_dir]
+    return shlex.join(words)
+
+
 def describe_interruption(number: int, updates: int, saving: CheckpointConfig) -> str:
     """Return what the log says of a run that the signal *number* stopped after *updates*: how to go on."""
     for flag in ("no_save", "no_last_checkpoints"):
@@ -117,3 +182,13 @@ def continuation(argv: Sequence[str]) -> str:
         elif not word.startswith(("--reset-", *(f"{flag}=" for flag in _ELSEWHERE))):
             kept.append(word)
     return shlex.join([*start, *kept])
+
+
+def _program(program: str, command: str) -> list[str]:
+    """The words that start *command*, a module of :mod:`fairseq_cli`, in the way *program* was started."""
+    path = Path(program)
+    if path.parent.name == "fairseq_cli":
+        return ["python", "-m", f"fairseq_cli.{command}"]
+    if path.suffix == ".py" and (path.parent / f"{command}.py").is_file():
+        return ["python", str(path.parent / f"{command}.py")]
+    return [f"fairseq-{command.replace('_', '-')}"]

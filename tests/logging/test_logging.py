@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import runs
 import torch
 
 from fairseq.errors import UserError
@@ -23,7 +23,7 @@ def json_bar(items=range(10), **settings):
 
 
 def lines(stream):
-    return [json.loads(line) for line in stream.getvalue().splitlines()]
+    return runs.records(stream.getvalue())
 
 
 def test_json_has_fairseqs_fields_in_order_with_every_digit():
@@ -45,7 +45,7 @@ def test_json_summaries_carry_the_tag_in_every_name_but_the_epochs():
 
 def test_json_goes_to_stdout(capsys):
     progress_bar([], log_format="json").print({"loss": 1.5}, tag="train")
-    assert json.loads(capsys.readouterr().out) == {"train_loss": 1.5}
+    assert runs.records(capsys.readouterr().out) == [{"train_loss": 1.5}]
 
 
 def test_json_takes_tensors_and_numpy_numbers_and_is_json_for_what_is_no_number():
@@ -92,6 +92,8 @@ def test_simple_lines_are_short():
         bar.log(STATS, step=step)
     bar.print(STATS, tag="train")
     first, _, last = stream.getvalue().splitlines()
+    assert last[19:].startswith(" | INFO | train | epoch")
+    last = last.partition("train | ")[2]
     assert first == "epoch 001:      5 / 10 loss=7.123, ppl=139.4, wps=3813, num_updates=4, lr=1e-07, gnorm=1.5"
     assert last == "epoch 001 | loss 7.123 | ppl 139.4 | wps 3813 | num_updates 4 | lr 1e-07 | gnorm 1.5"
 
@@ -103,7 +105,7 @@ def test_tqdm_shows_the_figures_beside_the_bar_and_prints_summaries():
             bar.log({"loss": 7.123456}, step=step)
         bar.bar.refresh()
         bar.print({"loss": 7.123456}, tag="valid")
-    assert "epoch 001 | valid | loss 7.123" in stream.getvalue()
+    assert "valid | loss 7.123\n" in stream.getvalue()
 
 
 def test_nothing_is_shown_when_nothing_is_asked_for(capsys):
@@ -133,7 +135,8 @@ def test_steps_say_the_epoch_once_and_when_the_run_ends():
     for _ in bar:
         shown = bar.log({"epoch": 1, "loss": 7.0}, eta=lambda values: 1000 * values["loss"] + 200.4)
     bar.print({"epoch": 1, "loss": 7.0}, tag="train")
-    assert stream.getvalue().splitlines() == ["epoch 001:      2 / 2 loss=7, eta=2:00:00", "epoch 001 | loss 7"]
+    step, end = stream.getvalue().splitlines()
+    assert step == "epoch 001:      2 / 2 loss=7, eta=2:00:00" and end.endswith(" | INFO | train | epoch 001 | loss 7")
     assert shown == {"epoch": 1, "loss": 7.0}
 
 

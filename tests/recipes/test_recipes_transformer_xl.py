@@ -232,7 +232,7 @@ def test_a_small_recipe_makes_its_corpus_and_goes_on_where_it_stopped(tmp_path: 
     ]  # fmt: skip
     bits = [line for line in printed(second) if line.startswith("Bits per character: ")]
     assert bits == [line for line in printed(first) if line.startswith("Bits per character: ")] != []
-    assert "nothing to do: a limit is reached after 12 updates" in second.stdout + second.stderr
+    assert "nothing to do: --max-update 12 is reached after 12 updates" in second.stdout + second.stderr
     assert "prepare-enwik8.sh" not in second.stdout
 
 
