@@ -88,7 +88,9 @@ class ShardedReducer(DataParallel):
             loaded.register_load_state_dict_pre_hook(self._cut_parameters)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
-        self.root.set_requires_gradient_sync(last)
+        # Within a group every backward pass is reduced, so that parts are accumulated and never the whole gradient;
+        # between groups, where the network is slow, only the last one of an update.
+        self.root.set_requires_all_reduce(last)
         return nullcontext()
 
     def reduce(self) -> None:

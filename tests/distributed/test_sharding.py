@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import shutil
@@ -14,11 +16,16 @@ import pytest
 import runs
 import torch
 from jobs import run_all
+from ranks import on_ranks
 
 from fairseq import checkpoint, options
 from fairseq.checkpoint import CheckpointManager, manager
+from fairseq.distributed import World
+from fairseq.distributed.sharding import ShardedReducer
 from fairseq.errors import UserError
 from fairseq.settings import CheckpointConfig
+from fairseq.tasks.typed import training_settings
+from fairseq.training import train
 from fairseq_cli import eval_lm, merge_checkpoint
 
 SHARDED = "--ddp-backend fully_sharded"
@@ -87,6 +94,7 @@ def four(tmp_path_factory: pytest.TempPathFactory, two: Any) -> tuple[Path, dict
         "lm": [LM, quarter, "--restore-file", two[0] / "lm" / "checkpoint_1_5.pt"],
         "shortformer": [SHORTFORMER, quarter, "--restore-file", two[0] / "shortformer" / "checkpoint_1_5.pt"],
         "hybrid": [LM, quarter, "--shard-group-size 2"],
+        "hybrid-twice": [LM, quarter, "--shard-group-size 2 --update-freq 2 --no-save"],
     }
     return folder, run_all(folder, 4, cases)
 
@@ -144,6 +152,38 @@ def test_sharded_processes_follow_replicated_ones(two: Any, name: str) -> None:
 
 def test_batches_added_up_are_one_larger_batch(two: Any, tmp_path: Path) -> None:
     assert_follows(two[1]["twice"], runs.train(tmp_path, LM, "--max-tokens 128"))
+
+
+def test_batches_added_up_in_groups_of_processes_are_one_larger_batch(two: Any, four: Any) -> None:
+    assert runs.losses(four[1]["hybrid-twice"]) == pytest.approx(runs.losses(two[1]["twice"]), abs=1e-5)
+
+
+def gradients_between_batches(world: World, folder: Path) -> tuple[int, int]:
+    """Bytes of all parameters, and the growth of all tensors by the first of an update's two batches."""
+    sizes = []
+    accumulate = ShardedReducer.accumulate
+
+    def measured(reducer: ShardedReducer, last: bool) -> Any:
+        gc.collect()
+        tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
+        tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+        local = [tensor.to_local() if hasattr(tensor, "placements") else tensor for tensor in tensors]
+        storages = [tensor.untyped_storage() for tensor in local]
+        sizes.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
+        return accumulate(reducer, last)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShardedReducer, "accumulate", measured)
+        flags = [LM, "--max-tokens 32 --decoder-embed-dim 128", SHARDED, "--update-freq 2 --max-update 2 --no-save"]
+        train(training_settings(runs.arguments("--save-dir", folder, flags, "--disable-validation")), world)
+    model = runs.model_of(runs.BASELINE, TIED, "--decoder-embed-dim 128")
+    return sum(p.numel() * 4 for p in model.parameters()), sizes[3] - sizes[2]  # of the second update
+
+
+def test_a_process_holds_a_part_of_the_gradient_between_the_batches_of_an_update(tmp_path: Path) -> None:
+    importlib.import_module("torch.distributed.fsdp")  # once, before the processes are forked
+    for parameters, growth in on_ranks(gradients_between_batches, 2, tmp_path, tmp_path / "run"):
+        assert 0.4 * parameters < growth < 0.6 * parameters
 
 
 def test_a_process_without_a_batch_takes_part(two: Any, tmp_path: Path) -> None:
