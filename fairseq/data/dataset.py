@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +32,10 @@ class Dataset(Protocol):
         It holds ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the number of targets; ``net_input``, the model's
         keyword arguments; ``target``.
         """
+        ...
+
+    def checksums(self) -> Mapping[str, int]:
+        """Return a CRC-32 of each file that examples are read from, by its name: equal on all processes."""
         ...
 
     def at_epoch(self, epoch: int) -> Dataset:

@@ -121,6 +121,10 @@ class IndexedCorpus:
         checksum.check()
         self._symbols = highest + 1
 
+    def checksums(self) -> dict[str, int]:
+        """CRC-32 of the lines and of the tokens, by name of their file."""
+        return {os.path.basename(array.path): array.crc for array in (self.sizes, self.tokens)}
+
     def is_unchanged(self) -> bool:
         """Return whether the files are still those that were checked."""
         return self.sizes.is_unchanged() and self.tokens.is_unchanged()
@@ -152,6 +156,10 @@ class JoinedCorpus:
         """Read the tokens of each part once; see :meth:`IndexedCorpus.check`."""
         for part in self.parts:
             part.check(dictionary, verification)
+
+    def checksums(self) -> dict[str, int]:
+        """See :meth:`IndexedCorpus.checksums`."""
+        return {name: crc for part in self.parts for name, crc in part.checksums().items()}
 
     def is_unchanged(self) -> bool:
         """Return whether the files are still those that were checked."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import queue
 import threading
+import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -93,6 +95,20 @@ class EpochIterator:
                 yield _to_device(sample, self.device)
         self.epoch += 1
         self.read = 0
+
+    def facts(self) -> dict[str, Any]:
+        """What must be equal on all processes, by name: the files' checksums, the layout, the place, the next batch."""
+        checksums: Mapping[str, int] = getattr(self.dataset, "checksums", dict)()  # a plug-in's dataset has none
+        facts: dict[str, Any] = {f"checksum of {name}": f"{crc:08x}" for name, crc in checksums.items()}
+        facts["batches an epoch"] = len(self)
+        facts |= {f"{name} of the batches": value for name, value in dataclasses.asdict(self.sampler.layout).items()}
+        facts |= {"epoch": self.epoch, "units read of the epoch": self.read}
+        if hasattr(self.sampler, "rank"):  # a plug-in's sampler may have none
+            first: Any = copy.copy(self.sampler)
+            first.rank = 0
+            batch = next(first.epoch(self.epoch, self.read), np.empty(0))
+            facts["checksum of the next batch of rank 0"] = f"{zlib.crc32(batch.tobytes()):08x}"
+        return facts
 
     def rebatch(self, indices: np.ndarray) -> Sample:
         """Return the examples *indices* [B] of the epoch as one sample on the device."""

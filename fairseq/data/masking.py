@@ -121,6 +121,10 @@ class MaskedBlocks:
     def __len__(self) -> int:
         return len(self.blocks)
 
+    def checksums(self) -> dict[str, int]:
+        """CRC-32 of each file of the corpus, by its name."""
+        return self.blocks.checksums()
+
     def at_epoch(self, epoch: int) -> MaskedBlocks:
         """The blocks with the choice of *epoch* (from 1)."""
         if self.fixed:

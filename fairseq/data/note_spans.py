@@ -196,6 +196,10 @@ class NoteSpans:
             raise UserError(f"{self.prefix}.notes.bin: number of a word that {NOTES} does not have; {AGAIN}")
         return self
 
+    def checksums(self) -> dict[str, int]:
+        """CRC-32 of the numbers and of the beginnings of words, by name of their file."""
+        return {os.path.basename(array.path): array.crc for pair in self._files for array in pair}
+
     def is_unchanged(self) -> bool:
         """Return whether the files are still those that were opened."""
         return all(numbers.is_unchanged() and bits.is_unchanged() for numbers, bits in self._files)

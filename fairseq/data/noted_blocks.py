@@ -33,6 +33,10 @@ class NotedBlocks:
     def __len__(self) -> int:
         return len(self.blocks)
 
+    def checksums(self) -> dict[str, int]:
+        """CRC-32 of each file of the corpus and of its notes, by its name."""
+        return self.blocks.checksums() | self.spans.checksums()
+
     def at_epoch(self, epoch: int) -> NotedBlocks:
         """The rows with the masking of *epoch* (from 1)."""
         return self._with(self.blocks.at_epoch(epoch))
@@ -104,6 +108,10 @@ class NotedStream:
 
     def __len__(self) -> int:
         return len(self.blocks)
+
+    def checksums(self) -> dict[str, int]:
+        """CRC-32 of each file of the corpus and of its notes, by its name."""
+        return self.blocks.checksums() | self.spans.checksums()
 
     def at_epoch(self, epoch: int) -> NotedStream:
         """The blocks of *epoch* (from 1)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,6 +90,12 @@ class SentenceRows:
 
     def __len__(self) -> int:
         return len(self._numbers)
+
+    def checksums(self) -> dict[str, int]:
+        """CRC-32 of the rows and labels, which are in memory."""
+        numbers = self._numbers.tolist()
+        rows = zlib.crc32(b"".join(np.asarray(self._rows[number], np.int64).tobytes() for number in numbers))
+        return {"rows": rows, "labels": zlib.crc32(repr([self._labels[number] for number in numbers]).encode())}
 
     def at_epoch(self, epoch: int) -> SentenceRows:
         """The rows themselves: nothing in them is random."""

@@ -48,6 +48,11 @@ class StoredArray(LazyArray):
         self._stamp = _stamp(os.stat(path))
         FILES.get(path, self._stamp)
 
+    @property
+    def crc(self) -> int:
+        """The CRC-32 that the array was sealed with; 0 without."""
+        return self._crc or 0
+
     def seal(self, crc: int) -> None:
         """Accept a later time stamp of the file as long as its bytes up to the array's end have the CRC-32 *crc*."""
         self._crc = crc

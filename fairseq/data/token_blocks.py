@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fairseq.data.dataset import Sample
-from fairseq.data.indexed_dataset import Corpus
+from fairseq.data.indexed_dataset import Corpus, IndexedCorpus, JoinedCorpus
 from fairseq.data.shuffled_lines import ShuffledLines
 from fairseq.errors import UserError, nearest
 from fairseq.settings import BREAK_MODES
@@ -75,6 +75,10 @@ class TokenBlocks:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def checksums(self) -> dict[str, int]:
+        """CRC-32 of each file of the corpus, by its name."""
+        return self.corpus.checksums() if isinstance(self.corpus, IndexedCorpus | JoinedCorpus) else {}
 
     def at_epoch(self, epoch: int) -> TokenBlocks:
         """Return the blocks of *epoch*: sizes are the same in every epoch, the order of lines is new if shuffled.

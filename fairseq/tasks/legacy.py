@@ -93,6 +93,10 @@ class CollatedDataset:
         inputs = {name: value for name, value in sample["net_input"].items() if name != "src_lengths"}
         return {"nsentences": len(indices), **sample, "net_input": inputs}
 
+    def checksums(self) -> dict[str, int]:
+        """Nothing: what a plug-in reads is not known."""
+        return {}
+
     def at_epoch(self, epoch: int) -> CollatedDataset:
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)

@@ -28,6 +28,7 @@ from fairseq.settings import DataConfig, TrainingSettings
 from fairseq.tasks import FairseqTask, setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary, dictionary_of
 from fairseq.training import log
+from fairseq.training.agreement import check_agreement
 from fairseq.training.best import Best
 from fairseq.training.log import Clock
 from fairseq.training.nonfinite import FILE, Finding, NonFinite
@@ -118,6 +119,9 @@ class Run:
     def train(self) -> None:
         """Train epochs until a limit is reached."""
         self._describe()
+        check_agreement(
+            self.world, {self.settings.data.train_subset: self.batches, **self.validation}, self.trainer.num_updates
+        )
         if self.cfg.stop_time_hours > 0:  # a restored run may be late already; clocks differ between ranks
             late = torch.tensor(float(log.is_late(self.cfg, self.wall())), device=self.world.device)
             self.stopped = self.stopped or bool(self.world.sum(late))

@@ -1,0 +1,42 @@
+"""Comparison of what the processes of a run are about to read: with other data or another order they would train on."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq.data.iterator import EpochIterator
+from fairseq.distributed import World
+from fairseq.errors import UserError
+
+ADVICE = "give all processes the same data and flags"
+
+
+def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: int) -> None:
+    """Check that all processes are at the same update and read the same batches of the same data.
+
+    Processes exchange one number; only if those differ what it was computed from.
+
+    Args:
+        world: the processes, each of which calls this.
+        splits: the batches of each split on this process.
+        updates: number of updates so far.
+
+    Raises:
+        UserError: they differ; the same on every process.
+    """
+    if world.size == 1:
+        return
+    facts: dict[str, Any] = {}
+    for split, batches in splits.items():
+        facts |= {f"{split}: {name}": value for name, value in batches.facts().items()}
+    facts["updates so far"] = updates
+    if len(set(world.gather(zlib.crc32(repr(facts).encode()), everywhere=True))) == 1:
+        return
+    first, *others = world.gather(facts, everywhere=True)
+    for rank, other in enumerate(others, start=1):
+        for name in {**first, **other}:
+            if first.get(name) != other.get(name):
+                values = f"{other.get(name, 'missing')} on rank {rank}, {first.get(name, 'missing')} on rank 0"
+                raise UserError(f"{name}: {values}; {ADVICE}")

@@ -1,0 +1,85 @@
+"""Processes that would read other data, or the same in another order, end before the first update."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runs
+from ranks import on_ranks
+
+from fairseq.distributed import World
+from fairseq.errors import UserError
+from fairseq.tasks.typed import training_settings
+from fairseq.training import train
+
+FLAGS = "--max-update 2 --no-save --ddp-backend no_c10d --arch transformer_lm_tiny"
+ROWS = "--required-batch-size-multiple 1 --max-tokens"
+
+
+def messages(world: World, folder: Path, cases: dict[str, tuple[Any, Path]]) -> dict[str, str]:
+    """The errors of runs whose last process has other flags or data; "" of one that trains."""
+    found = {}
+    for name, (flags, data) in cases.items():
+        other = world.rank == world.size - 1
+        arguments = runs.arguments(
+            *(runs.SMALL, FLAGS, "--save-dir", folder / name, flags if other else ""), data=data if other else runs.DATA
+        )
+        try:
+            train(training_settings(arguments), world)
+            found[name] = ""
+        except UserError as error:
+            found[name] = str(error)
+        world.barrier()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What each of three processes says, of which the last one differs."""
+    folder = tmp_path_factory.mktemp("ranks")
+    copied, changed, shorter = folder / "copied", folder / "changed", folder / "shorter"
+    for data in (copied, changed, shorter):
+        shutil.copytree(runs.DATA, data)
+        (data / "checksums.txt").unlink(missing_ok=True)
+    tokens = np.fromfile(changed / "valid.bin", np.uint16)
+    tokens[[100, 101]] = tokens[[101, 100]]
+    tokens.tofile(changed / "valid.bin")
+    for kind in ("bin", "idx"):
+        shutil.copy(runs.DATA / f"test.{kind}", shorter / f"valid.{kind}")
+    cases = {
+        "copied": ("", copied),
+        "changed": ("", changed),
+        "shorter": ("", shorter),
+        "seed": ("--seed 4", runs.DATA),
+        "curriculum": ("--curriculum 5", runs.DATA),
+        "rows": (f"{ROWS} 32", runs.DATA),
+        "validation": ("--max-tokens-valid 32", runs.DATA),
+    }
+    return on_ranks(messages, 3, folder, folder, cases)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("changed", "valid: checksum of valid.bin: "),
+        ("shorter", "valid: checksum of valid.idx: "),
+        ("seed", "valid: seed of the batches: 4 on rank 2, 3 on rank 0"),
+        ("curriculum", "valid: checksum of the next batch of rank 0: "),
+        ("rows", "valid: batches an epoch: 28 on rank 2, 14 on rank 0"),
+        ("validation", "test: "),
+    ],
+)
+def test_the_error_names_the_file_or_quantity_and_the_rank_on_every_process(
+    found: list[dict[str, str]], name: str, message: str
+) -> None:
+    (line,) = {errors[name] for errors in found}
+    assert line.startswith(message) and "\n" not in line
+    assert " on rank 2, " in line and line.endswith(" on rank 0; give all processes the same data and flags")
+
+
+def test_equal_data_may_lie_in_another_folder(found: list[dict[str, str]]) -> None:
+    assert {errors["copied"] for errors in found} == {""}
