@@ -28,14 +28,20 @@ class KernelConfig:
 
 
 @dataclass(frozen=True)
-class CommonConfig(KernelConfig):
+class PrecisionConfig:
+    """Precision of matrix products, read by optimizers too."""
+
+    fp16: bool = flag(False, "float16 arithmetic with dynamic loss scaling, float32 parameters")
+    bf16: bool = flag(False, "bfloat16 arithmetic, float32 parameters")
+
+
+@dataclass(frozen=True)
+class CommonConfig(PrecisionConfig, KernelConfig):
     """Device, precision and logging: read by every command that runs a model."""
 
     seed: int = flag(1, "random seed", low=0)
     cpu: bool = flag(False, "run on the CPU even if there is a GPU")
     tf32: bool = flag(False, "TF32 instead of float32 matrix products on NVIDIA GPUs")
-    fp16: bool = flag(False, "float16 arithmetic with dynamic loss scaling, float32 parameters")
-    bf16: bool = flag(False, "bfloat16 arithmetic, float32 parameters")
     memory_efficient_fp16: bool = flag(False, "float16 parameters; Adam needs 12 bytes per parameter instead of 16")
     compile: bool = flag(False, "compile the model with torch.compile")
     fp16_init_scale: float = flag(128.0, "initial loss scale of --fp16", above=0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fairseq.optim import adafactor, adagrad, adam, lamb, nag, sgd
+from fairseq.optim import adafactor, adagrad, adam, lamb, muon, nag, sgd
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, build_optimizer
-from fairseq.optim.groups import parameter_groups
+from fairseq.optim.groups import hidden_matrices, parameter_groups
 from fairseq.registry import OPTIMIZERS, register_optimizer
 
 __all__ = [
@@ -14,7 +14,9 @@ __all__ = [
     "adagrad",
     "adam",
     "build_optimizer",
+    "hidden_matrices",
     "lamb",
+    "muon",
     "nag",
     "parameter_groups",
     "register_optimizer",

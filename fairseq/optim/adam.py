@@ -59,7 +59,7 @@ class FairseqAdam(FairseqOptimizer):
         config = self.config
         return {
             "lr": config.lr[0],
-            "betas": _pair(config.adam_betas),
+            "betas": pair_of(config.adam_betas),
             "eps": config.adam_eps,
             "weight_decay": config.weight_decay,
         }
@@ -136,7 +136,8 @@ def _fused_update(
     )
 
 
-def _pair(betas: list[float]) -> tuple[float, float]:
+def pair_of(betas: list[float]) -> tuple[float, float]:
+    """Return the two numbers of ``--adam-betas``; UserError if they are not two."""
     if len(betas) != 2:
         raise UserError(f"--adam-betas {','.join(map(str, betas))}: expected two numbers, e.g. 0.9,0.98")
     return betas[0], betas[1]

@@ -34,6 +34,9 @@ class FairseqOptimizer:
     updates_parts = False
     """True if a part of a parameter is updated as it would be within the whole (``--ddp-backend fully_sharded``)."""
 
+    separates_hidden_matrices = False
+    """True if the matrices inside transformer layers are to form a group of their own, ``"group": HIDDEN``."""
+
     def __init__(self, args: Any, params: Iterable[Any] | None = None) -> None:
         self.args = self.cfg = args
         self._optimizer: torch.optim.Optimizer
@@ -64,11 +67,14 @@ class FairseqOptimizer:
         return [p for group in self.param_groups for p in group["params"]]
 
     def get_lr(self) -> float:
-        return self.param_groups[0]["lr"]
+        """The rate that :meth:`set_lr` set."""
+        group = self.param_groups[0]
+        return group["lr"] / group.get("lr_factor", 1.0)
 
     def set_lr(self, lr: float) -> None:
+        """Set the rate of every group to *lr* times the group's ``lr_factor``, if it has one."""
         for group in self.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_factor", 1.0)
 
     def step(self) -> None:
         """Update the parameters from their gradients."""

@@ -17,9 +17,9 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Meter, NamedSums
 from fairseq.models import BaseFairseqModel
-from fairseq.models.loading import check_settings, load_parameters, stored_parameters, stored_settings
+from fairseq.models.loading import check_settings, layers_of, load_parameters, stored_parameters, stored_settings
 from fairseq.modules.precision import Precision
-from fairseq.optim import build_optimizer, parameter_groups
+from fairseq.optim import OPTIMIZERS, build_optimizer, hidden_matrices, parameter_groups
 from fairseq.optim.elementwise import ElementwiseOptimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.settings import CheckpointConfig, TrainingSettings
@@ -65,7 +65,12 @@ class Trainer:
         self.precision = Precision(settings.common)
         self.graph = task.loss_graph(model, criterion)
         self.reducer = data_parallel(self.graph, self.precision, settings, self.world)
-        groups = parameter_groups(self.reducer.named_parameters(), self.cfg.no_decay_on_norms_and_biases)
+        separate = OPTIMIZERS[settings.chosen.optimizer].separates_hidden_matrices
+        groups = parameter_groups(
+            self.reducer.named_parameters(),
+            self.cfg.no_decay_on_norms_and_biases,
+            hidden_matrices(layers_of(model)) if separate else (),
+        )
         self.optimizer = build_optimizer(settings, groups)
         check_optimizer(self.optimizer, settings, self.world)
         if self.precision.half_parameters and not self.optimizer.supports_half_parameters:

@@ -86,7 +86,7 @@ def test_evaluation_shows_only_what_acts_and_takes_fairseqs_other_flags(
     "flag, line",
     [
         ("--n-layer", "--n-layer: belongs to --arch transformer_xl, transformer_xl_enwik8_base, "),
-        ("--adam-eps", "--adam-eps: belongs to --optimizer adam, not to --optimizer nag"),
+        ("--adam-eps", "--adam-eps: belongs to --optimizer adam, muon, not to --optimizer nag"),
         ("--max-lr", "--max-lr: belongs to --lr-scheduler cosine, triangular, not to"),
     ],
 )

@@ -102,3 +102,24 @@ def test_cosines_minimum_is_no_reason_to_stop_and_is_zero_by_default():
     assert zero.step_update(9) == pytest.approx(0.5 * (1 + math.cos(0.9 * math.pi)))
     with pytest.raises(UserError, match="--min-lr 1.0: must be less than --lr 1.0"):
         build("cosine", lr=[1.0], min_lr=1.0, lr_period_updates=10)
+
+
+def test_wsd_warms_up_stays_and_decays_to_zero_after_the_last_update():
+    schedule = build("wsd", warmup_updates=4, max_update=100, decay_updates=16)
+    rates = {0: 0.025, 3: 0.1, 4: 0.1, 84: 0.1, 88: 0.05, 93: 0.025, 99: 0.1 * (1 - (15 / 16) ** 0.5), 100: 0, 120: 0}
+    for updates, rate in rates.items():
+        assert schedule.step_update(updates) == pytest.approx(rate, abs=1e-12) == schedule.optimizer.get_lr()
+    linear = build("wsd", total_num_update=100, max_update=500, decay_shape="linear")
+    expected = {0: 0.1, 80: 0.1, 85: 0.075, 99: 0.005, 100: 0}
+    assert [linear.step_update(n) for n in expected] == pytest.approx(list(expected.values()))
+    never = build("wsd", max_update=100, decay_updates=0)
+    assert [never.step_update(n) for n in (0, 99, 100)] == [0.1] * 3
+
+
+def test_wsd_needs_an_end_that_leaves_room_for_the_decay():
+    with pytest.raises(UserError, match="--lr-scheduler wsd: .*give --max-update"):
+        build("wsd")
+    with pytest.raises(UserError, match="--warmup-updates 90: warmup and the decay's 20 updates exceed the 100"):
+        build("wsd", warmup_updates=90, max_update=100)
+    with pytest.raises(UserError, match="--lr 0.1,0.2: --lr-scheduler wsd takes one rate"):
+        build("wsd", lr=[0.1, 0.2], max_update=100)

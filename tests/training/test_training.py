@@ -28,6 +28,7 @@ def names(folder):
         [runs.BASELINE, runs.ADAM, runs.DROPOUT, runs.LINES],
         [runs.SHORTFORMER, runs.NAG, runs.DROPOUT, "--decoder-layerdrop 0.3 --num-workers 0"],
         [runs.BASELINE, "--lr 2 --clip-norm 0.5 --validate-interval-updates 4 --patience 100"],
+        [runs.SHORTFORMER, runs.DROPOUT, "--optimizer muon --lr-scheduler wsd --lr 0.01 --muon-lr 0.02 --bf16"],
     ],
     ids=[
         "baseline-nag",
@@ -37,6 +38,7 @@ def names(folder):
         "lines",
         "layerdrop",
         "better-unsaved",
+        "muon-wsd-bf16",
     ],
 )
 def test_run_resumed_in_the_middle_of_an_epoch_is_bit_identical_to_the_uninterrupted_one(tmp_path, flags):

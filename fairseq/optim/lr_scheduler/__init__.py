@@ -10,6 +10,7 @@ from fairseq.optim.lr_scheduler import (
     reduce_lr_on_plateau,
     tri_stage,
     triangular,
+    wsd,
 )
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, build_lr_scheduler
 from fairseq.registry import LR_SCHEDULERS, register_lr_scheduler
@@ -26,4 +27,5 @@ __all__ = [
     "register_lr_scheduler",
     "tri_stage",
     "triangular",
+    "wsd",
 ]

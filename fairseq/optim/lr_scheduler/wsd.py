@@ -1,0 +1,68 @@
+"""Warmup, stable rate, decay to zero."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+
+from fairseq.config import flag, typed
+from fairseq.errors import UserError
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, single_rate
+from fairseq.registry import register_lr_scheduler
+from fairseq.settings import RateConfig
+
+DECAY_SHARE = 0.2
+"""Share of the updates in which the rate decays, unless the user says: the share that Hägele et al. recommend."""
+
+
+@dataclass(frozen=True)
+class WSDConfig(RateConfig):
+    """Warmup-stable-decay schedule."""
+
+    warmup_updates: int = flag(0, "warmup updates until --lr", low=0)
+    total_num_update: int | None = flag(None, "updates until the rate is 0 (default: --max-update)", low=1)
+    decay_updates: int | None = flag(None, "updates of the final decay (default: 20% of all)", low=0)
+    decay_shape: str = flag("1-sqrt", "form of the final decay to 0", choices=("1-sqrt", "linear"))
+
+
+@register_lr_scheduler("wsd", dataclass=WSDConfig)
+class WSDSchedule(FairseqLRScheduler):
+    """A linear warmup to ``--lr``, a constant rate, and a decay to 0 over the last updates.
+
+    With s the share of the decay that is over, the rate is lr · (1 − √s) or lr · (1 − s). The first update has the rate
+    lr / warmup, the last one a rate above 0: no update is spent at rate 0.
+
+    Source: Hu et al. 2024, "MiniCPM", section 4; Hägele et al. 2024, "Scaling laws and compute-optimal training beyond
+    fixed training durations", section 3, for the form of the decay and its length.
+
+    Raises:
+        UserError: the length of training is unknown, or too short for warmup and decay.
+    """
+
+    def __init__(self, args: argparse.Namespace | WSDConfig, optimizer: FairseqOptimizer) -> None:
+        super().__init__(args, optimizer)
+        self.config = config = typed(WSDConfig, args)
+        self.lr = single_rate(config, "wsd")
+        total = config.total_num_update or config.max_update
+        if total <= 0:
+            raise UserError("--lr-scheduler wsd: decays over the last updates; give --max-update or --total-num-update")
+        self.decay = int(total * DECAY_SHARE) if config.decay_updates is None else config.decay_updates
+        self.decay_start = total - self.decay
+        if config.warmup_updates > self.decay_start:
+            raise UserError(
+                f"--warmup-updates {config.warmup_updates}: warmup and the decay's {self.decay} updates exceed the "
+                f"{total} updates of training; lower it or --decay-updates"
+            )
+        self.step_update(0)
+
+    def step_update(self, num_updates: int) -> float:
+        lr = self.lr
+        if num_updates < self.config.warmup_updates:
+            lr *= (num_updates + 1) / self.config.warmup_updates
+        elif num_updates > self.decay_start:
+            share = min((num_updates - self.decay_start) / self.decay, 1.0) if self.decay else 1.0
+            lr *= 1 - (math.sqrt(share) if self.config.decay_shape == "1-sqrt" else share)
+        self.optimizer.set_lr(lr)
+        return lr

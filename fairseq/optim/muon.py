@@ -1,0 +1,158 @@
+"""Muon: momentum made orthogonal for the hidden matrices, Adam for the other parameters."""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq.config import flag, typed
+from fairseq.errors import UserError
+from fairseq.optim.adam import Adam, AdamConfig, pair_of
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.optim.groups import HIDDEN
+from fairseq.registry import register_optimizer
+from fairseq.settings import PrecisionConfig
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic iteration: singular values reach 1 ± 0.3 in few steps (Jordan et al. 2024)."""
+
+ADAM_RMS = 0.2
+"""Root mean square of Adam's update at rate 1, which that of a matrix is scaled to: one rate serves both."""
+
+BATCH = 1 << 24
+"""Elements of equally shaped matrices that are orthogonalised together: 64 MiB of float32 for each temporary tensor."""
+
+
+@dataclass(frozen=True)
+class MuonConfig(AdamConfig, PrecisionConfig):
+    """Muon."""
+
+    muon_lr: float | None = flag(None, "learning rate of the hidden matrices (default: --lr)", above=0)
+    muon_momentum: float = flag(0.95, "momentum of the hidden matrices", low=0, below=1)
+    muon_iterations: int = flag(5, "Newton-Schulz iterations per update", low=1, high=100)
+
+
+@register_optimizer("muon", dataclass=MuonConfig)
+class FairseqMuon(FairseqOptimizer):
+    """``--optimizer muon``: :class:`Muon` for the matrices inside the layers, Adam for everything else.
+
+    Embeddings, output layers, norms and biases are Adam's, also where they are matrices. ``--muon-lr`` follows the
+    schedule of ``--lr``. With ``--bf16`` the iteration runs in bfloat16, whose error it corrects.
+    """
+
+    separates_hidden_matrices = True
+
+    def __init__(self, args: argparse.Namespace | MuonConfig, params: Iterable[Any]) -> None:
+        super().__init__(args)
+        self.config = config = typed(MuonConfig, args)
+        groups: list[dict[str, Any]] = [p if isinstance(p, dict) else {"params": [p]} for p in params]
+        if not any(group.get("group") == HIDDEN for group in groups):
+            raise UserError("--optimizer muon: the model has no transformer layers with matrices; use --optimizer adam")
+        rate = config.muon_lr if config.muon_lr is not None else config.lr[0]
+        factor = rate / config.lr[0] if config.lr[0] else 1.0
+        groups = [{**group, "lr_factor": factor} if group.get("group") == HIDDEN else group for group in groups]
+        self._optimizer = Muon(
+            groups,
+            lr=config.lr[0],
+            momentum=config.muon_momentum,
+            iterations=config.muon_iterations,
+            dtype=torch.bfloat16 if config.bf16 else torch.float32,
+            betas=pair_of(config.adam_betas),
+            eps=config.adam_eps,
+            weight_decay=config.weight_decay,
+            torch_eps=config.adam_torch_eps,
+        )
+
+
+class Muon(Adam):
+    """Orthogonal updates for the groups of hidden matrices, :class:`~fairseq.optim.adam.Adam` for the other groups.
+
+    With momentum buffer b ← μ·b + g and update u = g + μ·b (Nesterov), p ← p − η·(λ·p + 0.2·√max(n, m)·NS(u)), where
+    NS(u) is the matrix u of n × m with its singular values near 1. Signs and relative sizes of rates are those of Adam.
+
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; Liu et al. 2025, "Muon is
+    scalable for LLM training", section 2.2, for the weight decay and the scale.
+
+    Args:
+        params: groups of parameters.
+        lr: rate of a group, unless it has its own.
+        momentum: μ.
+        iterations: Newton-Schulz iterations.
+        dtype: precision of the iterations.
+        adam: settings of Adam's groups; its weight decay is that of the matrices, too.
+    """
+
+    sliceable = False
+
+    def __init__(
+        self, params: Iterable[Any], lr: float, momentum: float, iterations: int, dtype: torch.dtype, **adam: Any
+    ) -> None:
+        super().__init__(params, lr, **adam)
+        self.iterations, self.dtype = iterations, dtype
+        for group in self.param_groups:
+            if group.get("group") == HIDDEN:
+                group["momentum"] = momentum
+
+    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+        return {"momentum_buffer": zeros()} if group.get("group") == HIDDEN else super().new_state(group, zeros)
+
+    def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
+        if group.get("group") != HIDDEN:
+            super().begin_step(group, states)
+
+    def update(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+    ) -> None:
+        if group.get("group") != HIDDEN:
+            super().update(group, params, grads, states)
+            return
+        buffers = [state["momentum_buffer"] for state in states]
+        torch._foreach_mul_(buffers, group["momentum"])
+        torch._foreach_add_(buffers, grads)
+        updates = list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        for indices in _batches(updates):
+            matrices = orthogonal(torch.stack([updates[i] for i in indices]).to(self.dtype), self.iterations)
+            scale = ADAM_RMS * max(matrices.shape[-2:]) ** 0.5
+            steps = [matrix.to(params[i].dtype) for i, matrix in zip(indices, matrices, strict=True)]
+            torch._foreach_add_([params[i] for i in indices], steps, alpha=-group["lr"] * scale)
+
+
+def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
+    """Return *matrices* with singular values near 1: U·Vᵀ of U·S·Vᵀ, to within 0.3 of each singular value.
+
+    A quintic Newton-Schulz iteration, X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ, from X of Frobenius norm 1. A zero matrix
+    stays one.
+
+    Args:
+        matrices: [N, n, m], in the precision of the iteration.
+        iterations: how many.
+
+    Source: Jordan et al. 2024; Higham 2008, "Functions of matrices", section 8.3, for the iteration.
+    """
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices  # [N, short, long]: the products below are of the shorter side
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(iterations):
+        gram = x @ x.mT  # [N, short, short]
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def _batches(matrices: list[Tensor]) -> list[list[int]]:
+    """Indices of equally shaped *matrices*, at most :data:`BATCH` elements together."""
+    alike: dict[torch.Size, list[int]] = defaultdict(list)
+    for index, matrix in enumerate(matrices):
+        alike[matrix.shape].append(index)
+    batches = []
+    for shape, indices in alike.items():
+        size = max(1, BATCH // shape.numel())
+        batches += [indices[start : start + size] for start in range(0, len(indices), size)]
+    return batches

@@ -1,0 +1,177 @@
+"""Muon: its papers' formulas for the matrices of the layers, Adam for the rest, and a state that travels."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import runs
+import torch
+
+from fairseq.errors import UserError
+from fairseq.models.loading import layers_of
+from fairseq.optim import build_optimizer, hidden_matrices, parameter_groups
+from fairseq.optim.groups import HIDDEN, NO_DECAY
+from fairseq.optim.lr_scheduler import build_lr_scheduler
+from fairseq.optim.muon import Muon, orthogonal
+from fairseq.training.parallel import check_optimizer
+
+SHAPES = [(6, 4), (4, 6), (5, 5), (6, 4)]
+ADAM = {"betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
+
+
+def parameters(shapes=SHAPES, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(s, generator=generator, dtype=torch.float64).to(dtype)) for s in shapes]
+
+
+def gradients(steps, shapes=SHAPES):
+    generator = torch.Generator().manual_seed(1)
+    return [[torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes] for _ in range(steps)]
+
+
+def groups(matrices, others):
+    return [{"params": matrices, "group": HIDDEN}, {"params": others}]
+
+
+def train(optimizer, params, grads):
+    for step in grads:
+        for p, grad in zip(params, step, strict=True):
+            p.grad = grad.to(p.dtype)
+        optimizer.step()
+
+
+def newton_schulz(matrix, iterations):
+    """The iteration of Jordan et al. 2024 as they print it: for wide matrices; tall ones are transposed before."""
+    if matrix.shape[0] > matrix.shape[1]:
+        return newton_schulz(matrix.T, iterations).T
+    x = matrix / matrix.pow(2).sum().sqrt()
+    for _ in range(iterations):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * (gram @ gram)) @ x
+    return x
+
+
+def muon(p, grads, lr, momentum, iterations, decay):
+    """Liu et al. 2025, equations 1 to 4, with Nesterov momentum, a matrix at a time."""
+    buffer = torch.zeros_like(p)
+    for grad in grads:
+        buffer = momentum * buffer + grad
+        update = newton_schulz(grad + momentum * buffer, iterations)
+        p = p - lr * (0.2 * max(p.shape) ** 0.5 * update + decay * p)
+    return p
+
+
+def test_matrices_follow_the_papers_formulas_in_float64():
+    params, grads = parameters(), gradients(4)
+    expected = [muon(p.detach().clone(), [g[i] for g in grads], 0.02, 0.9, 5, 0.1) for i, p in enumerate(params)]
+    train(Muon([{"params": params, "group": HIDDEN}], 0.02, 0.9, 5, torch.float64, **ADAM), params, grads)
+    for p, value in zip(params, expected, strict=True):
+        torch.testing.assert_close(p.detach(), value, rtol=1e-12, atol=1e-12)
+
+
+def test_matrices_that_exceed_a_batch_are_updated_alike(monkeypatch):
+    results = []
+    for batch in (1, 48, 1 << 24):
+        monkeypatch.setattr("fairseq.optim.muon.BATCH", batch)
+        params = parameters()
+        train(Muon([{"params": params, "group": HIDDEN}], 0.02, 0.9, 5, torch.float64, **ADAM), params, gradients(2))
+        results.append(params)
+    for other in results[1:]:
+        for p, q in zip(results[0], other, strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (16, 64), (64, 16)])
+@pytest.mark.parametrize(("dtype", "margin"), [(torch.float32, 0.35), (torch.bfloat16, 0.4)])
+def test_singular_values_become_one_and_singular_vectors_stay(shape, dtype, margin):
+    matrix = torch.randn(2, *shape, generator=torch.Generator().manual_seed(3))
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    turned = left.mT @ orthogonal(matrix.to(dtype), 5).float() @ right.mT  # the result in the matrix's own axes
+    diagonal = turned.diagonal(dim1=-2, dim2=-1)
+    assert (diagonal.median(-1).values - 1).abs().max() < margin and diagonal.min() > 0
+    assert (turned - torch.diag_embed(diagonal)).abs().max() < (1e-3 if dtype == torch.float32 else 0.05)
+
+
+def test_a_zero_matrix_stays_zero():
+    assert torch.equal(orthogonal(torch.zeros(1, 3, 4), 5), torch.zeros(1, 3, 4))
+
+
+def test_other_parameters_are_adams():
+    both, alone = parameters([(4, 4), (3, 5), (7,)]), parameters([(4, 4), (3, 5), (7,)])
+    grads = gradients(3, [(4, 4), (3, 5), (7,)])
+    train(Muon(groups(both[:1], both[1:]), 0.01, 0.95, 5, torch.float32, **ADAM), both, grads)
+    settings = Namespace(optimizer="adam", lr=[0.01], adam_betas=[0.9, 0.98], weight_decay=0.1, no_apex=True)
+    train(build_optimizer(settings, alone[1:]), alone[1:], [g[1:] for g in grads])
+    assert all(torch.equal(p, q) for p, q in zip(both[1:], alone[1:], strict=True))
+
+
+def test_the_matrices_of_the_layers_are_muons_whatever_their_shape():
+    for flags, biases in ((runs.SHORTFORMER, set()), ("--arch transformer_xl_tiny", {"r_w_bias", "r_r_bias"})):
+        model = runs.model_of(flags, "--tokens-per-sample 16 --max-tokens 64 --cpu")
+        names = {id(p): name for name, p in model.named_parameters()}
+        hidden = {names[id(p)] for p in hidden_matrices(layers_of(model))}
+        assert hidden and all(".layers." in name and name.endswith("weight") for name in hidden)
+        others = {name for name in names.values() if name not in hidden}
+        assert {name for name in others if ".layers." in name and "norm" not in name.lower()} <= {
+            name for name in others if name.endswith("bias")
+        }
+        assert biases <= {name.rpartition(".")[2] for name in others}
+        assert any("embed" in name for name in others)
+
+
+def test_groups_are_matrices_then_others_then_those_without_decay():
+    layer = torch.nn.Linear(3, 4)
+    outside = torch.nn.Linear(4, 2)
+    named = [*layer.named_parameters("layer"), *outside.named_parameters("outside")]
+    first, second, third = parameter_groups(named, True, hidden_matrices([layer]))
+    assert first == {"params": [layer.weight], "group": HIDDEN}
+    assert second == {"params": [outside.weight]}
+    assert third == {"params": [layer.bias, outside.bias], "weight_decay": 0.0, "group": NO_DECAY}
+    assert parameter_groups(named, False, [layer.weight])[1:] == [{"params": [layer.bias, *outside.parameters()]}]
+
+
+def build(params, **settings):
+    return build_optimizer(Namespace(**{"optimizer": "muon", "lr": [0.1], **settings}), params)
+
+
+def test_each_group_has_its_rate_which_follows_the_schedule():
+    params = parameters([(4, 4), (3,)])
+    optimizer = build(groups(params[:1], params[1:]), muon_lr=0.4)
+    args = Namespace(lr=[0.1], lr_scheduler="wsd", warmup_updates=4, max_update=10)
+    schedule = build_lr_scheduler(args, optimizer)
+    assert schedule.step_update(1) == pytest.approx(0.05) == optimizer.get_lr()
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.2, 0.05])
+
+
+def test_the_state_is_restored_to_the_bit():
+    shapes = [(4, 6), (5,)]
+    params, grads = parameters(shapes, torch.float32), gradients(6, shapes)
+    whole = build(groups(params[:1], params[1:]))
+    train(whole, params, grads[:3])
+    other = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    restored = build(groups(other[:1], other[1:]))
+    restored.load_state_dict(whole.state_dict())
+    train(whole, params, grads[3:])
+    train(restored, other, grads[3:])
+    assert all(torch.equal(p, q) for p, q in zip(params, other, strict=True))
+
+
+def test_half_precision_parameters_are_updated_in_float32():
+    narrow, wide = parameters([(4, 6)], torch.bfloat16), parameters([(4, 6)], torch.bfloat16)
+    wide = [torch.nn.Parameter(p.detach().float()) for p in wide]
+    grads = [[g.bfloat16() for g in step] for step in gradients(1, [(4, 6)])]
+    for params in (narrow, wide):
+        train(build([{"params": params, "group": HIDDEN}]), params, grads)
+    assert torch.equal(narrow[0], wide[0].bfloat16())
+
+
+def test_what_muon_cannot_train_is_refused():
+    with pytest.raises(UserError, match="--optimizer muon: the model has no transformer layers"):
+        build(parameters([(3, 3)]))
+    with pytest.raises(UserError, match="--muon-momentum 1"):
+        build(groups(parameters([(3, 3)]), []), muon_momentum=1)
+    settings = SimpleNamespace(distributed=SimpleNamespace(ddp_backend="fully_sharded"))
+    with pytest.raises(UserError, match="--ddp-backend fully_sharded: FairseqMuon needs whole parameters"):
+        check_optimizer(build([{"params": parameters([(3, 3)]), "group": HIDDEN}]), settings, SimpleNamespace(size=2))
