@@ -153,6 +153,14 @@ def shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+def differ(one: Any, other: Any) -> bool:
+    """Return whether two values of a setting mean different things, in whichever form a checkpoint or a user has them.
+
+    ``0.1``, ``[0.1]`` and ``"(0.1,)"`` do not; nor do None, False and ``""``.
+    """
+    return bool(_plain(one) != _plain(other))
+
+
 def shortened(value: Any) -> str:
     """The beginning of *value*, as an error message quotes it."""
     try:
@@ -303,6 +311,15 @@ def _metavar(field: dataclasses.Field[Any], kind: type, many: bool) -> str:
         return "{" + ",".join(map(str, choices)) + "}"
     letter = {int: "N", float: "X", str: "TEXT"}.get(kind, "VALUE")
     return f"{letter},…" if many else letter
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value or None
+    try:
+        return [float(item) for item in _split(value)]
+    except (ValueError, TypeError, OverflowError):
+        return value or None
 
 
 def _parser_type(field: dataclasses.Field[Any], hint: Any) -> Any:

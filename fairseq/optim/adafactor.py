@@ -36,6 +36,17 @@ class AdafactorConfig(RateConfig):
 class FairseqAdafactor(FairseqOptimizer):
     """``--optimizer adafactor``: see :class:`Adafactor`."""
 
+    group_settings = {
+        "eps": "adafactor_eps",
+        "clip_threshold": "clip_threshold",
+        "decay_rate": "decay_rate",
+        "beta1": "beta1",
+        "scale_parameter": "scale_parameter",
+        "relative_step": "relative_step",
+        "warmup_init": "warmup_init",
+        "weight_decay": "weight_decay",
+    }
+
     def __init__(self, args: argparse.Namespace | AdafactorConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
         self.config = typed(AdafactorConfig, args)

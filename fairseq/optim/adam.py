@@ -42,6 +42,12 @@ class FairseqAdam(FairseqOptimizer):
     """
 
     updates_parts = True
+    group_settings = {
+        "betas": "adam_betas",
+        "eps": "adam_eps",
+        "torch_eps": "adam_torch_eps",
+        "weight_decay": "weight_decay",
+    }
 
     def __init__(self, args: argparse.Namespace | AdamConfig, params: Iterable[Any]) -> None:
         super().__init__(args)

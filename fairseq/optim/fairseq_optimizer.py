@@ -31,6 +31,9 @@ class FairseqOptimizer:
     supports_half_parameters = True
     """True if parameters may be float16 (``--memory-efficient-fp16``): the state must be float32."""
 
+    group_settings: Mapping[str, str] = {"weight_decay": "weight_decay"}
+    """What the groups of parameters hold of the settings, and a restored state replaces: their name by the group's."""
+
     updates_parts = False
     """True if a part of a parameter is updated as it would be within the whole (``--ddp-backend fully_sharded``)."""
 
@@ -65,6 +68,13 @@ class FairseqOptimizer:
     def params(self) -> list[nn.Parameter]:
         """The trained parameters, in the order of the optimizer's state."""
         return [p for group in self.param_groups for p in group["params"]]
+
+    def settings_in_force(self) -> dict[str, Any]:
+        """Return the settings that the groups hold, by name; after a state is restored they may be its own."""
+        decayed = [group for group in self.param_groups if group.get("group") != NO_DECAY]
+        group = decayed[0] if decayed else {}
+        values = {name: group[key] for key, name in self.group_settings.items() if key in group}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def get_lr(self) -> float:
         """The rate that :meth:`set_lr` set."""
@@ -113,10 +123,13 @@ class FairseqOptimizer:
         """
         _check_shapes(state, self.params)
         _check_groups(state["param_groups"], self.param_groups)
+        fresh = [dict(group) for group in self.param_groups]
         if isinstance(self.optimizer, ElementwiseOptimizer):
             self.optimizer.load_state_dict(dict(state), adopt)
         else:
             self.optimizer.load_state_dict(dict(state))
+        for group, before in zip(self.param_groups, fresh, strict=True):
+            group.update({name: value for name, value in before.items() if name not in group})  # fairseq's lack some
         settings = [name for name in self.param_groups[0] if name != "params"]
         for name, value in (overrides or {}).items():
             if name not in settings:

@@ -31,6 +31,8 @@ class LAMBConfig(RateConfig):
 class FairseqLAMB(FairseqOptimizer):
     """``--optimizer lamb``: see :class:`LAMB`. It also restores states of apex's FusedLAMB, which fairseq uses."""
 
+    group_settings = {"betas": "lamb_betas", "eps": "lamb_eps", "weight_decay": "weight_decay"}
+
     def __init__(self, args: argparse.Namespace | LAMBConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
         self.config = typed(LAMBConfig, args)

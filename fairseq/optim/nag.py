@@ -30,6 +30,7 @@ class FairseqNAG(FairseqOptimizer):
     """``--optimizer nag``: see :class:`NAG`."""
 
     updates_parts = True
+    group_settings = {"momentum": "momentum", "weight_decay": "weight_decay"}
 
     def __init__(self, args: argparse.Namespace | NAGConfig, params: Iterable[Any]) -> None:
         super().__init__(args)

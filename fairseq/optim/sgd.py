@@ -30,6 +30,7 @@ class SGD(FairseqOptimizer):
     """``--optimizer sgd``: see :class:`MomentumSGD`."""
 
     updates_parts = True
+    group_settings = {"momentum": "momentum", "weight_decay": "weight_decay"}
 
     def __init__(self, args: argparse.Namespace | SGDConfig, params: Iterable[Any]) -> None:
         super().__init__(args)

@@ -22,7 +22,7 @@ from fairseq.models.loading import load_fitting
 from fairseq.settings import CheckpointConfig, TrainingSettings
 from fairseq.tasks.dictionary_digest import check_dictionary, check_save_dir, dictionary_of
 from fairseq.terminal import log_to_stderr
-from fairseq.training import stages
+from fairseq.training import resumption, stages
 from fairseq.training.effective import SETTINGS_FILE, describe, write_settings
 from fairseq.training.run import Run
 from fairseq.training.stop import describe_interruption
@@ -96,6 +96,9 @@ def _train_stages(
         if state is not None:
             with restoring(path) if source == path else contextlib.nullcontext():
                 run.restore(state, source, adopt=source != path)
+                if source == path:
+                    resumption.log_differences(run.trainer, run.settings, state.get("args") or {}, source)
+            settings = settings.changed(**run.trainer.restored)
             state = None
         elif options.finetune_from_model is not None:
             initial = checkpoint.load(options.finetune_from_model, rows=rows)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.checkpoint.optimizer_state import ParameterNames, convert_state
-from fairseq.config import parse_dict
+from fairseq.config import differ, parse_dict
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -46,6 +46,10 @@ class Trainer:
         task: whose memory the steps carry along.
         model, criterion: what is trained, on what.
         world: the processes that train together.
+
+    Attributes:
+        settings: those in force, which checkpoints hold.
+        restored: those of them that a restored state put in place of the ones given, by name.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Trainer:
         start = self.cfg.average_weights_from
         self.average = WeightAverage(self._trained(), start) if start is not None else None
         self.num_updates = 0
+        self.restored: dict[str, Any] = {}
         self.figures = task.figures(criterion)
         self.meters = {name: Meter(self.world.device) for name in ("train", "train_inner")}
         self.skipped = NonFiniteUpdates(self.cfg.skip_nonfinite)
@@ -224,7 +229,7 @@ class Trainer:
         Tensors are the live ones: only the process that writes the checkpoint copies them to the host.
         """
         state: dict[str, Any] = {
-            "args": stored_settings(self.settings, self.model),
+            "args": self.stored_settings(),
             "model": self._stored_model(),
             "optimizer_history": [
                 {
@@ -254,6 +259,10 @@ class Trainer:
         if self.scaler is not None:
             state["extra_state"]["loss_scaler"] = self.scaler.state_dict()
         return state
+
+    def stored_settings(self) -> dict[str, Any]:
+        """Return the settings in force, as a checkpoint stores them."""
+        return stored_settings(self.settings, self.model)
 
     def load_state_dict(self, state: Mapping[str, Any], source: str, rows: int = 0, *, adopt: bool = False) -> None:
         """Continue from *state*, ours or fairseq's.
@@ -287,6 +296,7 @@ class Trainer:
                 self.lr_scheduler.load_state_dict(history.get("lr_scheduler_state") or {})
             if self.scaler is not None and "loss_scaler" in extra:
                 self.scaler.load_state_dict(extra["loss_scaler"])
+            self._adopt_settings(state.get("args") or {}, "loss_scaler" in extra)
             self.num_updates = int(history.get("num_updates", 0))
             self.skipped.count = int(extra.get("skipped_nonfinite", 0))
         self.lr_scheduler.step_update(self.num_updates)
@@ -337,6 +347,18 @@ class Trainer:
             # A plug-in's optimizer may have another signature.
             **({"adopt": adopt} if isinstance(self.optimizer.optimizer, ElementwiseOptimizer) else {}),
         )
+
+    def _adopt_settings(self, stored: Mapping[str, Any], has_scale: bool) -> None:
+        """Record the settings that a restored state put in force: the groups' of the optimizer, others as *stored*."""
+        names = () if self.settings.checkpoint.reset_lr_scheduler else self.lr_scheduler.restored_settings
+        if self.scaler is not None and has_scale:
+            names = (*names, "fp16_init_scale")
+        in_force = {**self.optimizer.settings_in_force(), **{name: stored[name] for name in names if name in stored}}
+        given = vars(self.settings.namespace)
+        self.restored = {
+            name: value for name, value in in_force.items() if name in given and differ(given[name], value)
+        }
+        self.settings = self.settings.changed(**self.restored)
 
     def _source_groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups with the parameters of the model, of which it may have parts."""

@@ -30,6 +30,8 @@ class FairseqLRScheduler:
     """
 
     config_class: type | None = None
+    restored_settings: tuple[str, ...] = ()
+    """Settings that a restored state replaces."""
 
     def __init__(self, args: Any, optimizer: FairseqOptimizer) -> None:
         self.args = self.cfg = args

@@ -35,6 +35,8 @@ class ReduceLROnPlateau(FairseqLRScheduler):
     A plateau is more than ``--lr-patience`` epochs in a row of which none is better than the best by the threshold.
     """
 
+    restored_settings = ("lr",)
+
     def __init__(self, args: argparse.Namespace | ReduceLROnPlateauConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         self.config = config = typed(ReduceLROnPlateauConfig, args)

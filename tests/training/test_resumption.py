@@ -1,0 +1,184 @@
+"""A run that resumes with other settings: one line says which are in force, and these are what is recorded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import yaml
+
+from fairseq import checkpoint
+from fairseq.training import resumption
+
+QUICK = f"{runs.BASELINE} --no-epoch-checkpoints --disable-validation"
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Any:
+    """Returns the lines about settings since the last call, without the name of the checkpoint."""
+    caplog.set_level(logging.WARNING, logger=resumption.__name__)
+
+    def lines() -> list[str]:
+        found = [record.message for record in caplog.records if record.name == resumption.__name__]
+        caplog.clear()
+        return [line.partition("checkpoint_last.pt: settings ")[2] for line in found]
+
+    return lines
+
+
+def recorded(folder: Path, *names: str) -> list[Any]:
+    """The settings called *names*, the same in a run's checkpoint and settings.yaml."""
+    stored = checkpoint.read(folder / "checkpoint_last.pt")["args"]
+    written = yaml.safe_load((folder / "settings.yaml").read_text())
+    assert [stored[name] for name in names] == [written[name] for name in names]
+    return [stored[name] for name in names]
+
+
+def groups(folder: Path) -> dict[str, Any]:
+    return checkpoint.read(folder / "checkpoint_last.pt")["last_optimizer_state"]["param_groups"][0]
+
+
+def test_the_same_settings_say_nothing(tmp_path, warned):
+    for updates in (2, 4):  # a limit, files and what is shown are no settings of an update
+        flags = [QUICK, runs.ADAM, f"--max-update {updates} --log-interval {updates} --num-workers {updates}"]
+        runs.train(tmp_path, flags, "--metrics-file", tmp_path / "m.jsonl", f"--save-interval {updates}")
+    assert warned() == []
+
+
+def test_settings_of_the_command_line_are_in_force_and_named(tmp_path, warned):
+    runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 2 --dropout 0")
+    log = runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 3 --lr 0.01 --seed 4 --dropout 0.3")
+    assert warned() == [
+        "in force, other than in the checkpoint: --dropout 0.3 (was 0.0), --lr 0.01 (was 0.002), --seed 4 (was 3)"
+    ]
+    assert runs.updates(log)[-1]["lr"] == pytest.approx(0.01 * 3 / 9)
+    assert recorded(tmp_path, "lr", "seed", "dropout") == [[0.01], 4, 0.3]
+
+
+ADAM_SETTINGS = "--adam-betas 0.5,0.6 --adam-eps 1e-4 --weight-decay 0.3"
+KEPT = (
+    "in force as in the checkpoint: --adam-betas 0.9,0.98 (not 0.5,0.6), --adam-eps 1e-08 (not 0.0001), "
+    "--weight-decay 0.01 (not 0.3); --optimizer-overrides or --reset-optimizer for new ones"
+)
+
+
+def test_the_optimizers_settings_are_those_of_the_checkpoint_and_recorded_as_such(tmp_path, warned, caplog):
+    runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 2")
+    caplog.set_level(logging.INFO)
+    runs.train(tmp_path, QUICK, runs.ADAM, ADAM_SETTINGS, "--max-update 3")
+    (line,) = [message for message in caplog.messages if message.startswith("settings: ")]
+    assert "adam_betas=0.9,0.98, adam_eps=1e-08" in line and "weight_decay=0.01" in line
+    assert warned() == [KEPT]
+    assert recorded(tmp_path, "adam_betas", "adam_eps", "weight_decay") == [[0.9, 0.98], 1e-8, 0.01]
+    group = groups(tmp_path)
+    assert (list(group["betas"]), group["eps"], group["weight_decay"]) == ([0.9, 0.98], 1e-8, 0.01)
+    runs.train(tmp_path, QUICK, runs.ADAM, ADAM_SETTINGS, "--max-update 4")
+    assert warned() == [KEPT], "again: the same command asks for the same"
+    runs.train(tmp_path / "b", "--config", tmp_path / "settings.yaml", "--max-update 1")
+    assert groups(tmp_path / "b")["weight_decay"] == 0.01, "settings.yaml repeats what was in force"
+
+
+BOTH = "--adam-eps 0.0001 (was 1e-08), --weight-decay 0.3 (was 0.01)"
+
+
+@pytest.mark.parametrize(
+    "way, now",
+    [
+        ("--reset-optimizer", BOTH),
+        ("--optimizer-overrides {'weight_decay':0.3,'eps':1e-4}", BOTH),
+        ("--optimizer-overrides {'weight_decay':0.7}", "--weight-decay 0.7 (was 0.01)"),
+    ],
+)  # fmt: skip
+def test_the_ways_out_put_new_settings_in_force(way, now, tmp_path, warned):
+    runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 2")
+    runs.train(tmp_path, QUICK, runs.ADAM, "--adam-eps 1e-4 --weight-decay 0.3 --max-update 3", way)
+    (line,) = warned()
+    assert line.startswith(f"in force, other than in the checkpoint: {now}")
+    group = groups(tmp_path)
+    assert recorded(tmp_path, "adam_eps", "weight_decay") == [group["eps"], group["weight_decay"]]
+    assert f"--weight-decay {group['weight_decay']}" in now
+    assert ("--adam-eps 1e-08 (not 0.0001)" in line) == ("0.7" in way), "what no flag changes stays"
+
+
+@pytest.mark.parametrize(
+    "optimizer, first, then",
+    [
+        ("nag", "--momentum 0.9", "--momentum 0.5"),
+        ("sgd", "--momentum 0.9 --weight-decay 0.1", "--momentum 0.5 --weight-decay 0.2"),
+        ("adagrad", "--weight-decay 0.1", "--weight-decay 0.2"),
+        ("lamb", "--lamb-betas 0.8,0.9 --lamb-eps 1e-6", "--lamb-betas 0.7,0.8 --lamb-eps 1e-4"),
+        ("adam", "--adam-torch-eps", ""),
+        (
+            "adafactor",
+            "--adafactor-eps 1e-20,1e-2 --clip-threshold 2 --decay-rate -0.7 --beta1 0.8 --scale-parameter",
+            "--adafactor-eps 1e-10,1e-3 --clip-threshold 3 --decay-rate -0.6 --beta1 0.7 --relative-step --warmup-init",
+        ),
+    ],
+)
+def test_every_optimizer_names_what_it_keeps(optimizer, first, then, tmp_path, warned):
+    flags = f"{QUICK} --optimizer {optimizer} --lr 0.01 --max-update"
+    runs.train(tmp_path, flags, "1", first)
+    before = checkpoint.read(tmp_path / "checkpoint_last.pt")["args"]
+    runs.train(tmp_path, flags, "2", then)
+    (line,) = warned()
+    assert line.startswith("in force as in the checkpoint: ") and "other than" not in line
+    names = {word.lstrip("-").replace("-", "_") for word in f"{first} {then}".split() if word.startswith("--")}
+    assert line.count(" (not ") == len(names)
+    assert recorded(tmp_path, *names) == [before[name] for name in names]
+
+
+def test_a_restored_loss_scale_and_the_rate_of_a_plateau_are_kept(tmp_path, warned):
+    flags = f"{QUICK} --fp16 --lr-scheduler reduce_lr_on_plateau --max-update"
+    runs.train(tmp_path, flags, "1 --lr 0.01 --fp16-init-scale 16")
+    log = runs.train(tmp_path, flags, "2 --lr 0.02 --fp16-init-scale 32 --fp16-scale-window 7")
+    assert warned() == [
+        "in force, other than in the checkpoint: --fp16-scale-window 7 (was none); in force as in the checkpoint: "
+        "--fp16-init-scale 16.0 (not 32.0), --lr 0.01 (not 0.02); --reset-lr-scheduler for another --lr, "
+        "--optimizer-overrides or --reset-optimizer for new ones"
+    ]
+    assert (runs.updates(log)[-1]["lr"], runs.updates(log)[-1]["loss_scale"]) == (0.01, 16)
+    assert recorded(tmp_path, "lr", "fp16_init_scale") == [[0.01], 16]
+    log = runs.train(tmp_path, flags, "3 --lr 0.02 --fp16-init-scale 16 --reset-lr-scheduler")
+    assert runs.updates(log)[-1]["lr"] == 0.02 and "--lr 0.02 (was 0.01)" in warned()[0]
+
+
+def test_matrices_alone_that_decay_keep_the_decay_of_the_checkpoint(tmp_path, warned):
+    flags = f"{QUICK} --optimizer adam --no-decay-on-norms-and-biases --max-update"
+    runs.train(tmp_path, flags, "1 --weight-decay 0.1")
+    runs.train(tmp_path, flags, "2 --weight-decay 0.2")
+    assert "--weight-decay 0.1 (not 0.2)" in warned()[0] and recorded(tmp_path, "weight_decay") == [0.1]
+
+
+def test_stages_differ_in_nothing_by_themselves(tmp_path, warned):
+    flags = f"{runs.SHORTFORMER} --no-epoch-checkpoints --disable-validation --max-tokens 64 --stages"
+    runs.train(tmp_path, flags, "8:2,32:4 --save-interval-updates 2 --optimizer adam --weight-decay 0.1")
+    (tmp_path / "checkpoint_last.pt").unlink()
+    (tmp_path / "checkpoint_1_2.pt").rename(tmp_path / "checkpoint_last.pt")
+    runs.train(tmp_path, flags, "8:2,32:4 --optimizer adam --weight-decay 0.2")
+    assert [line.partition(";")[0] for line in warned()] == [
+        "in force as in the checkpoint: --weight-decay 0.1 (not 0.2)"
+    ]
+    assert recorded(tmp_path, "weight_decay") == [0.1]
+
+
+@pytest.mark.parametrize("value", [[[1.0]], {"a": [1.0]}, [0.1] * 101])
+def test_stored_values_that_no_flag_has_are_passed_over(value, tmp_path, warned):
+    runs.train(tmp_path, QUICK, "--max-update 1")
+    state = checkpoint.read(tmp_path / "checkpoint_last.pt")
+    checkpoint.save(tmp_path / "checkpoint_last.pt", {**state, "args": {**state["args"], "clip_norm": value}})
+    runs.train(tmp_path, QUICK, "--max-update 2 --clip-norm 0.3")
+    assert warned() == []
+
+
+def test_a_setting_that_the_checkpoints_optimizer_lacks_is_that_of_the_command_line(tmp_path, warned):
+    runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 1")
+    state = checkpoint.read(tmp_path / "checkpoint_last.pt")
+    for group in state["last_optimizer_state"]["param_groups"]:
+        del group["torch_eps"]  # fairseq does not have it
+    checkpoint.save(tmp_path / "checkpoint_last.pt", state)
+    runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 2 --adam-torch-eps")
+    assert groups(tmp_path)["torch_eps"] is True
+    assert warned() == ["in force, other than in the checkpoint: --adam-torch-eps on (was off)"]
