@@ -18,6 +18,9 @@ import numpy as np
 from fairseq.data.place import BATCHES, BLOCKS, FAIRSEQ, STREAMS, Layout
 from fairseq.errors import UserError
 
+_PIECE = 1 << 20  # blocks sorted together
+_LARGE = (1 << 16) - 1  # sizes from which on blocks are few
+
 
 class Sampler(Protocol):
     """The batches of one process (*rank*) of several; each has equally many, of which some may be empty.
@@ -195,7 +198,7 @@ class BlockSampler:
         )
         if by_size:
             order = self._permutation(len(sizes), epoch=0)
-            self._cut(BATCHES, order[np.argsort(sizes[order], kind="stable")])
+            self._cut(BATCHES, sorted_by_size(order, sizes))
 
     def __len__(self) -> int:
         return self.layout.batches
@@ -208,7 +211,7 @@ class BlockSampler:
         order = self._permutation(len(self._sizes), epoch)
         for first in range(read, len(order), self._rows * self.world_size):
             first += self.rank * self._rows
-            yield order[first : first + self._rows]
+            yield order[first : first + self._rows].astype(np.int64)
 
     def in_fairseq_order(self) -> BlockSampler:
         """Return the same batches' limits with fairseq's order."""
@@ -238,13 +241,37 @@ class BlockSampler:
         for start in range(read, count, self.world_size):
             number = start + self.rank
             first, last = self._cuts[order[number] :][:2] if number < count else (0, 0)
-            yield blocks[first:last]
+            yield blocks[first:last].astype(np.int64)
 
     def _permutation(self, count: int, epoch: int) -> np.ndarray:
-        if not self.shuffle:
-            return np.arange(count)
-        seed = self.seed + epoch if epoch > self.curriculum else self.seed
-        return np.random.RandomState(seed % 2**32).permutation(count)
+        order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
+        if self.shuffle:
+            seed = self.seed + epoch if epoch > self.curriculum else self.seed
+            np.random.RandomState(seed % 2**32).shuffle(order)  # the same order as permutation(count)
+        return order
+
+
+def sorted_by_size(order: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return ``order[np.argsort(sizes[order], kind="stable")]`` in memory for one more array like *order*.
+
+    A counting sort: argsort would need 8 bytes a block, several times.
+    """
+    pieces = [order[first : first + _PIECE] for first in range(0, len(order), _PIECE)]
+    counts = np.zeros(_LARGE + 1, np.int64)
+    for piece in pieces:
+        counts += np.bincount(np.minimum(sizes[piece], _LARGE), minlength=_LARGE + 1)
+    following = np.cumsum(counts) - counts  # place of the next block of each size
+    found = np.empty_like(order)
+    for piece in pieces:
+        size = np.minimum(sizes[piece], _LARGE).astype(np.uint16)
+        inside = np.argsort(size, kind="stable")
+        values, firsts, equal = np.unique(size[inside], return_index=True, return_counts=True)
+        rank = np.arange(len(piece)) - np.repeat(firsts, equal)
+        found[np.repeat(following[values], equal) + rank] = piece[inside]
+        following[values] += equal
+    large = found[len(found) - int(counts[_LARGE]) :]
+    large[:] = large[np.argsort(sizes[large], kind="stable")]
+    return found
 
 
 def _cut_by_size(sizes: np.ndarray, max_tokens: int | None, batch_size: int | None, multiple: int) -> np.ndarray:

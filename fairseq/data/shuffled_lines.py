@@ -17,10 +17,11 @@ class ShuffledLines:
     """
 
     def __init__(self, sizes: np.ndarray, seed: int) -> None:
+        sizes = np.asarray(sizes)
         count = len(sizes)
         order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
         np.random.RandomState(seed % 2**32).shuffle(order)
-        shuffled = np.asarray(sizes)[order]
+        shuffled = sizes[order]
         self._ends = np.cumsum(shuffled, dtype=np.int64)
         starts = np.cumsum(sizes, dtype=np.int64)
         starts -= sizes

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from fairseq.data.block_starts import Piece, boundaries
 from fairseq.data.dataset import Sample
 from fairseq.data.indexed_dataset import Corpus, IndexedCorpus, JoinedCorpus
 from fairseq.data.shuffled_lines import ShuffledLines
@@ -17,9 +19,13 @@ from fairseq.settings import BREAK_MODES
 
 __all__ = ["Sample", "TokenBlocks"]
 
+_PIECE = 1 << 20  # lines or blocks looked at together
+
 
 class TokenBlocks:
-    """Blocks of a corpus, held as two arrays: block i scores ``tokens[starts[i] : starts[i] + sizes[i]]``.
+    """Blocks of a corpus: block i scores ``tokens[starts[i] : starts[i] + sizes[i]]``.
+
+    Their sizes are in memory, 4 bytes a block; the corpus's lines are read in pieces and not kept.
 
     Args:
         corpus: the tokens and their lines.
@@ -38,7 +44,7 @@ class TokenBlocks:
         UserError: *break_mode* or *block_size* is not possible, or *shuffle_lines* is not with *break_mode*.
 
     Attributes:
-        starts: int64 [n].
+        starts: int64 [n], computed when it is indexed, see :class:`BlockStarts`.
         sizes: int32 [n].
         kept: bool [blocks that were cut]: those that :meth:`select` left; None: all.
         before: int64 [n], tokens of context that :meth:`with_context` puts before each block; None: no context.
@@ -68,13 +74,13 @@ class TokenBlocks:
         self.bos = bos
         self._seed = shuffle_lines
         self._lines: ShuffledLines | None = None
-        self.starts, self.sizes = _cut(corpus, block_size, break_mode or "none")
+        self._set(_cut(corpus, block_size, break_mode or "none"))
         self.kept: np.ndarray | None = None
         self.before: np.ndarray | None = None
         self._context: _Context | None = None
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self.sizes)
 
     def checksums(self) -> dict[str, int]:
         """CRC-32 of each file of the corpus, by its name."""
@@ -93,13 +99,10 @@ class TokenBlocks:
 
     def cut_long(self, longest: int) -> TokenBlocks:
         """These blocks, those of more than *longest* tokens cut every *longest* tokens."""
-        pieces = -(-self.sizes // longest)
-        if (pieces <= 1).all():
+        if int(self.sizes.max(initial=0)) <= longest:
             return self
-        number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a piece in its block
         cut = copy.copy(self)
-        cut.starts = np.repeat(self.starts, pieces) + number * longest
-        cut.sizes = np.minimum(np.repeat(self.sizes, pieces) - number * longest, longest).astype(np.int32)
+        cut._set(_cut_long(starts, sizes, longest) for starts, sizes in self._pieces())
         return cut
 
     def with_context(self, window: int, longest: int) -> TokenBlocks:
@@ -108,20 +111,29 @@ class TokenBlocks:
         As in fairseq, context is what the blocks before hold: blank lines of ``complete_doc`` and blocks that were left
         out are not read. A block longer than *longest* has none.
         """
-        context = _Context(self.starts, np.cumsum(self.sizes, dtype=np.int64) - self.sizes)
+        context = _Context(np.asarray(self.starts), np.cumsum(self.sizes, dtype=np.int64) - self.sizes)
         blocks = copy.copy(self)
         blocks.before = np.minimum(context.first, np.clip(longest - self.sizes.astype(np.int64), 0, window))
-        blocks._context = context if (context.first != self.starts).any() else None
+        blocks._context = context if (context.first != context.starts).any() else None
         return blocks
 
     def select(self, keep: np.ndarray) -> TokenBlocks:
         """Return the blocks for which *keep*, bool [n], is true, renumbered."""
         selected = copy.copy(self)
-        selected.starts, selected.sizes = self.starts[keep], self.sizes[keep]
+        masks = (keep[first : first + _PIECE] for first in range(0, len(self), _PIECE))
+        selected._set((starts[mask], sizes[mask]) for mask, (starts, sizes) in zip(masks, self._pieces(), strict=True))
         selected.before = None if self.before is None else self.before[keep]
         selected.kept = np.ones(len(keep), bool) if self.kept is None else self.kept.copy()
         selected.kept[selected.kept] = keep
         return selected
+
+    def _pieces(self) -> Iterator[Piece]:
+        firsts = range(0, len(self), _PIECE)
+        return ((self.starts[first : first + _PIECE], self.sizes[first : first + _PIECE]) for first in firsts)
+
+    def _set(self, pieces: Iterable[Piece]) -> None:
+        self.starts: Any
+        self.starts, self.sizes = boundaries(pieces)
 
     def batch(self, indices: np.ndarray) -> Sample:
         """Blocks *indices* [B], at least one, as rows padded on the right.
@@ -204,38 +216,69 @@ class _Context:
         return np.where(places < starts[:, None], context, places)
 
 
-def _cut(corpus: Corpus, block_size: int, break_mode: str) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and sizes of the blocks."""
+def _cut(corpus: Corpus, block_size: int, break_mode: str) -> Iterator[Piece]:
+    """Starts and sizes of the blocks, in pieces."""
     if break_mode == "none":
-        starts = np.arange(0, len(corpus.tokens), block_size, dtype=np.int64)
-        sizes = np.minimum(len(corpus.tokens) - starts, block_size)
-        return starts, sizes.astype(np.int32)
+        return _cut_stream(len(corpus.tokens), block_size)
     if break_mode == "eos":
-        first = np.flatnonzero(corpus.sizes)
-        return corpus.offsets[first], np.asarray(corpus.sizes)[first]
+        return _cut_lines(corpus.sizes)
     if break_mode in ("complete", "complete_doc"):
-        first, last = _pack_lines(corpus, block_size, documents=break_mode == "complete_doc")
-        return corpus.offsets[first], (corpus.offsets[last] - corpus.offsets[first]).astype(np.int32)
+        return _pack_lines(corpus.sizes, block_size, documents=break_mode == "complete_doc")
     raise UserError(f"--sample-break-mode {break_mode}: {nearest(break_mode, BREAK_MODES)}")
 
 
-def _pack_lines(corpus: Corpus, block_size: int, documents: bool) -> tuple[np.ndarray, np.ndarray]:
-    """First line of each block, and the line after its last."""
-    offsets = corpus.offsets
-    lines = np.arange(len(corpus.sizes))
-    # Were a block to start at each line: where would it end?
+def _cut_long(starts: np.ndarray, sizes: np.ndarray, longest: int) -> Piece:
+    """The same tokens as blocks of at most *longest*."""
+    parts = -(-sizes // longest)
+    number = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)  # of a part in its block
+    return np.repeat(starts, parts) + number * longest, np.minimum(np.repeat(sizes, parts) - number * longest, longest)
+
+
+def _cut_stream(tokens: int, block_size: int) -> Iterator[Piece]:
+    """Blocks of one size, the last one of the rest."""
+    for first in range(0, tokens, block_size * _PIECE):
+        starts = np.arange(first, min(tokens, first + block_size * _PIECE), block_size, dtype=np.int64)
+        yield starts, np.minimum(tokens - starts, block_size)
+
+
+def _cut_lines(sizes: np.ndarray) -> Iterator[Piece]:
+    """Lines that are not empty."""
+    total = 0
+    for first in range(0, len(sizes), _PIECE):
+        piece = sizes[first : first + _PIECE]
+        ends = np.cumsum(piece, dtype=np.int64) + total
+        yield (ends - piece)[piece > 0], piece[piece > 0]
+        total = int(ends[-1])
+
+
+def _pack_lines(sizes: np.ndarray, block_size: int, documents: bool) -> Iterator[Piece]:
+    """Blocks of whole lines. A block that the end of a piece may have cut is packed again with the next one."""
+    total = 0
+    rest = np.empty(0, np.int32)
+    for first in range(0, len(sizes), _PIECE):
+        lines = np.concatenate([rest, sizes[first : first + _PIECE]])
+        offsets = np.zeros(len(lines) + 1, dtype=np.int64)
+        np.cumsum(lines, dtype=np.int64, out=offsets[1:])
+        ends = _ends(lines, offsets, block_size, documents)
+        blocks = np.fromiter(_chain(ends), dtype=np.int64)
+        if first + _PIECE < len(sizes):
+            blocks, rest = blocks[:-1], lines[blocks[-1] :]
+        starts, length = offsets[blocks], offsets[ends[blocks]] - offsets[blocks]
+        keep = (length > 0) & (lines[blocks] != 1) if documents else length > 0
+        yield total + starts[keep], length[keep]
+        total += int(offsets[len(lines) - len(rest)])
+
+
+def _ends(lines: np.ndarray, offsets: np.ndarray, block_size: int, documents: bool) -> np.ndarray:
+    """The line after a block that starts at each line; every *documents*' separator is a block of its own."""
+    numbers = np.arange(len(lines))
     ends = np.searchsorted(offsets, offsets[:-1] + block_size, side="right") - 1
-    np.maximum(ends, lines + 1, out=ends)
-    separators = np.flatnonzero(np.asarray(corpus.sizes) == 1) if documents else lines[:0]
+    np.maximum(ends, numbers + 1, out=ends)
+    separators = np.flatnonzero(lines == 1) if documents else numbers[:0]
     if len(separators):
-        next_separator = np.append(separators, len(lines))[np.searchsorted(separators, lines)]
-        np.minimum(ends, np.maximum(next_separator, lines + 1), out=ends)
-    first = np.fromiter(_chain(ends), dtype=np.int64)
-    last = ends[first]
-    keep = offsets[last] > offsets[first]
-    if documents:
-        keep &= np.asarray(corpus.sizes)[first] != 1
-    return first[keep], last[keep]
+        next_separator = np.append(separators, len(lines))[np.searchsorted(separators, numbers)]
+        np.minimum(ends, np.maximum(next_separator, numbers + 1), out=ends)
+    return ends
 
 
 def _chain(ends: np.ndarray) -> Iterator[int]:

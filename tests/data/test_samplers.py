@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairseq.data import samplers
 from fairseq.data.samplers import BlockSampler, StreamSampler, rows_per_batch
 from fairseq.errors import UserError
 
@@ -175,3 +176,25 @@ def test_starting_later_skips_batches(start: int, epoch: int) -> None:
         StreamSampler(31, 3, rank=1, world_size=2),
     ):
         assert read(sampler, epoch, start * sampler.layout.step) == read(sampler, epoch)[start:]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9) | st.integers(65530, 70000), min_size=1, max_size=50),
+    piece=st.integers(1, 20),
+    large=st.sampled_from([4, 65535]),
+)
+def test_blocks_are_sorted_stably_by_size_whatever_the_pieces(sizes: list[int], piece: int, large: int) -> None:
+    array, order = np.array(sizes, np.int32), np.random.default_rng(1).permutation(len(sizes)).astype(np.int32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samplers, "_PIECE", piece)
+        patch.setattr(samplers, "_LARGE", large)
+        found = samplers.sorted_by_size(order, array)
+    assert found.tolist() == sorted(order.tolist(), key=lambda block: sizes[block])
+    assert found.dtype == np.int32
+
+
+@pytest.mark.parametrize("count", [1, 2, 1000, 70001])
+def test_the_permutation_is_numpys(count: int) -> None:
+    order = np.concatenate(list(uniform(count, 16, seed=5).epoch(3)))
+    assert order.dtype == np.int64
+    assert order.tolist() == np.random.RandomState(8).permutation(count).tolist()

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairseq.data import block_starts, token_blocks
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 
@@ -126,7 +127,37 @@ def test_an_unknown_break_mode_and_a_block_of_nothing_are_refused() -> None:
         TokenBlocks(Lines([3]), 0, "none", pad=PAD, eos=EOS)
 
 
-def test_memory_for_blocks_is_two_numbers_each() -> None:
+def test_memory_for_blocks_is_their_sizes_and_little_more() -> None:
     corpus = Lines([5000])
     blocks = TokenBlocks(corpus, 5, "none", pad=PAD, eos=EOS)
-    assert blocks.starts.nbytes + blocks.sizes.nbytes == 12 * len(blocks)
+    assert blocks.starts.nbytes + blocks.sizes.nbytes < 5 * len(blocks)
+
+
+@pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
+@given(corpus=corpora, block_size=st.integers(1, 25), piece=st.integers(1, 9), longest=st.integers(1, 25))
+def test_blocks_do_not_depend_on_the_pieces_in_which_lines_are_read(
+    mode: str, corpus: Lines, block_size: int, piece: int, longest: int
+) -> None:
+    expected = plain_blocks(corpus.lines(), block_size, mode)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_blocks, "_PIECE", piece)
+        patch.setattr(block_starts, "_STRIDE", 4)
+        patch.setattr(block_starts, "_PIECE", piece)
+        blocks = TokenBlocks(corpus, block_size, mode, pad=PAD, eos=EOS)
+        assert texts(corpus, blocks) == expected
+        cut = blocks.cut_long(longest)
+        keep = cut.sizes != min(2, longest)
+        selected = cut.select(keep)
+        pieces = [block[i : i + longest] for block in expected for i in range(0, len(block), longest)]
+        assert texts(corpus, cut) == pieces
+        assert texts(corpus, selected) == [block for block in pieces if len(block) != min(2, longest)]
+        if len(selected):
+            order = np.random.default_rng(1).permutation(len(selected))
+            assert selected.starts[order].tolist() == np.asarray(selected.starts)[order].tolist()
+            assert selected.kept is not None and np.flatnonzero(selected.kept).tolist() == np.flatnonzero(keep).tolist()
+
+
+def texts(corpus: Lines, blocks: TokenBlocks) -> list[list[int]]:
+    return [
+        corpus.tokens[start : start + size].tolist() for start, size in zip(blocks.starts, blocks.sizes, strict=True)
+    ]
