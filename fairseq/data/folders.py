@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fairseq.checksums import Verification
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
+from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, token_count
 from fairseq.errors import UserError
 from fairseq.files import read_regular
 
@@ -70,11 +70,12 @@ def check_split(folder: str | Path, split: str) -> None:
     """Check without reading it that a folder has a split.
 
     Raises:
-        UserError: it has not.
+        UserError: it has not, or the index is not one.
     """
     there = sorted(path.stem for path in Path(folder).glob("*.idx"))
     if there and split not in there:
         raise UserError(f"{folder}/{split}.idx: file not found; the splits in this folder are {', '.join(there)}")
+    token_count(os.path.join(folder, split))
 
 
 def open_corpus(

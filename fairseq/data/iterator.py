@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from fairseq.data import place
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.samplers import Sampler
+from fairseq.data.turns import Turns
 from fairseq.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,7 @@ class EpochIterator:
 
     Args:
         dataset: the examples; each epoch reads :meth:`Dataset.at_epoch`.
-        sampler: the examples of each batch.
-        later: datasets and samplers of the epochs after the first, all of them taken in turn.
+        sampler: the examples of each batch; None if *dataset* is a :class:`Turns`, which has both for each epoch.
         prepare: last step on the host for a sample of an epoch: (sample, epoch) → sample. It runs in the background
             thread; anything random in it must depend on its arguments only, so that a resumed run repeats it.
         prefetch: batches prepared ahead in a background thread; 0: none, no thread.
@@ -44,35 +44,42 @@ class EpochIterator:
 
     def __init__(
         self,
-        dataset: Dataset,
-        sampler: Sampler,
+        dataset: Dataset | Turns,
+        sampler: Sampler | None = None,
         *,
-        later: Sequence[tuple[Dataset, Sampler]] = (),
         prepare: Callable[[Sample, int], Sample] | None = None,
         prefetch: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._turns = [(dataset, sampler), *later]
+        self._turns = dataset if isinstance(dataset, Turns) else Turns([lambda: (dataset, cast(Sampler, sampler))])
         self.prepare = prepare
         self.prefetch = prefetch
         self.device = torch.device(device)
         self.epoch = 1
         self.read = 0
 
+    def open(self) -> None:
+        """Open the data of the epoch, where that is not done yet, so that errors in them come now.
+
+        Raises:
+            UserError: they are missing or damaged.
+        """
+        self._turns.of(self.epoch)
+
     @property
     def dataset(self) -> Dataset:
         """The examples of the epoch."""
-        return self._turns[(self.epoch - 1) % len(self._turns)][0]
+        return self._turns.of(self.epoch)[0]
 
     @property
     def sampler(self) -> Sampler:
         """The batches of the epoch."""
-        return self._turns[(self.epoch - 1) % len(self._turns)][1]
+        return self._turns.of(self.epoch)[1]
 
     @property
     def iterations_in_epoch(self) -> int:
         """Batches of the epoch that are over."""
-        return self.sampler.layout.batches_read(self.read)
+        return self.sampler.layout.batches_read(self.read) if self.read else 0  # the data need not be open at 0
 
     def __len__(self) -> int:
         """Batches of the epoch, as many on every rank."""
@@ -81,10 +88,12 @@ class EpochIterator:
     @property
     def end_of_epoch(self) -> bool:
         """Return whether all batches of the epoch have been yielded."""
-        return self.iterations_in_epoch >= len(self)
+        return self.read > 0 and self.iterations_in_epoch >= len(self)
 
     def __iter__(self) -> Iterator[Sample | None]:
         """The batches from here to the end of the epoch, on the device; None where this rank's is empty."""
+        self.open()
+        self._turns.open_next(self.epoch)
         samples = self._samples()
         if self.prefetch > 0:
             samples = _in_background(samples, self.prefetch)
@@ -167,12 +176,14 @@ class EpochIterator:
             )
         order = (state.get("read") or {}).get("order")
         if order == place.FAIRSEQ or (order is None and saved is not None and saved.fairseq):
-            self._turns = [(dataset, sampler.in_fairseq_order()) for dataset, sampler in self._turns]
-        self.epoch = max(1, epoch)
+            self._turns.in_fairseq_order()
+        self.epoch, self.read = max(1, epoch), 0
+        if iterations == 0:
+            return True
         layout = self.sampler.layout
         found = place.find(layout, state, saved)
         self.read = found.read
-        if iterations > 0 and found.read >= layout.units:
+        if found.read >= layout.units:
             self.epoch, self.read = self.epoch + 1, 0
         if found.note:
             logger.info("epoch %d, batch %d of %d: %s", self.epoch, self.iterations_in_epoch, len(self), found.note)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import data_folders
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.samplers import Batching, Sampler
+from fairseq.data.turns import Turns
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import Figure
@@ -161,6 +163,13 @@ class FairseqTask:
         """
         raise NotImplementedError
 
+    def check_folder(self, split: str, folder: Path) -> None:
+        """Check, without reading it, that *folder* has *split*; it may be opened after many epochs.
+
+        Raises:
+            UserError: it has not.
+        """
+
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
         """Put the examples of *split* into :attr:`datasets`; plug-ins written for fairseq override it."""
         self.datasets[split] = self.dataset(split, training=combine)
@@ -202,30 +211,43 @@ class FairseqTask:
     ) -> EpochIterator:
         """Return the batches of *split*, for one of *world_size* processes.
 
-        Training reads an epoch of each data folder in turn, validation the first.
+        Training reads an epoch of each data folder in turn, validation the first. Of several folders one is opened
+        when its epoch begins, a single one at once.
 
         Raises:
             UserError: the data are missing or damaged, or do not fit the model or the batches.
         """
         data = self.settings.data
         batching = _batching(data, self.settings.common.seed, training, rank, world_size)
-        folders = data_folders(self.settings.data_path)
-        turns: list[tuple[Dataset, Sampler]] = []
-        for folder in folders if training else folders[:1]:
-            skip = training or data.skip_invalid_size_inputs_valid_test
-            dataset = self._fitting(split, folder, model, training, skip, batching.max_tokens)
-            turns.append((dataset, self.sampler(dataset, model, batching)))
 
         def prepare(sample: Sample, epoch: int) -> Sample:
             return criterion.prepare(model, self.prepare(sample, epoch, model=model, training=training))
 
         return EpochIterator(
-            *turns[0],
-            later=turns[1:],
+            self._turns(split, model, training, batching),
             prepare=prepare,
             prefetch=data.num_workers if torch.device(device).type == "cuda" else 0,
             device=device,
         )
+
+    def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> Turns:
+        """The dataset and sampler of each epoch; a single one is open."""
+        folders = data_folders(self.settings.data_path)
+        if not training or legacy.overrides(self, FairseqTask, "load_dataset"):
+            folders = folders[:1]  # a plug-in's load_dataset takes no folder
+        skip = training or self.settings.data.skip_invalid_size_inputs_valid_test
+
+        def open_folder(folder: Path) -> tuple[Dataset, Sampler]:
+            dataset = self._fitting(split, folder, model, training, skip, batching.max_tokens)
+            return dataset, self.sampler(dataset, model, batching)
+
+        turns = Turns([functools.partial(open_folder, folder) for folder in folders])
+        if len(folders) == 1:
+            turns.of(1)
+        else:
+            for folder in folders:
+                self.check_folder(split, folder)
+        return turns
 
     def _fitting(
         self, split: str, folder: Path, model: BaseFairseqModel, training: bool, skip: bool, max_tokens: int | None

@@ -12,7 +12,7 @@ import torch
 from fairseq.config import flag
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.folders import corpus_prefixes, data_folders, load_dictionary, reopen_corpus
+from fairseq.data.folders import check_split, corpus_prefixes, data_folders, load_dictionary, reopen_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
 from fairseq.data.masking import word_parts
 from fairseq.data.note_spans import reopen_spans
@@ -95,6 +95,9 @@ class LanguageModelingTask(FairseqTask):
             UserError: its files are missing, damaged or made with another dictionary.
         """
         return reopen_corpus(data_folders(self.settings.data_path)[0], split, self.dictionary)
+
+    def check_folder(self, split: str, folder: Path) -> None:
+        check_split(folder, split)
 
     def dataset(
         self, split: str, *, training: bool = False, folder: str | Path | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from fairseq.config import flag
 from fairseq.data.dataset import Dataset
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.folders import data_folders, load_dictionary, reopen_corpus
+from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts, word_rule
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
@@ -71,6 +71,9 @@ class MaskedLMTask(FairseqTask):
 
     def batch_settings(self) -> dict[str, Any]:
         return {"tokens_per_sample": self.cfg.tokens_per_sample}
+
+    def check_folder(self, split: str, folder: Path) -> None:
+        check_split(folder, split)
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
         folder = folder or data_folders(self.settings.data_path)[0]

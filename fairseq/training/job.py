@@ -104,6 +104,7 @@ def _train_stages(
             initial = checkpoint.load(options.finetune_from_model, rows=rows)
             check_dictionary(initial, options.finetune_from_model, dictionary)
             load_fitting(run.trainer.model, initial["model"], options.finetune_from_model)
+        run.batches.open()  # what is wrong with the data is found before anything is written
         if manager is not None and dictionary is not None and dictionary.path is not None:
             check_save_dir(manager.folder, dictionary)
             manager.keep_dictionary(dictionary.path)

@@ -127,6 +127,27 @@ def test_the_place_counts_what_was_yielded_not_what_was_prepared() -> None:
     assert state == {"version": 2, "epoch": 1, "iterations_in_epoch": 1, "shuffle": True}
 
 
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_no_more_batches_are_prepared_than_asked_for(prefetch: int) -> None:
+    most = 1 + prefetch + 1  # the one that was taken, those in the queue, and one that waits for room
+    prepared: list[int] = []
+    full, overrun = threading.Event(), threading.Event()
+
+    def prepare(sample: dict[str, Any], epoch: int) -> dict[str, Any]:
+        prepared.append(epoch)
+        if len(prepared) == most:
+            full.set()
+        if len(prepared) > most:
+            overrun.set()
+        return sample
+
+    batches = iter(EpochIterator(BLOCKS, sampler("streams"), prepare=prepare, prefetch=prefetch))
+    next(batches)
+    assert full.wait(runs.TIMEOUT)
+    assert not overrun.wait(0.2), "the queue is full"
+    batches.close()  # type: ignore[attr-defined]
+
+
 def test_the_epoch_ends_when_more_is_asked_for() -> None:
     iterator = EpochIterator(BLOCKS, sampler("streams"))
     batches = iter(iterator)

@@ -1,0 +1,86 @@
+"""Datasets that are read an epoch each in turn: opened when their epoch begins, the next one in the background."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from fairseq.data.dataset import Dataset
+from fairseq.data.samplers import Sampler
+from fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+Turn = tuple[Dataset, Sampler]
+
+
+class Turns:
+    """The dataset and sampler of each epoch; at most two are in memory, that of the epoch and the next.
+
+    Args:
+        openers: functions that open them, all taken in turn. Each may run in a thread of its own.
+    """
+
+    def __init__(self, openers: Sequence[Callable[[], Turn]]) -> None:
+        self._openers = openers
+        self._current: tuple[int, Turn] | None = None
+        self._next: _Opening | None = None
+        self._fairseq = False
+
+    def of(self, epoch: int) -> Turn:
+        """Return dataset and sampler of *epoch* (from 1), opened now if they were not opened before.
+
+        Raises:
+            UserError: the data are missing or damaged.
+        """
+        number = (epoch - 1) % len(self._openers)
+        if self._current is None or self._current[0] != number:
+            self._current = None  # its memory is free before the next one is opened
+            opened = self._take(number) or self._openers[number]()
+            self._current = number, self._ordered(opened)
+        return self._current[1]
+
+    def open_next(self, epoch: int) -> None:
+        """Open the dataset of the epoch after *epoch* in the background, unless it is that of *epoch*."""
+        number = epoch % len(self._openers)
+        if len(self._openers) > 1 and (self._next is None or self._next.number != number):
+            self._next = _Opening(number, self._openers[number])
+
+    def in_fairseq_order(self) -> None:
+        """Read all of them in the order of a run that fairseq began."""
+        self._fairseq = True
+        if self._current is not None:
+            self._current = self._current[0], self._ordered(self._current[1])
+
+    def _take(self, number: int) -> Turn | None:
+        """What was opened in the background, if it is *number*; None if that failed: the caller tries again."""
+        opening, self._next = self._next, None
+        return opening.result() if opening is not None and opening.number == number else None
+
+    def _ordered(self, turn: Turn) -> Turn:
+        return (turn[0], turn[1].in_fairseq_order()) if self._fairseq else turn
+
+
+class _Opening:
+    """One dataset on its way."""
+
+    def __init__(self, number: int, opener: Callable[[], Turn]) -> None:
+        self.number = number
+        self._opener = opener
+        self._turn: Turn | None = None
+        self._thread = threading.Thread(target=self._open, name="next data folder", daemon=True)
+        self._thread.start()
+
+    def result(self) -> Turn | None:
+        """Wait for the dataset; None if it could not be opened."""
+        self._thread.join()
+        return self._turn
+
+    def _open(self) -> None:
+        try:
+            self._turn = self._opener()
+        except UserError as error:
+            logger.warning("the next epoch's data cannot be read yet: %s", error)
+        except Exception as error:  # reported where it is tried again, with its traceback
+            logger.warning("the next epoch's data cannot be read yet: %s: %s", type(error).__name__, error)
