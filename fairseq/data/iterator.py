@@ -66,6 +66,10 @@ class EpochIterator:
         """
         self._turns.of(self.epoch)
 
+    def close(self) -> None:
+        """Wait for data that are being opened in the background and drop them."""
+        self._turns.close()
+
     @property
     def dataset(self) -> Dataset:
         """The examples of the epoch."""

@@ -47,6 +47,10 @@ class Turns:
         if len(self._openers) > 1 and (self._next is None or self._next.number != number):
             self._next = _Opening(number, self._openers[number])
 
+    def close(self) -> None:
+        """Wait for what is being opened and drop it; the openers may refer to a model."""
+        self._take(-1)
+
     def in_fairseq_order(self) -> None:
         """Read all of them in the order of a run that fairseq began."""
         self._fairseq = True
@@ -56,7 +60,8 @@ class Turns:
     def _take(self, number: int) -> Turn | None:
         """What was opened in the background, if it is *number*; None if that failed: the caller tries again."""
         opening, self._next = self._next, None
-        return opening.result() if opening is not None and opening.number == number else None
+        turn = opening.result() if opening is not None else None
+        return turn if opening is not None and opening.number == number else None
 
     def _ordered(self, turn: Turn) -> Turn:
         return (turn[0], turn[1].in_fairseq_order()) if self._fairseq else turn

@@ -123,6 +123,7 @@ def _train_stages(
         logger.info("stage %d is done after %d updates", stage.number, run.trainer.num_updates)
         # From here on the state is on the host alone: a device never holds the models and moments of two stages.
         state, source = copied(run.state_dict(), again=False), f"stage {stage.number}"
+        run.batches.close()  # what opens the next data folder refers to the model
         del run
         gc.collect()  # wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer leaves
         settings = settings.changed(**RESETS_OFF)
