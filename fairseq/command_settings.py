@@ -210,7 +210,7 @@ class PlotConfig:
     """Curves: settings of ``fairseq-plot``."""
 
     figure: str = flag("loss", "figure of the log to draw", metavar="NAME")
-    split: str = flag("valid", "validation split, or train_inner or train", metavar="NAME")
+    split: str = flag("valid", "validation splits, train_inner or train, joined by commas", metavar="NAME,…")
     over: str = flag("updates", "horizontal axis", choices=("updates", "tokens", "hours"))
     reach: float | None = flag(None, "report when each run reaches this value of the figure")
     results_path: str | None = flag(None, "picture to write: .png, .svg or .pdf", metavar="FILE")

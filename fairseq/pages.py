@@ -46,7 +46,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
         "".join(f"<{kind}>{page_text(cell)}</{kind}>" for cell in row)
         for kind, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
     ]
-    return "\n".join(["<table>", *(f"<tr>{line}</tr>" for line in lines), "</table>"])
+    return "\n".join(["<div class=table><table>", *(f"<tr>{line}</tr>" for line in lines), "</table></div>"])
 
 
 def picture(path: Path, caption: str) -> str:
@@ -78,8 +78,10 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: .85rem; color: var(--faint); }
 dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-td, th { border-bottom: 1px solid var(--line); padding: .2rem .7rem; text-align: right; overflow-wrap: anywhere; }
-td:first-child, th:first-child { text-align: left; }
+.table { overflow-x: auto; }
+td, th { border-bottom: 1px solid var(--line); padding: .2rem .7rem; text-align: right; }
+th { white-space: nowrap; } td:first-child, th:first-child { text-align: start; }
+p { unicode-bidi: plaintext; text-align: start; }
 figure { margin: 0 0 1.5rem; } img { max-width: 100%; background: #fff; border: 1px solid var(--line); }
 figcaption { font-size: .85rem; color: var(--faint); max-width: 60rem; }
 """

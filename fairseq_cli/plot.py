@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fairseq import config, options
 from fairseq.command_settings import PlotConfig
 from fairseq.errors import UserError
 from fairseq.evaluation import plots
-from fairseq.evaluation.curves import AXES, Curve, read_curve
+from fairseq.evaluation.curves import AXES, Curve, axis_label, read_curve
 from fairseq.files import prepare_file
 from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks
@@ -33,13 +34,20 @@ def main(args: argparse.Namespace) -> list[dict[str, Any]]:
         if Path(cfg.results_path).suffix not in plots.CURVE_FORMATS:
             raise UserError(f"--results-path {cfg.results_path}: must end in {', '.join(plots.CURVE_FORMATS)}")
         prepare_file("--results-path", cfg.results_path)
-    curves = [read_curve(run, cfg.split, cfg.figure, cfg.over) for run in args.runs]
+    splits = [split.strip() for split in cfg.split.split(",") if split.strip()]
+    if not splits:
+        raise UserError(f"--split {cfg.split!r}: empty; give a validation split, train_inner or train")
+    curves = [read_curve(run, split, cfg.figure, cfg.over) for run in args.runs for split in splits]
+    if len(splits) > 1:  # of each run the splits in turn
+        names = [f"{curve.name}, {splits[i % len(splits)]}" for i, curve in enumerate(curves)]
+        curves = [dataclasses.replace(curve, name=name) for curve, name in zip(curves, names, strict=True)]
     rows = [_row(curve, cfg) for curve in curves]
     print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
     for row in rows:
         print("| " + " | ".join(_shown(value) for value in row.values()) + " |")
     if cfg.results_path is not None:
-        plots.draw_curves(Path(cfg.results_path), curves, AXES[cfg.over], f"{cfg.figure} of {cfg.split}", cfg.reach)
+        labels = AXES[cfg.over], axis_label(cfg.figure, splits)
+        plots.draw_curves(Path(cfg.results_path), curves, *labels, cfg.reach, len(splits))
     return rows
 
 
@@ -56,9 +64,13 @@ def _shown(value: Any) -> str:
     if isinstance(value, np.ndarray):
         if np.isnan(value).any():
             return "not reached"
-        spread = f" ({value.min():,.5g} to {value.max():,.5g})" if len(value) > 1 else ""
-        return f"{value.mean():,.5g}{spread}"
-    return f"{value:,.5g}" if isinstance(value, float) else str(value).replace("|", "\\|")
+        spread = f" ({_number(value.min())} to {_number(value.max())})" if len(value) > 1 else ""
+        return f"{_number(value.mean())}{spread}"
+    return _number(value) if isinstance(value, float) else str(value).replace("|", "\\|")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.5g}"
 
 
 def cli_main() -> None:

@@ -14,7 +14,20 @@ import numpy as np
 from fairseq.errors import UserError, read_failure
 from fairseq.files import read_regular
 
-AXES = {"updates": "updates", "tokens": "tokens", "hours": "hours of training"}
+AXES = {"updates": "updates", "tokens": "tokens read", "hours": "time of training (hours)"}
+BITS = "bits per target"
+UNITS = {
+    **dict.fromkeys(("loss", "nll_loss", "best_loss", "rare_loss", "near_loss", "far_loss"), BITS),
+    **dict.fromkeys(("generator_loss", "discriminator_loss"), "bits per token"),
+    "wps": "tokens per second",
+    "ups": "updates per second",
+    "mfu": "% of the peak",
+    "clip": "% of updates",
+    "wpb": "tokens",
+    "bsz": "rows",
+    **dict.fromkeys(("train_wall", "wall"), "seconds"),
+}
+TRAINING = ("train_inner", "train")  # tags; the others are validation splits
 Entry = dict[str, Any]
 
 
@@ -27,12 +40,14 @@ class Curve:
         x: places, ascending, [n].
         values: figure of each run at each place, [runs, n].
         stages: places at which a stage of staged training began, without the first.
+        is_training: the metric is of training, not of a validation.
     """
 
     name: str
     x: np.ndarray
     values: np.ndarray
     stages: tuple[float, ...] = ()
+    is_training: bool = False
 
     @property
     def mean(self) -> np.ndarray:
@@ -71,7 +86,13 @@ def read_curve(argument: str, split: str, figure: str, axis: str) -> Curve:
     length = len(updates)
     places = np.mean([places[:length] for _, places, _, _ in runs], axis=0)
     values = np.stack([values[:length] for _, _, values, _ in runs])
-    return Curve(name or Path(files).stem, places, values, runs[0][3])
+    return Curve(name or Path(files).stem, places, values, runs[0][3], split in TRAINING)
+
+
+def axis_label(metric: str, splits: Sequence[str]) -> str:
+    """Label of the axis of *metric*, with its unit and, if there is one split, its name."""
+    unit = f" ({UNITS[metric]})" if metric in UNITS else ""
+    return f"{metric}{f' of {splits[0]}' if len(splits) == 1 else ''}{unit}"
 
 
 def _read_run(path: str, split: str, figure: str, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:

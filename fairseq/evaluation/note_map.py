@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from fairseq import pages
+from fairseq.evaluation.labels import without_overlap
 from fairseq.evaluation.notes import Neighbour, Note
 from fairseq.terminal import page_text
 
 SIDE = 900
+FONT = 9  # size of a label, in the units of the map
 HEAD = ("word", "occurrences", "taken", "age", "norm", "nearest notes", "nearest tokens")
-LABELS = 60  # points labelled on the map; the others are labelled under the pointer
+LABELS = 60  # most points labelled on the map; the others are labelled under the pointer
 
 
 def as_page(
@@ -30,9 +32,10 @@ def as_page(
         neighbours: nearest notes and nearest tokens of some words.
         facts: name → value, for the head of the page.
     """
+    scaled = _scaled(places)
+    named = set(without_overlap(scaled, [note.word for note in notes], FONT, LABELS))
     points = "\n".join(
-        _point(note, x, y, number < LABELS)
-        for number, (note, (x, y)) in enumerate(zip(notes, _scaled(places), strict=True))
+        _point(note, x, y, number in named) for number, (note, (x, y)) in enumerate(zip(notes, scaled, strict=True))
     )
     drawn = f'<svg viewBox="0 0 {SIDE} {SIDE}">\n{points}\n</svg>'
     by_word = {note.word: note for note in notes}
@@ -76,5 +79,5 @@ svg { width: 100%; max-width: 70rem; background: #fff; border: 1px solid var(--l
 svg text { font: 9px system-ui, sans-serif; fill: #333; visibility: hidden; } .named text { visibility: visible; }
 g:hover circle { fill: #D55E00; }
 g:hover text { font-size: 14px; font-weight: bold; fill: #000; visibility: visible; }
-td:nth-last-child(-n+2), th:nth-last-child(-n+2) { text-align: left; }
+td:nth-last-child(-n+2), th:nth-last-child(-n+2) { text-align: start; }
 """

@@ -12,6 +12,8 @@ import numpy as np
 from fairseq.errors import UserError
 from fairseq.evaluation.attention_maps import AtPosition, AttentionMaps
 from fairseq.evaluation.curves import Curve
+from fairseq.evaluation.fonts import choose_fonts
+from fairseq.evaluation.labels import without_overlap
 from fairseq.evaluation.notes import Note
 from fairseq.evaluation.recl import ContextLosses, Gains
 from fairseq.files import atomic_file
@@ -24,6 +26,7 @@ STRONGEST = 5  # tokens labelled beside their weight
 CURVE_FORMATS = (".png", ".svg", ".pdf")
 MOST_ROWS = 60  # of a map with names
 DISTANCE = "distance (tokens; 0: the token just read)"
+MOST_MARKERS = 60  # of a curve, at full size
 FLOOR = 1e-3  # lower end of a map's colour scale, as a share of the largest weight
 
 
@@ -182,7 +185,7 @@ def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple
 
 
 def draw_notes(path: Path, notes: Sequence[Note], places: np.ndarray, named: int = 60) -> None:
-    """Plot *notes* at *places* [n, 2], coloured by occurrences; the first *named* points are labelled.
+    """Plot *notes* at *places* [n, 2], coloured by occurrences; up to *named* of the first points are labelled.
 
     Raises:
         UserError: the file cannot be written.
@@ -191,23 +194,28 @@ def draw_notes(path: Path, notes: Sequence[Note], places: np.ndarray, named: int
     panel = figure.subplots()
     taken = np.log10([max(note.taken, 1) for note in notes])
     points = panel.scatter(places[:, 0], places[:, 1], c=taken, s=10, cmap="viridis")
-    for note, place in list(zip(notes, places, strict=True))[:named]:
-        panel.annotate(_shown(note.word, 20), place, (2, 2), textcoords="offset points", fontsize=7)
     figure.colorbar(points, label="occurrences that the note was made from (log₁₀)")
+    # A little below the size of the map in points on paper, so that labels keep apart.
+    span = np.maximum(places.max(0) - places.min(0), 1e-12)
+    on_paper = (places - places.min(0)) / span * (440, 500)
+    words = [_shown(note.word, 20) for note in notes]
+    for number in without_overlap(on_paper, words, 7, named):
+        panel.annotate(words[number], places[number], (2, 2), textcoords="offset points", fontsize=7)
     panel.set_xlabel("first principal component")
     panel.set_ylabel("second principal component")
     _save(figure, path)
 
 
-def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: float | None) -> None:
-    """Plot the mean of each of *curves*, with the range of its runs; vertical lines are beginnings of stages.
+def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: float | None, splits: int = 1) -> None:
+    """Plot the mean of each of *curves*, with the range of its runs; dotted lines are beginnings of stages.
 
     Args:
         path: a file of one of :data:`CURVE_FORMATS`.
-        curves: one line each.
+        curves: one line each; validations have markers, training is pale.
         x: label of the axis.
         y: label of the axis.
         reach: value of a horizontal line; None: no line.
+        splits: neighbouring curves that are of one run, and of one colour.
 
     Raises:
         UserError: the file cannot be written.
@@ -215,18 +223,24 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: floa
     figure = _figure(7, 4.5)
     panel = figure.subplots()
     for i, curve in enumerate(curves):
-        line = {**_line(i), "marker": None}
+        line = {**_line(i // splits), "markersize": 2 if len(curve.x) > MOST_MARKERS else 4}
+        if curve.is_training:
+            line |= {"marker": None, "alpha": 0.55 if splits > 1 else 1.0}
         panel.plot(curve.x, curve.mean, label=_escaped(curve.name), **line)
         if len(curve.values) > 1:
             panel.fill_between(
                 curve.x, curve.values.min(0), curve.values.max(0), color=line["color"], alpha=0.2, linewidth=0
             )
-        for place in curve.stages:
-            panel.axvline(place, color=line["color"], linestyle=":", linewidth=0.8)
+    for number, place in enumerate(sorted({place for curve in curves for place in curve.stages})):
+        panel.axvline(place, color="#666666", linestyle=":", label="" if number else "next stage")
     if reach is not None:
-        panel.axhline(reach, color="#666666", linewidth=0.8)
+        panel.axhline(reach, color="#666666", linewidth=0.8, label=f"{reach:g}")
     panel.set_xlabel(x)
     panel.set_ylabel(_escaped(y))
+    if max(curve.x[-1] for curve in curves) >= 10_000:
+        from matplotlib.ticker import EngFormatter
+
+        panel.xaxis.set_major_formatter(EngFormatter())  # 100 k, 1 M
     panel.grid(alpha=0.3)
     panel.legend(fontsize=9)
     _save(figure, path, path.suffix[1:])
@@ -239,6 +253,7 @@ def _figure(width: float, height: float) -> Any:
 
 
 def _save(figure: Any, path: Path, kind: str = "png") -> None:
+    choose_fonts(figure)
     with atomic_file(path, "--results-path") as file:
         figure.savefig(file, format=kind, dpi=120)
 

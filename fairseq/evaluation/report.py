@@ -149,9 +149,9 @@ def summary(report: Mapping[str, Any]) -> list[str]:
     lines = [
         f"Evaluated {report['tokens']} tokens in {report['seconds']:.1f} s ({report['tokens_per_second']:.2f} tokens/s)"
     ]
-    token = f"Loss (base 2): {report['loss_base2']:.4f}, Perplexity: {report['perplexity']:.2f}"
+    token = f"Loss (base 2): {report['loss_base2']:.4f}, Perplexity: {shown(report['perplexity'])}"
     if "words" in report:
-        word = f"Loss (base 2): {report['word_loss_base2']:.4f}, Perplexity: {report['word_perplexity']:.2f}"
+        word = f"Loss (base 2): {report['word_loss_base2']:.4f}, Perplexity: {shown(report['word_perplexity'])}"
         lines += [f"{word} per word, of {report['words']} words", f"{token} per subword"]
     else:
         lines.append(token)
@@ -159,12 +159,12 @@ def summary(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"Bits per character: {report['bits_per_character']:.4f}")
     if "unknown_share" in report:
         share, others = 100 * report["unknown_share"], report["perplexity_without_unknown"]
-        lines.append(f"Unknown: {share:.3g} % of the tokens, Perplexity of the others: {others:.2f}")
+        lines.append(f"Unknown: {share:.3g} % of the tokens, Perplexity of the others: {shown(others)}")
     if "raw_bytes" in report:
         lines.append(
             f"Raw text: {report['bits_per_byte']:.4f} bits per byte of {report['raw_bytes']}, "
             f"{report['bits_per_raw_word']:.4f} per word of {report['raw_words']}, "
-            f"Perplexity: {report['raw_word_perplexity']:.2f} per word"
+            f"Perplexity: {shown(report['raw_word_perplexity'])} per word"
         )
     if "perplexity_without_int8" in report:
         exact = report["perplexity_without_int8"]
@@ -173,6 +173,11 @@ def summary(report: Mapping[str, Any]) -> list[str]:
     gpu = f", {report['peak_gpu_mb']:.0f} MB on the GPU" if "peak_gpu_mb" in report else ""
     lines.append(f"Peak memory: {report['peak_rss_mb']:.0f} MB{gpu}")
     return lines
+
+
+def shown(perplexity: float) -> str:
+    """A perplexity with two decimals; with an exponent where it says little, e.g. per word of text without spaces."""
+    return f"{perplexity:.2f}" if perplexity < 1e9 else f"{perplexity:.2e}"
 
 
 def word_lines(words: Words) -> Iterator[str]:

@@ -124,7 +124,7 @@ def _section(passage: Passage, count: int, split: str) -> str:
         for name in PARTS
         for part in [getattr(passage, name)]
     )
-    return pages.section(title(passage, count, split), "<div>", columns, "</div>")
+    return pages.section(title(passage, count, split), "<div class=parts>", columns, "</div>")
 
 
 def _texts(detokenizer: Detokenizer, context: Sequence[int], following: Sequence[int]) -> tuple[str, str]:
@@ -141,9 +141,9 @@ def _part(detokenizer: Detokenizer, tokens: Sequence[int], text: str) -> Part:
 _STYLE = """
 h3 { font-size: .8rem; margin: 0 0 .5rem; letter-spacing: .06em; text-transform: uppercase; color: var(--faint); }
 h3 small { text-transform: none; letter-spacing: 0; font-weight: normal; }
-div { display: grid; gap: 1rem; }
+.parts { display: grid; gap: 1rem; }
 article { min-width: 0; padding: 1rem; background: var(--card); border: 1px solid var(--line); border-radius: .4rem; }
 article p { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .continuation { border-top: .2rem solid var(--mark); } .continuation h3 { color: var(--mark); }
-@media (min-width: 62rem) { div { grid-template-columns: repeat(3, 1fr); align-items: start; } }
+@media (min-width: 62rem) { .parts { grid-template-columns: repeat(3, 1fr); align-items: start; } }
 """

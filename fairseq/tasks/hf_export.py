@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,8 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
         _write_json(folder / "tokenizer_config.json", _tokenizer_config(config))
         _write_json(folder / "generation_config.json", _generation_config(dictionary))
         _write_json(folder / CONFIG, {**_header(dictionary), **config})
+        # The weights are as readable as the rest, by the umask; safetensors gives them to their owner alone.
+        (folder / SAFE).chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))
     print(f"Wrote {job.out}: {CONFIG}, {SAFE}, {CARD}, tokenizer and code; transformers needs trust_remote_code=True")
 
 

@@ -179,6 +179,7 @@ def test_what_is_exported_comes_back_exactly(name: str, tmp_path: Path) -> None:
     model = made(name)
     source = saved(model, tmp_path / "in", MODELS[name])
     folder = exported(source, tmp_path / "hf")
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1, "the weights are as readable as the rest"
     back = checkpoint.load(imported(folder, tmp_path / "back"))
     want, kept = stored_parameters(model), dict(back["model"])
     parameters = {key for key in want if not key.endswith(("version", "_float_tensor"))}

@@ -12,6 +12,7 @@ import runs
 
 from fairseq import options
 from fairseq.errors import UserError
+from fairseq.evaluation import plots
 from fairseq_cli import plot as command
 
 LOSSES = (10.0, 8.0, 6.0, 6.5)
@@ -59,6 +60,59 @@ def test_a_picture_is_written_with_stages_marked(tmp_path: Path, kind: str) -> N
     assert picture.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[kind])
 
 
+@pytest.fixture
+def figure(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that are drawn."""
+    pytest.importorskip("matplotlib")
+    drawn: list[Any] = []
+    make = plots._figure
+    monkeypatch.setattr(plots, "_figure", lambda *size: drawn.append(make(*size)) or drawn[-1])
+    return drawn
+
+
+def test_training_and_validation_of_a_run_share_a_picture_and_a_colour(tmp_path: Path, figure: list[Any]) -> None:
+    run = metrics(tmp_path / "run.jsonl", staged=True)
+    rows = plot(f"A={run} B={run} --split train_inner,valid --results-path {tmp_path}/curves.png")
+    names = ["A, train_inner", "A, valid", "B, train_inner", "B, valid"]
+    assert [row["run"] for row in rows] == names
+    (panel,) = figure[0].axes
+    assert [text.get_text() for text in panel.get_legend().get_texts()] == [*names, "next stage"]
+    lines = panel.get_lines()[:4]
+    assert [line.get_marker() for line in lines] == ["None", "o", "None", "s"]
+    colours = [line.get_color() for line in lines]
+    assert colours[0] == colours[1] != colours[2] == colours[3]
+
+
+@pytest.mark.parametrize(
+    ("flags", "x", "y", "tick"),
+    [
+        ("", "updates", "loss of valid (bits per target)", "100 k"),
+        ("--figure wpb --split train_inner --over tokens", "tokens read", "wpb of train_inner (tokens)", "10 M"),
+        ("--figure wall --over hours", "time of training (hours)", "wall of valid (seconds)", None),
+    ],
+)
+def test_axes_have_units_and_large_numbers_a_prefix(
+    tmp_path: Path, figure: list[Any], flags: str, x: str, y: str, tick: str | None
+) -> None:
+    lines = [
+        {"tag": tag, "step": 100_000 * n, "loss": 9 - n, "wpb": 100.0, "wall": 60.0 * n}
+        for n in (1, 2)
+        for tag in ("train_inner", "valid")
+    ]
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plot(f"{tmp_path}/run.jsonl --results-path {tmp_path}/curves.png", flags)
+    (panel,) = figure[0].axes
+    assert (panel.get_xlabel(), panel.get_ylabel()) == (x, y)
+    shown = [label.get_text() for label in panel.get_xticklabels()]
+    assert tick is None or tick in shown, shown
+
+
+def test_tables_write_updates_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.jsonl").write_text('{"tag": "valid", "step": 300000, "loss": 6.25}\n')
+    plot(tmp_path / "run.jsonl")
+    assert capsys.readouterr().out.splitlines()[-1] == "| run | 1 | 300,000 | 6.25 | 6.25 |"
+
+
 def test_a_stage_begins_at_the_last_figure_of_the_one_before(tmp_path: Path) -> None:
     from fairseq.evaluation.curves import read_curve
 
@@ -81,6 +135,7 @@ def test_bad_runs_are_one_line_each(tmp_path: Path) -> None:
         (f"{tmp_path}/pipe", "pipe: cannot be read .not a regular file"),
         (f"{tmp_path}/text", "text: not a file of --metrics-file"),
         (f"{run} --figure bleu", "has no figure 'bleu' of 'valid'; it has of 'train_inner' loss, wpb"),
+        (f"{run} --split ,", "--split ',': empty; give a validation split"),
         (f"{run} --split test", "has no figure 'loss' of 'test'"),
         (f"{run},{other}", "figures are from different updates"),
         (f"{run} --results-path {tmp_path}/curve.gif", "must end in .png, .svg, .pdf"),
