@@ -10,6 +10,7 @@ import torch
 
 from fairseq import checkpoint
 from fairseq.errors import UserError
+from fairseq.training import nonfinite
 from fairseq.training import run as run_module
 from fairseq.training import trainer as trainer_module
 from fairseq.training.run import Run
@@ -116,6 +117,25 @@ def test_skipped_updates_leave_no_trace(tmp_path, poisoned, caplog, monkeypatch)
     skipped, expected = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("run", "plain"))
     assert skipped["extra_state"].pop("skipped_nonfinite") == 1
     assert runs.difference(skipped, expected) is None
+
+
+def test_the_second_pass_leaves_no_hooks_behind(tmp_path, poisoned, monkeypatch):
+    poisoned(examples_of(tmp_path, 2))
+    counts = []
+    find = nonfinite.find
+
+    def hooks(graph):
+        return sum(len(module._forward_hooks) for module in graph.modules())
+
+    def watched(graph, *others):
+        before = hooks(graph)
+        finding = find(graph, *others)
+        counts.append((before, hooks(graph)))
+        return finding
+
+    monkeypatch.setattr(nonfinite, "find", watched)
+    runs.train(tmp_path, FLAGS, "--skip-nonfinite 1 --no-save --max-update 3")
+    assert counts == [(1, 1)], "the one of this test"
 
 
 def test_skipped_updates_are_counted_across_a_resumption(tmp_path, poisoned, caplog):
