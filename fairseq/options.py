@@ -40,7 +40,7 @@ from fairseq.command_parsers import (
 from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message
 from fairseq.parsing import CHOICES, Choice, Parser, title_of
 from fairseq.plugins import import_user_module
-from fairseq.settings_file import read_yaml
+from fairseq.settings_file import for_another_run, read_yaml
 from fairseq.terminal import printable, protect_terminal
 from fairseq.unused_flags import add_unused_flags, check_architecture
 
@@ -259,6 +259,8 @@ def _fill(
 ) -> None:
     """Complete *args*: what is given, then --config, a plug-in's *defaults*, the architecture, the dataclasses'."""
     from_file = _from_file(parser, args.config) if hasattr(args, "config") else {}
+    if hasattr(args, "save_dir"):
+        from_file = for_another_run(from_file, args.save_dir)
     for name, value in {**defaults, **from_file}.items():
         if not hasattr(args, name):
             setattr(args, name, value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from fairseq.files import open_regular
 
 LARGEST = 1 << 16  # bytes of a file; PyYAML reads some 100 kB a second
 DEPTH = 20
+OUTPUTS = ("metrics_file", "log_file", "tensorboard_logdir")  # what a run writes beside its checkpoints
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -46,6 +49,24 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     for name, value in settings.items():
         _check_setting(path, name, value)
     return {name.replace("-", "_"): value for name, value in settings.items()}
+
+
+def for_another_run(settings: Mapping[str, Any], save_dir: str) -> dict[str, Any]:
+    """*settings* of a run as a run with *save_dir* takes them: what they write beside checkpoints lies there, too.
+
+    A file in the first run's checkpoint folder has the same place in the new one, another one its name; unchanged for
+    the first run itself, or where *settings* name no checkpoint folder.
+    """
+    former = os.path.abspath(settings.get("save_dir") or save_dir)
+    if former == os.path.abspath(save_dir):
+        return dict(settings)
+    moved = dict(settings)
+    for name in OUTPUTS:
+        if settings.get(name):
+            path = Path(os.path.abspath(settings[name]))
+            inside = path.relative_to(former) if path.is_relative_to(former) else path.name
+            moved[name] = str(Path(save_dir) / inside)
+    return moved
 
 
 def _check_depth(events: Any) -> None:

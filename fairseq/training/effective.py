@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
-from fairseq.config import shown
+from fairseq.config import flag_name, shown
+from fairseq.errors import UserError
 from fairseq.files import atomic_file
 from fairseq.settings import TrainingSettings
+from fairseq.settings_file import OUTPUTS, for_another_run, read_yaml
 
 SETTINGS_FILE = "settings.yaml"
+EVENTS = "events.out.tfevents.*"  # TensorBoard's names
 
 
 def effective(settings: TrainingSettings) -> dict[str, Any]:
@@ -26,10 +30,37 @@ def describe(settings: TrainingSettings) -> str:
     return ", ".join([f"data={settings.data_path}", *(f"{name}={shown(value)}" for name, value in values.items())])
 
 
+def check_outputs(settings: TrainingSettings) -> None:
+    """Check that a metrics file and TensorBoard logs that exist are this run's: its ``settings.yaml`` names them.
+
+    Raises:
+        UserError: they are those of another run, which this one would cut or hide.
+    """
+    save_dir = settings.checkpoint.save_dir
+    try:
+        former = for_another_run(read_yaml(Path(save_dir) / SETTINGS_FILE), save_dir)
+    except UserError:  # there is none
+        former = {}
+    metrics, board = settings.common.metrics_file, settings.common.tensorboard_logdir
+    tags = ("train_inner", "train", *settings.data.valid_subset.split(","))
+    used = {
+        "metrics_file": bool(metrics) and os.path.isfile(metrics) and os.path.getsize(metrics) > 0,
+        "tensorboard_logdir": bool(board) and any(any(Path(board, tag.strip()).glob(EVENTS)) for tag in tags),
+    }
+    for name in [name for name, is_used in used.items() if is_used]:
+        path = getattr(settings.common, name)
+        if os.path.abspath(path) != os.path.abspath(former.get(name) or os.devnull):
+            raise UserError(
+                f"{flag_name(name)} {path}: exists, and is not of the run in {save_dir}; choose another name"
+            )
+
+
 def write_settings(settings: TrainingSettings, path: Path) -> None:
-    """Write the settings to the YAML file at *path*."""
+    """Write the settings to the YAML file at *path*, which is read in any folder: the run's own paths are absolute."""
     import yaml
 
+    values = effective(settings)
+    values |= {name: os.path.abspath(values[name]) for name in ("save_dir", *OUTPUTS) if values.get(name)}
     with atomic_file(path) as file:
-        text = yaml.safe_dump(effective(settings), sort_keys=True, allow_unicode=True)
+        text = yaml.safe_dump(values, sort_keys=True, allow_unicode=True)
         file.write(f"# Settings of a run on {settings.data_path}; use: --config {path.name}\n{text}".encode())

@@ -23,7 +23,7 @@ from fairseq.settings import CheckpointConfig, TrainingSettings
 from fairseq.tasks.dictionary_digest import check_dictionary, check_save_dir, dictionary_of
 from fairseq.terminal import log_to_stderr
 from fairseq.training import resumption, stages
-from fairseq.training.effective import SETTINGS_FILE, describe, write_settings
+from fairseq.training.effective import SETTINGS_FILE, check_outputs, describe, write_settings
 from fairseq.training.run import Run
 from fairseq.training.stop import describe_interruption
 
@@ -66,6 +66,8 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
     """
     manager = CheckpointManager(settings.checkpoint) if world.is_first else None
     with manager.locked() if manager is not None else contextlib.nullcontext():
+        if manager is not None:
+            check_outputs(settings)
         return _train_stages(settings, world, interruption or Interruption(), manager)
 
 
