@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fairseq.config import flag, typed
+from fairseq.data.masking import special_symbols
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, upgrade_names, vocabulary_of
@@ -63,16 +66,20 @@ class ElectraModel(BaseFairseqModel):
         encoder: the discriminator.
         generator: the generator; None: a finished discriminator, which cannot be trained further as ELECTRA.
         cfg: the settings.
+        special: ids of the symbols that are no text, which the generator never writes.
     """
 
     decisive_settings = (*BertModel.decisive_settings, "generator_size")
     predicts_next_token = False
 
-    def __init__(self, encoder: Discriminator, generator: MaskedLMEncoder | None, cfg: ElectraConfig) -> None:
+    def __init__(
+        self, encoder: Discriminator, generator: MaskedLMEncoder | None, cfg: ElectraConfig, special: Sequence[int]
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.generator = generator
         self.cfg = cfg
+        self.special = list(special)
 
     @classmethod
     def build_model(cls, args: ElectraConfig | argparse.Namespace, task: Any) -> ElectraModel:
@@ -84,7 +91,7 @@ class ElectraModel(BaseFairseqModel):
             generator = MaskedLMEncoder(
                 cfg.generator_shape(shape), encoder.sentence_encoder, untied=cfg.untie_weights_roberta
             )
-        return cls(encoder, generator, cfg)
+        return cls(encoder, generator, cfg, np.flatnonzero(special_symbols(task.source_dictionary)).tolist())
 
     @property
     def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
@@ -156,19 +163,28 @@ class ElectraModel(BaseFairseqModel):
     def _sample(self, hidden: Tensor, noise: Tensor) -> Tensor:
         """One token for each row of *hidden* [M, G] by inversion of the distribution function: int64 [M].
 
+        Padding and other special symbols have probability 0: the discriminator would read a row of other positions.
         *noise* [M] is part of the batch, so that the tokens do not depend on the number of processes.
         """
         assert self.generator is not None
         head = self.generator.lm_head
+        last = head.weight.size(0) - 1
         step = rows_per_chunk(hidden.size(0), head.weight.size(0), hidden.device)
         written = []
         for start in range(0, hidden.size(0), max(step, 1)):
             rows = slice(start, start + step)
-            cumulative = head(hidden[rows]).float().softmax(-1).cumsum(-1)  # (n, V)
+            probabilities = head(hidden[rows]).float().softmax(-1)  # (n, V)
+            for index in self.special:
+                probabilities[:, index] = 0
+            cumulative = probabilities.cumsum(-1)
             at = noise[rows].unsqueeze(1) * cumulative[:, -1:]
-            written.append(torch.searchsorted(cumulative, at, right=True).squeeze(1))
-        last = head.weight.size(0) - 1
-        return torch.cat(written).clamp(max=last) if written else noise.new_empty(0, dtype=torch.long)
+            drawn = torch.searchsorted(cumulative, at, right=True).squeeze(1).clamp(max=last)
+            # Sums in parallel are not monotonic: by rounding, a draw may hit a symbol without probability.
+            best = probabilities.argmax(-1)
+            for index in self.special:
+                drawn = torch.where(drawn == index, best, drawn)
+            written.append(drawn)
+        return torch.cat(written) if written else noise.new_empty(0, dtype=torch.long)
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """*state* without version markers and fine-tuning heads."""

@@ -16,6 +16,7 @@ from fairseq.tasks import setup_task
 FLAGS = """--cpu --task masked_lm --criterion electra --arch electra_tiny --encoder-layers 1 --encoder-embed-dim 16
     --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --encoder-input-dim 12 --max-positions 32
     --tokens-per-sample 24 --max-tokens 240 --sample-break-mode none --seed 3"""
+SPECIAL = [0, 1, 2, -1]  # <s>, <pad>, </s> and <mask>, the last symbol
 
 
 @pytest.fixture
@@ -44,8 +45,10 @@ def test_the_loss_is_that_of_both_halves_written_out(trained) -> None:  # type: 
     chosen, real = target.ne(1), tokens.ne(1)
     logits = model.generator.lm_head(model.generator.sentence_encoder(tokens))[chosen]
     generator = F.cross_entropy(logits, target[chosen], reduction="sum")
+    text_only = logits.clone()
+    text_only[:, SPECIAL] = -math.inf
     written = [
-        int((row.softmax(-1).double().cumsum(0) <= u).sum()) for row, u in zip(logits, noise.double(), strict=True)
+        int((row.softmax(-1).double().cumsum(0) <= u).sum()) for row, u in zip(text_only, noise.double(), strict=True)
     ]
     text = torch.where(chosen, target, tokens)
     corrupted = text.masked_scatter(chosen, torch.tensor(written))
@@ -68,12 +71,29 @@ def test_the_discriminators_loss_trains_no_part_of_the_generator_but_the_embeddi
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("noise", [0.0, 0.5, 1.0])
+def test_a_generator_that_prefers_special_symbols_writes_others(trained, noise: float) -> None:  # type: ignore[no-untyped-def]
+    model, _, sample = trained
+    model.generator.lm_head.bias[SPECIAL] = 50.0
+    net_input, target = sample["net_input"], sample["target"]
+    drawn = torch.full_like(sample["noise"], noise)
+    read = []
+    model.encoder.sentence_encoder.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    model(**{**net_input, "noise": drawn})
+    chosen = target.ne(1)
+    assert torch.equal(read[0].eq(1), net_input["src_tokens"].eq(1))
+    assert not torch.isin(read[0][chosen], torch.tensor(SPECIAL) % len(model.generator.lm_head.bias)).any()
+
+
+@torch.no_grad()
 def test_tokens_are_drawn_with_the_generators_probabilities(trained) -> None:  # type: ignore[no-untyped-def]
     model, *_ = trained
     hidden = torch.randn(1, 8).expand(20_000, 8)
     drawn = model._sample(hidden, torch.rand(20_000, generator=torch.Generator().manual_seed(2)))
-    probabilities = model.generator.lm_head(hidden[0]).softmax(-1)
+    logits = model.generator.lm_head(hidden[0])
+    logits[SPECIAL] = -math.inf
+    probabilities = logits.softmax(-1)
     share = torch.bincount(drawn, minlength=len(probabilities)) / len(drawn)
     assert (share - probabilities).abs().max() < 4 * math.sqrt(0.25 / 20_000)
-    assert model._sample(hidden[:1], torch.ones(1)).item() < len(probabilities)
+    assert 3 <= model._sample(hidden[:1], torch.ones(1)).item() < len(probabilities) - 1
     assert model._sample(hidden[:0], torch.ones(0)).shape == (0,)
