@@ -222,7 +222,8 @@ def _trainer(args: argparse.Namespace, backend: str, world: World) -> Trainer:
     words = f"""{args.data} --cpu --arch transformer_lm --decoder-layers {args.layers} --decoder-embed-dim {args.width}
         --decoder-ffn-embed-dim {4 * args.width} --decoder-attention-heads 4 --tokens-per-sample 128 --batch-size
         {args.rows} --required-batch-size-multiple 1 --optimizer adam --lr 1e-4 --criterion cross_entropy --ddp-backend
-        {backend} --share-decoder-input-output-embed --save-dir {args.data}/saved""".split()
+        {backend} --share-decoder-input-output-embed --decoder-normalize-before --decoder-input-dim {args.width}
+        --decoder-output-dim {args.width} --save-dir {args.data}/saved""".split()
     settings = training_settings(options.parse_args_and_arch(options.get_training_parser(), words))
     task = setup_task(settings)
     with build_device(settings.distributed, world):

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from typing import Any
 
 from fairseq.compat.dataclass import FairseqDataclass
 from fairseq.criterions.cross_entropy import CrossEntropyConfig
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyConfig
+from fairseq.models.architectures.transformer_lm import PLAIN
 from fairseq.models.lstm_lm import LSTMLMConfig
 from fairseq.models.transformer_lm import TransformerLMConfig
 
 
-def extendable(name: str, config: type) -> type:
-    """A dataclass called *name* with the fields of *config*, which is frozen and so cannot be extended itself."""
+def extendable(name: str, config: type, **defaults: Any) -> type:
+    """A dataclass called *name* with the fields of *config*, which is frozen and so cannot be extended itself.
+
+    *defaults* are those of fairseq's dataclass that differ.
+    """
     hints = typing.get_type_hints(config)
     fields = []
     for field in dataclasses.fields(config):
         default = (
-            dataclasses.field(default=field.default, metadata=field.metadata)
+            dataclasses.field(default=defaults.get(field.name, field.default), metadata=field.metadata)
             if field.default_factory is dataclasses.MISSING
             else dataclasses.field(default_factory=field.default_factory, metadata=field.metadata)
         )
@@ -31,4 +36,4 @@ LabelSmoothedCrossEntropyCriterionConfig = extendable(
     "LabelSmoothedCrossEntropyCriterionConfig", LabelSmoothedCrossEntropyConfig
 )
 LSTMLanguageModelConfig = extendable("LSTMLanguageModelConfig", LSTMLMConfig)
-TransformerLanguageModelConfig = extendable("TransformerLanguageModelConfig", TransformerLMConfig)
+TransformerLanguageModelConfig = extendable("TransformerLanguageModelConfig", TransformerLMConfig, **PLAIN)

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fairseq.distributed import Interruption, Job, World
 from fairseq.distributed.sharding import is_sharded, place_of
 from fairseq.errors import UserError
 from fairseq.logging.recorders import log_file
+from fairseq.models.architectures.transformer_lm import resumed
 from fairseq.models.loading import load_fitting
 from fairseq.settings import CheckpointConfig, TrainingSettings
 from fairseq.tasks.dictionary_digest import check_dictionary, check_save_dir, dictionary_of
@@ -87,6 +88,10 @@ def _train_stages(
     rows = place_of(settings.distributed, world) if is_sharded(settings.distributed, world) else None
     state = checkpoint.load(path, rows=rows) if path else None
     source = path
+    initial, initial_path = None, options.finetune_from_model or ""
+    if state is None and initial_path:
+        initial = checkpoint.load(initial_path, rows=rows)
+    settings = _at_version(settings, (state or initial or {}).get("args") or {})
     stage = None
     recorded = manager is None
     while True:
@@ -102,10 +107,10 @@ def _train_stages(
                     resumption.log_differences(run.trainer, run.settings, state.get("args") or {}, source)
             settings = settings.changed(**run.trainer.restored)
             state = None
-        elif options.finetune_from_model is not None:
-            initial = checkpoint.load(options.finetune_from_model, rows=rows)
-            check_dictionary(initial, options.finetune_from_model, dictionary)
-            load_fitting(run.trainer.model, initial["model"], options.finetune_from_model)
+        elif initial is not None:
+            check_dictionary(initial, initial_path, dictionary)
+            load_fitting(run.trainer.model, initial["model"], initial_path)
+            initial = None
         run.batches.open()  # what is wrong with the data is found before anything is written
         if manager is not None and dictionary is not None and dictionary.path is not None:
             check_save_dir(manager.folder, dictionary)
@@ -130,6 +135,15 @@ def _train_stages(
         gc.collect()  # wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer leaves
         settings = settings.changed(**RESETS_OFF)
         options = settings.checkpoint
+
+
+def _at_version(settings: TrainingSettings, stored: Mapping[str, Any]) -> TrainingSettings:
+    """*settings* with ``--arch transformer_lm`` as the checkpoint's fairseq meant it."""
+    values = resumed(settings.model, stored) if settings.chosen.arch == "transformer_lm" else {}
+    if values:
+        text = ", ".join(f"{name}={value}" for name, value in values.items())
+        logger.info("--arch transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: %s", text)
+    return settings.changed(**values)
 
 
 @contextlib.contextmanager

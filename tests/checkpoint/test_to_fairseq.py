@@ -38,7 +38,8 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_fairseq_wrote_comes_back(name: str, tmp_path: Path) -> None:
-    args = runs.arguments(VARIANTS[name]["flags"], data=GOLDEN / "data-bin")
+    former = "--decoder-normalize-before --decoder-input-dim 24 --decoder-output-dim 24"  # defaults up to 0.10.2
+    args = runs.arguments(VARIANTS[name]["flags"], former, data=GOLDEN / "data-bin")
     task = setup_task(args)
     trainer = Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
     trainer.load_state_dict(checkpoint.load(GOLDEN / f"{name}.pt"), name)

@@ -64,9 +64,10 @@ def test_gpt3_architectures_have_learned_positions_and_tied_words(name, number, 
 
 
 def test_base_architectures():
-    assert (
-        count("transformer_lm", 1000) == count("shortformer", 1000) == layers(6, 512, 2048) + 2 * 1000 * 512 + 2 * 512
-    )
+    assert count("shortformer", 1000) == layers(6, 512, 2048) + 2 * 1000 * 512 + 2 * 512
+    assert count("transformer_lm", 4000) == layers(6, 512, 2048) + 2 * 4000 * 512 == 23_010_304  # fairseq 0.12's
+    former = count("transformer_lm", 4000, decoder_normalize_before=True)
+    assert former == 23_011_328  # fairseq 0.10.2's
     assert count("transformer_lm_big", 1000) == layers(12, 1024, 4096) + 2 * 1000 * 1024 + 2 * 1024
 
 

@@ -218,10 +218,12 @@ def test_layers_that_cannot_be_kept_are_refused(keep, message):
 
 # --- variants
 
-PLAIN = "--arch transformer_lm --criterion cross_entropy"
+PLAIN = "--arch transformer_lm --criterion cross_entropy --decoder-normalize-before"
+PLAIN += " --decoder-input-dim 32 --decoder-output-dim 32"
 VARIANTS = {
     "tied": "",
     "plain": PLAIN,
+    "fairseq 0.12's": "--arch transformer_lm --criterion cross_entropy",
     "shared": f"{PLAIN} --share-decoder-input-output-embed",
     "narrow": f"{PLAIN} --decoder-input-dim 16 --decoder-output-dim 24",
     "softmax alone": f"{PLAIN} --adaptive-softmax-cutoff 200,600 --criterion adaptive_loss",

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import naive
 import numpy as np
 import pytest
 import runs
+import torch
 
 from fairseq import checkpoint, options
 from fairseq.errors import UserError
@@ -66,6 +68,52 @@ def test_begin_symbols_and_context_that_goes_on_contradict_one_another(tmp_path:
         scored(tmp_path, "--context-window 20")
     with pytest.raises(UserError, match="--add-bos-token: rows of models with memory"):
         runs.train(tmp_path, runs.SHORTFORMER, "--tokens-from-prev 16 --add-bos-token --max-update 1 --no-save")
+
+
+SMALL = """--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 24 --decoder-ffn-embed-dim 24
+    --decoder-attention-heads 2 --tokens-per-sample 16 --max-tokens 64 --cpu --criterion cross_entropy"""
+
+
+def former_or_new(folder: Path, version: str, **settings: Any) -> tuple[Path, naive.NaiveLM]:
+    """A random checkpoint of ``transformer_lm`` as *version* of fairseq writes it, with its defaults."""
+    defaults = {"decoder_normalize_before": version < "0.12"}
+    defaults |= dict.fromkeys(("decoder_input_dim", "decoder_output_dim"), 24 if version < "0.12" else 512)
+    sizes = {"decoder_layers": 1, "decoder_embed_dim": 24, "decoder_ffn_embed_dim": 24}
+    path = folder / f"{version}.pt"
+    args, parameters = naive.checkpoint(path, 1200, **defaults | sizes | settings)
+    if version >= "0.12":
+        state = torch.load(path, weights_only=False)
+        state["cfg"] = {"model": {**vars(state.pop("args")), "_name": "transformer_lm"}, "task": "language_modeling"}
+        torch.save({**state, "args": None}, path)
+    return path, naive.NaiveLM(args, parameters)
+
+
+@pytest.mark.parametrize("version", ["0.10.2", "0.12"])
+def test_transformer_lm_of_either_version_is_scored_and_goes_on_under_the_same_flags(
+    version: str, tmp_path: Path
+) -> None:
+    path, reference = former_or_new(tmp_path, version)
+    model = LanguageModel.from_pretrained(path, GOLDEN / "data-bin")
+    ids = [10, 11, 12, 13, 14, 15]
+    expected = reference.score(np.array([*ids, 2]), 16)
+    np.testing.assert_allclose(model.score(" ".join(model.dictionary[i] for i in ids))[1], expected, atol=1e-4)
+    for number, start in enumerate(("--reset-optimizer --restore-file", "--finetune-from-model")):
+        folder = tmp_path / str(number)
+        flags = [
+            "--lr 1e-9 --optimizer sgd --max-update 1 --disable-validation --reset-dataloader --reset-meters",
+            start,
+        ]
+        runs.train(folder, SMALL, *flags, path, data=GOLDEN / "data-bin")
+        state = checkpoint.load(str(folder / "checkpoint_last.pt"))
+        assert state["args"]["decoder_normalize_before"] is (version < "0.12")
+        weight = reference.state["decoder.embed_tokens.weight"].float()
+        torch.testing.assert_close(state["model"]["decoder.embed_tokens.weight"], weight, rtol=0, atol=1e-6)
+
+
+def test_flags_that_contradict_a_checkpoint_are_still_refused(tmp_path: Path) -> None:
+    path, _ = former_or_new(tmp_path, "0.12")
+    with pytest.raises(UserError, match="does not fit this model"):
+        runs.train(tmp_path, SMALL, "--decoder-normalize-before --max-update 1 --restore-file", path)
 
 
 def test_python_scores_with_begin_symbols_too() -> None:

@@ -79,7 +79,8 @@ def test_bands_cost_as_much_as_they_are_used() -> None:
     reading = Reading(segment=1, memory=0, predicted=1.0, counts=np.array([6, 2, 1, 1]))
     assert reading.shares([0, 1, 2, 4]) == [0.6, 0.2, 0.2]
     flags = """--criterion adaptive_loss --adaptive-input --adaptive-input-cutoff 50,200
-        --adaptive-softmax-cutoff 50,200 --adaptive-input-factor 4 --adaptive-softmax-factor 4 --decoder-layers 1"""
+        --adaptive-softmax-cutoff 50,200 --adaptive-input-factor 4 --adaptive-softmax-factor 4 --decoder-layers 1
+        --decoder-input-dim 32 --decoder-output-dim 32"""
     run = trainer(f"--arch transformer_lm {runs.SMALL}", flags)
     counts = np.array(run.task.source_dictionary.count)
     share = [part.sum() / counts.sum() for part in np.split(counts, [50, 200])]

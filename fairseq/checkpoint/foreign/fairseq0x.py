@@ -79,6 +79,10 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
         # The fork has no setting for position-infused attention, because all its models have it, without a cache too.
         if "position_infused_attention" not in upgraded or upgraded["tokens_from_prev"]:
             upgraded["position_infused_attention"] = True
+    if upgraded.get("arch") == "transformer_lm":  # 0.12, whose defaults are others, stores all of them
+        upgraded.setdefault("decoder_normalize_before", True)
+        upgraded.setdefault("decoder_input_dim", None)
+        upgraded.setdefault("decoder_output_dim", None)
     if "no_tie_adaptive_proj" in upgraded:  # written before models had a final norm
         upgraded["no_decoder_final_norm"] = True
         if not upgraded.pop("no_tie_adaptive_proj"):

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from fairseq.models.transformer_lm import TransformerLMConfig
 from fairseq.registry import register_model_architecture
+
+# The defaults of fairseq's dataclass, which ``transformer_lm`` has from 0.12 on: post-norm, and a width of embeddings
+# and output that does not follow --decoder-embed-dim. Up to 0.10.2 it had those of base_lm_architecture.
+PLAIN: Mapping[str, Any] = {"decoder_normalize_before": False, "decoder_input_dim": 512, "decoder_output_dim": 512}
 
 
 def set_defaults(args: argparse.Namespace, **values: Any) -> None:
@@ -17,8 +22,32 @@ def set_defaults(args: argparse.Namespace, **values: Any) -> None:
 
 
 @register_model_architecture("transformer_lm", "transformer_lm")
+def transformer_lm(args: argparse.Namespace) -> None:
+    """fairseq's ``transformer_lm`` from 0.12 on."""
+    set_defaults(args, **PLAIN)
+
+
 def base_lm_architecture(args: argparse.Namespace) -> None:
-    """fairseq's defaults: those of the dataclass."""
+    """What all other architectures of fairseq begin with: pre-norm, embeddings and output as wide as the model."""
+    set_defaults(args, decoder_embed_dim=TransformerLMConfig.decoder_embed_dim, decoder_normalize_before=True)
+    set_defaults(args, decoder_input_dim=args.decoder_embed_dim, decoder_output_dim=args.decoder_embed_dim)
+
+
+def resumed(model: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of ``transformer_lm`` up to 0.10.2 with which a run goes on from a checkpoint that has them.
+
+    Args:
+        model: settings of the run's model; those that are not the architecture's defaults stay.
+        stored: settings of the checkpoint.
+    """
+    dim = getattr(model, "decoder_embed_dim", None)
+    former = {"decoder_normalize_before": (True,), "decoder_input_dim": (dim, None), "decoder_output_dim": (dim, None)}
+    defaults = [name for name, value in PLAIN.items() if getattr(model, name, None) == value]
+    return {
+        name: former[name][0]
+        for name in defaults
+        if name in stored and stored[name] in former[name] and former[name][0] != PLAIN[name]
+    }
 
 
 @register_model_architecture("transformer_lm", "transformer_lm_big")
@@ -26,6 +55,7 @@ def transformer_lm_big(args: argparse.Namespace) -> None:
     set_defaults(
         args, decoder_layers=12, decoder_embed_dim=1024, decoder_ffn_embed_dim=4096, decoder_attention_heads=16
     )
+    base_lm_architecture(args)
 
 
 @register_model_architecture("transformer_lm", "transformer_lm_wiki103")
@@ -62,6 +92,7 @@ def _gpt(args: argparse.Namespace, layers: int, dim: int, heads: int, ffn: int |
     """fairseq's sizes of a model after GPT and GPT-2, with sinusoidal positions."""
     set_defaults(args, decoder_layers=layers, decoder_embed_dim=dim, decoder_attention_heads=heads)
     set_defaults(args, decoder_ffn_embed_dim=ffn or 4 * dim, dropout=0.1, attention_dropout=0.1, activation_fn="gelu")
+    base_lm_architecture(args)
 
 
 @register_model_architecture("transformer_lm", "transformer_lm_gpt")
@@ -134,8 +165,9 @@ def _cache_of_one_segment(args: argparse.Namespace) -> None:
 
 @register_model_architecture("transformer_lm", "shortformer")
 def shortformer(args: argparse.Namespace) -> None:
-    """``transformer_lm`` with position-infused attention and a cache of one segment."""
+    """``transformer_lm`` of 0.9, pre-norm, with position-infused attention and a cache of one segment."""
     _cache_of_one_segment(args)
+    base_lm_architecture(args)
 
 
 @register_model_architecture("transformer_lm", "shortformer_wiki103")
