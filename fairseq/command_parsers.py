@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fairseq import config
 from fairseq.command_settings import (
     AttentionConfig,
+    ClassifyConfig,
     EvalLMConfig,
     FinetuneConfig,
     GenerateConfig,
@@ -267,6 +268,20 @@ def get_finetune_parser() -> Parser:
         examples=examples,
     )
     parser.add_argument("data", metavar="DATA", help="folder with train.tsv and dev.tsv")
+    return parser
+
+
+def get_classify_parser() -> Parser:
+    """The flags of ``fairseq-classify``."""
+    examples = [
+        "fairseq-classify finetuned/lr3e-05-seed1/checkpoint_best.pt reviews.txt",
+        "fairseq-classify finetuned/lr3e-05-seed1/checkpoint_best.pt pairs.tsv --format tsv",
+    ]
+    parser = Parser("Classify text with a fine-tuned encoder.", [ClassifyConfig], examples=examples)
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of fairseq-finetune")
+    text = "a text per line, a pair with a tab between, or a table (default: -, stdin)"
+    parser.add_argument("text", metavar="TEXT", nargs="?", default="-", help=text)
     return parser
 
 

@@ -251,6 +251,16 @@ class FinetuneConfig:
 
 
 @dataclass(frozen=True)
+class ClassifyConfig:
+    """Classification: settings of ``fairseq-classify``."""
+
+    data: str | None = flag(None, "data folder or dict.txt (default: beside the checkpoint)", metavar="DATA")
+    format: str = flag("json", "output: JSON lines, or a table with a column for each class", choices=("json", "tsv"))
+    batch_size: int = flag(32, "texts at once", low=1, high=1_000_000)
+    cpu: bool = flag(False, "use the CPU even if a GPU is available")
+
+
+@dataclass(frozen=True)
 class TextConfig(TextFormatConfig):
     """Raw text: settings of reading and tokenising it."""
 

@@ -18,6 +18,7 @@ from fairseq.data.dictionary import Dictionary
 from fairseq.data.text_corpus import TextCorpus, TextReader, log_tokens
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scores, Scoring
+from fairseq.evaluation.classifier import SentenceClassifier as SentenceClassifier
 from fairseq.generation import generator_of, sample
 from fairseq.generation.text import never_written
 from fairseq.models import BaseFairseqModel

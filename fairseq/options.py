@@ -20,6 +20,7 @@ from fairseq.allocator import keep_freed_memory
 from fairseq.command_parsers import (
     get_attention_parser,
     get_average_parser,
+    get_classify_parser,
     get_eval_lm_parser,
     get_export_parser,
     get_finetune_parser,
@@ -48,6 +49,7 @@ __all__ = [
     "Parser",
     "get_attention_parser",
     "get_average_parser",
+    "get_classify_parser",
     "get_eval_lm_parser",
     "get_export_parser",
     "get_finetune_parser",

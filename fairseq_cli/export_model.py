@@ -9,16 +9,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from fairseq import checkpoint, hub, options
 from fairseq.checkpoint.foreign import hf_encoders
-from fairseq.checkpoint.foreign.hf_encoder_names import EncoderSizes
+from fairseq.checkpoint.foreign.hf_encoder_names import EncoderSizes, classifier_parameters
 from fairseq.checkpoint.foreign.hf_folder import CONFIG, SAFE
 from fairseq.checkpoint.foreign.to_fairseq0x import to_fairseq
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
+from fairseq.evaluation.classifier import SentenceClassifier
 from fairseq.files import atomic_folder, prepare_file
 from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
@@ -47,16 +49,28 @@ def main(args: argparse.Namespace) -> None:
         raise UserError("--to hf: needs the safetensors package; install the [hub] extra")
     if out.exists() and (not out.is_dir() or os.listdir(out)):
         raise UserError(f"--out {out}: is a file or not empty; give a new folder")
+    path = hub.find_checkpoint(Path(args.source))
+    if path.exists() and checkpoint.load(path)["args"].get("task") == "sentence_prediction":
+        _check_encoder_flags(args, discriminates=True)
+        _export_classifier(SentenceClassifier.from_pretrained(path, args.data), args.source, out)
+        return
     model, task = hub.load_model(args.source, args.data)
-    state = checkpoint.load(hub.find_checkpoint(Path(args.source)))
+    state = checkpoint.load(path)
     if model.predicts_next_token:
         if args.half == "generator":
             raise UserError(f"--half generator: {args.source} is not an ELECTRA model; leave the flag out")
         hf_export.export(model, task, state, Export(args.source, out, args.data, args.results))
         return
+    _check_encoder_flags(args)
+    _export_encoder(model, task.source_dictionary, args.half, str(state["args"].get("arch")), args.source, out)
+
+
+def _check_encoder_flags(args: argparse.Namespace, discriminates: bool = False) -> None:
+    """Raise UserError for flags that an encoder's export does not read."""
     if args.results is not None:
         raise UserError("--results: encoders have no model card; leave it out")
-    _export_encoder(model, task.source_dictionary, args.half, str(state["args"].get("arch")), args.source, out)
+    if discriminates and args.half == "generator":
+        raise UserError(f"--half generator: {args.source} is a classifier; leave the flag out")
 
 
 def _export_encoder(
@@ -66,15 +80,49 @@ def _export_encoder(
 
     ``vocab.txt`` lists the dictionary's symbols in the order of their ids; a tokenizer is not written.
     """
-    from safetensors.torch import save_file
-
     kind, shape, state = _half(model, half, arch, source)
     sizes = _sizes(kind, shape, state)
     config = hf_encoders.configuration(sizes, asdict(shape), _special_ids(dictionary))
+    _write(out, hf_encoders.write(state, sizes), config, dictionary)
+
+
+def _export_classifier(classifier: SentenceClassifier, source: str, out: Path) -> None:
+    """Write a fine-tuned encoder with its classification head, for ``AutoModelForSequenceClassification``."""
+    model, task = classifier.model, classifier.task
+    shape, state = model.encoder.sentence_encoder.shape, model.state_dict()
+    head = task.cfg.pooler_activation_fn
+    sizes = _sizes(_classifier_kind(shape, head, str(task.settings.chosen.arch), source), shape, state)
+    roles = _special_ids(task.dictionary)
+    config = hf_encoders.classifier_configuration(
+        sizes, asdict(shape), roles, classifier.labels, task.cfg.pooler_dropout
+    )
+    names = classifier_parameters(sizes, model.name, task.layout.outputs)
+    _write(out, hf_encoders.write(state, sizes, names), config, task.dictionary)
+
+
+def _classifier_kind(shape: EncoderShape, head: str, arch: str, source: str) -> str:
+    """The kind of encoder whose class in transformers has this shape, and this activation *head* of the head.
+
+    Raises:
+        UserError: there is none.
+    """
+    if head == "tanh" and shape.embed_dim == shape.dim:  # an ELECTRA of one width is a BERT
+        return "roberta" if arch.startswith("roberta") else "bert"
+    if head == "gelu":
+        return "discriminator"
+    raise UserError(
+        f"{source}: no classifier of transformers has --pooler-activation-fn {head} and embeddings of width "
+        f"{shape.embed_dim} for states of width {shape.dim}; fine-tune with --pooler-activation-fn gelu"
+    )
+
+
+def _write(out: Path, tensors: dict[str, Tensor], config: Mapping[str, Any], dictionary: Dictionary) -> None:
+    from safetensors.torch import save_file
+
     with atomic_folder(out, (WORDS, SAFE, CONFIG), "--out") as folder:
-        save_file(hf_encoders.write(state, sizes), folder / SAFE, {"format": "pt"})
+        save_file(tensors, folder / SAFE, {"format": "pt"})
         (folder / WORDS).write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"Wrote {out / CONFIG}, {out / SAFE} and {out / WORDS}: {config['architectures'][0]}")
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fairseq import checkpoint, config, distributed, options
 from fairseq.command_settings import FinetuneConfig
+from fairseq.data.folders import data_folders
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.sentences import FinetunedRun, as_table, best_rate, predict, summarize
 from fairseq.files import atomic_file, prepare_folder
@@ -27,7 +28,7 @@ from fairseq.settings import CommonConfig, DistributedConfig, Settings
 from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.tasks.loading import load_models
-from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask, folder_beside
 from fairseq.tasks.typed import training_settings, typed_settings
 from fairseq.terminal import log_to_stderr
 from fairseq.training import launch
@@ -55,6 +56,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     if settings.common.seed != CommonConfig().seed:
         raise UserError(f"--seed {settings.common.seed}: give --seeds {settings.common.seed}, one run for each seed")
     _check_runs(cfg)
+    _complete(settings)
     state, stored, parameters = _pretrained(cfg.path)
     folder = Path(cfg.save_dir)
     task, updates = _checked_task(settings, _train_flags(settings, stored, cfg.lrs[0], cfg.seeds[0], 0), parameters)
@@ -70,6 +72,15 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         file.write((json.dumps({**report, **about_run()}, indent=1) + "\n").encode())
     print(as_table(summarize(runs)))
     return report
+
+
+def _complete(settings: Settings) -> None:
+    """Find the data folder of pre-training beside ``--path``, and the classes in the training table."""
+    args = settings.namespace
+    folder = data_folders(settings.data_path)[0]
+    if args.data_bin is None and not (Path(folder) / "dict.txt").exists():
+        args.data_bin = folder_beside(settings.command.path)
+    args.labels = config.typed(SentencePredictionConfig, args).with_labels_of(folder).labels
 
 
 def _check_runs(cfg: FinetuneConfig) -> None:

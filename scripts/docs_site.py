@@ -20,7 +20,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/**/*.md", "docs/img/*", "examples/**/*.md")
 REFERENCE = {
-    "Models and tasks from Python": ("fairseq.hub",),
+    "Models and tasks from Python": ("fairseq.hub", "fairseq.evaluation.classifier"),
     "Commands": ("fairseq.settings", "fairseq.command_settings"),
     "Extension points": (
         "fairseq.tasks.fairseq_task",
@@ -46,6 +46,9 @@ TITLES = {
     "README.md": "Overview",
     "docs/tutorial.md": "Tutorial: your own text",
     "docs/log.md": "The log of training",
+    "docs/classification.md": "Fine-tuning on your own table",
+    "docs/continue.md": "Continuing training on new text",
+    "docs/docker.md": "Docker",
     "docs/fairseq.md": "Coming from fairseq",
     "docs/transformer_xl.md": "Coming from Transformer-XL",
     "docs/plugins.md": "Writing a plug-in",

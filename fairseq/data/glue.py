@@ -13,6 +13,8 @@ from fairseq.files import read_regular
 
 logger = logging.getLogger(__name__)
 
+MOST_CLASSES = 1000  # that are taken from a table
+
 Label = float
 """The number of a class, or a score."""
 
@@ -146,6 +148,37 @@ def check_labels(path: Path, examples: Sequence[Example]) -> None:
         raise UserError(
             f"{path}: all {len(examples)} examples have the same label; training needs at least two different ones"
         )
+
+
+def labels_of(path: Path, layout: Layout) -> list[str]:
+    """The different labels of a table, numbers by their value, other text by its characters.
+
+    Raises:
+        UserError: the table cannot be read, has fewer than two classes or more than :data:`MOST_CLASSES`, or a label
+            is empty or has a comma, which separates ``--labels``.
+    """
+    lines = _lines(path)
+    header, first = _header(path, lines, layout)
+    column = _column(path, header, layout.label)
+    found: set[str] = set()
+    for number, line in enumerate(lines[first:], first + 1):
+        fields = line.split("\t")
+        label = fields[column].strip() if len(fields) > column else ""
+        if not label or "," in label:
+            problem = f"label {label[:80]!r} has a comma" if label else "no label"
+            raise UserError(f"{path}: line {number}: {problem}; correct or remove the line")
+        found.add(label)
+        if len(found) > MOST_CLASSES:
+            raise UserError(
+                f"{path}: more than {MOST_CLASSES} different labels; numbers are learned with --regression-target"
+            )
+    if len(found) < 2:
+        named = f"all examples have the label {next(iter(found))!r}" if found else "no examples"
+        raise UserError(f"{path}: {named}; training needs at least two different ones")
+    try:
+        return sorted(found, key=float)
+    except ValueError:
+        return sorted(found)
 
 
 def _lines(path: Path) -> list[str]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fairseq import config
+from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.command_settings import TextConfig
 from fairseq.config import flag
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import data_folders, load_dictionary
-from fairseq.data.glue import Layout, check_labels, layout_of, read_examples, split_file
+from fairseq.data.glue import Label, Layout, check_labels, labels_of, layout_of, read_examples, split_file
 from fairseq.data.sentences import SentenceEncoder, SentenceRows
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
@@ -28,6 +32,7 @@ from fairseq.tokenizers import Tokenizer, find_tokenizer
 from fairseq.tokenizers.choice import chosen_subwords
 from fairseq.tokenizers.moses import Moses
 
+FORMER_LABELS = "0,1"  # the default in checkpoints of earlier versions
 UNLABELLED = "test"
 """First part of the names of splits that may lack labels."""
 
@@ -37,10 +42,14 @@ class SentencePredictionConfig:
     """Settings of sentence prediction."""
 
     glue_task: str | None = flag(None, "GLUE task; sets columns, labels and metrics", metavar="NAME")
-    labels: str = flag("0,1", "without --glue-task: comma-separated classes of the column label", metavar="LABEL,…")
+    labels: str | None = flag(
+        None, "without --glue-task: classes (default: those of the training table)", metavar="LABEL,…"
+    )
     regression_target: bool = flag(False, "without --glue-task: the column label holds scores, not classes")
     sentence_pairs: bool = flag(False, "without --glue-task: columns sentence1 and sentence2 instead of sentence")
-    data_bin: str | None = flag(None, "data folder of pre-training, with its dict.txt (default: DATA)", metavar="DIR")
+    data_bin: str | None = flag(
+        None, "data folder of pre-training (default: DATA, else beside the checkpoint)", metavar="DIR"
+    )
     bpe_codes: str | None = flag(None, "subword-nmt codes of pre-training after --tokenizer moses", metavar="FILE")
     tokens_per_sample: int = flag(512, "maximum tokens per row; longer rows are truncated", low=4)
     classification_head_name: str = flag(
@@ -58,17 +67,32 @@ class SentencePredictionConfig:
         if self.glue_task is not None:
             self._check_left_to_glue()
             return layout_of(self.glue_task)
-        sentences = ("sentence1", "sentence2") if self.sentence_pairs else ("sentence",)
         if self.regression_target:
-            return Layout(sentences, labels=(), metrics=("pearson", "spearman"))
+            return Layout(self._sentences(), labels=(), metrics=("pearson", "spearman"))
+        if self.labels is None:
+            raise UserError("--labels: not known without a training table; give the classes")
         labels = tuple(label.strip() for label in self.labels.split(","))
         if len(set(labels)) < 2 or len(set(labels)) < len(labels) or "" in labels:
             raise UserError(f"--labels {self.labels}: expected two or more different classes, such as no,yes")
-        return Layout(sentences, labels=labels)
+        return Layout(self._sentences(), labels=labels)
+
+    def with_labels_of(self, folder: str | Path) -> SentencePredictionConfig:
+        """These settings with the classes of the training table in *folder*, unless they are known.
+
+        Raises:
+            UserError: the table cannot be read or has no classes.
+        """
+        if self.labels is not None or self.glue_task is not None or self.regression_target:
+            return self
+        layout = Layout(self._sentences())
+        return dataclasses.replace(self, labels=",".join(labels_of(split_file(folder, "train", layout), layout)))
+
+    def _sentences(self) -> tuple[str, ...]:
+        return ("sentence1", "sentence2") if self.sentence_pairs else ("sentence",)
 
     def _check_left_to_glue(self) -> None:
         for name in ("labels", "regression_target", "sentence_pairs"):
-            if getattr(self, name) != getattr(SentencePredictionConfig, name):
+            if getattr(self, name) not in (getattr(SentencePredictionConfig, name), FORMER_LABELS):
                 flag = "--" + name.replace("_", "-")
                 raise UserError(f"{flag}: --glue-task {self.glue_task} sets columns and labels; leave one of them out")
 
@@ -102,12 +126,17 @@ class SentencePredictionTask(FairseqTask):
     @classmethod
     def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> SentencePredictionTask:
         settings = typed_settings(args)
-        folder = settings.task.data_bin or settings.data_path
+        cfg = config.typed(SentencePredictionConfig, settings.namespace)
+        if not Path(settings.data_path).is_file():
+            labels = cfg.with_labels_of(data_folders(settings.data_path)[0]).labels
+            settings.namespace.labels = labels  # checkpoints store the namespace
+            settings = settings.changed(labels=labels)
+        folder = cfg.data_bin or _dictionary_folder(settings)
         path = Path(folder)
         if path.is_dir() and not (path / "dict.txt").exists():
             raise UserError(f"--data-bin {path / 'dict.txt'}: file not found; give the data folder of pre-training")
         dictionary = Dictionary.load(path) if path.is_file() else load_dictionary(folder)
-        return cls(args, dictionary, _tokenizer(path, dictionary, settings.task.bpe_codes))
+        return cls(settings.given_to(cls, settings), dictionary, _tokenizer(path, dictionary, cfg.bpe_codes))
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -141,16 +170,21 @@ class SentencePredictionTask(FairseqTask):
         examples = read_examples(path, self.layout, labelled=not split.startswith(UNLABELLED))
         if training:
             check_labels(path, examples)
+        texts, labels = ([getattr(example, name) for example in examples] for name in ("sentences", "label"))
+        return self.rows(texts, labels, str(path))
+
+    def rows(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Label | None], name: str) -> SentenceRows:
+        """The rows of *texts*, one or two sentences each, with their *labels*; *name* stands in warnings."""
         model: Any = self.settings.model
         known = vars(model) if model is not None else {}
         return SentenceRows(
-            [tuple(self.encode(text) for text in example.sentences) for example in examples],
-            [example.label for example in examples],
+            [tuple(self.encode(text) for text in sentences) for sentences in texts],
+            labels,
             self.dictionary,
             limit=min(self.cfg.tokens_per_sample, known.get("max_positions", self.cfg.tokens_per_sample)),
             token_types=known.get("token_types", 0) > 1,
             regression=self.layout.is_regression,
-            name=str(path),
+            name=name,
         )
 
     def dummy_sample(self, device: torch.device | str) -> Sample:
@@ -158,6 +192,20 @@ class SentencePredictionTask(FairseqTask):
         kind = torch.float32 if self.layout.is_regression else torch.long
         target = torch.empty(0, dtype=kind, device=device)
         return {"nsentences": 0, "ntokens": 0, "net_input": {"src_tokens": tokens}, "target": target}
+
+
+def folder_beside(checkpoint: str | Path | None) -> str | None:
+    """The folder of *checkpoint* if it has a dictionary, as the folders of runs and imports have; else None."""
+    path = Path(checkpoint) if checkpoint else None
+    folder = path if path is None or path.is_dir() else path.parent
+    return str(folder) if folder is not None and (folder / DICTIONARY).is_file() else None
+
+
+def _dictionary_folder(settings: Settings) -> str:
+    """DATA if it has a dictionary, else the folder of the checkpoint that weights come from, if that has one."""
+    if any((Path(folder) / DICTIONARY).exists() for folder in data_folders(settings.data_path)):
+        return settings.data_path
+    return folder_beside(vars(settings.namespace).get("finetune_from_model")) or settings.data_path
 
 
 def _tokenizer(data: Path, dictionary: Dictionary, codes: str | None) -> Tokenizer | None:
@@ -171,5 +219,5 @@ def _tokenizer(data: Path, dictionary: Dictionary, codes: str | None) -> Tokeniz
         return found
     if found is not None:
         raise UserError(f"--bpe-codes {codes}: {data} has its tokenizer; leave the flag out")
-    config = TextConfig(tokenizer="moses", bpe="subword_nmt", bpe_codes=codes)
-    return Tokenizer(Moses(), chosen_subwords(config))
+    text = TextConfig(tokenizer="moses", bpe="subword_nmt", bpe_codes=codes)
+    return Tokenizer(Moses(), chosen_subwords(text))

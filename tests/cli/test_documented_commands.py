@@ -26,6 +26,8 @@ PARSERS = {
     "fairseq-import": options.get_import_parser,
     "fairseq-export": options.get_export_parser,
     "fairseq-merge-checkpoint": options.get_merge_parser,
+    "fairseq-finetune": options.get_finetune_parser,
+    "fairseq-classify": options.get_classify_parser,
     "fairseq-notes": options.get_notes_parser,
     "fairseq-symbols": options.get_symbols_parser,
     "fairseq-tokenize": options.get_tokenize_parser,

@@ -67,6 +67,24 @@ class Parameter(NamedTuple):
 
 def parameters(sizes: EncoderSizes) -> Iterator[Parameter]:
     """All parameters of an encoder and its output layer."""
+    yield from encoder_parameters(sizes)
+    yield from _head(sizes)
+
+
+def classifier_parameters(sizes: EncoderSizes, head: str, outputs: int) -> Iterator[Parameter]:
+    """All parameters of an encoder and the classification head called *head*, with *outputs* classes."""
+    yield from encoder_parameters(sizes)
+    dense, out_proj = {
+        "bert": ("bert.pooler.dense", "classifier"),
+        "roberta": ("classifier.dense", "classifier.out_proj"),
+        "discriminator": ("classifier.dense", "classifier.out_proj"),
+    }[sizes.kind]
+    yield from _linear(f"classification_heads.{head}.dense", dense, sizes.dim, sizes.dim)
+    yield from _linear(f"classification_heads.{head}.out_proj", out_proj, outputs, sizes.dim)
+
+
+def encoder_parameters(sizes: EncoderSizes) -> Iterator[Parameter]:
+    """All parameters of an encoder."""
     base, encoder = BASES[sizes.kind], "encoder.sentence_encoder"
     there = f"{base}.embeddings"
     yield Parameter(TOKENS, f"{there}.word_embeddings.weight", (sizes.vocabulary, sizes.embed_dim))
@@ -77,7 +95,6 @@ def parameters(sizes: EncoderSizes) -> Iterator[Parameter]:
         yield from _linear(f"{encoder}.project_in_dim", f"{base}.embeddings_project", sizes.dim, sizes.embed_dim)
     for number in range(sizes.layers):
         yield from _layer(f"{encoder}.layers.{number}", f"{base}.encoder.layer.{number}", sizes.dim, sizes.ffn_dim)
-    yield from _head(sizes)
 
 
 def _layer(ours: str, theirs: str, dim: int, ffn_dim: int) -> Iterator[Parameter]:

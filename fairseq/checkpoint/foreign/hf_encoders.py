@@ -6,7 +6,7 @@ rows of zeros.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fairseq.checkpoint.foreign.hf_encoder_names import (
     TOKENS,
     TYPES,
     EncoderSizes,
+    Parameter,
     parameters,
 )
 from fairseq.checkpoint.foreign.hf_folder import CONFIG, read_json, read_tensors
@@ -53,6 +54,11 @@ CLASSES = {
     "roberta": "RobertaForMaskedLM",
     "generator": "ElectraForMaskedLM",
     "discriminator": "ElectraForPreTraining",
+}
+CLASSIFIERS = {
+    "bert": "BertForSequenceClassification",
+    "roberta": "RobertaForSequenceClassification",
+    "discriminator": "ElectraForSequenceClassification",
 }
 COMMON: dict[str, Any] = {  # values that a configuration may leave out
     "vocab_size": 30522,
@@ -110,11 +116,19 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int
     return model, _args(sizes, settings, path), roles
 
 
-def write(model: Mapping[str, Tensor], sizes: EncoderSizes) -> dict[str, Tensor]:
-    """Return Hugging Face tensors by name for the parameters *model*; missing token types get zero embeddings."""
+def write(
+    model: Mapping[str, Tensor], sizes: EncoderSizes, names: Iterable[Parameter] | None = None
+) -> dict[str, Tensor]:
+    """Return Hugging Face tensors by name for the parameters *model*; missing token types get zero embeddings.
+
+    Args:
+        model: parameters by their names here.
+        sizes: of the encoder.
+        names: of all parameters (default: those of the encoder and its output layer).
+    """
     zero = torch.zeros(sizes.token_types, sizes.embed_dim)
     tensors = {}
-    for ours, theirs, _ in parameters(sizes):
+    for ours, theirs, _ in parameters(sizes) if names is None else names:
         value = model.get(TYPES, zero) if ours == TYPES else model[ours]
         tensors[theirs] = value[sizes.first_position :] if ours == POSITIONS else value
         if ours == OUTPUT and sizes.kind != "generator":  # an untied projection has its own bias
@@ -140,15 +154,46 @@ def configuration(sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[
         raise UserError(
             f"--activation-fn {act}, --head-activation-fn {head}: not possible in {CLASSES[sizes.kind]} of transformers"
         )
+    return _configuration(sizes, shape, roles, CLASSES[sizes.kind])
+
+
+def classifier_configuration(
+    sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[str, int], labels: Sequence[str], dropout: float
+) -> dict[str, Any]:
+    """Return ``config.json`` of a classifier.
+
+    Args:
+        sizes, shape, roles: see :func:`configuration`.
+        labels: the classes by number; empty in regression.
+        dropout: dropout rate of the head.
+
+    Raises:
+        UserError: the activation of its layers is not possible in transformers.
+    """
+    if (act := shape["activation_fn"]) not in WRITTEN_ACTIVATIONS:
+        raise UserError(f"--activation-fn {act}: not possible in {CLASSIFIERS[sizes.kind]} of transformers")
+    named = list(labels) or ["score"]
+    return {
+        **_configuration(sizes, shape, roles, CLASSIFIERS[sizes.kind]),
+        "id2label": {str(number): label for number, label in enumerate(named)},
+        "label2id": {label: number for number, label in enumerate(named)},
+        "problem_type": "single_label_classification" if labels else "regression",
+        "classifier_dropout": dropout,
+    }
+
+
+def _configuration(
+    sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[str, int], architecture: str
+) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "architectures": [CLASSES[sizes.kind]],
+        "architectures": [architecture],
         "model_type": "electra" if sizes.kind in ("generator", "discriminator") else sizes.kind,
         "vocab_size": sizes.vocabulary,
         "hidden_size": sizes.dim,
         "num_hidden_layers": sizes.layers,
         "num_attention_heads": shape["heads"],
         "intermediate_size": sizes.ffn_dim,
-        "hidden_act": WRITTEN_ACTIVATIONS[act],
+        "hidden_act": WRITTEN_ACTIVATIONS[shape["activation_fn"]],
         "hidden_dropout_prob": shape["dropout"],
         "attention_probs_dropout_prob": shape["attention_dropout"],
         "max_position_embeddings": sizes.positions,
