@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
-from fairseq.optim.elementwise import ElementwiseOptimizer
+from fairseq.optim.elementwise import ElementwiseOptimizer, buckets
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.registry import register_optimizer
 from fairseq.settings import RateConfig
@@ -105,28 +105,53 @@ class Adafactor(ElementwiseOptimizer):
     def update(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
     ) -> None:
-        for p, grad, state in zip(params, grads, states, strict=True):
-            step = state["step"]
-            rate = _rate(group, step, p)
-            update = _normalised(grad, state, 1 - step ** group["decay_rate"], group["eps"][0])
-            update.div_((_rms(update) / group["clip_threshold"]).clamp_(min=1.0)).mul_(rate)
-            if group["beta1"] is not None:
-                update = state["exp_avg"].mul_(group["beta1"]).add_(update, alpha=1 - group["beta1"])
-            if group["weight_decay"] != 0:
-                p.sub_(p * rate, alpha=group["weight_decay"])
-            p.sub_(update)
+        for step, indices in buckets(params, states):
+            _update(
+                group, step, [params[i] for i in indices], [grads[i] for i in indices], [states[i] for i in indices]
+            )
 
 
-def _rate(group: dict[str, Any], step: int, p: Tensor) -> Tensor | float:
-    rate: Tensor | float = group["lr"]
+def _update(
+    group: dict[str, Any], step: int, params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+) -> None:
+    rates = _rates(group, step, params)
+    updates = _normalised(grads, states, 1 - step ** group["decay_rate"], group["eps"][0])
+    excess = _rms(updates)
+    torch._foreach_div_(excess, group["clip_threshold"])
+    torch._foreach_clamp_min_(excess, 1.0)
+    torch._foreach_div_(updates, excess)
+    torch._foreach_mul_(updates, rates)
+    if group["beta1"] is not None:
+        means = [state["exp_avg"] for state in states]
+        torch._foreach_mul_(means, group["beta1"])
+        torch._foreach_add_(means, updates, alpha=1 - group["beta1"])
+        updates = means
+    if group["weight_decay"] != 0:
+        torch._foreach_sub_(params, torch._foreach_mul(params, rates), alpha=group["weight_decay"])
+    torch._foreach_sub_(params, updates)
+
+
+def _rates(group: dict[str, Any], step: int, params: list[Tensor]) -> list[Any]:
+    """The rate of each parameter: numbers, or scalar tensors where it follows from the parameter's size."""
+    rate: float = group["lr"]
     if group["relative_step"]:
         rate = min(1e-6 * step if group["warmup_init"] else 1e-2, step**-0.5)
-    return _rms(p).clamp_(min=group["eps"][1]) * rate if group["scale_parameter"] else rate
+    if not group["scale_parameter"]:
+        return [rate] * len(params)
+    rates = _rms(params)
+    torch._foreach_clamp_min_(rates, group["eps"][1])
+    torch._foreach_mul_(rates, rate)
+    return rates
 
 
-def _normalised(grad: Tensor, state: dict[str, Any], decay: float, eps: float) -> Tensor:
-    """Return the gradient over the root of its second moment, which is updated."""
-    squares = grad.square().add_(eps)
+def _normalised(grads: list[Tensor], states: list[dict[str, Any]], decay: float, eps: float) -> list[Tensor]:
+    """Return the gradients over the roots of their second moments, which are updated."""
+    squares = torch._foreach_mul(grads, grads)
+    torch._foreach_add_(squares, eps)
+    return [_scaled(*each, decay) for each in zip(grads, squares, states, strict=True)]
+
+
+def _scaled(grad: Tensor, squares: Tensor, state: dict[str, Any], decay: float) -> Tensor:
     if "exp_avg_sq" in state:
         return state["exp_avg_sq"].lerp_(squares, 1 - decay).rsqrt().mul_(grad)
     rows, columns = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
@@ -136,5 +161,8 @@ def _normalised(grad: Tensor, state: dict[str, Any], decay: float, eps: float) -
     return scale * columns.rsqrt().unsqueeze(-2) * grad
 
 
-def _rms(tensor: Tensor) -> Tensor:
-    return tensor.norm(2) / tensor.numel() ** 0.5
+def _rms(tensors: list[Tensor]) -> list[Tensor]:
+    """The root mean square of each of *tensors*."""
+    norms = list(torch._foreach_norm(tensors, 2))
+    torch._foreach_div_(norms, [tensor.numel() ** 0.5 for tensor in tensors])
+    return norms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -143,6 +144,26 @@ def scale_(gradients: list[Tensor], factor: Tensor | float | None) -> None:
 def slices(tensor: Tensor) -> Iterator[Tensor]:
     """One-dimensional views of *tensor* of at most :data:`CHUNK` elements; *tensor* itself if it is not contiguous."""
     yield from tensor.view(-1).split(CHUNK) if tensor.is_contiguous() else (tensor,)
+
+
+def buckets(params: list[Tensor], states: list[dict[str, Any]]) -> Iterator[tuple[int, list[int]]]:
+    """Parameters to update together: the number of their update, and their indices.
+
+    They have at most :data:`CHUNK` elements, or there is only one, so that temporary tensors of their shapes are small.
+    """
+    members: dict[int, list[int]] = defaultdict(list)  # by the number of the update: not all begin together
+    for index, state in enumerate(states):
+        members[state["step"]].append(index)
+    for step, indices in members.items():
+        bucket: list[int] = []
+        size = 0
+        for index in indices:
+            if bucket and size + params[index].numel() > CHUNK:
+                yield step, bucket
+                bucket, size = [], 0
+            bucket.append(index)
+            size += params[index].numel()
+        yield step, bucket
 
 
 Piece = tuple[Tensor, Tensor, dict[str, Any]]

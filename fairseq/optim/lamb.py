@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
-from fairseq.optim.elementwise import ElementwiseOptimizer, is_half
+from fairseq.optim.elementwise import ElementwiseOptimizer, buckets, is_half
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
 from fairseq.registry import register_optimizer
 from fairseq.settings import RateConfig
@@ -103,15 +103,29 @@ class LAMB(ElementwiseOptimizer):
     def update(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
     ) -> None:
-        beta1, beta2 = group["betas"]
-        for p, grad, state in zip(params, grads, states, strict=True):
-            first = state["exp_avg"].mul_(beta1).add_(grad, alpha=1 - beta1)
-            second = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-            root = (second / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
-            update = (first / (1 - beta1 ** state["step"])).div_(root)
-            if group["weight_decay"] != 0:
-                update.add_(p, alpha=group["weight_decay"])
-                weights, length = p.norm(2), update.norm(2)
-                ratio = torch.where((weights > 0) & (length > 0), weights / length, torch.ones_like(weights))
-                update.mul_(ratio)
-            p.sub_(update, alpha=group["lr"])
+        for step, indices in buckets(params, states):
+            _update(
+                group, step, [params[i] for i in indices], [grads[i] for i in indices], [states[i] for i in indices]
+            )
+
+
+def _update(
+    group: dict[str, Any], step: int, params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+) -> None:
+    beta1, beta2 = group["betas"]
+    first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+    torch._foreach_mul_(first, beta1)
+    torch._foreach_add_(first, grads, alpha=1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
+    roots = torch._foreach_div(second, 1 - beta2**step)
+    torch._foreach_sqrt_(roots)
+    torch._foreach_add_(roots, group["eps"])
+    updates = torch._foreach_div(first, 1 - beta1**step)
+    torch._foreach_div_(updates, roots)
+    if group["weight_decay"] != 0:
+        torch._foreach_add_(updates, params, alpha=group["weight_decay"])
+        weights, lengths = (torch.stack(torch._foreach_norm(tensors, 2)) for tensors in (params, updates))
+        ratios = torch.where((weights > 0) & (lengths > 0), weights / lengths, torch.ones_like(weights))
+        torch._foreach_mul_(updates, list(ratios.unbind()))
+    torch._foreach_sub_(params, updates, alpha=group["lr"])

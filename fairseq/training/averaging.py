@@ -36,9 +36,13 @@ class WeightAverage:
         if self.count == 1:
             self.mean = [_float32(p) for p in self.parameters]
         else:
-            for mean, p in zip(self.mean, self.parameters, strict=True):
-                for piece, weights in zip(slices(mean), slices(p.detach()), strict=True):  # widened a slice at a time
-                    piece.lerp_(weights.float(), 1 / self.count)
+            pairs = [(mean, p.detach()) for mean, p in zip(self.mean, self.parameters, strict=True)]
+            if exact := [pair for pair in pairs if pair[0].dtype == pair[1].dtype]:
+                means, weights = zip(*exact, strict=True)
+                torch._foreach_lerp_(means, weights, 1 / self.count)
+            for mean, p in (pair for pair in pairs if pair[0].dtype != pair[1].dtype):
+                for piece, narrow in zip(slices(mean), slices(p), strict=True):  # widened a slice at a time
+                    piece.lerp_(narrow.float(), 1 / self.count)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

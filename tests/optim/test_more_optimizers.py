@@ -8,9 +8,11 @@ from argparse import Namespace
 import pytest
 import runs
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq.errors import UserError
-from fairseq.optim import build_optimizer
+from fairseq.optim import build_optimizer, elementwise
+from fairseq.training.averaging import WeightAverage
 
 SETTINGS = {
     "adagrad": {"weight_decay": 0.1},
@@ -161,3 +163,56 @@ def test_invalid_settings_are_user_errors():
         build("adafactor", parameters(), adafactor_eps="1")
     with pytest.raises(UserError, match="--lamb-betas 0.9: expected two numbers"):
         build("lamb", parameters(), lamb_betas="0.9")
+
+
+class Operators(TorchDispatchMode):
+    """The number of operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def operators(step, count):
+    """The operators of a second ``step(params)`` on *count* parameters with gradients."""
+    params = [torch.nn.Parameter(torch.ones(2, 3)) for _ in range(count)]
+    update = step(params)
+    for p in params:
+        p.grad = torch.ones(2, 3)
+    update(1)  # makes the state
+    with Operators() as running:
+        update(2)
+    return running.count
+
+
+def averaging(params):
+    return WeightAverage(params, 1).update
+
+
+def optimizing(name):
+    def step(params):
+        optimizer = build(name, params).optimizer
+        return lambda number: optimizer.step(factor=torch.tensor(0.5))
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("step", "each"),
+    [(averaging, 1), (optimizing("lamb"), 1), (optimizing("adafactor"), 13)],
+    ids=("mean", "lamb", "adafactor"),
+)
+def test_an_update_of_many_parameters_runs_few_operators(step, each):
+    two, twenty = operators(step, 2), operators(step, 20)
+    assert twenty - two == 18 * each
+
+
+def test_large_parameters_are_updated_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(elementwise, "CHUNK", 10)
+    params = [torch.ones(count) for count in (4, 6, 1, 30, 2)]
+    states = [{"step": 3}, {"step": 3}, {"step": 3}, {"step": 3}, {"step": 1}]
+    assert list(elementwise.buckets(params, states)) == [(3, [0, 1]), (3, [2]), (3, [3]), (1, [4])]
