@@ -114,7 +114,7 @@ def get_training_parser(default_task: str = "language_modeling") -> Parser:
 def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
     """The flags of ``fairseq-eval-lm``."""
     examples = [
-        "fairseq-eval-lm data-bin --path checkpoints/checkpoint_best.pt --batch-size 4",
+        "fairseq-eval-lm checkpoints --text test.txt",
         "fairseq-eval-lm data-bin --path checkpoints/checkpoint_best.pt --context-window 400 --bf16",
     ]
     hidden = ("train_subset", "valid_subset", "max_tokens_valid", "batch_size_valid", "num_workers", "seed")
@@ -158,8 +158,8 @@ def get_attention_parser() -> Parser:
 def get_interactive_generation_parser(default_task: str = "language_modeling") -> Parser:
     """The flags of ``fairseq-interactive``."""
     examples = [
-        "fairseq-interactive data-bin --path checkpoints/checkpoint_best.pt --sampling --sampling-topk 40",
-        "fairseq-interactive data-bin --path checkpoints/checkpoint_best.pt --input prompts.txt --beam 4",
+        "fairseq-interactive checkpoints --sampling --sampling-topk 40",
+        "fairseq-interactive checkpoints/checkpoint_last.pt --input prompts.txt --beam 4",
     ]
     description = "Continue prompts from a terminal, a pipe or a file."
     return _evaluation_parser(description, examples, [InteractiveConfig], [], hidden=("compile",))
@@ -316,8 +316,8 @@ def get_plot_parser() -> Parser:
 def get_harness_parser() -> Parser:
     """The flags of ``fairseq-harness``."""
     examples = [
-        "fairseq-harness checkpoints/checkpoint_best.pt --data data-bin --tasks lambada_openai,hellaswag",
-        "fairseq-harness checkpoints/checkpoint_best.pt --data data-bin --include-path tasks --tasks mine",
+        "fairseq-harness checkpoints --tasks lambada_openai,hellaswag",
+        "fairseq-harness checkpoints/checkpoint_last.pt --data data-bin --include-path tasks --tasks mine",
     ]
     description = "Evaluate a language model on tasks of EleutherAI's lm-evaluation-harness."
     parser = Parser(description, [HarnessConfig], examples=examples)
@@ -364,5 +364,5 @@ def _evaluation_parser(
         hidden=hidden,
         takes_unused=True,
     )
-    parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
+    parser.add_argument("data", metavar="DATA", help="data folder; without --path a model: a checkpoint or its folder")
     return parser

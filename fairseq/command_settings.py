@@ -12,7 +12,7 @@ from fairseq.errors import UserError
 class ModelPathConfig:
     """Model: the checkpoints to evaluate."""
 
-    path: str | None = flag(None, "checkpoint, or several of an ensemble", metavar="FILE[:FILE…]")
+    path: str | None = flag(None, "checkpoint or its folder, or several of an ensemble", metavar="FILE[:FILE…]")
     model_overrides: str = flag("{}", "checkpoint settings to change, a Python dict", metavar="DICT")
 
 

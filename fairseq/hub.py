@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint.manager import BEST, LAST
+from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.text_corpus import TextCorpus, TextReader, log_tokens
 from fairseq.errors import UserError
@@ -28,7 +28,6 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_language_models, load_models
 from fairseq.tokenizers import Tokenizer
 
-CHECKPOINT_NAMES = (BEST, "checkpoint.pt", LAST)  # in a folder, the first that exists is loaded
 DICTIONARY = "dict.txt"
 MOST = (1 << 31) - 1  # tokens of a segment or a memory
 
@@ -278,13 +277,3 @@ def _remembering(model: BaseFairseqModel, length: int) -> BaseFairseqModel:
     if "memory_length" in vars(other):
         other.memory_length = length
     return other
-
-
-def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint at *path*, or in the folder *path*."""
-    if not path.is_dir():
-        return path
-    for name in CHECKPOINT_NAMES:
-        if (path / name).exists():
-            return path / name
-    raise UserError(f"{path}: no checkpoint in this folder; expected {', '.join(CHECKPOINT_NAMES)}")

@@ -189,7 +189,7 @@ class CheckpointConfig:
         None, "checkpoint to resume from while --save-dir has no checkpoint_last.pt", metavar="FILE"
     )
     finetune_from_model: str | None = flag(
-        None, "checkpoint to initialize weights from; all other state is new", metavar="FILE"
+        None, "checkpoint, or its folder, to initialize weights from", metavar="FILE"
     )
     reset_optimizer: bool = flag(False, "ignore the checkpoint's optimizer state")
     reset_lr_scheduler: bool = flag(False, "ignore the checkpoint's learning-rate schedule state")

@@ -29,10 +29,10 @@ from fairseq.tasks.loading import check_no_begin, load_language_models
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import (
-    checkpoint_paths,
     progress,
     results_folder,
     stream_settings,
+    with_models,
 )
 
 logger = logging.getLogger(__name__)
@@ -60,13 +60,13 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     settings = typed_settings(args, AttentionConfig)
     cfg: AttentionConfig = settings.command
     split = settings.data.gen_subset
-    paths = checkpoint_paths(cfg)
+    settings, paths = with_models(settings)
     if len(paths) > 1:
         raise UserError(f"--path: {len(paths)} checkpoints; give one")
     if cfg.results_path is None:
         raise UserError("--results-path: is missing; give a folder for the plots and the figures")
     plots.require("--results-path")
-    reader, heads, about = _load(args, settings)
+    reader, heads, about = _load(args, settings, paths)
     positions = list(dict.fromkeys(cfg.positions or [reader.choose_position(settings.common.seed)]))
     for position in positions:
         reader.check_position(position)
@@ -79,11 +79,13 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def _load(args: argparse.Namespace, settings: Settings) -> tuple[AttentionReader, list[Head], dict[str, int]]:
+def _load(
+    args: argparse.Namespace, settings: Settings, paths: list[str]
+) -> tuple[AttentionReader, list[Head], dict[str, int]]:
     """The reader of the corpus, the heads to plot, and the settings of reading."""
     cfg: AttentionConfig = settings.command
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    paths = checkpoint_paths(cfg)
+    settings, paths = with_models(settings)
     (model,), task, _ = load_language_models(paths, settings.data_path, overrides, stream_settings(args))
     check_no_begin(task, paths[0])
     modules = attention_modules(model)

@@ -6,6 +6,7 @@ import argparse
 
 from fairseq import checkpoint, options
 from fairseq.checkpoint.averaging import average, newest
+from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.errors import UserError
 from fairseq.files import prepare_file
 from fairseq.tasks.dictionary_digest import stored_digest
@@ -27,6 +28,8 @@ def main(args: argparse.Namespace) -> None:
         if len(paths) > 1:
             raise UserError(f"--num-{kind}-checkpoints: --inputs takes one folder, {len(paths)} are given")
         paths = [str(path) for path in newest(paths[0], kind, count, args.checkpoint_upper_bound)]
+    if not asked:
+        paths = [str(find_checkpoint(path)) for path in paths]
     prepare_file("--output", args.output)
     checkpoint.save(args.output, average(paths, stored_digest))
     print(f"Wrote {args.output}: the mean of {', '.join(paths)}")

@@ -11,9 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fairseq import config, distributed
+from fairseq.checkpoint.manager import find_checkpoint, is_model
 from fairseq.command_settings import ModelPathConfig, TextFormatConfig
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.raw_text import format_of
@@ -22,20 +23,32 @@ from fairseq.distributed import Job, World
 from fairseq.errors import UserError
 from fairseq.files import prepare_folder
 from fairseq.logging import progress_bar
-from fairseq.settings import CommonConfig, DistributedConfig
+from fairseq.settings import CommonConfig, DistributedConfig, Settings
 from fairseq.terminal import log_to_stderr
 
+S = TypeVar("S", bound=Settings)
 
-def checkpoint_paths(cfg: ModelPathConfig) -> list[str]:
-    """Return the checkpoints of ``--path``.
+
+def with_models(settings: S) -> tuple[S, list[str]]:
+    """Return *settings* with their data, and the checkpoints of ``--path``; a folder is the best checkpoint in it.
+
+    Without ``--path`` DATA is a model, a checkpoint or its folder, and its dictionary and tokenizer are the data.
 
     Raises:
-        UserError: ``--path`` is missing or empty.
+        UserError: there is neither, a folder has no checkpoint, or DATA is a model without the split to read.
     """
-    paths = [path for path in (cfg.path or "").split(":") if path]
-    if not paths:
-        raise UserError("--path: name a checkpoint, or several joined by colons")
-    return paths
+    cfg: ModelPathConfig = settings.command
+    if paths := [path for path in (cfg.path or "").split(":") if path]:
+        return settings, [str(find_checkpoint(path)) for path in paths]
+    data = Path(settings.data_path)
+    if not is_model(data):
+        raise UserError(
+            f"--path: name a checkpoint, or several joined by colons, or give a model as DATA: {data} has no checkpoint"
+        )
+    path = find_checkpoint(data)
+    if getattr(cfg, "text", "") is None and not any(path.parent.glob("*.idx")):
+        raise UserError(f"--text: give a text to read; {data} is a model, which has no splits")
+    return dataclasses.replace(settings, data_path=str(path.parent)), [str(path)]
 
 
 def stream_settings(args: argparse.Namespace) -> argparse.Namespace:

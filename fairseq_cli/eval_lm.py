@@ -32,7 +32,7 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.loading import load_language_models
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr, printable
-from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, progress, read_text, run_on_processes
+from fairseq_cli.common import escape_what_stdout_lacks, progress, read_text, run_on_processes, with_models
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     cfg: EvalLMConfig = settings.command
     cfg.check()
     common, data = settings.common, settings.data
-    paths = checkpoint_paths(cfg)
+    settings, paths = with_models(settings)
     if cfg.results_path is not None:
         prepare_folder("--results-path", cfg.results_path)
     if cfg.save_token_scores is not None:

@@ -18,6 +18,7 @@ from fairseq.checkpoint.foreign import hf_encoders
 from fairseq.checkpoint.foreign.hf_encoder_names import EncoderSizes, classifier_parameters
 from fairseq.checkpoint.foreign.hf_folder import CONFIG, SAFE
 from fairseq.checkpoint.foreign.to_fairseq0x import to_fairseq
+from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.evaluation.classifier import SentenceClassifier
@@ -49,7 +50,7 @@ def main(args: argparse.Namespace) -> None:
         raise UserError("--to hf: needs the safetensors package; install the [hub] extra")
     if out.exists() and (not out.is_dir() or os.listdir(out)):
         raise UserError(f"--out {out}: is a file or not empty; give a new folder")
-    path = hub.find_checkpoint(Path(args.source))
+    path = find_checkpoint(args.source)
     if path.exists() and checkpoint.load(path)["args"].get("task") == "sentence_prediction":
         _check_encoder_flags(args, discriminates=True)
         _export_classifier(SentenceClassifier.from_pretrained(path, args.data), args.source, out)
@@ -132,7 +133,7 @@ def _write_fairseq(source: str, data: str | None, out: Path) -> None:
     Its dictionary is compared with *data*, or where that is None with the ``dict.txt`` beside it, if there is one.
     """
     prepare_file("--out", out)
-    path = hub.find_checkpoint(Path(source))
+    path = find_checkpoint(source)
     loaded = checkpoint.load(path)
     dictionary = Path(data) if data is not None else path.parent
     dictionary = dictionary / DICTIONARY if dictionary.is_dir() else dictionary

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fairseq import checkpoint, config, distributed, options
+from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.command_settings import FinetuneConfig
 from fairseq.data.folders import data_folders
 from fairseq.errors import UserError, nearest
@@ -96,7 +97,7 @@ def _check_runs(cfg: FinetuneConfig) -> None:
 
 def _pretrained(path: str) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Tensor]]:
     """A checkpoint, and settings and parameters of the model in it, without notes."""
-    state = checkpoint.load(path)
+    state = checkpoint.load(find_checkpoint(path))
     stored = state["args"]
     arch = str(stored.get("arch"))
     if arch not in ARCHITECTURES:

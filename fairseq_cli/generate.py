@@ -24,12 +24,12 @@ from fairseq.settings import Settings
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import (
-    checkpoint_paths,
     escape_what_stdout_lacks,
     progress,
     read_text,
     results_folder,
     run_on_processes,
+    with_models,
 )
 
 
@@ -57,7 +57,8 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
     settings = typed_settings(args, GenerateConfig)
     cfg: GenerateConfig = settings.command
     cfg.check()
-    contexts, paths = _contexts(cfg), checkpoint_paths(cfg)
+    contexts = _contexts(cfg)
+    settings, paths = with_models(settings)
     writer = Writer.load(settings, paths, world.device)
     name, corpus = _corpus(cfg, settings.data_path, writer)
     if cfg.finds_hypotheses:

@@ -18,7 +18,7 @@ from fairseq.generation.writer import Writer, check_samples
 from fairseq.settings import CommonConfig
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr
-from fairseq_cli.common import checkpoint_paths, escape_what_stdout_lacks, progress
+from fairseq_cli.common import escape_what_stdout_lacks, progress, with_models
 
 
 def main(args: argparse.Namespace) -> None:
@@ -34,7 +34,8 @@ def main(args: argparse.Namespace) -> None:
     cfg: InteractiveConfig = settings.command
     check_samples(cfg, cfg.num_samples)
     lines = None if cfg.input == "-" else _read_file(Path(cfg.input))
-    writer = Writer.load(settings, checkpoint_paths(cfg))
+    settings, paths = with_models(settings)
+    writer = Writer.load(settings, paths)
     if lines is None or cfg.finds_hypotheses:
         _answer(_stdin_lines() if lines is None else lines, writer, cfg)
     else:

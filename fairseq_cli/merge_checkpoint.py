@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fairseq import checkpoint, options
 from fairseq.checkpoint import parts
+from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.errors import UserError
 from fairseq.files import prepare_file
 
@@ -17,10 +18,11 @@ def main(args: argparse.Namespace) -> None:
     Raises:
         UserError: the folder is not a checkpoint or is damaged, or the file cannot be written.
     """
-    if not parts.is_folder(args.source):
+    source = find_checkpoint(args.source)
+    if not parts.is_folder(source):
         raise UserError(f"{args.source}: not a checkpoint of --ddp-backend fully_sharded, which is a folder")
     prepare_file("FILE", args.target)
-    state = checkpoint.load(args.source)
+    state = checkpoint.load(source)
     if args.no_save_optimizer_state:
         state.pop("last_optimizer_state", None)
     checkpoint.save(args.target, state)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq import checkpoint, config, options, pages
+from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.command_settings import NotesConfig
 from fairseq.data.note_words import NoteWords
 from fairseq.errors import UserError
@@ -35,7 +36,8 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     cfg = config.typed(NotesConfig, args)
     if cfg.results_path is not None:
         plots.require("--results-path")
-    study = _study(args.checkpoint, args.data)
+    path = str(find_checkpoint(args.checkpoint))
+    study = _study(path, args.data)
     numbers = study.numbers_of(cfg.words.split()) if cfg.words else study.most_taken(cfg.top)
     neighbours = {
         study.words.words[number]: (near, tokens)
@@ -49,7 +51,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     with results_folder(cfg.results_path):
         notes = [study.facts(number) for number in range(len(study.words))]
         _print(study, [notes[number] for number in numbers], neighbours)
-        report = _report(args.checkpoint, study, notes, neighbours)
+        report = _report(path, study, notes, neighbours)
         if cfg.results_path is not None:
             _write(cfg, study, notes, neighbours, report)
     return report

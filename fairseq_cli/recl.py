@@ -23,10 +23,10 @@ from fairseq.settings import Settings
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import (
-    checkpoint_paths,
     progress,
     results_folder,
     stream_settings,
+    with_models,
 )
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     settings = typed_settings(args, ReclConfig)
     cfg: ReclConfig = settings.command
     data, common = settings.data, settings.common
-    paths = checkpoint_paths(cfg)
+    settings, paths = with_models(settings)
     names = recl.distinct_names(paths, cfg.names)
     contexts = recl.context_lengths(cfg.step, cfg.max_context)
     if cfg.results_path is not None:

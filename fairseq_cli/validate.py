@@ -21,7 +21,7 @@ from fairseq.tasks.loading import load_models
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr
 from fairseq.training.validation import validate
-from fairseq_cli.common import checkpoint_paths, run_on_processes
+from fairseq_cli.common import run_on_processes, with_models
 
 BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_valid")
 
@@ -52,7 +52,8 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     splits = [split.strip() for split in settings.data.valid_subset.split(",") if split.strip()]
     results: dict[str, dict[str, dict[str, float]]] = {}
-    for path in checkpoint_paths(cfg):
+    settings, paths = with_models(settings)
+    for path in paths:
         models, task, trained = load_models([path], settings.data_path, overrides, _own_settings(args))
         if cfg.keep_notes and getattr(models[0], "notes", None) is None:
             raise UserError(f"--keep-notes: {path} has no notes; leave the flag out")

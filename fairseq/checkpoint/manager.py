@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq.checkpoint import parts
 from fairseq.checkpoint.store import load, save
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, link_or_copy, new_folder, point_to, read_regular, remove_leftovers
@@ -24,12 +25,36 @@ logger = logging.getLogger(__name__)
 
 LAST = "checkpoint_last.pt"
 BEST = "checkpoint_best.pt"
+NAMES = (BEST, "checkpoint.pt", LAST)  # in a folder, the first that exists is read
 DICTIONARY = "dict.txt"
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST_OF_STAGE = re.compile(r"checkpoint_best(\d+)\.pt")
 AMONG_BEST = re.compile(r"checkpoint\.best_.*_(-?[\d.]+)\.pt")
 FOLDER = re.compile(r"checkpoint_\d+_\d+(-\d+)?\.parts")  # of sharded training; the names above are links to it
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """Return the checkpoint at *path*, or the best or else the last one in the folder *path*.
+
+    Raises:
+        UserError: the folder has no checkpoint.
+    """
+    path = Path(path)
+    if not path.is_dir() or parts.is_folder(path):
+        return path
+    for name in NAMES:
+        if (path / name).exists():
+            return path / name
+    raise UserError(f"{path}: no checkpoint in this folder; expected {', '.join(NAMES)}")
+
+
+def is_model(path: str | Path) -> bool:
+    """Return whether *path* is a checkpoint, or a folder with one that :func:`find_checkpoint` finds."""
+    path = Path(path)
+    if path.is_dir():
+        return parts.is_folder(path) or any((path / name).exists() for name in NAMES)
+    return path.suffix == ".pt" and path.is_file()
 
 
 class CheckpointManager:
@@ -169,7 +194,7 @@ class CheckpointManager:
             flag, name = "--continue-once", self.config.continue_once
         for path in (Path(name), self.folder / name):
             if path.exists():
-                return path
+                return find_checkpoint(path)
         raise UserError(f"{flag} {name}: file not found; also looked in {self.folder}")
 
     def _newest_good(self) -> Path:

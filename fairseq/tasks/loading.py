@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fairseq import checkpoint, config
+from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError, nearest
 from fairseq.limits import ModelLimit, limited_models
@@ -41,7 +42,7 @@ def load_models(
     dropped, unless the setting ``keep_notes`` is true. If ``rare_words`` is true, the task measures them in any model.
 
     Args:
-        paths: checkpoints of this project or of fairseq.
+        paths: checkpoints of this project or of fairseq, or their folders.
         data: folder made by ``fairseq-preprocess``, or a dictionary file.
         overrides: settings of the checkpoints to change (``--model-overrides``).
         settings: further settings, e.g. a parsed command line. A larger ``tokens_per_sample`` also raises the number
@@ -56,7 +57,7 @@ def load_models(
     """
     given = dict(vars(settings)) if settings is not None else {}
     models, task, first = [], None, None
-    for path in map(str, paths):
+    for path in map(str, map(find_checkpoint, paths)):
         state = checkpoint.load(path)
         args = _arguments(path, state["args"], overrides or {}, given)
         args.data = str(data)

@@ -13,6 +13,7 @@ from typing import Any
 
 from fairseq import checkpoint, distributed
 from fairseq.checkpoint import CheckpointManager
+from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.checkpoint.store import copied
 from fairseq.distributed import Interruption, Job, World
 from fairseq.distributed.sharding import is_sharded, place_of
@@ -90,6 +91,7 @@ def _train_stages(
     source = path
     initial, initial_path = None, options.finetune_from_model or ""
     if state is None and initial_path:
+        initial_path = str(find_checkpoint(initial_path))
         initial = checkpoint.load(initial_path, rows=rows)
     settings = _at_version(settings, (state or initial or {}).get("args") or {})
     stage = None
