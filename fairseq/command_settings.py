@@ -66,7 +66,7 @@ class TextFormatConfig:
 class EvalLMConfig(ShardConfig, TextFormatConfig, SubwordMarkConfig):
     """Evaluation: settings of ``fairseq-eval-lm``."""
 
-    text: str | None = flag(None, "file of text to evaluate instead of --gen-subset", metavar="FILE")
+    text: str | None = flag(None, "file of text to evaluate instead of --gen-subset (-: stdin)", metavar="FILE")
     results_path: str | None = flag(None, "folder for results.json", metavar="DIR")
     save_token_scores: str | None = flag(
         None, "NPZ file for tokens and their log-probabilities, in corpus order", metavar="FILE"
@@ -185,7 +185,9 @@ class InteractiveConfig(GenerationConfig):
 class GenerateConfig(GenerationConfig, ShardConfig, TextFormatConfig):
     """Generation: settings of ``fairseq-generate``."""
 
-    text: str | None = flag(None, "file of text to take contexts from instead of --gen-subset", metavar="FILE")
+    text: str | None = flag(
+        None, "file of text to take contexts from instead of --gen-subset (-: stdin)", metavar="FILE"
+    )
     max_new_tokens: int = flag(500, "maximum tokens to generate, line ends included", low=1, high=10_000_000)
     gen_subset: str = flag("test", "split to take contexts from", metavar="SPLIT")
     context_tokens: int = flag(512, "context length in tokens", low=1)

@@ -30,6 +30,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """The names in *known* closest to *name*, worded as the end of an error message."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
+    if not close and len(name) > 1:
+        close = [candidate for candidate in names if name.lower() in candidate.lower()][:count]
     if close:
         return "did you mean " + " or ".join(close) + "?"
     return "known: " + ", ".join(names)

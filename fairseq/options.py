@@ -41,6 +41,7 @@ from fairseq.command_parsers import (
 from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message
 from fairseq.parsing import CHOICES, Choice, Parser, title_of
 from fairseq.plugins import import_user_module
+from fairseq.settings import DEFAULT_BATCH_SIZE
 from fairseq.settings_file import for_another_run, read_yaml
 from fairseq.terminal import printable, protect_terminal
 from fairseq.unused_flags import add_unused_flags, check_architecture
@@ -95,15 +96,15 @@ def parse_args_and_arch(
     chosen = _first_look(argv) if getattr(parser, "settings_file", True) else {}
     if "user_dir" in chosen and chosen["user_dir"]:
         import_user_module(str(chosen["user_dir"]))
-    recipe = _recipe(parser, chosen)
-    chosen = {**recipe, **chosen}
+    recipe, objective = _recipe(parser, chosen), _objective(parser, chosen)
+    chosen = {**recipe, **objective, **chosen}
     parts = _choose(parser, chosen)
     defaults: dict[str, Any] = {}
     for name, part in parts:
         defaults.update(_add_part_flags(parser, name, part))
     defaults.update(recipe)
     if "arch" in getattr(parser, "choices", []) and {"-h", "--help"} & set(argv):
-        _show_architecture(parser, chosen, recipe)
+        _show_architecture(parser, chosen, {**recipe, **objective})
     if modify_parser is not None:
         modify_parser(parser)
     if getattr(parser, "takes_unused", False):  # last: a part may have a flag of that name
@@ -166,6 +167,7 @@ def _first_look(argv: list[str]) -> dict[str, Any]:
     look.add_argument("--user-dir")
     look.add_argument("--lr", "--learning-rate", dest="lr")
     look.add_argument("--max-lr")
+    look.add_argument("--adaptive-softmax-cutoff")
     for choice in CHOICES.values():
         look.add_argument(config.flag_name(choice.name), *choice.aliases, dest=choice.name)
     given = vars(look.parse_known_args(argv)[0])
@@ -226,6 +228,16 @@ def _recipe(parser: argparse.ArgumentParser, chosen: Mapping[str, Any]) -> Mappi
     return recipe_of(str(chosen.get("arch", CHOICES["arch"].default)))
 
 
+def _objective(parser: argparse.ArgumentParser, chosen: Mapping[str, Any]) -> Mapping[str, str]:
+    """Task and criterion of the architecture, where the user chooses none."""
+    if "criterion" not in getattr(parser, "choices", []):
+        return {}
+    from fairseq.models.recipes import objective_of
+
+    known = {name: chosen[name] for name in ("task", "adaptive_softmax_cutoff") if name in chosen}
+    return objective_of(str(chosen.get("arch", CHOICES["arch"].default)), known)
+
+
 def _show_architecture(parser: argparse.ArgumentParser, chosen: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
     """Let ``--help`` show the defaults of the chosen architecture and of its recipe."""
     from fairseq.models import ARCHITECTURES
@@ -276,6 +288,8 @@ def _fill(
     for settings in [*getattr(parser, "configs", []), *(getattr(part, "config_class", None) for part in parts)]:
         if settings is not None:
             config.fill(args, settings)
+    if "arch" in getattr(parser, "choices", []) and args.max_tokens is None and args.batch_size is None:
+        args.batch_size = DEFAULT_BATCH_SIZE
     if getattr(args, "fp16", False) and getattr(args, "bf16", False):
         raise UserError("--fp16 --bf16: choose one of the two")
     if getattr(args, "memory_efficient_fp16", False):

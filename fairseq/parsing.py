@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from fairseq import config
+from fairseq import __version__, config
 from fairseq.errors import UserError
 from fairseq.registry import Registry
 
@@ -125,6 +125,7 @@ class Parser(argparse.ArgumentParser):
         self.chosen: dict[str, str] = {}
         self.unread: list[str] = []
         self.recommended: dict[str, str] = {}
+        self.add_argument("--version", action="version", version=version(), help="show the version")
         if settings_file:
             help = "YAML file of flags, without dashes; command-line flags override it"
             self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)
@@ -194,6 +195,11 @@ class Parser(argparse.ArgumentParser):
         flags = [s for action in shown for s in action.option_strings if s.startswith("--")]
         close = difflib.get_close_matches(flag, flags, n=2, cutoff=0.6)
         return f"did you mean {' or '.join(close)}?" if close else "see --help"
+
+
+def version() -> str:
+    """Return what ``--version`` prints."""
+    return f"fairseq-short {__version__}"
 
 
 def title_of(cls: type, name: str | None = None) -> str:

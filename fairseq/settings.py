@@ -17,6 +17,7 @@ from fairseq.registry import Registry, is_plugin
 S = TypeVar("S", bound="Settings")
 
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
+DEFAULT_BATCH_SIZE = 8  # rows, in training without --max-tokens
 DDP_BACKENDS = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp", "fully_sharded")
 
 
@@ -78,7 +79,12 @@ class DataConfig:
 
     num_workers: int = flag(1, "batches prepared in the background for a GPU (0: none)", low=0, high=1024)
     max_tokens: int | None = flag(None, "maximum tokens in a batch, per process", low=1)
-    batch_size: int | None = flag(None, "maximum rows in a batch, per process", aliases=("--max-sentences",), low=1)
+    batch_size: int | None = flag(
+        None,
+        f"maximum rows in a batch, per process (in training {DEFAULT_BATCH_SIZE} without --max-tokens)",
+        aliases=("--max-sentences",),
+        low=1,
+    )
     required_batch_size_multiple: int = flag(8, "round batches above this many rows down to a multiple", low=1)
     dataset_impl: str | None = flag(None, "data format; only mmap is supported", choices=("mmap",))
     skip_invalid_size_inputs_valid_test: bool = flag(

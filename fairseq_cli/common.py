@@ -18,7 +18,7 @@ from fairseq.checkpoint.manager import find_checkpoint, is_model
 from fairseq.command_settings import ModelPathConfig, TextFormatConfig
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.raw_text import format_of
-from fairseq.data.text_corpus import TextCorpus, TextReader
+from fairseq.data.text_corpus import STDIN, TextCorpus, TextReader
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
 from fairseq.files import prepare_folder
@@ -114,12 +114,14 @@ def progress(common: CommonConfig, name: str) -> Callable[[Iterable[Any], int], 
     return show
 
 
-def read_text(path: str, form: TextFormatConfig, data: str, dictionary: Dictionary) -> TextCorpus:
+def read_text(path: str, form: TextFormatConfig, data: str, dictionary: Dictionary, world: World) -> TextCorpus:
     """Return the tokens of a file of text, encoded as *data* was; without a tokenizer the file holds tokens.
 
     Raises:
-        UserError: the file or the tokenizer cannot be used.
+        UserError: the file or the tokenizer cannot be used, or several processes would share stdin.
     """
+    if path == STDIN and world.size > 1:
+        raise UserError(f"--text -: {world.size} processes cannot share stdin; save the text to a file")
     return TextReader.of(data, dictionary).read(path, format_of(path, form.text_field, form.join_lines))
 
 

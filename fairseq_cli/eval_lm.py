@@ -14,7 +14,7 @@ from fairseq.config import parse_dict
 from fairseq.data.folders import data_folders
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.raw_text import RawCounts
-from fairseq.data.text_corpus import TextReader, log_tokens
+from fairseq.data.text_corpus import STDIN, TextReader, log_tokens
 from fairseq.data.tokenization import load_counts
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -91,7 +91,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     if common.compile:
         for model in scorer.models:
             compile_model(model)
-    name, corpus, counts = _evaluated_text(cfg, settings.data_path, data.gen_subset, task)
+    name, corpus, counts = _evaluated_text(cfg, settings.data_path, data.gen_subset, task, world)
     start = time.perf_counter()
     scores = scorer.score(corpus, progress(common, name) if world.is_first else None)
     seconds = time.perf_counter() - start
@@ -143,7 +143,7 @@ def _sample(scorer: Scorer, reader: TextReader) -> str:
 
 
 def _evaluated_text(
-    cfg: EvalLMConfig, data: str, split: str, task: FairseqTask
+    cfg: EvalLMConfig, data: str, split: str, task: FairseqTask, world: World
 ) -> tuple[str, Corpus, RawCounts | None]:
     """Return what ``--text`` or ``--gen-subset`` names: its name, its tokens, and the size of the raw text if known.
 
@@ -154,10 +154,10 @@ def _evaluated_text(
         corpus = task.corpus(split)  # type: ignore[attr-defined]
         counts = load_counts(data_folders(data)[0] / split)
         return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
-    text = read_text(cfg.text, cfg, data, task.source_dictionary)
+    text = read_text(cfg.text, cfg, data, task.source_dictionary, world)
     if text.counts is None:
         log_tokens(task.source_dictionary)
-    return cfg.text, text, text.counts
+    return "stdin" if cfg.text == STDIN else cfg.text, text, text.counts
 
 
 def _print_words(cfg: EvalLMConfig, words: report.Words) -> None:

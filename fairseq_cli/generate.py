@@ -14,6 +14,7 @@ import numpy as np
 from fairseq import options
 from fairseq.command_settings import GenerateConfig
 from fairseq.data.indexed_dataset import Corpus
+from fairseq.data.text_corpus import STDIN
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.generation import passages
@@ -60,7 +61,7 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
     contexts = _contexts(cfg)
     settings, paths = with_models(settings)
     writer = Writer.load(settings, paths, world.device)
-    name, corpus = _corpus(cfg, settings.data_path, writer)
+    name, corpus = _corpus(cfg, settings.data_path, writer, world)
     if cfg.finds_hypotheses:
         _print_hypotheses(cfg, writer, name, corpus, world)
         return []
@@ -83,10 +84,11 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
     return found
 
 
-def _corpus(cfg: GenerateConfig, data: str, writer: Writer) -> tuple[str, Corpus]:
+def _corpus(cfg: GenerateConfig, data: str, writer: Writer, world: World) -> tuple[str, Corpus]:
     """The name and the corpus of ``--text`` or ``--gen-subset``."""
     if cfg.text is not None:
-        return cfg.text, read_text(cfg.text, cfg, data, writer.task.source_dictionary)
+        name = "stdin" if cfg.text == STDIN else cfg.text
+        return name, read_text(cfg.text, cfg, data, writer.task.source_dictionary, world)
     return cfg.gen_subset, writer.task.corpus(cfg.gen_subset)  # type: ignore[attr-defined]
 
 

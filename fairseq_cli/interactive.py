@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fairseq import options
 from fairseq.command_settings import InteractiveConfig
+from fairseq.data.raw_text import BOM
 from fairseq.data.text_corpus import report_unknown
 from fairseq.errors import UserError, read_failure
 from fairseq.generation.fairseq_lines import lines_of
@@ -19,6 +21,8 @@ from fairseq.settings import CommonConfig
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks, progress, with_models
+
+logger = logging.getLogger(__name__)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -122,11 +126,7 @@ def _read_file(path: Path) -> list[str]:
 
 
 def _stdin_lines() -> Iterator[str]:
-    """The lines of stdin as they arrive, with a prompt sign on a terminal.
-
-    Raises:
-        UserError: a line is not UTF-8.
-    """
+    """The lines of stdin as they arrive, with a prompt sign on a terminal; bytes that are not UTF-8 become U+FFFD."""
     asked = sys.stdin.isatty()
     for number in range(1, sys.maxsize):
         if asked:
@@ -134,14 +134,24 @@ def _stdin_lines() -> Iterator[str]:
         line = sys.stdin.buffer.readline()
         if not line:
             break
-        yield _text(line.rstrip(b"\r\n"), "stdin", number)
+        text = _without_mark(line.rstrip(b"\r\n"), number)
+        try:
+            yield text.decode("utf-8")
+        except UnicodeDecodeError as error:  # not the end of a session
+            logger.warning("stdin: line %d, byte %d: not UTF-8, read as U+FFFD", number, error.start + 1)
+            yield text.decode("utf-8", "replace")
     if asked:
         print(file=sys.stderr)
 
 
+def _without_mark(line: bytes, number: int) -> bytes:
+    """Line *number*, without a byte-order mark at the beginning of the first one."""
+    return line.removeprefix(BOM) if number == 1 else line
+
+
 def _text(line: bytes, where: str, number: int) -> str:
     try:
-        return line.decode("utf-8")
+        return _without_mark(line, number).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
             f"{where}: line {number}, byte {error.start + 1}: not UTF-8; convert the text, as with iconv"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 from fairseq import options
 from fairseq.evaluation.harness import harness_model
+from fairseq.parsing import version
 
 
 def main() -> None:
@@ -12,6 +15,9 @@ def main() -> None:
     Raises:
         UserError: the harness is not installed, or the model cannot be read or does not do what a task asks for.
     """
+    if "--version" in sys.argv[1:]:
+        print(version())
+        return
     harness_model()  # registers it
     from lm_eval.__main__ import cli_evaluate
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fairseq import checksums
@@ -12,12 +13,14 @@ from fairseq.config import typed
 from fairseq.data.binarizer import Binarizer, count_whole_words, count_words
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.note_words import NoteWords
-from fairseq.data.raw_text import check_raw
+from fairseq.data.raw_text import check_raw, lines_of, read_blocks
+from fairseq.data.text_hints import raw_text, wrapped_at
 from fairseq.data.tokenization import TextOptions, TokenizedText, learn_subwords, save_counts, tokenized_texts
 from fairseq.errors import UserError
 from fairseq.files import atomic_folder
 from fairseq.limits import check_processes
 from fairseq.registry import BPES
+from fairseq.terminal import printable
 from fairseq.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.tokenizers.choice import chosen_subwords, chosen_words
 
@@ -36,6 +39,8 @@ def main(args: argparse.Namespace) -> None:
     splits = _splits(config)
     _check(config, splits)
     options = TextOptions(config.text_field, config.join_lines, config.workers)
+    for hint in _hints(config, next(iter(splits.values()), None), options):
+        print(f"note: {printable(hint)}", file=sys.stderr)
     with atomic_folder(config.destdir, flag="--destdir") as folder:
         tokenizer = _tokenizer(config, splits, options, folder)
         read = {name: path for name, path in splits.items() if not config.dict_only or name.startswith("train")}
@@ -52,6 +57,23 @@ def main(args: argparse.Namespace) -> None:
     if tokenizer is None:
         _remove_former(Path(config.destdir), dictionary, splits)
     print(f"Wrote preprocessed data to {config.destdir}")
+
+
+def _hints(config: PreprocessConfig, path: str | None, options: TextOptions) -> Iterator[str]:
+    """Hints on the text *path*, from its beginning, that flags are missing."""
+    if path is None:
+        return
+    form = options.format_of(path)
+    try:
+        lines = next((lines_of(block, form) for block in read_blocks(path, form)), [])
+    except UserError:  # is reported where the text is read
+        return
+    width = None if config.join_lines or form.field is not None else wrapped_at(lines)
+    if width is not None:
+        yield f"{path}: looks hard-wrapped at {width} characters; --join-lines makes paragraphs of its lines"
+    if config.tokenizer is None and config.bpe is None and config.srcdict is None and (sign := raw_text(lines)):
+        flags = "--bpe sentencepiece" if "separated" in sign else "--tokenizer moses --bpe subword_nmt"
+        yield f"{path}: looks like raw text ({sign}); {flags} --learn-bpe 6000 makes subwords of it"
 
 
 def _check_kept_splits(config: PreprocessConfig, dictionary: Dictionary, splits: Iterable[str]) -> None:

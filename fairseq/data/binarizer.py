@@ -17,7 +17,7 @@ from fairseq.data.dictionary import NONE, Dictionary
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.data.note_spans import NoteSpansWriter, number_dtype
 from fairseq.data.note_words import LINE_END, NoteWords, WordMarker, read_words
-from fairseq.data.raw_text import check_raw, no_words
+from fairseq.data.raw_text import BOM, check_raw, no_words
 from fairseq.data.workers import Workers
 from fairseq.errors import UserError
 from fairseq.terminal import byte_bar
@@ -137,10 +137,10 @@ class Binarizer:
 
 
 def _chunks(path: str, chunk_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut a file behind line feeds into parts of about *chunk_bytes*: (first byte, byte after the last)."""
+    """Cut a file, without a byte-order mark, behind line feeds into parts of about *chunk_bytes*: (first byte, end)."""
     size = os.path.getsize(path)
-    start = 0
     with open(path, "rb") as file:
+        start = len(BOM) if file.read(len(BOM)) == BOM else 0
         while start < size:
             end = start + chunk_bytes
             file.seek(end)

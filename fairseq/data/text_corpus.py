@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.raw_text import RawCounts, TextFormat, check_raw, lines_of, no_words, read_blocks
+from fairseq.data.raw_text import RawCounts, TextFormat, blocks_of, check_raw, lines_of, no_words, read_blocks
 from fairseq.tokenizers import Tokenizer, find_tokenizer
 
 logger = logging.getLogger(__name__)
 
+STDIN = "-"  # as the name of a file
 MOST_NAMED = 10  # unknown symbols in a message
 
 
@@ -102,13 +104,17 @@ class TextReader:
         return "\n".join(join(line) for line in lines)
 
     def read(self, path: str, form: TextFormat) -> TextCorpus:
-        """Return the tokens of a file of text.
+        """Return the tokens of a file of text; ``-`` is stdin.
 
         Raises:
             UserError: the file cannot be read, has no words or is not UTF-8.
         """
-        check_raw(path)
-        corpus = self._corpus(lines_of(block, form) for block in read_blocks(path, form))
+        if path == STDIN:
+            blocks = blocks_of("stdin", sys.stdin.buffer, form)
+        else:
+            check_raw(path)
+            blocks = read_blocks(path, form)
+        corpus = self._corpus(lines_of(block, form) for block in blocks)
         if len(corpus.tokens) == len(corpus.sizes):
             raise no_words(path)
         return corpus

@@ -31,6 +31,7 @@ from fairseq.files import atomic_file, read_regular
 from fairseq.terminal import byte_bar
 from fairseq.tokenizers import Subwords, Tokenizer, WordTokenizer
 
+LEARNED = "--learn-bpe"  # source of codes that were learned on the training text
 FEWEST_KNOWN = 0.5  # share of a text's characters that its codes must know
 
 
@@ -94,7 +95,7 @@ def learn_subwords(
     tokenizer = Tokenizer(words=words) if words is not None else None
     with tokenized_texts(splits, tokenizer, options, folder) as texts:
         counts = count_words([text.path for text in texts.values()], options.workers)
-    return kind(kind.learn(counts, size), "--learn-bpe")
+    return kind(kind.learn(counts, size), LEARNED)
 
 
 @dataclass(frozen=True)
@@ -186,14 +187,14 @@ def _progress(
 
 
 def check_alphabet(tokenizer: Tokenizer | None, lines: Sequence[str]) -> None:
-    """See that a tokenizer's codes were learned on text like *lines*.
+    """See that a tokenizer's codes, unless they are learned in this run, were learned on text like *lines*.
 
     Raises:
         UserError: they know fewer than half of its characters.
     """
     subwords = tokenizer.subwords if tokenizer is not None else None
     text = " ".join(lines)[:10_000]
-    if subwords is None or not text.strip():
+    if subwords is None or subwords.source == LEARNED or not text.strip():
         return
     known = subwords.knows(text)
     if known < FEWEST_KNOWN:

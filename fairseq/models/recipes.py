@@ -1,14 +1,16 @@
-"""Optimizers, schedules and gradient clipping that architectures are trained with unless the user chooses.
+"""Tasks, losses, optimizers, schedules and gradient clipping of architectures, unless the user chooses.
 
 Those of the papers for the papers' models; for small ones a rate at which they learn within a few hundred updates.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from fairseq.registry import ARCHITECTURES
+from fairseq import config
+from fairseq.registry import ARCHITECTURES, MODELS
 
 Recipe = Mapping[str, Any]
 
@@ -97,6 +99,35 @@ RECIPES: dict[str, Recipe] = {  # by architecture, or else by model
 }
 CHOICES = ("optimizer", "lr", "max_lr", "lr_scheduler")
 """Settings of which one given by the user leaves out the whole recipe."""
+
+OBJECTIVES = {  # of models that do not predict the next token: task, criterion
+    "bert": ("masked_lm", "masked_lm"),
+    "electra": ("masked_lm", "electra"),
+    "tnf_bert": ("tnf_masked_lm", "masked_lm"),
+    "tnf_electra": ("tnf_masked_lm", "electra"),
+}
+CLASSES = "sentence_prediction"  # task and criterion of an encoder that is fine-tuned
+
+
+def objective_of(arch: str, chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Return the task and the criterion of an architecture; empty where their general defaults apply.
+
+    Args:
+        arch: its name.
+        chosen: what the user chooses: ``task``, ``adaptive_softmax_cutoff``.
+    """
+    model = ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
+    if model in OBJECTIVES:
+        task, criterion = OBJECTIVES[model]
+        if chosen.get("task") == CLASSES:
+            return {"criterion": CLASSES}
+        return {"task": task, "criterion": criterion} if chosen.get("task", task) == task else {}
+    settings_class = getattr(MODELS[model], "config_class", None) if model in MODELS else None
+    if settings_class is None or "adaptive_softmax_cutoff" not in config.defaults(settings_class):
+        return {}
+    settings = argparse.Namespace(**chosen)
+    ARCHITECTURES[arch].fill(settings)
+    return {"criterion": "adaptive_loss"} if vars(settings).get("adaptive_softmax_cutoff") else {}
 
 
 def recipe_of(arch: str) -> Recipe:

@@ -6,6 +6,8 @@ import contextlib
 import functools
 import io
 import sys
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,9 +62,10 @@ class SubwordNMT(Subwords):
     def knows(self, text: str) -> float:
         if len(self._bpe.bpe_codes) < FEWEST_MERGES:
             return 1.0
-        letters = "".join(text.split())
-        known = set().union(*(part.removesuffix("</w>") for pair in self._bpe.bpe_codes for part in pair))
-        return sum(letter in known for letter in letters) / max(1, len(letters))
+        letters = Counter("".join(text.split()))
+        merged = set().union(*(part.removesuffix("</w>") for pair in self._bpe.bpe_codes for part in pair))
+        scripts = {_script(letter) for letter in merged}  # merges show few of the letters of a large script
+        return sum(n for letter, n in letters.items() if _script(letter) in scripts) / max(1, letters.total())
 
     def _encode(self, word: str) -> str:
         if len(self._cache) >= CACHED:
@@ -86,3 +89,9 @@ class SubwordNMT(Subwords):
             raise self.invalid(error) from None
         except SystemExit:  # subword-nmt exits at an invalid line
             raise self.invalid("a line is not two symbols") from None
+
+
+def _script(letter: str) -> str:
+    """The script of a letter, e.g. ``CJK`` or ``LATIN``, from its Unicode name; the category of other characters."""
+    category = unicodedata.category(letter)
+    return unicodedata.name(letter, "").partition(" ")[0] if category[0] in "LM" else category

@@ -339,7 +339,8 @@ class Trainer:
         for kind, own in (("criterion", type(self.criterion)), ("optimizer", type(self.optimizer))):
             stored = history.get(f"{kind}_name", own.__name__)
             if stored != own.__name__:
-                raise UserError(f"{source}: made with {kind} {stored}, not {own.__name__}; give --reset-optimizer")
+                advice = f"give its --{kind}, or --reset-optimizer"
+                raise UserError(f"{source}: made with {kind} {stored}, not {own.__name__}; {advice}")
         numbered = self.names.by_number(state["last_optimizer_state"], self.optimizer.param_groups, state["model"])
         self.optimizer.load_state_dict(
             convert_state(numbered, self.parameters, self.reducer.own),

@@ -109,10 +109,13 @@ def test_checkpoint_of_another_architecture_says_which_parameters_differ(mistake
 @pytest.mark.parametrize(
     "flags, line",
     [
-        ("--optimizer adam", "made with optimizer FairseqNAG, not FairseqAdam; give --reset-optimizer"),
+        (
+            "--optimizer adam",
+            "made with optimizer FairseqNAG, not FairseqAdam; give its --optimizer, or --reset-optimizer",
+        ),
         (
             "--criterion cross_entropy",
-            "made with criterion AdaptiveLoss, not CrossEntropyCriterion; give --reset-optimizer",
+            "made with criterion AdaptiveLoss, not CrossEntropyCriterion; give its --criterion, or --reset-optimizer",
         ),
     ],
 )

@@ -6,6 +6,9 @@ import pytest
 import runs
 import torch
 
+from fairseq.data.samplers import Batching
+from fairseq.errors import UserError
+
 # --- flags
 
 
@@ -145,10 +148,11 @@ def test_stages_and_another_max_update(mistake):
     assert mistake("--stages", "16:5,32:9").startswith("--max-update 2: --stages ends at update 9")
 
 
-def test_no_size_of_a_batch(mistake):
-    assert mistake(base="--cpu --max-update 2 --arch transformer_lm_tiny --valid-subset test").startswith(
-        "--max-tokens or --batch-size: one of them is needed"
-    )
+def test_without_a_size_a_batch_has_eight_rows():
+    assert runs.arguments("--arch transformer_lm_tiny").batch_size == 8
+    assert runs.arguments("--arch transformer_lm_tiny --max-tokens 64").batch_size is None
+    with pytest.raises(UserError, match="--max-tokens or --batch-size: one of them is needed"):
+        Batching(None, None).streams(8, 16)
 
 
 # --- devices

@@ -118,7 +118,6 @@ MISTAKES = {
     "--path {model} --input {folder}": r"--input .*: cannot be read \(Is a directory",
     "--path {model} --input {folder}/empty": r"--input .*empty: is empty; give a file",
     "--path {model} --input {folder}/latin": r"--input .*latin: line 2, byte 3: not UTF-8",
-    "--path {model}": r"stdin: line 1, byte 2: not UTF-8",
     "--path {model} --num-samples 2": r"--num-samples: 2 continuations .* without --sampling",
     "--path {model} --num-samples 2 --beam 4": r"--num-samples: 2 continuations .* without --sampling",
     "--path {model} --beam 2 --sampling": r"--beam 2 --sampling: .*give one",
@@ -134,6 +133,25 @@ def test_mistakes_are_told_in_one_line(flags, tmp_path, pipe):
     with pytest.raises(UserError, match=MISTAKES[flags]) as error:
         run("--cpu", flags.format(model=BASELINE, folder=tmp_path))
     assert "\n" not in str(error.value)
+
+
+def test_a_byte_that_is_not_utf8_does_not_end_a_session(pipe, capsys, caplog):
+    pipe(b"g\xe9s\ngres\n")
+    with caplog.at_level(logging.WARNING):
+        run(FLAGS, "--path", BASELINE, "--max-new-tokens 1 --json")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["prompt"] for line in lines] == [0, 1] and lines[1]["text"] == "gres"
+    assert "stdin: line 1, byte 2: not UTF-8, read as U+FFFD" in caplog.messages
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_prompt(pipe, capsys, tmp_path):
+    outputs = []
+    (tmp_path / "prompts").write_bytes(b"\xef\xbb\xbfgres\n")
+    pipe(b"\xef\xbb\xbfgres\n")
+    for flags in ([], ["--input", tmp_path / "prompts"]):
+        run(FLAGS, "--path", BASELINE, "--max-new-tokens 1 --json", *flags)
+        outputs.append(json.loads(capsys.readouterr().out)["text"])
+    assert outputs == ["gres", "gres"]
 
 
 def test_nothing_at_all_on_stdin_ends_cleanly(pipe, capsys):
