@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from fairseq.data.text_corpus import TextCorpus, TextReader, log_tokens
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.evaluation.classifier import SentenceClassifier as SentenceClassifier
-from fairseq.generation import generator_of, sample
+from fairseq.generation import Decoding, continuations, generator_of
 from fairseq.generation.text import never_written
 from fairseq.models import BaseFairseqModel
 from fairseq.models.inference import Reader
@@ -29,6 +30,7 @@ from fairseq.tasks.loading import load_language_models, load_models
 from fairseq.tokenizers import Tokenizer
 
 DICTIONARY = "dict.txt"
+BATCH_SIZE = 16  # texts that are read or generated at once
 MOST = (1 << 31) - 1  # tokens of a segment or a memory
 
 Scored = tuple[list[str], Tensor]
@@ -81,7 +83,7 @@ class LanguageModel:
         Args:
             checkpoint: a file, or a folder with ``checkpoint_best.pt``, ``checkpoint.pt`` or ``checkpoint_last.pt``.
             data: a ``fairseq-preprocess`` folder, or a ``dict.txt``; None: the ``dict.txt`` beside the checkpoint.
-            device: where the model runs.
+            device: where the model runs; ``auto``: on a GPU if there is one.
             overrides: settings of the checkpoint to change, e.g. ``{"tokens_per_sample": 256}``.
 
         Raises:
@@ -93,34 +95,49 @@ class LanguageModel:
         tokenizer = TextReader.of(folder, dictionary).tokenizer
         if tokenizer is None:
             log_tokens(dictionary)
-        return cls(models[0].to(device), dictionary, cfg.tokens_per_sample, cfg.add_bos_token, tokenizer)
+        return cls(models[0].to(chosen_device(device)), dictionary, cfg.tokens_per_sample, cfg.add_bos_token, tokenizer)
+
+    def encode(self, text: str) -> Tensor:
+        """Return the ids of a text, each line with its ``</s>``: int64 [T]."""
+        return torch.from_numpy(self._corpus(text).tokens).long()
+
+    def decode(self, tokens: Tensor | Sequence[int]) -> str:
+        """Return the text of ids; the inverse of :meth:`encode` but for what the tokenizer does not preserve."""
+        ids = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
+        return self.text(ids[:-1] if ids and ids[-1] == self.dictionary.eos() else ids)
 
     @overload
-    def score(self, text: str) -> Scored: ...
+    def score(self, text: str, batch_size: int = BATCH_SIZE) -> Scored: ...
     @overload
-    def score(self, text: list[str]) -> list[Scored]: ...
-    def score(self, text: str | list[str]) -> Scored | list[Scored]:
+    def score(self, text: list[str], batch_size: int = BATCH_SIZE) -> list[Scored]: ...
+    def score(self, text: str | list[str], batch_size: int = BATCH_SIZE) -> Scored | list[Scored]:
         """Return the tokens of a text and the natural logarithms of their probabilities, float32 [tokens].
 
-        A list of texts gives a list; texts are independent. A text longer than the model's segment
-        is read as ``fairseq-eval-lm`` reads a corpus, in non-overlapping segments.
-        """
-        if not isinstance(text, str):
-            return [self.score(one) for one in text]
-        scores = self._scores(text)
-        return [self.dictionary[token] for token in scores.tokens], torch.from_numpy(scores.lprobs)
+        A list of texts gives a list; texts are independent, and up to *batch_size* are read at once. A text longer than
+        the model's segment is read as ``fairseq-eval-lm`` reads a corpus, in non-overlapping segments.
 
-    def perplexity(self, text: str | list[str]) -> float:
+        Raises:
+            ValueError: *batch_size* is not a whole number of at least 1.
+        """
+        if isinstance(text, str):
+            return self.score([text], batch_size)[0]
+        if not text:
+            return []
+        scores = self._scores(text, batch_size)
+        parts = [slice(start, end) for start, end in itertools.pairwise(scores.lines.tolist())]
+        symbols, lprobs = [self.dictionary[token] for token in scores.tokens], torch.from_numpy(scores.lprobs)
+        return [(symbols[part], lprobs[part]) for part in parts]
+
+    def perplexity(self, text: str | list[str], batch_size: int = BATCH_SIZE) -> float:
         """Return the perplexity, exp of the mean loss in nats per token, of one text or several.
 
         Raises:
-            ValueError: *text* is an empty list.
+            ValueError: *text* is an empty list, or *batch_size* is not a whole number of at least 1.
         """
         texts = [text] if isinstance(text, str) else text
         if not texts:
             raise ValueError("perplexity: no text; give at least one")
-        lprobs = np.concatenate([self._scores(one).lprobs for one in texts]).astype(np.float64)
-        return math.exp(-float(lprobs.mean()))
+        return math.exp(-float(self._scores(texts, batch_size).lprobs.astype(np.float64).mean()))
 
     @torch.inference_mode()
     def score_tokens(self, tokens: Tensor, segment_length: int, memory_length: int = 0) -> Tensor:
@@ -164,6 +181,7 @@ class LanguageModel:
         if least < 0 or most >= len(self.dictionary):
             raise ValueError(f"tokens from {least} to {most}: ids go from 0 to {len(self.dictionary) - 1}")
 
+    @overload
     def sample(
         self,
         prompt: str = "",
@@ -172,31 +190,59 @@ class LanguageModel:
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int | None = None,
-    ) -> str:
+        batch_size: int = BATCH_SIZE,
+    ) -> str: ...
+    @overload
+    def sample(
+        self,
+        prompt: list[str],
+        max_tokens: int = 100,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> list[str]: ...
+    def sample(
+        self,
+        prompt: str | list[str] = "",
+        max_tokens: int = 100,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> str | list[str]:
         """Return the prompt and up to *max_tokens* generated tokens, an end of line counted as one.
+
+        A list of prompts gives a list of texts; up to *batch_size* are generated at once.
 
         Args:
             prompt: beginning of the text; empty: generate from the start of a text.
             max_tokens: most tokens to generate.
             temperature, top_k, top_p: see :func:`fairseq.generation.sampling.sample`.
-            seed: the same seed gives the same text; None: another text each time.
+            seed: the same seed gives the same text, whatever the other prompts; None: another text each time.
+            batch_size: most texts generated at once.
 
         Raises:
             ValueError: a number is out of range.
         """
-        eos = self.dictionary.eos()
-        words = self._corpus(prompt).tokens.tolist()[:-1]
-        words += sample(
-            self.reader(),
-            [eos, *words],
-            max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            generator=None if seed is None else generator_of(seed),
+        if isinstance(prompt, str):
+            return self.sample([prompt], max_tokens, temperature, top_k, top_p, seed, batch_size)[0]
+        _check_length("batch_size", batch_size, 1)
+        how = Decoding(max_tokens, temperature, top_k, top_p)
+        texts = [self._corpus(one).tokens.tolist()[:-1] for one in prompt]
+        generated = continuations(
+            [self.reader()],
+            [[self.dictionary.eos(), *text] for text in texts],
+            how,
+            generators=lambda index: generator_of(random_seed() if seed is None else seed),
+            batch_size=batch_size,
             forbidden=self.never_sampled,
         )
-        return self.text(words)
+        for number, tokens in generated if max_tokens else ():
+            texts[number] += tokens
+        return [self.text(text) for text in texts]
 
     def reader(self) -> Reader:
         """The reader of the model, cached between texts until the weights change."""
@@ -214,11 +260,15 @@ class LanguageModel:
     def _corpus(self, text: str) -> TextCorpus:
         return TextReader(self.dictionary, self.tokenizer).corpus(text)
 
-    def _scores(self, text: str) -> Scores:
+    def _scores(self, texts: Sequence[str], batch_size: int) -> Scores:
+        """The scores of independent *texts*, each of which is a line."""
+        _check_length("batch_size", batch_size, 1)
+        tokens = [self._corpus(text).tokens for text in texts]
+        corpus = TextCorpus(np.concatenate(tokens), np.array([len(text) for text in tokens], np.int32))
+        begins = self.add_bos_token
+        scoring = Scoring(self.tokens_per_sample, batch_size=batch_size, add_bos_token=begins, texts=True)
         device = next(self.model.parameters()).device
-        scoring = Scoring(self.tokens_per_sample, batch_size=1, add_bos_token=self.add_bos_token)
-        scorer = Scorer([self.model], self.dictionary, scoring, device=device)
-        return scorer.score(self._corpus(text))
+        return Scorer([self.model], self.dictionary, scoring, device=device).score(corpus)
 
 
 def load_model(
@@ -240,7 +290,7 @@ def load_model(
         UserError: a file is missing or invalid, or the dictionary is not that of the checkpoint.
     """
     models, task, _ = load_models(*_paths(checkpoint, data), overrides)
-    return models[0].to(device), task
+    return models[0].to(chosen_device(device)), task
 
 
 def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path], str | Path]:
@@ -255,6 +305,16 @@ def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path],
     if not Path(data).exists():
         raise UserError(f"{data}: folder or file not found; give a data-bin folder or its dict.txt")
     return [path], data
+
+
+def chosen_device(name: torch.device | str) -> torch.device:
+    """Return the device called *name*; ``auto`` is a GPU if there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def random_seed() -> int:
+    """Return a seed that torch's global generator draws."""
+    return int(torch.randint(1 << 62, ()))
 
 
 def _check_length(name: str, value: Any, least: int) -> None:

@@ -111,18 +111,37 @@ def lines_of(block: Block, form: TextFormat) -> list[str]:
     Raises:
         UserError: the block is not UTF-8 or, of JSON lines, not JSON, or lacks the field.
     """
+    text = _decoded(block)
+    if form.field is not None:
+        return [line for document in _documents(text, block, form.field) for line in document]
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return _paragraphs(lines) if form.join_lines else lines
+
+
+def documents_of(block: Block, form: TextFormat) -> list[list[str]]:
+    """Return the lines of each document of a block: a row of JSON lines, or else a line.
+
+    Raises:
+        UserError: as :func:`lines_of`.
+    """
+    if form.field is None:
+        return [[line] for line in lines_of(block, form)]
+    return [document for document in _documents(_decoded(block), block, form.field) if document]
+
+
+def _decoded(block: Block) -> str:
     try:
         text = block.data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = block.first + block.data.count(b"\n", 0, error.start)
         byte = block.data[error.start : error.start + 1].hex()
         raise UserError(f"{block.path}: line {line}: 0x{byte} is not UTF-8; convert the text, as with iconv") from None
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if form.field is not None:
-        return [line for number, row in enumerate(text.split("\n")) for line in _values(row, block, number, form.field)]
-    lines = text.removesuffix("\n").split("\n") if text else []
-    return _paragraphs(lines) if form.join_lines else lines
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def _documents(text: str, block: Block, field: str) -> Iterator[list[str]]:
+    for number, row in enumerate(text.split("\n")):
+        yield _values(row, block, number, field)
 
 
 def _suffix(path: str) -> str:

@@ -6,14 +6,24 @@ import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from fairseq.data.dictionary import Dictionary
-from fairseq.data.raw_text import RawCounts, TextFormat, blocks_of, check_raw, lines_of, no_words, read_blocks
+from fairseq.data.raw_text import (
+    Block,
+    RawCounts,
+    TextFormat,
+    blocks_of,
+    check_raw,
+    documents_of,
+    lines_of,
+    no_words,
+    read_blocks,
+)
 from fairseq.tokenizers import Tokenizer, find_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -109,12 +119,28 @@ class TextReader:
         Raises:
             UserError: the file cannot be read, has no words or is not UTF-8.
         """
-        if path == STDIN:
-            blocks = blocks_of("stdin", sys.stdin.buffer, form)
-        else:
-            check_raw(path)
-            blocks = read_blocks(path, form)
-        corpus = self._corpus(lines_of(block, form) for block in blocks)
+        return self._with_words(path, (lines_of(block, form) for block in _blocks(path, form)))
+
+    def read_documents(self, path: str, form: TextFormat) -> TextCorpus:
+        """Return the tokens of a file of text with the sizes of documents, rows of JSON lines or else lines.
+
+        Raises:
+            UserError: as :meth:`read`.
+        """
+        lengths: list[int] = []
+
+        def lines() -> Iterator[list[str]]:
+            for block in _blocks(path, form):
+                documents = documents_of(block, form)
+                lengths.extend(map(len, documents))
+                yield [line for document in documents for line in document]
+
+        corpus = self._with_words(path, lines())
+        sizes = np.add.reduceat(corpus.sizes, np.cumsum([0, *lengths[:-1]]))
+        return TextCorpus(corpus.tokens, sizes, corpus.counts)
+
+    def _with_words(self, path: str, blocks: Iterable[Sequence[str]]) -> TextCorpus:
+        corpus = self._corpus(blocks)
         if len(corpus.tokens) == len(corpus.sizes):
             raise no_words(path)
         return corpus
@@ -135,3 +161,10 @@ class TextReader:
         corpus = TextCorpus(np.concatenate(tokens), np.concatenate(sizes), size)
         report_unknown(corpus.tokens.tolist(), self.dictionary, unknown)
         return corpus
+
+
+def _blocks(path: str, form: TextFormat) -> Iterator[Block]:
+    if path == STDIN:
+        return blocks_of("stdin", sys.stdin.buffer, form)
+    check_raw(path)
+    return read_blocks(path, form)

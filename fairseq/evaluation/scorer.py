@@ -67,6 +67,7 @@ class Scoring:
         multiple: without memory, larger batches are cut to a multiple of this number of rows.
         softmax_batch: most tokens whose output distribution is in memory at once.
         add_bos_token: each block begins with ``<s>``, whose own probability is not reported.
+        texts: each line of the corpus is a text of its own, in blocks of its own; rows of a batch are texts.
         shard, shards: only part *shard*, from 0, of *shards* contiguous parts of the blocks is scored.
     """
 
@@ -79,6 +80,7 @@ class Scoring:
     multiple: int = 1
     softmax_batch: int | None = None
     add_bos_token: bool = False
+    texts: bool = False
     shard: int = 0
     shards: int = 1
 
@@ -167,11 +169,13 @@ class Scorer:
         blocks = TokenBlocks(
             corpus,
             scoring.tokens_per_sample - window,
-            scoring.break_mode,
+            "eos" if scoring.texts else scoring.break_mode,
             pad=dictionary.pad(),
             eos=dictionary.eos(),
             bos=dictionary.begin() if scoring.add_bos_token else None,
         )
+        if scoring.texts:
+            blocks = blocks.cut_long(scoring.tokens_per_sample)
         limits = [limit for model in self.models if (limit := model.max_positions()) is not None]
         longest = min(limits, default=np.iinfo(np.int32).max)
         keep = blocks.sizes <= longest
@@ -208,7 +212,7 @@ class Scorer:
             seed=1,
             curriculum=0,
             shuffle=False,
-            by_size=scoring.break_mode != "none",
+            by_size=scoring.texts or scoring.break_mode != "none",
         )
         own = range(self.world.rank, len(sampler), self.world.size)
         batches = itertools.islice(sampler.epoch(1), own.start, None, own.step)
@@ -223,16 +227,20 @@ class Scorer:
         rows = 1
         if scoring.batch_size is not None or scoring.max_tokens is not None:
             rows = rows_per_batch(scoring.max_tokens, scoring.batch_size, scoring.tokens_per_sample)
-        sampler = StreamSampler(len(blocks), rows)
+        groups = _text_steps(blocks, rows) if scoring.texts else [list(StreamSampler(len(blocks), rows).epoch(1))]
+        firsts = np.cumsum([0, *map(len, groups)])
         memory: Memory | KeyValueCache | None = None
         own = slice(*rows_of(rows, self.world.rank, self.world.size))
-        for indices in progress((step[own] for step in sampler.epoch(1)), len(sampler)):
+        steps = (step[own] for group in groups for step in group)
+        for number, indices in enumerate(progress(steps, int(firsts[-1]))):
+            if number in firsts:
+                memory = None
             if not len(indices):  # rows end from the last one on
                 continue
             sample = blocks.batch(indices)
             tokens = self._to_device(sample["net_input"]["src_tokens"])
             if hasattr(reader.model, "new_cache"):
-                net_output, memory = self._read_with_cache(reader, tokens, memory, len(sampler))
+                net_output, memory = self._read_with_cache(reader, tokens, memory, max(map(len, groups)))
             else:
                 net_output = reader.model(tokens, memory=keep_rows(memory, len(indices)))  # type: ignore[arg-type]
                 memory = net_output[1]["memory"]
@@ -337,8 +345,23 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
     if scoring.add_bos_token and (window or model.memory_length):
         what = "--context-window" if window else "a model with memory"
         raise UserError(f"--add-bos-token: needs independent blocks and excludes {what}; leave it out")
+    if scoring.texts and (window or scoring.break_mode != "none"):
+        what = f"--context-window {window}" if window else f"--sample-break-mode {scoring.break_mode}"
+        raise UserError(f"{what}: documents are read in blocks of their own; leave it out")
     if model.memory_length and scoring.break_mode != "none":
         raise UserError(f"--sample-break-mode {scoring.break_mode}: a model with memory reads streams; use none")
+
+
+def _text_steps(blocks: TokenBlocks, rows: int) -> list[list[np.ndarray]]:
+    """Blocks of texts for a model with memory: *rows* texts at a time, the longest first; a step has a block of each.
+
+    Texts end from the last row on, so that the memory of those that go on is that of the first rows.
+    """
+    first = np.flatnonzero(np.isin(blocks.starts, blocks.corpus.offsets))
+    counts = np.diff(np.append(first, len(blocks)))
+    order = np.argsort(-np.add.reduceat(blocks.sizes, first), kind="stable")
+    groups = [order[start : start + rows] for start in range(0, len(order), rows)]
+    return [[first[group][counts[group] > step] + step for step in range(counts[group[0]])] for group in groups]
 
 
 def _places(blocks: TokenBlocks, indices: np.ndarray) -> tuple[Tensor | None, np.ndarray]:
