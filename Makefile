@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $@
 
-demo: $(INSTALLED) ## train and evaluate a small Shortformer in a few minutes; results in demo/
+demo: $(INSTALLED) ## train and evaluate a small Shortformer in a few minutes; after an interruption it goes on; results in demo/
 	@$(BIN)/python -m fairseq_cli.demo
 
 test: lint types contracts tests ## everything that CI runs
@@ -40,6 +40,7 @@ tests: $(INSTALLED) ## the test suite, two processes
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
 
 docs: $(INSTALLED) ## the documentation as a website, in build/site; a broken link is an error
+	@echo "Installing the documentation tools into $(VENV), unless they are there …"
 	@$(PIP_INSTALL) -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m scripts.docs_site build/site && echo "docs: build/site/index.html"
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[1]
+ASSETS = Path(__file__).with_name("docs_assets")  # style, and what makes the search work in an opened file
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/**/*.md", "docs/img/*", "examples/**/*.md")
 REFERENCE = {
     "Models and tasks from Python": ("fairseq.hub", "fairseq.evaluation.classifier"),
@@ -72,6 +73,7 @@ def stage(folder: Path) -> None:
             target = folder / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
+    shutil.copytree(ASSETS, folder / "assets")
     reference = folder / "reference"
     reference.mkdir()
     for section, modules in REFERENCE.items():
@@ -92,9 +94,11 @@ def settings(pages: Path, site: Path) -> dict[str, object]:
         "docs_dir": str(pages),
         "site_dir": str(site),
         "use_directory_urls": False,
-        "theme": {"name": "material", "font": False},
+        "theme": {"name": "material", "font": False, "features": ["content.code.copy"]},
+        "extra_css": ["assets/site.css"],
+        "extra": {"generator": False, "polyfills": ["assets/iframe-worker.js"]},
         "markdown_extensions": ["admonition", "tables", "fenced_code", "pymdownx.superfences"],
-        "plugins": ["search", {"mkdocstrings": {"handlers": handlers}}],
+        "plugins": ["search", "offline", {"mkdocstrings": {"handlers": handlers}}],
         "nav": [*known, {"Recipes": recipes}, {"Reference": [{s: f"reference/{_file(s)}"} for s in REFERENCE]}],
         "validation": {"links": {"not_found": "warn", "anchors": "warn", "unrecognized_links": "warn"}},
     }
@@ -121,6 +125,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
         stage(pages)
         config = Path(folder) / "mkdocs.yml"
         config.write_text(yaml.safe_dump(settings(pages, site), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        print(f"Building {len(list(pages.rglob('*.md')))} pages …", file=sys.stderr, flush=True)
         command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(config)]
         return subprocess.run(command, check=False).returncode
 

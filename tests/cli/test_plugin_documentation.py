@@ -31,5 +31,7 @@ def test_the_code_of_the_documentation_trains(part: str, tmp_path: Path) -> None
     (folder / "__init__.py").write_text(code)
     plugins.import_user_module(str(folder))
     log = runs.train(tmp_path / "run", RUN, PARTS[part], "--user-dir", folder)
+    assert {float(update["bsz"]) for update in runs.updates(log)} == {4.0}
+    assert any("ppl" in update for update in runs.updates(log)) == (part == "gru_lm"), "a focal loss has no perplexity"
     losses = [float(update["loss"]) for update in runs.updates(log)]
     assert len(losses) == 6 and losses[-1] < losses[0]
