@@ -71,6 +71,11 @@ class EpochIterator:
         self._turns.close()
 
     @property
+    def changes_data(self) -> bool:
+        """Return whether each epoch reads other data than the one before."""
+        return len(self._turns) > 1
+
+    @property
     def dataset(self) -> Dataset:
         """The examples of the epoch."""
         return self._turns.of(self.epoch)[0]

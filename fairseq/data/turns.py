@@ -28,6 +28,10 @@ class Turns:
         self._next: _Opening | None = None
         self._fairseq = False
 
+    def __len__(self) -> int:
+        """Datasets that are read in turn."""
+        return len(self._openers)
+
     def of(self, epoch: int) -> Turn:
         """Return dataset and sampler of *epoch* (from 1), opened now if they were not opened before.
 

@@ -181,6 +181,8 @@ class Run:
             self.task.restart()
             for meter in trainer.meters.values():
                 meter.reset()
+        if self.batches.changes_data:  # to data that may not have been open when training began
+            check_agreement(self.world, {self.settings.data.train_subset: self.batches}, trainer.num_updates)
         trainer.begin_epoch(epoch)
         frequency = self.cfg.update_freq[min(epoch, len(self.cfg.update_freq)) - 1]
         clock = Clock(trainer.meters, token_share(trainer))

@@ -16,18 +16,20 @@ from fairseq.errors import UserError
 from fairseq.tasks.typed import training_settings
 from fairseq.training import train
 
-FLAGS = "--max-update 2 --no-save --ddp-backend no_c10d --arch transformer_lm_tiny"
+FLAGS = "--max-epoch 2 --max-tokens 256 --no-save --ddp-backend no_c10d --arch transformer_lm_tiny"
 ROWS = "--required-batch-size-multiple 1 --max-tokens"
 
 
-def messages(world: World, folder: Path, cases: dict[str, tuple[Any, Path]]) -> dict[str, str]:
-    """The errors of runs whose last process has other flags or data; "" of one that trains."""
+def messages(world: World, folder: Path, cases: dict[str, tuple[Any, Any, Any]]) -> dict[str, str]:
+    """The errors of runs whose last process has other flags or data; "" of one that trains.
+
+    Cases are (flags of the last process, its data, the data of the others).
+    """
     found = {}
-    for name, (flags, data) in cases.items():
-        other = world.rank == world.size - 1
-        arguments = runs.arguments(
-            *(runs.SMALL, FLAGS, "--save-dir", folder / name, flags if other else ""), data=data if other else runs.DATA
-        )
+    for name, (flags, data, others) in cases.items():
+        last = world.rank == world.size - 1
+        words = [runs.SMALL, FLAGS, "--save-dir", folder / name, flags if last else ""]
+        arguments = runs.arguments(*words, data=data if last else others)
         try:
             train(training_settings(arguments), world)
             found[name] = ""
@@ -51,13 +53,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     for kind in ("bin", "idx"):
         shutil.copy(runs.DATA / f"test.{kind}", shorter / f"valid.{kind}")
     cases = {
-        "copied": ("", copied),
-        "changed": ("", changed),
-        "shorter": ("", shorter),
-        "seed": ("--seed 4", runs.DATA),
-        "curriculum": ("--curriculum 5", runs.DATA),
-        "rows": (f"{ROWS} 32", runs.DATA),
-        "validation": ("--max-tokens-valid 32", runs.DATA),
+        "copied": ("", copied, runs.DATA),
+        "changed": ("", changed, runs.DATA),
+        "shorter": ("", shorter, runs.DATA),
+        "seed": ("--seed 4", runs.DATA, runs.DATA),
+        "curriculum": ("--curriculum 5", runs.DATA, runs.DATA),
+        "rows": (f"{ROWS} 32", runs.DATA, runs.DATA),
+        "validation": ("--max-tokens-valid 32", runs.DATA, runs.DATA),
+        "second": ("", f"{runs.DATA}:{changed}", f"{runs.DATA}:{copied}"),
     }
     return on_ranks(messages, 3, folder, folder, cases)
 
@@ -66,10 +69,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     "name, message",
     [
         ("changed", "valid: checksum of valid.bin: "),
+        ("second", "valid: checksum of valid.bin: "),
         ("shorter", "valid: checksum of valid.idx: "),
         ("seed", "valid: seed of the batches: 4 on rank 2, 3 on rank 0"),
         ("curriculum", "valid: checksum of the next batch of rank 0: "),
-        ("rows", "valid: batches an epoch: 28 on rank 2, 14 on rank 0"),
+        ("rows", "valid: batches an epoch: 28 on rank 2, 4 on rank 0"),
         ("validation", "test: "),
     ],
 )
