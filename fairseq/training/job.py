@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -83,6 +84,7 @@ def _record(settings: TrainingSettings) -> None:
 def _train_stages(
     settings: TrainingSettings, world: World, interruption: Interruption, manager: CheckpointManager | None
 ) -> int:
+    started = time.perf_counter()  # of all stages
     planned = stages.plan(settings)
     options = settings.checkpoint
     path = world.share(str(manager.restore_path() or "") if manager is not None else None)
@@ -126,7 +128,7 @@ def _train_stages(
             logger.info(describe_interruption(number, run.trainer.num_updates, options))
             return number
         if stage is None or stage is planned[-1] or not run.stage_is_done():
-            if end := run.describe_end():
+            if end := run.describe_end(time.perf_counter() - started):
                 logger.info(end)
             return 0
         logger.info("stage %d is done after %d updates", stage.number, run.trainer.num_updates)

@@ -137,14 +137,14 @@ class Run:
                 self._train_epoch()
         self.saver.wait()
 
-    def describe_end(self) -> str | None:
-        """Return the last message of a run that ended by its settings; None if no update was made."""
+    def describe_end(self, seconds: float) -> str | None:
+        """Return the last message of a run of *seconds* that ended by its settings; None if no update was made."""
         limit, updates = self.limit(), self.trainer.num_updates
         if limit is None or updates == self.progress.start:
             return None
         best = None if self.best.seen is None else (self.saving.best_checkpoint_metric, self.best.seen)
         following = evaluation(self.settings, self.task.evaluated_by, sys.argv)
-        return describe_end(limit, updates, time.perf_counter() - self.started, best, following)
+        return describe_end(limit, updates, seconds, best, following)
 
     def stage_is_done(self) -> bool:
         """Return whether the run ended because its stage is complete, so that the next stage follows."""

@@ -226,6 +226,13 @@ def test_the_last_line_has_time_best_metric_and_the_command_that_evaluates(
     assert report["perplexity"] == pytest.approx(validation["ppl"], rel=1e-4)
 
 
+def test_the_time_of_a_run_is_that_of_all_its_stages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log = runs.train(tmp_path, QUICK, "--stages 8:20,16:21 --no-save")
+    seconds = re.match(r"done training in ([\d.]+) seconds", caplog.messages[-1])
+    assert seconds is not None and float(seconds[1]) >= log[-1]["test_wall"] - 0.05  # rounded
+
+
 def test_the_total_of_a_run_in_epochs_is_what_it_comes_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--update-freq 5,20 --max-epoch 3 --log-format simple --log-interval 1"
     runs.train_command.main(runs.arguments(NO_SAVE, flags, "--save-dir", tmp_path))
