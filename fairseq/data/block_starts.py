@@ -30,8 +30,9 @@ class BlockStarts(LazyArray):
         super().__init__("<i8", len(sizes))
         self._sizes = sizes
         self._gaps = gaps
-        sums = np.add.reduceat(sizes, np.arange(0, len(sizes), _STRIDE), dtype=np.int64) if len(sizes) else sizes
-        self._before = np.cumsum(sums, dtype=np.int64) - sums
+        whole = len(sizes) - len(sizes) % _STRIDE
+        sums = sizes[:whole].reshape(-1, _STRIDE).sum(axis=1, dtype=np.int64)
+        self._before = np.concatenate([[0], np.cumsum(sums)])
 
     @property
     def nbytes(self) -> int:

@@ -197,8 +197,7 @@ class BlockSampler:
             seed=seed if shuffle else 0,
         )
         if by_size:
-            order = self._permutation(len(sizes), epoch=0)
-            self._cut(BATCHES, sorted_by_size(order, sizes))
+            self._cut(BATCHES, sorted_by_size(self._permutation(len(sizes), epoch=0), sizes))
 
     def __len__(self) -> int:
         return self.layout.batches
@@ -226,7 +225,7 @@ class BlockSampler:
     def _cut(self, order: str, blocks: np.ndarray) -> None:
         """Cut *blocks*, in an order of rising sizes, into batches."""
         self._sorted = blocks
-        self._cuts = _cut_by_size(self._sizes[blocks], *self._limits)
+        self._cuts = _cut_by_size(self._sizes, blocks, *self._limits)
         self.layout = dataclasses.replace(
             self.layout,
             order=order,
@@ -274,22 +273,24 @@ def sorted_by_size(order: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return found
 
 
-def _cut_by_size(sizes: np.ndarray, max_tokens: int | None, batch_size: int | None, multiple: int) -> np.ndarray:
-    """Return the first block of each batch of blocks of rising *sizes*, and at the end the number of blocks.
+def _cut_by_size(
+    sizes: np.ndarray, blocks: np.ndarray, max_tokens: int | None, batch_size: int | None, multiple: int
+) -> np.ndarray:
+    """Return where each batch begins in *blocks*, which are in an order of rising *sizes*, and at the end their number.
 
     As many rows as fit, rounded down to a multiple (see :func:`rows_per_batch`) except in the last batch, which takes
     the rest.
     """
     cuts = [0]
-    while cuts[-1] < len(sizes):
+    while cuts[-1] < len(blocks):
         first = cuts[-1]
-        most = rows_per_batch(max_tokens, batch_size, int(sizes[first]))
-        candidates = sizes[first : first + most]
+        most = rows_per_batch(max_tokens, batch_size, int(sizes[blocks[first]]))
+        candidates = sizes[blocks[first : first + most]]
         if max_tokens is not None:
             fitting = candidates * np.arange(1, len(candidates) + 1, dtype=np.int64) <= max_tokens
             candidates = candidates[: int(np.count_nonzero(fitting))]
         rows = len(candidates)
-        if first + rows < len(sizes) and rows >= multiple:
+        if first + rows < len(blocks) and rows >= multiple:
             rows -= rows % multiple
         cuts.append(first + rows)
     return np.array(cuts, dtype=np.int64)
