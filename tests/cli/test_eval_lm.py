@@ -277,6 +277,16 @@ def test_remove_bpe_joins_subwords(mark, capsys, tmp_path):
     assert out[3].startswith(f"Loss (base 2): {total / 5:.4f}, Perplexity: {2 ** (total / 5):.2f}")
 
 
+@pytest.mark.parametrize("length", [2, 3, 16])
+def test_a_word_that_the_end_of_a_block_cuts_counts_once(length, tmp_path):
+    data = make_data(tmp_path / "data", ["un@@", "read@@", "able", "word"], ["un@@ read@@ able word", "un@@ able"])
+    naive.checkpoint(tmp_path / "c.pt", 8)
+    flags = f"--cpu --path {tmp_path / 'c.pt'} --remove-bpe --tokens-per-sample {length}"
+    figures = evaluate(flags, data=data)
+    total = -float(scores(tmp_path, flags, data=data)[1].astype(np.float64).sum()) / math.log(2)
+    assert figures["words"] == 5 and figures["word_loss_base2"] == pytest.approx(total / 5)
+
+
 def test_bits_per_character_of_a_corpus_of_characters(capsys, tmp_path):
     data = make_data(tmp_path / "data", [*"abcdefgh_", "madeupword0000"], ["a b _ c", "h"])
     naive.checkpoint(tmp_path / "c.pt", 14)

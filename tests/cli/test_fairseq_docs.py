@@ -2,22 +2,66 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from typing import Any
 
 import pytest
 import runs
+import torch
 
-from fairseq import options
+from fairseq import config, options
 from fairseq.command_parsers import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES
+from fairseq.criterions import CRITERIONS
+from fairseq.models import ARCHITECTURES
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
 from fairseq.optim import OPTIMIZERS
 from fairseq.optim.lr_scheduler import LR_SCHEDULERS
 from fairseq.registry import is_plugin
+from fairseq.tasks import TASKS
 from fairseq.unused_flags import SWITCHES, VALUES, Refused, Unread
 
-TABLES = (runs.ROOT / "docs" / "fairseq.md").read_text(encoding="utf-8").split("## Flags")[1]
+PAGE = (runs.ROOT / "docs" / "fairseq.md").read_text(encoding="utf-8")
+TABLES = PAGE.split("## Flags")[1]
+PARTS = PAGE.split("## Parts")[1].split("## Checkpoints")[0]
 ROWS = re.findall(r"^\|(?: `\w+` \|)? (`--.*?) \| (same|different|no effect|refused) \|", TABLES, flags=re.MULTILINE)
 STATUS = {flag: status for flags, status in ROWS for flag in re.findall(r"`(--[\w-]+)`", flags)}
+
+
+REGISTRIES = {
+    "task": TASKS,
+    "criterion": CRITERIONS,
+    "optimizers": OPTIMIZERS,
+    "schedules": LR_SCHEDULERS,
+    "": ARCHITECTURES,
+}
+
+
+def parts() -> list[tuple[str, str, bool]]:
+    """Kind and name of every part in the page's table, and whether it is there; models have no kind."""
+    found = []
+    rows = re.findall(r"^\| (\w* ?)(`.*?) \| (same|different|refused) \|", PARTS, flags=re.MULTILINE)
+    for kind, names, status in rows:
+        for name in re.findall(r"`([\w.…]+)`", names.partition(" of ")[0]):
+            found.append((kind.strip(), f"transformer_lm{name}" if name.startswith("_") else name, status != "refused"))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "name", "there"), parts())
+def test_every_part_is_there_or_not_as_the_page_says(kind: str, name: str, there: bool) -> None:
+    registry: Any = REGISTRIES[kind]
+    ours = [part for part in registry if kind == "" or not is_plugin(registry[part])]
+    assert any(part == name or ("…" in name and part.startswith(name.rstrip("…."))) for part in ours) == there
+
+
+def test_the_page_names_the_parameters_of_transformer_lm() -> None:
+    [numbers] = re.findall(r"\(([\d,]+) parameters with ([\d,]+) words", PARTS)
+    count, words = (int(number.replace(",", "")) for number in numbers)
+    args = argparse.Namespace()
+    ARCHITECTURES["transformer_lm"].fill(args)
+    with torch.device("meta"):
+        decoder = TransformerDecoder(config.extract(TransformerLMConfig, args), words, padding_idx=1)
+    assert sum(parameter.numel() for parameter in decoder.parameters()) == count
 
 
 @pytest.fixture(scope="module")
