@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +94,28 @@ def check_scale(scaler: LossScaler, find: Callable[[], Finding]) -> None:
     if (reason := scaler.exhausted()) is not None:
         advice = "resume from an earlier checkpoint with a lower --lr or --clip-norm, or train with --bf16"
         raise NonFinite(find(), reason, advice)
+
+
+def check_weights(parameters: Mapping[str, nn.Parameter], world: World, update: int) -> None:
+    """Check the weights before they are saved: no command loads a checkpoint in which one is infinite or NaN.
+
+    Args:
+        parameters: those of the model by name, or this rank's parts of them.
+        world: the processes; all of them call this.
+        update: the number of the last update.
+
+    Raises:
+        UserError: one is, on any rank.
+    """
+    parts = {name: value.detach() for name, value in parameters.items() if value.numel()}
+    largest = torch.stack(list(torch._foreach_norm(list(parts.values()), math.inf))) if parts else torch.zeros(1)
+    finite = torch.isfinite(largest).tolist()  # one wait for the device
+    bad = next((name for name, is_finite in zip(parts, finite, strict=False) if not is_finite), None)
+    if named := [name for name in world.gather(bad, everywhere=True) if name]:
+        raise UserError(
+            f"update {update}: the weights {named[0]} are infinite or NaN, so they are not saved; resume from the "
+            "checkpoint before with a lower --lr or --clip-norm"
+        )
 
 
 def find(

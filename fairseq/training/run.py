@@ -31,7 +31,7 @@ from fairseq.training import log
 from fairseq.training.agreement import check_agreement
 from fairseq.training.best import Best
 from fairseq.training.log import Clock
-from fairseq.training.nonfinite import FILE, Finding, NonFinite
+from fairseq.training.nonfinite import FILE, Finding, NonFinite, check_weights
 from fairseq.training.profiling import profiling, window_of
 from fairseq.training.saving import Saver
 from fairseq.training.stages import Stage
@@ -246,6 +246,7 @@ class Run:
         self.world.barrier()
 
     def _save(self, epoch: int, updates: int, end_of_epoch: bool, figure: float | None) -> None:
+        check_weights(dict(self.trainer.reducer.named_parameters()), self.world, updates)
         saved = self.best.after_saving(figure)
         state = self.state_dict()
         state["extra_state"].update(val_loss=figure, **saved.state_dict())

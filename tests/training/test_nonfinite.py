@@ -101,6 +101,20 @@ def test_weights_that_overflowed_end_the_run(tmp_path):
     assert not (tmp_path / "checkpoint_last.pt").exists()
 
 
+@pytest.mark.parametrize("precision", ["", "--fp16 --threshold-loss-scale 128"])
+def test_weights_that_are_not_finite_replace_no_checkpoint(precision, tmp_path):
+    flags = [runs.BASELINE, runs.NO_DROPOUT, precision, "--disable-validation --no-epoch-checkpoints"]
+    flags.append("--optimizer sgd --weight-decay 10")  # times the highest rate it takes norms beyond float32
+    runs.train(tmp_path, flags, "--max-update 2")
+    before = (tmp_path / "checkpoint_last.pt").read_bytes()
+    with pytest.raises(
+        UserError, match=r"update 3: the weights \S+ are infinite or NaN, so they are not saved; resume"
+    ):
+        runs.train(tmp_path, flags, "--max-update 3 --lr 3e38 --clip-norm 0")
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["checkpoint_last.pt"]
+
+
 def test_skipped_updates_leave_no_trace(tmp_path, poisoned, caplog, monkeypatch):
     bad = examples_of(tmp_path, 3)
     with monkeypatch.context() as patch:  # a run that never reads the third batch
