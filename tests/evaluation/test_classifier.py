@@ -110,6 +110,16 @@ def test_fine_tuning_finds_dictionary_and_labels_and_its_model_classifies(
     assert sum(one.probabilities.values()) == pytest.approx(1)
 
 
+def test_a_training_run_finds_dictionary_and_labels_and_its_checkpoint_has_them(tmp_path: Path) -> None:
+    home = write_dictionary(tmp_path / "pretrained")
+    write_pretrained(home / "checkpoint.pt", home)
+    data = table(tmp_path / "table", ("x", "y", "z"))
+    runs.train(tmp_path / "run", SMALL, "--max-update 1 --finetune-from-model", home / "checkpoint.pt", data=data)
+    model = SentenceClassifier.from_pretrained(tmp_path / "run" / "checkpoint_last.pt")
+    assert model.labels == ("x", "y", "z")
+    assert [prediction.label in model.labels for prediction in model.classify(TEXTS)] == [True] * len(TEXTS)
+
+
 def test_texts_do_not_depend_on_their_batch_and_equal_a_direct_computation(tmp_path: Path) -> None:
     model = SentenceClassifier.from_pretrained(classifier(tmp_path))
     together, alone = model.logits(TEXTS, batch_size=3), torch.cat([model.logits([text]) for text in TEXTS])
