@@ -13,14 +13,17 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from fairseq.errors import UserError
 
+ARCHIVE = b"PK\x03\x04"  # how files of torch.save and numpy.savez begin
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _HOST = re.sub(r"[^A-Za-z0-9_-]", "-", platform.node())[:32] or "host"
+LARGEST_TEXT = 1 << 28  # bytes of a file that is read as a whole
+_PIPES = (f"/proc/{os.getpid()}/fd/pipe:", "/dev/fd/")  # where /dev/fd/N leads, without and with /proc
 _TEMPORARY = re.compile(r"\..*\.([A-Za-z0-9_-]+)\.\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
@@ -220,10 +223,46 @@ def open_regular(path: str | Path) -> io.BufferedReader:
     return open(open_descriptor(path), "rb")
 
 
-def read_regular(path: str | Path) -> bytes:
-    """Return the content of a regular file; see :func:`open_regular`."""
+def read_regular(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
+    """Return the content of a regular file of at most *largest* bytes; see :func:`open_regular`.
+
+    Raises:
+        OSError: as there, or it is larger.
+    """
     with open_regular(path) as file:
-        return file.read()
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise OSError(errno.EFBIG, f"larger than {largest / 2**20:,.0f} MiB", str(path))
+    return content
+
+
+def open_input(path: str | Path) -> BinaryIO:
+    """Open a file that a flag names: a regular one, or a pipe of this process (``<(command)`` of a shell).
+
+    A pipe with a name may never be written to, and a device never ends.
+
+    Raises:
+        OSError: it cannot be opened, or is something else.
+    """
+    if os.path.realpath(path).startswith(_PIPES) and is_special(path):
+        return open(path, "rb")
+    return open_regular(path)
+
+
+def open_special(path: str | Path) -> BinaryIO:
+    """Open a device or a pipe to write.
+
+    Raises:
+        OSError: it cannot be opened, or is a pipe that no process reads, which would be waited for.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "no process reads it", str(path)) from None
+        raise
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "wb")
 
 
 def is_special(path: str | Path) -> bool:
@@ -247,19 +286,43 @@ def prepare_folder(flag: str, folder: str | Path) -> None:
             pass
 
 
-def prepare_file(flag: str, path: str | Path) -> None:
+def prepare_file(
+    flag: str, path: str | Path, inputs: Mapping[str, str | Path | None] | None = None, begins: bytes = b""
+) -> None:
     """Check before any work is done that :func:`atomic_file` can write *path*; make its folder if needed.
 
+    Args:
+        flag: the flag that named the file.
+        path: the file.
+        inputs: the files that the command reads, by flag: none of them is replaced.
+        begins: the first bytes of every file of the kind that is written: a file of another kind is not replaced.
+
     Raises:
-        UserError: it cannot be written; the message names *flag*.
+        UserError: it cannot be written, or is one of *inputs* or of another kind; the message names *flag*.
     """
     if Path(path).is_dir():
         raise UserError(f"{flag} {path}: cannot be written (Is a directory); choose another file")
+    if os.path.islink(os.path.realpath(path)):
+        raise UserError(f"{flag} {path}: cannot be written (a symbolic link to itself); choose another file")
+    for name, source in (inputs or {}).items():
+        if source is not None and _are_same(path, source):
+            raise UserError(f"{flag} {path}: is the same file as {name}; choose another file")
+    if begins and os.path.isfile(path) and os.path.getsize(path):
+        with _system_errors(flag, path), open(path, "rb") as file:
+            if file.read(len(begins)) != begins:
+                raise UserError(f"{flag} {path}: is a file of another kind, which is not replaced; choose another file")
     if is_special(path):
         if not os.access(path, os.W_OK):
             raise UserError(f"{flag} {path}: cannot be written (Permission denied); choose another file")
     else:
         prepare_folder(flag, os.path.dirname(os.path.realpath(path)))
+
+
+def _are_same(path: str | Path, other: str | Path) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):
+        return False
 
 
 def sync_folder(folder: str | Path) -> None:

@@ -8,7 +8,6 @@ is there for PyTorch's tools and never read here.
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import re
@@ -25,7 +24,8 @@ from torch import Tensor
 from fairseq.checkpoint.integrity import check_archive
 from fairseq.checkpoint.tensor_part import MANIFEST, TensorPart, rows_of
 from fairseq.errors import UserError
-from fairseq.files import FULL, open_regular
+from fairseq.files import FULL, open_regular, read_regular
+from fairseq.json_files import parse_json
 
 PLAIN = "plain.pt"
 PARTS = "parts"
@@ -113,10 +113,10 @@ def join(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None = Non
 def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -> dict[str, Any]:
     if (folder / MANIFEST).stat().st_size > _LARGEST_MANIFEST:
         raise ValueError(f"{MANIFEST} is too large")
-    text = (folder / MANIFEST).read_bytes()
+    text = read_regular(folder / MANIFEST)
     if plain.pop("manifest") != zlib.crc32(text):
         raise ValueError(f"{MANIFEST} does not belong to {PLAIN}")
-    stored = json.loads(text)["tensors"]
+    stored = parse_json(text)["tensors"]
     _check_sizes(folder, stored)
     found: dict[str, Any] = {}
     for path, key in plain.pop(PARTS):

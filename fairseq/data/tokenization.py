@@ -28,6 +28,7 @@ from fairseq.data.raw_text import (
 from fairseq.data.workers import Workers
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular
+from fairseq.json_files import parse_json
 from fairseq.terminal import byte_bar
 from fairseq.tokenizers import Subwords, Tokenizer, WordTokenizer
 
@@ -221,12 +222,12 @@ def load_counts(prefix: str | Path) -> RawCounts | None:
         return None
     checksums.check(path)
     try:
-        values = json.loads(read_regular(path))
+        values = parse_json(read_regular(path))
         are_counts = all(type(value) is int and value > 0 for value in values.values())
         if are_counts and values.keys() == asdict(RawCounts()).keys():
             return RawCounts(**values)
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess again") from None
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError):
         pass
     raise UserError(f"{path}: damaged: expected bytes, words and lines; run fairseq-preprocess again")

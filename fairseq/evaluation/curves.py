@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from fairseq.errors import UserError, read_failure
 from fairseq.files import read_regular
+from fairseq.logging.recorders import parse_entry
 
 AXES = {"updates": "updates", "tokens": "tokens read", "hours": "time of training (hours)"}
 BITS = "bits per target"
@@ -116,12 +116,11 @@ def _entries(path: str) -> list[Entry]:
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; give a file of --metrics-file") from None
     entries = []
-    for line in lines[:-1]:
+    for number, line in enumerate(lines[:-1], 1):
         try:
-            entry = json.loads(line)
-            entries.append({**entry, "tag": str(entry["tag"]), "step": int(entry["step"])})
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise UserError(f"{path}: not a file of --metrics-file") from None
+            entries.append(parse_entry(line))
+        except ValueError as error:
+            raise UserError(f"{path}: line {number}: not of --metrics-file ({error}); give another file") from None
     return entries
 
 
@@ -134,15 +133,21 @@ def _progress(entries: Sequence[Entry], axis: str) -> tuple[np.ndarray, np.ndarr
             # Only intervals of training count tokens; wpb is their mean number in an update.
             if entry["tag"] != "train_inner" or step <= steps[-1]:
                 continue
-            place = places[-1] + entry.get("wpb", math.nan) * (step - steps[-1])
+            place = places[-1] + _number(entry, "wpb") * (step - steps[-1])
         elif axis == "hours":
-            place = entry.get("wall", math.nan) / 3600
+            place = _number(entry, "wall") / 3600
         else:
             place = step
         if math.isfinite(place):
             steps.append(step)
             places.append(place)
     return np.array(steps), np.array(places)
+
+
+def _number(entry: Entry, name: str) -> float:
+    """The number *name* of an entry; NaN where it has none, or null."""
+    value = entry.get(name)
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _available(entries: Sequence[Entry]) -> str:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from fairseq.errors import UserError
+from fairseq.files import is_special, open_special
+from fairseq.json_files import parse_json
 from fairseq.logging.progress import short
 from fairseq.settings import CommonConfig
 from fairseq.terminal import LOG_DATES, LOG_FORMAT
 
+LONGEST_ENTRY = 1 << 20  # bytes
+BEGIN = b'{"tag": "'
 FIGURES = "fairseq.figures"  # the logger of what progress bars show
 
 
@@ -90,27 +96,38 @@ class JsonLines:
     """
 
     def __init__(self, path: str, after: int = 0) -> None:
-        try:
+        self._path = path
+        with self._named():
             Path(path).parent.mkdir(parents=True, exist_ok=True)
+            if is_special(path):  # a device has no lines to keep
+                self._file: BinaryIO = open_special(path)
+                return
             self._file = open(path, "a+b")  # noqa: SIM115 - open as long as the run
-            if self._file.seekable():
-                self._file.seek(0)
-                self._file.truncate(_end_of_step(path, self._file, after))
-        except OSError as error:
-            raise UserError(
-                f"--metrics-file {path}: cannot be written ({error.strerror}); choose another file"
-            ) from None
+            self._file.seek(0)
+            self._file.truncate(_end_of_step(path, self._file, after))
 
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
         """Add a line, at once."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         line = json.dumps({"tag": tag, "step": step, **finite}, allow_nan=False, ensure_ascii=False)
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
+        with self._named():
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written is an error already
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the flag in system errors."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"--metrics-file {self._path}: cannot be written ({error.strerror}); choose another file"
+            ) from None
 
 
 class WeightsAndBiases:
@@ -161,6 +178,17 @@ class LogFile:
         """Leave the file to the process's log."""
 
 
+class _FileHandler(logging.FileHandler):
+    """A handler whose failure, such as a full disk, ends the run: logging's own prints a traceback for each line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        with contextlib.suppress(OSError):  # of what is left in the buffer
+            self.stream.close()
+        raise UserError(f"--log-file {self.baseFilename}: cannot be written ({reason}); choose another file") from None
+
+
 @contextmanager
 def log_file(path: str | None) -> Iterator[None]:
     """Copy the log and its figures to the file at *path*, if given, inside a ``with`` statement.
@@ -173,7 +201,7 @@ def log_file(path: str | None) -> Iterator[None]:
         return
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path, encoding="utf-8")
+        handler = _FileHandler(path, encoding="utf-8", errors="backslashreplace")  # names need not be UTF-8
     except OSError as error:
         raise UserError(f"--log-file {path}: cannot be written ({error.strerror})") from None
     handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_DATES))
@@ -220,17 +248,34 @@ def recording(common: CommonConfig | None, folder: str | Path = ".", after: int 
             recorder.close()
 
 
-def _end_of_step(path: str, lines: Any, step: int) -> int:
+def parse_entry(line: bytes) -> dict[str, Any]:
+    """Return an entry of a file of figures: ``tag``, ``step``, and numbers, text or null by name.
+
+    Raises:
+        ValueError: the line is no such entry.
+    """
+    entry = parse_json(line)
+    if not isinstance(entry, dict):
+        raise ValueError("not a JSON object")
+    if not isinstance(entry.get("tag"), str) or type(entry.get("step")) is not int or entry["step"] < 0:
+        raise ValueError("has no tag and step")
+    for name, value in entry.items():
+        if isinstance(value, bool | dict | list) or isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"{name[:40]} is not a number or text")
+    return entry
+
+
+def _end_of_step(path: str, lines: BinaryIO, step: int) -> int:
     """Bytes of the leading *lines* that are whole and of steps up to *step*."""
     end = 0
-    for line in lines:
+    while line := lines.readline(LONGEST_ENTRY):
         try:
-            entry = json.loads(line)
-            within = entry["step"] <= step
-        except (ValueError, TypeError, KeyError):
-            if line.endswith(b"\n"):
-                raise UserError(f"--metrics-file {path}: not a file of figures; name another") from None
-            return end  # cut off as its run was killed
+            within = parse_entry(line)["step"] <= step
+        except ValueError:
+            begins = end or line[: len(BEGIN)] == BEGIN[: len(line)]
+            if begins and not line.endswith(b"\n") and len(line) < LONGEST_ENTRY:
+                return end  # cut off as its run was killed
+            raise UserError(f"--metrics-file {path}: not a file of figures; name another") from None
         if not within:
             return end
         end += len(line)

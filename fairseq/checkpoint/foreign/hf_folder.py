@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fairseq import json_files
 from fairseq.checkpoint.foreign import inert, pickled_module
 from fairseq.checkpoint.foreign.inert import Inert
 from fairseq.errors import UserError, read_failure
-from fairseq.files import open_regular, read_regular
+from fairseq.files import open_regular
 
 CONFIG, PICKLE, SAFE = "config.json", "pytorch_model.bin", "model.safetensors"
 TOKENIZER = "tokenizer.json"
@@ -49,12 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _any_json(path: Path) -> Any:
-    try:
-        return json.loads(read_regular(path))
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; give a folder with {path.name}") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}: not valid JSON; use another file") from None
+    return json_files.read_json(path, f"give a folder with {path.name}")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
