@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq.checkpoint import parts, schema
+from fairseq.checkpoint.bounds import check_bounded
 from fairseq.checkpoint.foreign import fairseq0x
 from fairseq.checkpoint.foreign.standins import SAFE_GLOBALS
 from fairseq.checkpoint.integrity import FLOATS, check_finite, check_records, check_room, check_tensors
@@ -126,6 +127,7 @@ def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
             state = torch.load(str(path), map_location=map_location, weights_only=True, mmap=magic == ZIP_MAGIC)
     except Exception as error:  # damaged and hostile files fail in every way there is
         raise UserError(f"{path}: {_fault(error)}") from None
+    check_bounded(state, path)
     check_tensors(state, path)
     return state
 
