@@ -43,7 +43,7 @@ from fairseq.parsing import CHOICES, Choice, Parser, title_of
 from fairseq.plugins import import_user_module
 from fairseq.settings import DEFAULT_BATCH_SIZE
 from fairseq.settings_file import for_another_run, read_yaml
-from fairseq.terminal import printable, protect_terminal
+from fairseq.terminal import open_standard_streams, printable, protect_terminal
 from fairseq.unused_flags import add_unused_flags, check_architecture
 
 __all__ = [
@@ -114,6 +114,7 @@ def parse_args_and_arch(
         print(f"note: {', '.join(parser.unread)}: no effect here", file=sys.stderr)  # type: ignore[attr-defined]
     if unknown and not parse_known:
         parser.error(f"unrecognized arguments: {unknown[0]}")
+    _check_names(parser, args)
     _fill(parser, args, chosen, [part for _, part in parts], defaults)
     return (args, unknown) if parse_known else args
 
@@ -125,6 +126,7 @@ def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable
 
 def run_program(program: Callable[[], Any]) -> None:
     """Run *program*; a user's mistake is one line on stderr and exit code 2."""
+    open_standard_streams()
     keep_freed_memory()
     protect_terminal()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -146,7 +148,7 @@ def run_program(program: Callable[[], Any]) -> None:
     except OSError as error:
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
             fail(f"{str(error.filename)[:80]}…: {error.strerror}; give another path")
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG):
             raise
         print(f"{Path(sys.argv[0]).name}: error: the output cannot be written ({error.strerror})", file=sys.stderr)
         sys.stderr.flush()
@@ -172,6 +174,21 @@ def _first_look(argv: list[str]) -> dict[str, Any]:
         look.add_argument(config.flag_name(choice.name), *choice.aliases, dest=choice.name)
     given = vars(look.parse_known_args(argv)[0])
     return {**(read_yaml(given["config"]) if "config" in given else {}), **given}
+
+
+def _check_names(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Raise UserError for an empty file name, which would be the current folder, or one with a NUL character.
+
+    Flags of dataclasses check their text themselves.
+    """
+    for action in parser._actions:
+        value = getattr(args, action.dest, None)
+        name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and "\0" in text:
+                raise UserError(f"{name}: contains a NUL character; remove it")
+            if text == "" and action.type is None:
+                raise UserError(f"{name}: an empty value; give a name")
 
 
 def _ignore(message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import html
 import logging
+import os
 import re
 import sys
 import time
@@ -96,8 +97,38 @@ class MessageHandler(logging.StreamHandler[TextIO]):
             super().emit(record)
 
 
+def open_standard_streams() -> None:
+    """Open stdin, stdout and stderr on the null device where the process was started without them, as by ``>&-``.
+
+    Python has None for a closed one, and the next file to be opened would get its descriptor.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            stream = open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
+@contextlib.contextmanager
+def silent_stderr() -> Iterator[None]:
+    """Drop what this process writes to descriptor 2 inside a ``with`` statement, libraries of other languages too."""
+    kept = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
 def log_to_stderr(level: int = logging.INFO) -> None:
     """Log to stderr from *level* on, unless logging is set up already."""
+    open_standard_streams()
     handler = MessageHandler(sys.stderr)
     handler.setFormatter(Formatter())
     logging.basicConfig(level=level, handlers=[handler])
