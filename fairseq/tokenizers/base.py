@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,6 +38,13 @@ class WordTokenizer(Value):
     def join(self, words: Sequence[str]) -> str:
         """Return the text of *words*."""
         raise NotImplementedError
+
+    def check(self) -> None:
+        """Check the settings.
+
+        Raises:
+            UserError: one is invalid; the message begins with its name.
+        """
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,19 @@ class Subwords(Value):
         letters = Counter("".join(text.split()))
         known = zip(letters, self.encode(list(letters)), strict=True)
         return sum(letters[letter] for letter, symbols in known if UNKNOWN not in symbols) / max(1, letters.total())
+
+    @contextlib.contextmanager
+    def library(self) -> Iterator[None]:
+        """Turn what a library raises about the content, or about text that it cannot encode, into a UserError.
+
+        Libraries raise errors of every type, and the panic of one written in Rust is no Exception.
+        """
+        try:
+            yield
+        except (UserError, KeyboardInterrupt, GeneratorExit, MemoryError):
+            raise
+        except BaseException as error:  # subword-nmt exits at an invalid line
+            raise self.invalid(f"{type(error).__name__}: {error}") from None
 
     def invalid(self, reason: object) -> UserError:
         """Return the error for a content that cannot be read."""

@@ -21,7 +21,12 @@ def chosen_words(config: TextConfig) -> WordTokenizer | None:
     if config.tokenizer is None:
         return None
     kind = TOKENIZERS[config.tokenizer]
-    return Moses(config.moses_source_lang) if kind is Moses else kind()
+    words = Moses(config.moses_source_lang) if kind is Moses else kind()
+    try:
+        words.check()
+    except UserError as error:
+        raise UserError(f"--moses-source-lang: {error}") from None
+    return words
 
 
 def chosen_subwords(config: TextConfig) -> Subwords | None:

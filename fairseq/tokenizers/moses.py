@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fairseq.errors import UserError
 from fairseq.registry import register_tokenizer
 from fairseq.tokenizers.base import WordTokenizer
 
@@ -28,6 +29,13 @@ class Moses(WordTokenizer):
     """
 
     language: str = "en"
+
+    def check(self) -> None:
+        from sacremoses.corpus import NonbreakingPrefixes
+
+        known = set(NonbreakingPrefixes().available_langs.values())
+        if self.language not in known:
+            raise UserError(f"language {self.language[:40]!r}: Moses has {', '.join(sorted(known))}")
 
     def split(self, line: str) -> list[str]:
         return self._chunks.split(line)

@@ -43,18 +43,21 @@ class SentencePiece(Subwords):
         return model.getvalue()
 
     def check(self) -> None:
-        _ = self._vocabulary
+        self.decode(self.encode(["The cat  sat, ż 語 🙂"])[0].split())
 
     def encode(self, lines: Sequence[str]) -> list[str]:
-        return [self._vocabulary.line(ids) for ids in self._model.encode(list(lines), out_type=int)]
+        with self.library():
+            return [self._vocabulary.line(ids) for ids in self._model.encode(list(lines), out_type=int)]
 
     def decode(self, symbols: Sequence[str]) -> str:
-        return str(self._model.decode_pieces(self._vocabulary.plain(symbols)))
+        with self.library():
+            return str(self._model.decode_pieces(self._vocabulary.plain(symbols)))
 
     @functools.cached_property
     def _vocabulary(self) -> Vocabulary:
-        pieces = {index: self._model.id_to_piece(index) for index in range(len(self._model))}
-        return Vocabulary(pieces, self._model.unk_id(), self.source)
+        with self.library():  # a piece need not be UTF-8
+            pieces = {index: self._model.id_to_piece(index) for index in range(len(self._model))}
+            return Vocabulary(pieces, self._model.unk_id(), self.source)
 
     @functools.cached_property
     def _model(self) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 from fairseq import checksums
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file, read_regular
+from fairseq.json_files import parse_json
 from fairseq.registry import BPES, TOKENIZERS
 from fairseq.tokenizers.base import UNKNOWN, Subwords, Value, WordTokenizer
 from fairseq.tokenizers.rules import SubwordMarks, WordRule
@@ -132,9 +133,9 @@ def read_tokenization(path: str | Path) -> tuple[bytes, dict[str, Any]]:
         raise UserError(f"{path}: {read_failure(error)}; {AGAIN}") from None
     checksums.check(path, [content])
     try:
-        values = json.loads(content)
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}: damaged: not JSON in UTF-8; {AGAIN}") from None
+        values = parse_json(content)
+    except ValueError as error:
+        raise UserError(f"{path}: damaged: not JSON in UTF-8 ({error}); {AGAIN}") from None
     if not isinstance(values, dict) or values.get("version") != VERSION or not values.keys() <= ENTRIES:
         raise UserError(f"{path}: not a tokenization of version {VERSION}; {AGAIN}")
     return content, values
@@ -177,7 +178,12 @@ def _words(values: Any, path: str | Path) -> WordTokenizer | None:
     known = {field.name: field for field in dataclasses.fields(TOKENIZERS[name])}
     if not known.keys() >= settings.keys() or not all(isinstance(value, str) for value in settings.values()):
         raise UserError(f"{path}: settings of tokenizer {name}: {str(sorted(settings))[:200]}; known: {sorted(known)}")
-    return TOKENIZERS[name](**settings)
+    words: WordTokenizer = TOKENIZERS[name](**settings)
+    try:
+        words.check()
+    except UserError as error:
+        raise UserError(f"{path}: {error}; {AGAIN}") from None
+    return words
 
 
 def _subwords(values: Any, path: str | Path) -> Subwords | None:
