@@ -122,11 +122,14 @@ def _damaged(path: str | Path, found: tuple[int, int], expected: tuple[int, int]
 def _read(path: Path) -> dict[str, tuple[int, int]]:
     """(size, CRC-32) of each file that ``checksums.txt`` lists."""
     try:
-        lines = read_regular(path).decode("utf-8").splitlines()
+        content = read_regular(path).decode("utf-8")
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; preprocess the text again") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8; preprocess the text again") from None
+    if content and not content.endswith("\n"):
+        raise UserError(f"{path}: its last line is cut off; preprocess the text again")
+    lines = content.splitlines()
     entries: dict[str, tuple[int, int]] = {}
     for number, line in enumerate(lines, 1):
         crc, size, name = (line.split(" ", 2) + ["", ""])[:3]

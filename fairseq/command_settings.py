@@ -158,10 +158,10 @@ class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
     )
     prefix_size: int | None = flag(None, "tokens of a line that hypotheses begin with (0: all)", low=0)
     nbest: int | None = flag(None, "hypotheses to print, of --beam", low=1)
-    max_len_a: float | None = flag(None, "maximum tokens of a hypothesis per token of its line", low=0)
+    max_len_a: float | None = flag(None, "maximum tokens of a hypothesis per token of its line", low=0, high=1000)
     max_len_b: int | None = flag(None, "maximum tokens of a hypothesis, added to that (200)", low=1, high=10_000_000)
     min_len: int | None = flag(None, "minimum tokens of a hypothesis (1)", low=0)
-    lenpen: float | None = flag(None, "length penalty: exponent of the length in scores (1)")
+    lenpen: float | None = flag(None, "length penalty: exponent of the length in scores (1)", low=-10, high=10)
     no_repeat_ngram_size: int | None = flag(None, "length of n-grams that are not repeated (0: any are)", low=0)
 
     @property

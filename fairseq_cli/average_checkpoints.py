@@ -8,7 +8,7 @@ from fairseq import checkpoint, options
 from fairseq.checkpoint.averaging import average, newest
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.errors import UserError
-from fairseq.files import prepare_file
+from fairseq.files import ARCHIVE, prepare_file
 from fairseq.tasks.dictionary_digest import stored_digest
 
 
@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> None:
         paths = [str(path) for path in newest(paths[0], kind, count, args.checkpoint_upper_bound)]
     if not asked:
         paths = [str(find_checkpoint(path)) for path in paths]
-    prepare_file("--output", args.output)
+    prepare_file("--output", args.output, {f"--inputs {path}": path for path in paths}, ARCHIVE)
     checkpoint.save(args.output, average(paths, stored_digest))
     print(f"Wrote {args.output}: the mean of {', '.join(paths)}")
 

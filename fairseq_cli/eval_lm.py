@@ -20,7 +20,7 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scoring, report
 from fairseq.evaluation.scorer import Scores
-from fairseq.files import atomic_files, prepare_file, prepare_folder
+from fairseq.files import ARCHIVE, atomic_files, prepare_file, prepare_folder
 from fairseq.generation import Decoding, generator_of, stream
 from fairseq.generation.predictor import can_generate
 from fairseq.generation.text import never_written
@@ -64,10 +64,11 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     settings, paths = with_models(settings)
     if cfg.results_path is not None:
         prepare_folder("--results-path", cfg.results_path)
+    inputs = {**{f"--path {path}": path for path in paths}, "--text": cfg.text}
     if cfg.save_token_scores is not None:
-        prepare_file("--save-token-scores", cfg.save_token_scores)
+        prepare_file("--save-token-scores", cfg.save_token_scores, inputs, ARCHIVE)
     if cfg.sample is not None:
-        prepare_file("--sample", cfg.sample)
+        prepare_file("--sample", cfg.sample, inputs)
     device = world.device
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     given = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})

@@ -22,7 +22,7 @@ from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.evaluation.classifier import SentenceClassifier
-from fairseq.files import atomic_folder, prepare_file
+from fairseq.files import ARCHIVE, atomic_folder, prepare_file
 from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
@@ -132,7 +132,7 @@ def _write_fairseq(source: str, data: str | None, out: Path) -> None:
 
     Its dictionary is compared with *data*, or where that is None with the ``dict.txt`` beside it, if there is one.
     """
-    prepare_file("--out", out)
+    prepare_file("--out", out, {"CHECKPOINT": source}, ARCHIVE)
     path = find_checkpoint(source)
     loaded = checkpoint.load(path)
     dictionary = Path(data) if data is not None else path.parent

@@ -15,6 +15,7 @@ from fairseq.command_settings import InteractiveConfig
 from fairseq.data.raw_text import BOM
 from fairseq.data.text_corpus import report_unknown
 from fairseq.errors import UserError, read_failure
+from fairseq.files import open_input
 from fairseq.generation.fairseq_lines import lines_of
 from fairseq.generation.writer import Writer, check_samples
 from fairseq.settings import CommonConfig
@@ -23,6 +24,8 @@ from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks, progress, with_models
 
 logger = logging.getLogger(__name__)
+
+LARGEST_INPUT = 1 << 26  # bytes of prompts, which are encoded together
 
 
 def main(args: argparse.Namespace) -> None:
@@ -116,9 +119,12 @@ def _read_file(path: Path) -> list[str]:
         UserError: the file cannot be read, is empty or is not UTF-8.
     """
     try:
-        content = path.read_bytes()
+        with open_input(path) as file:
+            content = file.read(LARGEST_INPUT + 1)
     except OSError as error:
-        raise UserError(f"--input {path}: {read_failure(error)}; give another file") from None
+        raise UserError(f"--input {path}: {read_failure(error)}; give another file, or - for stdin") from None
+    if len(content) > LARGEST_INPUT:
+        raise UserError(f"--input {path}: larger than {LARGEST_INPUT >> 20} MiB; split it")
     if not content:
         raise UserError(f"--input {path}: is empty; give a file with one prompt per line")
     lines = content.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")

@@ -9,7 +9,7 @@ from fairseq import checkpoint, options
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.errors import UserError
-from fairseq.files import prepare_file
+from fairseq.files import ARCHIVE, prepare_file
 
 
 def main(args: argparse.Namespace) -> None:
@@ -21,7 +21,7 @@ def main(args: argparse.Namespace) -> None:
     source = find_checkpoint(args.source)
     if not parts.is_folder(source):
         raise UserError(f"{args.source}: not a checkpoint of --ddp-backend fully_sharded, which is a folder")
-    prepare_file("FILE", args.target)
+    prepare_file("FILE", args.target, begins=ARCHIVE)
     state = checkpoint.load(source)
     if args.no_save_optimizer_state:
         state.pop("last_optimizer_state", None)

@@ -33,7 +33,8 @@ def main(args: argparse.Namespace) -> list[dict[str, Any]]:
         plots.require("--results-path")
         if Path(cfg.results_path).suffix not in plots.CURVE_FORMATS:
             raise UserError(f"--results-path {cfg.results_path}: must end in {', '.join(plots.CURVE_FORMATS)}")
-        prepare_file("--results-path", cfg.results_path)
+        files = [file for run in args.runs for file in run.rpartition("=")[2].split(",")]
+        prepare_file("--results-path", cfg.results_path, {f"RUN {file}": file for file in files})
     splits = [split.strip() for split in cfg.split.split(",") if split.strip()]
     if not splits:
         raise UserError(f"--split {cfg.split!r}: empty; give a validation split, train_inner or train")

@@ -16,7 +16,7 @@ from fairseq.data.raw_text import TextFormat, format_of
 from fairseq.data.tokenization import DetokenizeBlock, TokenizeBlock, tokenize_file, tokenize_stream
 from fairseq.data.workers import Workers
 from fairseq.errors import UserError
-from fairseq.files import atomic_file
+from fairseq.files import atomic_file, prepare_file
 from fairseq.limits import check_processes
 from fairseq.tokenizers import Tokenizer, find_tokenizer
 from fairseq.tokenizers.choice import chosen_subwords, chosen_words
@@ -32,6 +32,8 @@ def main(args: argparse.Namespace) -> None:
     """
     config = typed(TokenizeConfig, args)
     check_processes("--workers", config.workers)
+    if config.output is not None:
+        prepare_file("--output", config.output, {"TEXT": args.text, "--bpe-codes": config.bpe_codes})
     tokenizer = _tokenizer(config)
     task = DetokenizeBlock(tokenizer) if config.undo else TokenizeBlock(tokenizer)
     with Workers(task, config.workers) as workers, _output(config) as out:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import gzip
 import io
-import json
 import lzma
 import os
 import zlib
@@ -15,11 +14,14 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from fairseq.errors import UserError, read_failure
-from fairseq.files import open_regular
+from fairseq.files import open_input, open_regular
+from fairseq.json_files import parse_json
 from fairseq.tokenizers.base import EXTRA
 
 BLOCK_BYTES = 1 << 20  # read at once
+COMPRESSED_BYTES = 1 << 10  # decompressed at once
 LONGEST_LINE = 1 << 20  # bytes; a longer line is read in parts
+LONGEST_ROW = 1 << 26  # bytes of a row of JSON lines, which is read as a whole
 BOM = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
 
@@ -93,7 +95,7 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], Any] = lamb
         UserError: the file cannot be read, or is not what its suffix says.
     """
     try:
-        with open(path, "rb") as raw, _decompressed(raw, path) as file:
+        with open_input(path) as raw, _decompressed(raw, path) as file:
             before = 0
             for block in blocks_of(path, file, form):
                 yield block
@@ -155,25 +157,30 @@ def _decompressed(raw: BinaryIO, path: str) -> Iterator[BinaryIO]:
         with gzip.GzipFile(fileobj=raw) as file:
             yield cast(BinaryIO, io.BufferedReader(file))
     elif suffix == ".xz":
-        with lzma.LZMAFile(raw) as file:
-            yield cast(BinaryIO, io.BufferedReader(file))
+        yield cast(BinaryIO, io.BufferedReader(_Frames(raw, path, lzma.LZMADecompressor, b"\0"), BLOCK_BYTES))
     elif suffix == ".zst":
-        yield cast(BinaryIO, io.BufferedReader(_Zstandard(raw, path), BLOCK_BYTES))
+        yield cast(BinaryIO, io.BufferedReader(_zstandard(raw, path), BLOCK_BYTES))
     else:
         yield raw
 
 
-class _Zstandard(io.RawIOBase):
-    """Reader of Zstandard frames that notices a missing end, which the package's own does not."""
+class _Frames(io.RawIOBase):
+    """Reader of compressed frames one behind the other, to the last byte of the file.
 
-    def __init__(self, raw: BinaryIO, path: str) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise UserError(f"{path}: needs the package zstandard; {EXTRA}") from None
-        self._raw, self._path, self._library = raw, path, zstandard
+    The packages' own readers ignore what follows a frame, or that its end is missing. Little is decompressed at once:
+    128 KiB of zeros are four bytes of Zstandard.
+
+    Args:
+        raw: the file.
+        path: its name, for messages.
+        new: makes the decompressor of a frame, with ``decompress``, ``eof`` and ``unused_data``.
+        padding: bytes that may lie between frames.
+    """
+
+    def __init__(self, raw: BinaryIO, path: str, new: Callable[[], Any], padding: bytes = b"") -> None:
+        self._raw, self._path, self._new, self._padding = raw, path, new, padding
         self._frame: Any = None
-        self._ready = b""
+        self._ready = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -181,7 +188,7 @@ class _Zstandard(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = b"start"
         while not self._ready and data:
-            data = self._raw.read(1 << 16)
+            data = self._raw.read(COMPRESSED_BYTES)
             self._decompress(data)
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
@@ -191,14 +198,28 @@ class _Zstandard(io.RawIOBase):
     def _decompress(self, data: bytes) -> None:
         if not data and self._frame is not None:
             raise _damaged(self._path, "its end is missing")
-        try:
-            while data:
-                self._frame = self._frame or self._library.ZstdDecompressor().decompressobj()
-                self._ready += self._frame.decompress(data)
-                data = self._frame.unused_data if self._frame.eof else b""
-                self._frame = None if self._frame.eof else self._frame
-        except self._library.ZstdError as error:
-            raise _damaged(self._path, error) from None
+        ready = []
+        while data:
+            if self._frame is None:
+                data = data.lstrip(self._padding) if self._padding else data
+                if not data:
+                    break
+                self._frame = self._new()
+            try:
+                ready.append(self._frame.decompress(data))
+            except Exception as error:  # each package has errors of its own
+                raise _damaged(self._path, error) from None
+            data = self._frame.unused_data if self._frame.eof else b""
+            self._frame = None if self._frame.eof else self._frame
+        self._ready = memoryview(b"".join(ready))
+
+
+def _zstandard(raw: BinaryIO, path: str) -> io.RawIOBase:
+    try:
+        import zstandard
+    except ImportError:
+        raise UserError(f"{path}: needs the package zstandard; {EXTRA}") from None
+    return _Frames(raw, path, lambda: zstandard.ZstdDecompressor().decompressobj())
 
 
 def _damaged(path: str, error: object) -> UserError:
@@ -211,7 +232,7 @@ def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
     parts: list[bytes] = []
     first = number = 1
     size = 0
-    limit = LONGEST_LINE if form.field is None else -1
+    limit = LONGEST_LINE if form.field is None else LONGEST_ROW
     while line := file.readline(limit):
         if not size and first == 1:
             line = line.removeprefix(BOM)
@@ -219,6 +240,10 @@ def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
         number += whole
         rest = b""
         if not whole and len(line) == limit:
+            if form.field is not None:
+                raise UserError(
+                    f"{path}: line {number}: longer than {LONGEST_ROW >> 20} MiB; split the text of this row"
+                )
             line, rest = _cut(line)
         parts.append(line)
         size += len(line)
@@ -249,8 +274,8 @@ def _values(row: str, block: Block, number: int, field: str) -> list[str]:
     if not row.strip():
         return []
     try:
-        value = json.loads(row)
-    except (ValueError, RecursionError):
+        value = parse_json(row, any_text=True)
+    except ValueError:
         value = None
     text = value.get(field) if isinstance(value, dict) else None
     if not isinstance(text, str):

@@ -8,6 +8,7 @@ which ``</s>`` represents: a split has as many tokens as characters, or one more
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +17,7 @@ import numpy as np
 
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
-from fairseq.files import atomic_files
+from fairseq.files import atomic_files, open_regular, prepare_file
 from fairseq.terminal import byte_bar
 
 LINE_ENDS = {"bytes": ord("\n"), "letters": ord(" ")}
@@ -48,12 +49,13 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
             be written.
     """
     try:
-        total = source.stat().st_size
-        if total < 20:
-            raise UserError(f"{source}: has {total} bytes; a split of 90, 5 and 5 % needs at least 20")
-        destdir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:
-            text = files.enter_context(open(source, "rb"))
+            text = files.enter_context(open_regular(source))
+            total = os.fstat(text.fileno()).st_size
+            if total < 20:
+                raise UserError(f"{source}: has {total} bytes; a split of 90, 5 and 5 % needs at least 20")
+            for name in (*split_sizes(total), "dict"):
+                prepare_file("DIR", destdir / f"{name}.txt", {"TEXT": source})
             report = files.enter_context(byte_bar(total))
             tokens, counts = {}, np.zeros(256, dtype=np.int64)
             group = files.enter_context(atomic_files())

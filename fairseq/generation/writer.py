@@ -29,7 +29,7 @@ from fairseq.tasks.loading import load_language_models
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 10**10  # of all continuations of a run
+MOST_TOKENS = 10**8  # of all continuations of a run
 
 
 @dataclass(frozen=True)
