@@ -1,0 +1,39 @@
+"""Valid command lines, to which one bad flag or file is added."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TRAIN = """--arch shortformer_tiny --max-tokens 48 --max-update 2 --cpu --no-save --disable-validation --log-format none --log-interval 1
+    --criterion cross_entropy --tokens-from-prev 12 --adaptive-input-cutoff 10,16 --adaptive-softmax-cutoff 10,16
+    --decoder-layers 1 --decoder-embed-dim 8 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2
+    --decoder-input-dim 8 --decoder-output-dim 8 --tokens-per-sample 12 --adaptive-softmax-factor 2
+    --adaptive-input-factor 2 --optimizer adam --lr 0.01 --seed 1 --required-batch-size-multiple 1"""
+
+
+def lines(base: Path) -> dict[str, list[str]]:
+    """A valid command line of each command, with outputs in the current folder."""
+    data, lm, tnf = f"{base}/data", f"{base}/lm/checkpoint_last.pt", f"{base}/tnf/checkpoint_last.pt"
+    model = [data, "--path", lm, "--cpu"]
+    texts = ["--only-source", "--trainpref", f"{base}/train.txt"]
+    return {
+        "train": [data, *TRAIN.split()],
+        "eval_lm": [*model, "--gen-subset", "valid"],
+        "validate": model,
+        "interactive": [*model, "--input", f"{base}/prompts.txt", "--max-new-tokens", "2"],
+        "generate": [*model, "--gen-subset", "valid", "--context-tokens", "4", "--max-new-tokens", "2"],
+        "recl": [*model, "--gen-subset", "valid", "--step", "2", "--max-context", "4", "--positions", "4"],
+        "attention": [*model, "--gen-subset", "valid", "--first-tokens", "40", "--results-path", "out"],
+        "preprocess": [*texts, "--destdir", "out", "--tokenizer", "space"],
+        "tokenize": [f"{base}/train.txt", "--tokenizer", "space"],
+        "symbols": [f"{base}/train.txt", "out", "--kind", "bytes"],
+        "plot": [f"{base}/metrics.jsonl", "--split", "train_inner"],
+        "notes": [tnf, data],
+        "export_model": [lm, "--to", "hf", "--out", "out", "--data", data],
+        "import_model": [f"{base}/hf", "--from", "hf", "--out", "out"],
+        "average_checkpoints": ["--inputs", lm, "--output", "out.pt"],
+        "merge_checkpoint": [lm, "out.pt"],
+        "finetune": [f"{base}/hf", "--path", tnf, "--data-bin", data, "--save-dir", "out"],
+        "demo_corpus": ["out", "--max-words", "200"],
+        "demo": ["--output", "out", "--max-words", "200"],
+    }

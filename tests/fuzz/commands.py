@@ -1,0 +1,271 @@
+"""Commands run on bad inputs in forks of one warm process: exit code, stderr, files and bounds of each case.
+
+``python -m tests.fuzz.commands [--every N] [--processes N] [PREFIX…]`` runs the cases whose names begin with PREFIX.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+MEMORY = 1 << 30  # bytes more than the warm process has
+PROCESSOR = 20  # seconds of processor time
+IDLE = 10  # seconds without processor time, after which a case waits for something that never comes
+LARGEST_FILE = 1 << 28
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line with bad input.
+
+    Attributes:
+        name: class and member, unique.
+        words: command (module of ``fairseq_cli``) and flags.
+        names: flags and files, of which the error line must hold one.
+        write: writes inputs of the case into its folder, the current one of the command.
+        closed: descriptors that are closed when the command starts, as by ``>&-``.
+        stdin: what the command reads from stdin.
+        stdout: the file for its output; by default one that is dropped. ``|``: a pipe that nobody reads.
+        is_valid: whether the command may also accept the input and end with exit code 0.
+        output: the file or folder that the command may write to if it does.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    names: tuple[str, ...]
+    write: Callable[[Path], Any] | None = None
+    closed: tuple[int, ...] = ()
+    stdin: bytes = b""
+    stdout: str = ""
+    is_valid: bool = False
+    output: str = ""
+
+
+@dataclass
+class Ended:
+    """A command that has ended: exit code (negative: by a signal), stderr, seconds of processor time."""
+
+    code: int
+    stderr: str
+    seconds: float
+
+
+def run(case: Case, folder: Path) -> Ended:
+    """Run *case* in *folder*, in a fork."""
+    (folder / ".stdin").write_bytes(case.stdin)
+    pid = os.fork()
+    if pid == 0:
+        _become(case, folder)
+    seconds, since, is_idle = 0.0, time.monotonic(), False
+    while True:
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
+        if ended:
+            break
+        used = _processor_time(pid)
+        if used > seconds + 0.01:
+            seconds, since = used, time.monotonic()
+        if time.monotonic() - since > IDLE:
+            is_idle = True
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    stderr = (folder / ".stderr").read_bytes().decode("utf-8", "surrogateescape")
+    stderr += "\nHANGS: waits" if is_idle else ""
+    return Ended(os.waitstatus_to_exitcode(status), stderr, usage.ru_utime + usage.ru_stime)
+
+
+def _processor_time(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _become(case: Case, folder: Path) -> NoReturn:
+    """Be the command of *case*, as the interpreter would run it."""
+    code = 1
+    try:
+        os.setsid()
+        os.chdir(folder)
+        errors = os.open(".stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        if case.stdout == "|":
+            reading, out = os.pipe()
+            os.close(reading)
+        else:
+            out = os.open(case.stdout or ".stdout", os.O_WRONLY | os.O_CREAT | (0 if case.stdout else os.O_TRUNC))
+        for target, descriptor in ((0, os.open(".stdin", os.O_RDONLY)), (1, out), (2, errors)):
+            os.dup2(descriptor, target)
+        for number in case.closed:
+            setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+            os.close(number)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR, PROCESSOR + 1))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+        command, *words = case.words
+        sys.argv = [f"fairseq-{command}", *words]
+        importlib.import_module(f"fairseq_cli.{command}").cli_main()
+        code = 0
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:
+        with contextlib.suppress(Exception):
+            os.write(2, traceback.format_exc().encode("utf-8", "replace"))
+    finally:
+        os._exit(code)
+
+
+def fault(case: Case, ended: Ended) -> str:
+    """What *ended* did that a command must not do; empty if nothing."""
+    lines = [line for line in ended.stderr.splitlines() if line.strip()]
+    tail = " / ".join(lines[-3:])[-600:]
+    if "HANGS" in ended.stderr:
+        return f"waits for ever: {tail}"
+    if ended.code == -signal.SIGXCPU or ended.seconds > PROCESSOR:
+        return f"takes more than {PROCESSOR} s of processor time"
+    if "Traceback" in ended.stderr or "panicked" in ended.stderr or "Exception ignored" in ended.stderr:
+        return f"traceback: {_origin(ended.stderr)} {tail}"
+    if re.search(r"out of (host )?memory", ended.stderr):
+        return f"memory: {tail}"
+    if ended.code == 0 and case.is_valid:
+        return ""
+    if case.closed and 2 in case.closed and ended.code == 2:
+        return ""
+    if case.stdout == "|" and ended.code in (0, 1) and "error" not in ended.stderr:
+        return ""
+    if ended.code != 2:
+        return f"exit code {ended.code}: {tail}"
+    errors = [line for line in lines if "error: " in line]
+    if len(errors) != 1 or lines[-1] != errors[0]:
+        return f"{len(errors)} lines of errors: {tail}"
+    if not any(name in errors[0] for name in case.names):
+        return f"names none of {', '.join(case.names)}: {tail}"
+    if len(errors[0]) > 2200 or any(not letter.isprintable() for letter in errors[0]):
+        return f"an error line of {len(errors[0])} characters, or with control characters"
+    return ""
+
+
+def _origin(stderr: str) -> str:
+    frames = re.findall(r'File "[^"]*/(fairseq(?:_cli)?/[^"]+)", line (\d+)', stderr)
+    return " < ".join(f"{path}:{line}" for path, line in reversed(frames[-3:]))
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """What *folder* holds: bytes of small files, sizes and times of others, targets of links."""
+    found: dict[str, Any] = {}
+    for place, folders, names in os.walk(folder):
+        for name in [*folders, *names]:
+            path = Path(place) / name
+            if place == str(folder) and name in (".stdin", ".stdout", ".stderr"):
+                continue
+            if path.is_symlink():
+                found[str(path)] = os.readlink(path)
+            elif path.is_file():
+                size = path.stat().st_size
+                found[str(path)] = path.read_bytes() if size < 1 << 16 else (size, path.stat().st_mtime_ns)
+            else:
+                found[str(path)] = path.stat().st_mode
+    return found
+
+
+def check(case: Case, base: Path, before: dict[str, Any]) -> tuple[str, float]:
+    """Run *case* in a new folder; return its fault, empty if it has none, and its seconds of processor time.
+
+    *before* is what *base* holds, the inputs that cases share.
+    """
+    with tempfile.TemporaryDirectory(dir=base.parent) as place:
+        folder = Path(place)
+        if case.write is not None:
+            case.write(folder)
+        inputs = contents(folder)
+        ended = run(case, folder)
+        found = fault(case, ended)
+        after = contents(folder)
+        changed = [path for path, content in inputs.items() if after.get(path) != content]
+        if case.output and ended.code == 0:
+            changed = [path for path in changed if not path.startswith(str(folder / case.output))]
+        leftovers = [path for path in after if path.endswith(".tmp")]
+        if not found and changed:
+            found = f"changed {', '.join(changed)}"
+        if not found and leftovers:
+            found = f"left {', '.join(leftovers)}"
+        if not found and contents(base) != before:
+            found = "changed an input of another case"
+        for path, _, _ in os.walk(folder):
+            with contextlib.suppress(OSError):
+                os.chmod(path, 0o700)
+    return found, ended.seconds
+
+
+def run_cases(cases: Sequence[Case], base: Path, report: Callable[[Case, str, float], Any]) -> dict[str, str]:
+    """Run *cases*; return the faults by name."""
+    before = contents(base)
+    faults = {}
+    for case in cases:
+        found, seconds = check(case, base, before)
+        report(case, found, seconds)
+        if found:
+            faults[case.name] = found
+            if found.startswith("changed an input"):
+                before = contents(base)
+    return faults
+
+
+def main() -> None:
+    """Run the cases, or every n-th of them; print faults, counts, and processor time of each class."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prefixes", nargs="*", default=[""], metavar="PREFIX")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="run every N-th case only")
+    parser.add_argument("--slow", type=float, default=3.0, help="seconds of processor time to report")
+    args = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from fuzz.classes import all_cases
+    from fuzz.inputs import make_inputs, warm_up
+
+    warm_up()
+    started = resource.getrusage(resource.RUSAGE_CHILDREN)
+    times: dict[str, list[float]] = {}
+
+    def report(case: Case, found: str, seconds: float) -> None:
+        times.setdefault(case.name.split(" ")[0], []).append(seconds)
+        if found:
+            print(f"FAULT {case.name}: {found}", flush=True)
+        elif seconds > args.slow:
+            print(f"slow {case.name}: {seconds:.1f} s", flush=True)
+
+    with tempfile.TemporaryDirectory() as place:
+        base = Path(place) / "base"
+        make_inputs(base)
+        cases = [case for case in all_cases(base) if any(map(case.name.startswith, args.prefixes))][:: args.every]
+        faults = run_cases(cases, base, report)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    mine = resource.getrusage(resource.RUSAGE_SELF)
+    children = used.ru_utime + used.ru_stime - started.ru_utime - started.ru_stime
+    for kind, seconds in times.items():
+        print(f"{kind}: {len(seconds)} cases, {sum(seconds):.1f} s")
+    print(
+        f"{len(cases)} cases, {len(faults)} faults; processor time {children:.0f} s of the cases, "
+        f"{mine.ru_utime + mine.ru_stime:.0f} s of this process"
+    )
+    shutil.rmtree(place, ignore_errors=True)
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
