@@ -13,6 +13,7 @@ from fairseq.checkpoint.integrity import tensors
 from fairseq.errors import UserError
 
 Check = Callable[[Any], bool]
+LONGEST_NAME = 1000  # characters of a parameter's name
 
 
 def _is_number(value: Any) -> bool:
@@ -143,7 +144,9 @@ def _check_optimizer(state: Any, path: str | Path) -> None:
     _require(isinstance(groups, list) and bool(groups), path, f"{name}.param_groups", "a list of groups")
     for group in groups:
         fits = isinstance(group, Mapping) and isinstance(group.get("params"), list)
-        fits = fits and all(isinstance(item, str) or _is_count(item) for item in group["params"])
+        fits = fits and all(
+            isinstance(item, str) and len(item) <= LONGEST_NAME or _is_count(item) for item in group["params"]
+        )
         _require(fits, path, f"{name}.param_groups", "a list of groups with 'params'")
         for setting in ("lr", "weight_decay", "momentum", "eps"):
             value = group.get(setting, 0.0)

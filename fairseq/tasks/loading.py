@@ -180,6 +180,9 @@ def _positions(path: str, stored: Mapping[str, Any], args: argparse.Namespace) -
     """Maximal tokens of a row: as in training; more for longer blocks unless positions are learned."""
     length = args.tokens_per_sample
     positions = vars(args).get("max_target_positions") or stored.get("tokens_per_sample", length)
+    for name, value in (("tokens_per_sample", length), ("max_target_positions", positions)):
+        if type(value) is not int or not 0 < value <= config.LARGEST_INT:
+            raise UserError(f"{path}: its setting {name} is {config.shortened(value)}, not a count; override it")
     if length > positions and vars(args).get("decoder_learned_pos", False):
         raise UserError(f"--tokens-per-sample {length}: {path} has {positions} positions; give {positions} or less")
     return max(positions, length)

@@ -155,7 +155,9 @@ def restoring(path: str) -> Iterator[None]:
     """Turn any failure to restore the checkpoint at *path* into a UserError: its content may be of any kind."""
     try:
         yield
-    except UserError:
+    except UserError as error:  # parts of the state do not know the file
+        if str(error).startswith("checkpoint: "):
+            raise UserError(f"{path}: {str(error).removeprefix('checkpoint: ')}") from None
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from argparse import Namespace
 from collections import namedtuple
 
 import pytest
@@ -92,11 +93,39 @@ def test_tensors_that_the_file_does_not_hold_are_refused(tmp_path, tensor, place
         load(tmp_path / "c.pt")
 
 
-def test_a_list_that_contains_itself_is_read(tmp_path):
+def test_a_list_that_contains_itself_is_rejected(tmp_path):
     itself = []
     itself.append(itself)
     torch.save(a_state(extra_state={"carried": {"x": itself}}), tmp_path / "c.pt")
+    with pytest.raises(UserError, match=r"c.pt: not a checkpoint \('extra_state.carried.x.0' is a value that contains"):
+        load(tmp_path / "c.pt")
+
+
+@pytest.mark.parametrize(
+    "double", [lambda x: [x, x], lambda x: (x, x), lambda x: {"a": x, "b": x}, lambda x: Namespace(a=x, b=x)]
+)
+def test_values_that_double_at_each_level_are_rejected_in_linear_time(tmp_path, double):
+    value = "x"
+    for _ in range(50):
+        value = double(value)
+    torch.save(a_state(args={"new": value}), tmp_path / "c.pt")
+    with pytest.raises(UserError, match=r"c.pt: not a checkpoint \(its \d+ values repeat to more than 2\^5\d\)"):
+        load(tmp_path / "c.pt")
+
+
+def test_a_pair_that_many_parameters_share_is_read(tmp_path):
+    pair = (0.9, 0.98)
+    torch.save(a_state(extra_state={"carried": {"x": [pair] * 200_000}}), tmp_path / "c.pt")
     assert load(tmp_path / "c.pt")["model"]
+
+
+@pytest.mark.parametrize("value, reason", [(10**400, "a number of 1,329 bits"), ([[[[]]]], None)])
+def test_whole_numbers_and_depth_have_bounds(tmp_path, value, reason):
+    for _ in range(0 if reason else 60):
+        value = [value]
+    torch.save(a_state(extra_state={"carried": {"x": value}}), tmp_path / "c.pt")
+    with pytest.raises(UserError, match=reason or "nested deeper than 64 levels"):
+        load(tmp_path / "c.pt")
 
 
 def test_parameters_without_text_as_names_are_refused(tmp_path):
