@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import math
 import shlex
@@ -15,12 +16,14 @@ import torch
 from torch import Tensor
 
 from fairseq import checkpoint, config, distributed, options
+from fairseq.checkpoint import parts
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.command_settings import FinetuneConfig
 from fairseq.data.folders import data_folders
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.sentences import FinetunedRun, as_table, best_rate, predict, summarize
-from fairseq.files import atomic_file, prepare_folder
+from fairseq.files import atomic_file, open_regular, prepare_folder
+from fairseq.json_files import read_json
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.precision import Precision
 from fairseq.provenance import about_run
@@ -32,6 +35,7 @@ from fairseq.tasks.loading import load_models
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask, folder_beside
 from fairseq.tasks.typed import training_settings, typed_settings
 from fairseq.terminal import log_to_stderr
+from fairseq.tokenizers.tokenizer import TOKENIZATION
 from fairseq.training import launch
 from fairseq_cli.common import escape_what_stdout_lacks
 
@@ -42,7 +46,8 @@ RESULT = "result.json"
 def main(args: argparse.Namespace) -> dict[str, Any]:
     """Train every learning rate with every seed, print a table, and write ``results.json`` to ``--save-dir``.
 
-    A run equals ``fairseq-train`` with the same flags. Runs that are complete in ``--save-dir`` are not repeated.
+    A run equals ``fairseq-train`` with the same flags. Runs that are complete in ``--save-dir`` are not repeated,
+    unless what they read or the predictions that they wrote have changed since.
 
     Returns:
         The settings, runs and scores, as in ``results.json``.
@@ -63,11 +68,11 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     task, updates = _checked_task(settings, _train_flags(settings, stored, cfg.lrs[0], cfg.seeds[0], 0), parameters)
     check_dictionary(state, cfg.path, task.source_dictionary)
     prepare_folder("--save-dir", folder)
-    runs = []
+    inputs, runs = _digests(settings), []
     for lr in cfg.lrs:
         for seed in cfg.seeds:
             flags = _train_flags(settings, stored, lr, seed, updates)
-            runs.append(_run(settings, task, flags, lr, seed, folder / f"lr{lr:g}-seed{seed}"))
+            runs.append(_run(settings, task, flags, inputs, lr, seed, folder / f"lr{lr:g}-seed{seed}"))
     report = _report(settings, runs, updates)
     with atomic_file(folder / "results.json", "--save-dir") as file:
         file.write((json.dumps({**report, **about_run()}, indent=1) + "\n").encode())
@@ -176,27 +181,64 @@ def _checked_task(
 
 
 def _run(
-    settings: Settings, task: SentencePredictionTask, flags: list[str], lr: float, seed: int, folder: Path
+    settings: Settings,
+    task: SentencePredictionTask,
+    flags: list[str],
+    inputs: dict[str, str],
+    lr: float,
+    seed: int,
+    folder: Path,
 ) -> FinetunedRun:
     """Train one model, unless its result exists, and write its predictions."""
-    done = _finished(folder / RESULT, flags)
+    splits = ["valid", *_splits(settings.command)]
+    done = _finished(folder, flags, inputs, splits)
     if done is not None:
         return FinetunedRun(lr, seed, done, str(folder))
     (folder / BEST).unlink(missing_ok=True)  # left by a run with other settings
     launch(training_settings(_parse(settings, flags, folder, _world_size(settings))))
     figures = _predict(settings, task, folder)
+    result = {"flags": flags, "figures": figures, "inputs": inputs, "predictions": _predictions(folder, splits)}
     with atomic_file(folder / RESULT) as file:
-        file.write(json.dumps({"flags": flags, "figures": figures}, indent=1).encode())
+        file.write(json.dumps(result, indent=1).encode())
     return FinetunedRun(lr, seed, figures, str(folder))
 
 
-def _finished(path: Path, flags: list[str]) -> dict[str, float] | None:
-    """The figures of a complete run with the same *flags*."""
-    try:
-        result = json.loads(path.read_text())
-        return result["figures"] if result["flags"] == flags else None
-    except (OSError, ValueError, KeyError, TypeError):
+def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: list[str]) -> dict[str, float] | None:
+    """The figures of a complete run in *folder* with the same *flags*, of the same *inputs*, with its predictions."""
+    if not (folder / RESULT).exists():
         return None
+    result = read_json(folder / RESULT, "remove it to train again", largest=1 << 20)
+    known = {"flags": flags, "inputs": inputs}
+    if not isinstance(result, dict) or any(result.get(name) != value for name, value in known.items()):
+        return None
+    figures, written = result.get("figures"), result.get("predictions")
+    if not isinstance(figures, dict) or not all(isinstance(value, int | float) for value in figures.values()):
+        return None
+    return figures if isinstance(written, dict) and _predictions(folder, splits).items() <= written.items() else None
+
+
+def _digests(settings: Settings) -> dict[str, str]:
+    """A digest of each file that the runs read: tables, checkpoint, dictionary and tokenizer."""
+    cfg, tables = settings.command, sorted(Path(settings.data_path).glob("*.tsv"))
+    weights = Path(find_checkpoint(cfg.path))
+    weights = weights / parts.MANIFEST if parts.is_folder(weights) else weights
+    encoding = Path(settings.namespace.data_bin or settings.data_path)
+    files = [*tables, weights, *(encoding / name for name in ("dict.txt", TOKENIZATION))]
+    return {str(path): _digest(path) for path in files if path.is_file()}
+
+
+def _predictions(folder: Path, splits: list[str]) -> dict[str, str]:
+    """A digest of the predictions of each of *splits*; empty where there are none."""
+    files = [folder / f"predictions.{split}.tsv" for split in splits]
+    return {path.name: _digest(path) if path.is_file() else "" for path in files}
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _predict(settings: Settings, task: SentencePredictionTask, folder: Path) -> dict[str, float]:
