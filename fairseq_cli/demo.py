@@ -26,10 +26,12 @@ from typing import Any
 
 import fairseq
 from fairseq import options
+from fairseq.config import LARGEST_INT, shortened
 from fairseq.errors import UserError
 from fairseq.files import atomic_file, prepare_folder
 from fairseq.parsing import Parser
 from fairseq.terminal import printable
+from fairseq_cli.demo_corpus import check_words, folder_path
 
 PROMPT = "This function returns"
 BATCH = 1024  # tokens per update
@@ -321,12 +323,15 @@ def main(argv: list[str] | None = None) -> None:
     """Parse *argv* and run the demo."""
     parser = Parser(__doc__ or "", settings_file=False)
     parser.add_argument(
-        "--output", type=Path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
+        "--output", type=folder_path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
     )
     parser.add_argument("--updates", type=int, nargs=2, default=(220, 560), metavar="N", help="ends of the two stages")
     parser.add_argument("--max-words", type=int, metavar="N", help="most words of text")
     parser.add_argument("--cutoffs", default="1000,4000", help="bands of the vocabulary")
     args = parser.parse_args(argv)
+    check_words(args.max_words)
+    if not 0 < args.updates[0] < args.updates[1] <= LARGEST_INT:
+        raise UserError(f"--updates {shortened(args.updates)}: two numbers of updates, the first one lower")
     try:
         demo(args.output, tuple(args.updates), args.max_words, args.cutoffs)
     except KeyboardInterrupt:

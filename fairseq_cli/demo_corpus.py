@@ -9,6 +9,7 @@ parsed, never imported. The output is deterministic for one installation.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
 import inspect
@@ -24,8 +25,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq import options
+from fairseq.config import LARGEST_INT, shortened
 from fairseq.errors import UserError
-from fairseq.files import atomic_file
+from fairseq.files import atomic_file, prepare_folder
 from fairseq.parsing import Parser
 
 MIN_COUNT = 3  # as in WikiText: rarer words of the training text become <unk>
@@ -365,12 +367,27 @@ def write(parts: dict[str, list[Article]], destdir: Path) -> None:
     print(f"vocabulary: {len(known):,} words that occur {MIN_COUNT} times or more in the training text")
 
 
+def folder_path(text: str) -> Path:
+    """Return *text*, which must not be empty, as a path."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty value; give a folder")
+    return Path(text)
+
+
+def check_words(most: int | None) -> None:
+    """Raise UserError unless *most*, the value of ``--max-words``, is a count."""
+    if most is not None and not 1 <= most <= LARGEST_INT:
+        raise UserError(f"--max-words {shortened(most)}: must be from 1 to {LARGEST_INT}")
+
+
 def main(argv: list[str] | None = None) -> None:
     """Parse *argv* and write the corpus."""
     parser = Parser(__doc__ or "", settings_file=False)
-    parser.add_argument("destdir", type=Path, metavar="DIR", help="folder for the three files")
+    parser.add_argument("destdir", type=folder_path, metavar="DIR", help="folder for the three files")
     parser.add_argument("--max-words", type=int, metavar="N", help="stop after the article that reaches N words")
     args = parser.parse_args(argv)
+    check_words(args.max_words)
+    prepare_folder("DIR", args.destdir)
     write(split(collect(args.max_words)), args.destdir)
 
 
