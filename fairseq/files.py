@@ -220,7 +220,7 @@ def open_descriptor(path: str | Path) -> int:
 
 def open_regular(path: str | Path) -> io.BufferedReader:
     """Return a regular file, open to read; see :func:`open_descriptor`."""
-    return open(open_descriptor(path), "rb")
+    return open(path, "rb", opener=lambda name, flags: open_descriptor(name))
 
 
 def read_regular(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:

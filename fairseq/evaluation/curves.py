@@ -120,7 +120,7 @@ def _entries(path: str) -> list[Entry]:
         try:
             entries.append(parse_entry(line))
         except ValueError as error:
-            raise UserError(f"{path}: line {number}: not of --metrics-file ({error}); give another file") from None
+            raise UserError(f"{path}: not a file of --metrics-file (line {number}: {error})") from None
     return entries
 
 

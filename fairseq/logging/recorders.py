@@ -185,7 +185,8 @@ class _FileHandler(logging.FileHandler):
         error = sys.exc_info()[1]
         reason = error.strerror if isinstance(error, OSError) else str(error)
         with contextlib.suppress(OSError):  # of what is left in the buffer
-            self.stream.close()
+            if self.stream is not None:
+                self.stream.close()
         raise UserError(f"--log-file {self.baseFilename}: cannot be written ({reason}); choose another file") from None
 
 

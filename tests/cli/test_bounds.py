@@ -173,7 +173,7 @@ def test_too_many_tokens_of_all_samples_are_rejected_before_a_model_is_loaded():
         (generate, options.get_generation_parser),
         (interactive, options.get_interactive_generation_parser),
     ):
-        with pytest.raises(UserError, match=r"--num-samples: 1000000 .* are more than 10,000,000,000 tokens; lower"):
+        with pytest.raises(UserError, match=r"--num-samples: 1000000 .* are more than 100,000,000 tokens; lower"):
             command.main(options.parse_args_and_arch(parser(), flags))
 
 

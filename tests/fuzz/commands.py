@@ -1,6 +1,6 @@
 """Commands run on bad inputs in forks of one warm process: exit code, stderr, files and bounds of each case.
 
-``python -m tests.fuzz.commands [--every N] [--processes N] [PREFIX…]`` runs the cases whose names begin with PREFIX.
+``python -m tests.fuzz.commands [--whole] [--every N] [PREFIX…]`` runs the cases whose names begin with PREFIX.
 """
 
 from __future__ import annotations
@@ -184,6 +184,18 @@ def contents(folder: Path) -> dict[str, Any]:
     return found
 
 
+def stamps(folder: Path) -> dict[str, Any]:
+    """Sizes and times of the files in *folder*."""
+    found: dict[str, Any] = {}
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            found |= stamps(Path(entry.path))
+        else:
+            about = entry.stat(follow_symlinks=False)
+            found[entry.path] = about.st_size, about.st_mtime_ns, about.st_ino
+    return found
+
+
 def check(case: Case, base: Path, before: dict[str, Any]) -> tuple[str, float]:
     """Run *case* in a new folder; return its fault, empty if it has none, and its seconds of processor time.
 
@@ -205,7 +217,7 @@ def check(case: Case, base: Path, before: dict[str, Any]) -> tuple[str, float]:
             found = f"changed {', '.join(changed)}"
         if not found and leftovers:
             found = f"left {', '.join(leftovers)}"
-        if not found and contents(base) != before:
+        if not found and stamps(base) != before:
             found = "changed an input of another case"
         for path, _, _ in os.walk(folder):
             with contextlib.suppress(OSError):
@@ -215,7 +227,7 @@ def check(case: Case, base: Path, before: dict[str, Any]) -> tuple[str, float]:
 
 def run_cases(cases: Sequence[Case], base: Path, report: Callable[[Case, str, float], Any]) -> dict[str, str]:
     """Run *cases*; return the faults by name."""
-    before = contents(base)
+    before = stamps(base)
     faults = {}
     for case in cases:
         found, seconds = check(case, base, before)
@@ -223,7 +235,7 @@ def run_cases(cases: Sequence[Case], base: Path, report: Callable[[Case, str, fl
         if found:
             faults[case.name] = found
             if found.startswith("changed an input"):
-                before = contents(base)
+                before = stamps(base)
     return faults
 
 
@@ -232,6 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prefixes", nargs="*", default=[""], metavar="PREFIX")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="run every N-th case only")
+    parser.add_argument("--whole", action="store_true", help="run every member of every class, some 20 minutes")
     parser.add_argument("--slow", type=float, default=3.0, help="seconds of processor time to report")
     args = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -252,7 +265,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         base = Path(place) / "base"
         make_inputs(base)
-        cases = [case for case in all_cases(base) if any(map(case.name.startswith, args.prefixes))][:: args.every]
+        cases = [case for case in all_cases(base, args.whole) if any(map(case.name.startswith, args.prefixes))][
+            :: args.every
+        ]
         faults = run_cases(cases, base, report)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     mine = resource.getrusage(resource.RUSAGE_SELF)

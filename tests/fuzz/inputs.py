@@ -1,4 +1,4 @@
-"""Valid inputs that bad ones are made of: data, checkpoints, tokenizers, files of figures, each written by a command."""
+"""Valid inputs that bad ones are made of: data, checkpoints, tokenizers, files of figures."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import random
 import shutil
 from pathlib import Path
 
+import runs
 import torch
 
 from fuzz.commands import Case, run
@@ -20,14 +21,20 @@ COMMANDS = (
     *("import_model", "interactive", "merge_checkpoint", "notes", "plot", "preprocess", "recl", "symbols", "tokenize"),
     *("train", "validate"),
 )
-TINY = """--cpu --tokens-per-sample 12 --max-tokens 48 --required-batch-size-multiple 1 --optimizer adam --lr 0.01
-    --log-format json --log-interval 1 --max-update 2 --seed 1""".split()
-LM = """--arch shortformer_tiny --criterion cross_entropy --tokens-from-prev 12 --adaptive-input-cutoff 10,16
+TINY = runs.words(
+    """--cpu --tokens-per-sample 12 --max-tokens 48 --required-batch-size-multiple 1 --optimizer adam --lr 0.01
+    --log-format json --log-interval 1 --max-update 2 --seed 1"""
+)
+LM = runs.words(
+    """--arch shortformer_tiny --criterion cross_entropy --tokens-from-prev 12 --adaptive-input-cutoff 10,16
     --adaptive-softmax-cutoff 10,16 --decoder-layers 1 --decoder-embed-dim 8 --decoder-ffn-embed-dim 8
     --decoder-attention-heads 2 --decoder-input-dim 8 --decoder-output-dim 8
-    --adaptive-softmax-factor 2 --adaptive-input-factor 2""".split()
-TNF = """--arch tnf_bert_tiny --task tnf_masked_lm --criterion masked_lm --encoder-layers 1 --encoder-embed-dim 8
-    --encoder-ffn-embed-dim 8 --encoder-attention-heads 2 --max-positions 32""".split()
+    --adaptive-softmax-factor 2 --adaptive-input-factor 2"""
+)
+TNF = runs.words(
+    """--arch tnf_bert_tiny --task tnf_masked_lm --criterion masked_lm --encoder-layers 1 --encoder-embed-dim 8
+    --encoder-ffn-embed-dim 8 --encoder-attention-heads 2 --max-positions 32"""
+)
 WORDS = [a + b for a in "abcdefgh" for b in "xyz"] + ["rare", "rarer", "rarest"]
 PRELOADED = (
     "matplotlib.pyplot",

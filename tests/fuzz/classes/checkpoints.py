@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from fuzz.classes.documents import changed
 from fuzz.classes.lines import TRAIN
 from fuzz.commands import Case
 
@@ -92,10 +91,12 @@ def cases(base: Path) -> Iterator[Case]:
     file = {name: base / ("tnf" if name == "notes" else "lm") / "checkpoint_last.pt" for name in commands}
     states = {path: torch.load(path, weights_only=True) for path in set(file.values())}
     tops: list[tuple[Any, ...]] = [
-        ("args", "new"), ("args", "arch"), ("args", "dropout"), ("cfg",), ("extra_state", "train_iterator", "new"),
-        ("last_optimizer_state", "param_groups", 0, "new"), ("optimizer_history", 0, "new"), ("extra_state", "new"), ("new",),
-        ("extra_state", "train_iterator"), ("optimizer_history",), ("extra_state", "carried"), ("model", "new"),
-    ]  # fmt: skip
+        *(("args", name) for name in ("new", "arch", "dropout")),
+        *(("cfg",), ("new",), ("model", "new"), ("optimizer_history",), ("optimizer_history", 0, "new")),
+        *(("extra_state", name) for name in ("new", "train_iterator", "carried")),
+        ("extra_state", "train_iterator", "new"),
+        ("last_optimizer_state", "param_groups", 0, "new"),
+    ]
     for reader, words in commands.items():
         for place in tops:
             for kind in CYCLES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

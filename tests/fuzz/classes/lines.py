@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TRAIN = """--arch shortformer_tiny --max-tokens 48 --max-update 2 --cpu --no-save --disable-validation --log-format none --log-interval 1
+TRAIN = """--arch shortformer_tiny --max-tokens 48 --max-update 2 --cpu --no-save --disable-validation
+    --log-format none --log-interval 1
     --criterion cross_entropy --tokens-from-prev 12 --adaptive-input-cutoff 10,16 --adaptive-softmax-cutoff 10,16
     --decoder-layers 1 --decoder-embed-dim 8 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2
     --decoder-input-dim 8 --decoder-output-dim 8 --tokens-per-sample 12 --adaptive-softmax-factor 2

@@ -50,6 +50,10 @@ OUTPUTS: dict[str, tuple[str | int, ...]] = {
     "demo_corpus": (0,),
     "demo": ("--output",),
 }
+FIRST = {
+    "merge_checkpoint": ("checkpoint_last.pt",),
+    "finetune": ("dev.tsv",),
+}  # inputs that are refused before outputs
 REPLACED = ("--sample", "--output", "--results-path", "--log-file")  # text and pictures, of no kind that can be told
 
 
@@ -129,6 +133,8 @@ def _suffix(command: str, flag: str | int, is_output: bool) -> str:
 def _cases(command: str, words: list[str], flag: str | int, kinds: dict[str, Make]) -> Iterator[Case]:
     is_output = kinds is BAD_OUTPUTS
     for kind, make in kinds.items():
+        if command.startswith("demo") and kind == "folder":
+            continue  # which is no mistake
         target = f"bad{_suffix(command, flag, is_output)}"
         name = f"paths {command} {flag} {kind}"
 
@@ -140,7 +146,7 @@ def _cases(command: str, words: list[str], flag: str | int, kinds: dict[str, Mak
             or (not is_output and kind in ("null", "empty") and flag == "--config")
             or (command == "symbols" and kind in ("binary", "utf16"))
         )
-        flags = (str(flag), target, "DIR", *(("checkpoint_last.pt",) if command == "merge_checkpoint" else ()))
+        flags = (str(flag), target, "DIR", *FIRST.get(command, ()))
         # A folder that is there is added to; a file of the kind that is written is replaced.
         output = target if is_output and kind == "file" and flag in REPLACED else ""
         yield Case(name, (command, *replaced(words, flag, target)), flags, write, is_valid=valid, output=output)
@@ -148,11 +154,13 @@ def _cases(command: str, words: list[str], flag: str | int, kinds: dict[str, Mak
 
 def _odd_names(command: str, words: list[str], flag: str | int) -> Iterator[Case]:
     for kind, value in ODD_NAMES.items():
+        if command.startswith("demo") and kind == "surrogate":
+            continue  # nor is this
         target = value + (_suffix(command, flag, True) if kind != "nothing" else "")
         yield Case(
             f"paths {command} {flag} {kind}",
             (command, *replaced(words, flag, target)),
-            (str(flag), value[:20] or "an empty value", "bad", "checkpoint_last.pt"),
+            (str(flag), value[:20] or "an empty value", "bad", *FIRST.get(command, ())),
             lambda folder: (folder / "file").write_bytes(b"mine\n"),
             is_valid=kind == "surrogate" or (kind, flag) == ("nothing", "--tensorboard-logdir"),
         )

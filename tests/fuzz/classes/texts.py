@@ -7,8 +7,10 @@ import gzip
 import lzma
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+import runs
 
 from fuzz.commands import Case
 
@@ -102,9 +104,10 @@ def _codes(base: Path) -> Iterator[Case]:
                 f"texts codes {kind} {name}", ("tokenize", f"{base}/train.txt", "--bpe", kind, "--bpe-codes", "codes"),
                 ("codes",), lambda folder, content=content: (folder / "codes").write_bytes(content), is_valid=True,
             )  # fmt: skip
+    moses = ("tokenize", f"{base}/train.txt", "--tokenizer", "moses", "--moses-source-lang")
     for language in ("xx", "", "../../etc/passwd", "e\0n", "/dev/zero", "EN", "en "):
         yield Case(
-            f"texts language {language!r}", ("tokenize", f"{base}/train.txt", "--tokenizer", "moses", "--moses-source-lang", language),
+            f"texts language {language!r}", (*moses, language),
             ("--moses-source-lang",),
         )  # fmt: skip
 
@@ -119,7 +122,8 @@ def _data(base: Path) -> Iterator[Case]:
         other = (base / "data" / ("notes.txt" if file == "dict.txt" else "dict.txt")).read_bytes()
         contents = {
             "empty": b"", "cut": good[:-3], "twice": good + good, "NUL": b"\0" * len(good), "swapped": other,
-            "ones": b"\xff" * len(good), "BOM": b"\xef\xbb\xbf" + good, "UTF-16": good.decode("latin-1").encode("utf-16"),
+            "ones": b"\xff" * len(good), "BOM": b"\xef\xbb\xbf" + good,
+            "UTF-16": good.decode("latin-1").encode("utf-16"),
             "head": b"\xff" * 24 + good[24:], "numbers": good.replace(b"1", b"-1").replace(b"2", b"9" * 5000),
         }  # fmt: skip
         commands = {
@@ -136,9 +140,11 @@ def _data(base: Path) -> Iterator[Case]:
                 )  # fmt: skip
 
 
-_TNF = """--arch tnf_bert_tiny --task tnf_masked_lm --criterion masked_lm --encoder-layers 1 --encoder-embed-dim 8
+_TNF = runs.words(
+    """--arch tnf_bert_tiny --task tnf_masked_lm --criterion masked_lm --encoder-layers 1 --encoder-embed-dim 8
     --encoder-ffn-embed-dim 8 --encoder-attention-heads 2 --max-positions 32 --tokens-per-sample 12
-    --max-tokens 48""".split()
+    --max-tokens 48"""
+)
 
 
 def _copy(base: Path, folder: Path, file: str, content: bytes) -> None:
