@@ -11,7 +11,7 @@ import sys
 
 import runs
 
-CHOICES = {"part": ["--every", "8"], "suite": [], "whole": ["--whole"]}
+CHOICES = {"part": ["--every", "10"], "suite": [], "whole": ["--whole"]}
 
 
 def test_bad_inputs_are_one_line_and_change_nothing():
