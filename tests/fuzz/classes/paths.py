@@ -52,7 +52,7 @@ OUTPUTS: dict[str, tuple[str | int, ...]] = {
 }
 FIRST = {
     "merge_checkpoint": ("checkpoint_last.pt",),
-    "finetune": ("dev.tsv",),
+    "finetune": ("dev.tsv", "train.tsv"),
 }  # inputs that are refused before outputs
 REPLACED = ("--sample", "--output", "--results-path", "--log-file")  # text and pictures, of no kind that can be told
 
