@@ -133,6 +133,15 @@ def test_a_restored_scaler_goes_on_as_the_one_that_was_saved(flags):
         assert whole.state_dict() == second.state_dict()
 
 
+def test_overflows_in_a_row_are_counted_across_a_resumption():
+    first, second = (a_scaler("--threshold-loss-scale 128") for _ in range(2))
+    scales(first, [True] * 255)
+    second.load_state_dict(first.state_dict())
+    assert second.exhausted() is None
+    second.update(True)
+    assert "256 updates in a row" in str(second.exhausted())
+
+
 def test_a_state_of_version_0_1_counts_its_window_from_the_last_change():
     scaler = a_scaler("--fp16-scale-window 3")
     scaler.load_state_dict({"scale": 2.0, "updates": 11, "last_rescale": 10, "overflows": 0})
