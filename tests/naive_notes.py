@@ -49,3 +49,20 @@ def write(table: Tensor, notes: Sequence[tuple[int, Tensor]], gamma: float) -> T
         own = [n for w, n in notes if w == word]
         result[word] = (1 - gamma) * result[word] + gamma * sum(own) / len(own)
     return result
+
+
+def centred(x: Tensor, spans: Sequence[Span], table: Tensor, written: set[int], note_lambda: float) -> Tensor:
+    """input_i = (1 − λ) x_i + λ ‖x_i‖ (D(w) − m) / σ at the tokens of a written word, m and σ over written ones."""
+    result = x.double().clone()
+    if not written:
+        return result
+    notes = torch.stack([table[word].double() for word in sorted(written)])
+    mean = notes.mean(0)
+    deviation = (notes - mean).pow(2).sum(1).mean().sqrt()
+    for row, first, end, word in spans:
+        if word in written and deviation > 1e-6:
+            for i in range(first, end):
+                e = x[row, i].double()
+                note = e.norm() * (table[word].double() - mean) / deviation
+                result[row, i] = (1 - note_lambda) * e + note_lambda * note
+    return result

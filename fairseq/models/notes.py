@@ -13,7 +13,7 @@ from fairseq.config import flag
 from fairseq.data.note_words import NOTES, NoteWords, note_rule
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel, FairseqLanguageModel
-from fairseq.modules.notes import CausalNoteDictionary, NoteDictionary
+from fairseq.modules.notes import FORMS, CausalNoteDictionary, NoteDictionary
 
 OWN = ("notes.", "note_projection.")
 """Prefixes of parameter and buffer names that belong to notes."""
@@ -26,6 +26,10 @@ class NoteConfig:
     note_lambda: float = flag(0.5, "weight of a note in the input of a rare word", above=0, below=1, python=(0, 1))
     note_gamma: float = flag(0.1, "weight of an update's notes in the table", above=0, below=1, python=(0, 1))
     note_half_window: int = flag(16, "tokens on either side of a word that its note averages", low=0)
+    note_form: str = flag(
+        "literal", "notes as they are (the paper's), or centred and scaled to embeddings", choices=FORMS
+    )
+    note_until: int | None = flag(None, "last update that reads or takes notes (default: all)", low=1)
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,20 @@ def give_notes(model: FairseqLanguageModel, cfg: CausalNoteConfig, task: Any, di
         raise UserError(f"--notes: need an output as wide as the embeddings; use --decoder-output-dim {dim}")
     words = words_of(task, "--notes")
     delay = 0 if note_rule(task.source_dictionary).ends_known else 1
-    notes = CausalNoteDictionary(len(words), dim, cfg.note_lambda, cfg.note_gamma, cfg.note_half_window, delay=delay)
+    notes = CausalNoteDictionary(len(words), dim, **dictionary_settings(cfg), delay=delay)
     notes.name_words(words.words)
     model.notes = notes
+
+
+def dictionary_settings(cfg: NoteConfig) -> dict[str, Any]:
+    """The keyword arguments of a note dictionary that *cfg* gives."""
+    return {
+        "note_lambda": cfg.note_lambda,
+        "note_gamma": cfg.note_gamma,
+        "note_half_window": cfg.note_half_window,
+        "form": cfg.note_form,
+        "until": cfg.note_until,
+    }
 
 
 def notes_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel
 from fairseq.models.electra import ElectraConfig, ElectraModel
-from fairseq.models.notes import EncoderNoteConfig, notes_of, without_notes, words_of
+from fairseq.models.notes import EncoderNoteConfig, dictionary_settings, notes_of, without_notes, words_of
 from fairseq.modules.notes import NoteDictionary, generator_apart
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.registry import register_model
@@ -82,7 +82,7 @@ class NotedModel(BaseFairseqModel):
 
     @property
     def decisive_settings(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.encoder_model.decisive_settings, "note_lambda", "note_read_window")
+        return (*self.encoder_model.decisive_settings, "note_lambda", "note_form", "note_read_window")
 
     def max_positions(self) -> int | None:
         return self.encoder_model.max_positions()
@@ -212,9 +212,8 @@ def with_notes(
     words = words_of(task, f"--arch {task.settings.chosen.arch}")
     cfg = typed(EncoderNoteConfig, args)
     dim = encoder.cfg.encoder_embed_dim
-    notes = NoteDictionary(
-        len(words), dim, cfg.note_lambda, cfg.note_gamma, cfg.note_half_window, read_window=cfg.note_read_window
-    ).name_words(words.words)
+    notes = NoteDictionary(len(words), dim, **dictionary_settings(cfg), read_window=cfg.note_read_window)
+    notes.name_words(words.words)
     return cls(encoder, notes, task.source_dictionary.pad(), encoder.cfg.encoder_input_dim or dim, readers)
 
 

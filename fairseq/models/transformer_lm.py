@@ -320,6 +320,7 @@ class TransformerLanguageModel(FairseqLanguageModel):
         "no_token_positional_embeddings",
         "position_infused_attention",
         "note_lambda",
+        "note_form",
     )
 
     def __init__(self, decoder: TransformerDecoder) -> None:

@@ -307,7 +307,7 @@ class TransformerXLDecoder(nn.Module):
 class TransformerXL(FairseqLanguageModel):
     """A Transformer-XL; see :class:`TransformerXLDecoder`."""
 
-    decisive_settings = ("pre_lnorm", "n_head", "position_encoding", "note_lambda")
+    decisive_settings = ("pre_lnorm", "n_head", "position_encoding", "note_lambda", "note_form")
 
     def __init__(self, decoder: TransformerXLDecoder) -> None:
         super().__init__(decoder)

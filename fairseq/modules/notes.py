@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 INIT_STD = 0.02
+FORMS = ("literal", "centred")
 
 
 class NoteDictionary(nn.Module):
@@ -33,9 +34,16 @@ class NoteDictionary(nn.Module):
         read_window: tokens up to k before and after a rare word read its note, too; a token that belongs to a rare
             word itself reads the note of that word only, other tokens read the mean of the notes in reach.
         init_std: standard deviation of the initial notes.
+        form: ``literal``, the paper's formula, or ``centred``. A written note is nearly the mean of all notes, which
+            tells words with notes from others and nothing else. The centred form reads s · (table[w] − m) instead, with
+            m the mean of the written notes, scaled to the norm of the embedding that it is mixed with; a word reads
+            its note once it has been written, and its first note replaces the initial one.
+        until: number of updates after which no note is read or taken; None: never.
 
     Attributes:
         table: [N, C].
+        moments: of the centred form: the sum of the written notes, that of their squared norms, and their number,
+            float64 [C + 2].
         digest: SHA-256 of the words, uint8 [32]; zeros for unnamed words.
         taken: occurrences averaged into each note [N], int64.
         written: number of the update that last wrote each note [N], int32; 0 for an initial one.
@@ -50,6 +58,7 @@ class NoteDictionary(nn.Module):
     taken: Tensor
     written: Tensor
     updates: Tensor
+    moments: Tensor
 
     def __init__(
         self,
@@ -61,6 +70,8 @@ class NoteDictionary(nn.Module):
         *,
         read_window: bool = False,
         init_std: float = INIT_STD,
+        form: str = "literal",
+        until: int | None = None,
     ) -> None:
         super().__init__()
         if words < 1 or dim < 1:
@@ -69,15 +80,21 @@ class NoteDictionary(nn.Module):
             raise ValueError(f"note_lambda {note_lambda}, note_gamma {note_gamma}: must lie in [0, 1]")
         if note_half_window < 0:
             raise ValueError(f"note_half_window {note_half_window}: must be at least 0")
+        if form not in FORMS:
+            raise ValueError(f"form {form!r}: must be one of {', '.join(FORMS)}")
         self.note_lambda = note_lambda
         self.note_gamma = note_gamma
         self.note_half_window = note_half_window
         self.read_window = read_window
+        self.centred = form == "centred"
+        self.until = until
         self.register_buffer("table", _initial(words, dim, init_std))
         self.register_buffer("digest", torch.zeros(32, dtype=torch.uint8))
         self.register_buffer("taken", torch.zeros(words, dtype=torch.int64))
         self.register_buffer("written", torch.zeros(words, dtype=torch.int32))
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        if self.centred:
+            self.register_buffer("moments", torch.zeros(dim + 2, dtype=torch.float64))
 
     def name_words(self, words: Sequence[str]) -> NoteDictionary:
         """Set ``digest`` for *words* [N], in order, so that a checkpoint with other words is rejected.
@@ -102,7 +119,10 @@ class NoteDictionary(nn.Module):
         longest: int | None = None,
         project: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Mix notes into the input: (1 − λ) x + λ table[w] at the tokens of a rare word w, x elsewhere.
+        """Mix notes into the input: (1 − λ) x + λ note(w) at the tokens of a rare word w, x elsewhere.
+
+        note(w) is table[w], or in the centred form ‖x‖ · (table[w] − m) / σ, where σ² is the mean squared distance of
+        the written notes from their mean m.
 
         Args:
             x: sums of token and position embeddings [B, T, C].
@@ -116,14 +136,19 @@ class NoteDictionary(nn.Module):
         if spans.size(0) == 0 and project is None:
             return x
         batch, tokens, _ = x.shape
-        found = F.embedding(spans[:, 3], self.table)  # (S, C)
+        found, readable = self._notes_of(spans[:, 3])  # (S, C), (S)
         if project is not None:
             found = project(found)
         place, weight = self._reading(spans, batch, tokens, _longest(spans, longest))  # (S, W), (S, W)
+        if readable is not None:
+            weight = weight * readable[:, None]
         share = torch.zeros(batch * tokens, device=x.device).index_add_(0, place.flatten(), weight.flatten())
         noted = share > 0
         weight = weight * (self.note_lambda / share.where(noted, 1.0))[place]
-        notes = (weight[..., None] * found[:, None]).to(x.dtype)  # (S, W, C)
+        notes = weight[..., None] * found[:, None]  # (S, W, C)
+        if self.centred:
+            notes = notes * x.detach().float().norm(dim=-1).flatten()[place][..., None]
+        notes = notes.to(x.dtype)
         keep = torch.ones_like(share).masked_fill_(noted, 1 - self.note_lambda).to(x.dtype)
         mixed = (x * keep.view(batch, tokens, 1)).contiguous()  # x may be a transposed view
         # Other tokens only get zeros added, so without overlaps the order of additions does not matter.
@@ -149,6 +174,8 @@ class NoteDictionary(nn.Module):
         low, high = self._window(first, end, lengths[row])
         width = min(_longest(spans, longest) + 2 * self.note_half_window, hidden.size(1))
         place, inside = _places(row, low, high, width, hidden.size(1))  # (S, W)
+        if self.until is not None:
+            inside = inside & (self.updates < self.until)
         states = hidden.detach().flatten(0, 1).float()  # (B * T, C)
         total = F.embedding_bag(place, states, mode="sum", per_sample_weights=inside.float())  # (S, C)
         count = inside.sum(1)
@@ -170,18 +197,48 @@ class NoteDictionary(nn.Module):
         sums, counts = sums.to(self.table.dtype), counts.to(self.taken.dtype)
         self.updates += 1
         total = counts if not counts.is_sparse else _total(counts, self.taken)
+        known = self.taken > 0
         self.taken += total
         self.written.copy_(torch.where(total > 0, self.updates.int(), self.written))
         if not sums.is_sparse:
-            self.table.copy_(self._updated(self.table, sums, total))
+            after = self._updated(self.table, sums, total, known)
+            self._count(self.table, after, known, total > 0)
+            self.table.copy_(after)
         elif sums._nnz() > 0:
-            word, notes = _by_word(sums._indices()[0], sums._values())
-            self.table[word] = self._updated(self.table[word], notes, total[word])
+            word, notes, first = _by_word(sums._indices()[0], sums._values())
+            before, count = self.table[word], total[word]
+            after = self._updated(before, notes, count, known[word])
+            self._count(before, after, known[word], first & (count > 0))
+            self.table[word] = after
 
-    def _updated(self, table: Tensor, sums: Tensor, counts: Tensor) -> Tensor:
+    def _updated(self, table: Tensor, sums: Tensor, counts: Tensor, known: Tensor) -> Tensor:
+        """Rows of *table* after an update; *known* are those that an earlier one has written."""
         counts = counts[:, None]
         mean = sums / counts.clamp(min=1)
-        return torch.where(counts > 0, (1 - self.note_gamma) * table + self.note_gamma * mean, table)
+        moved = (1 - self.note_gamma) * table + self.note_gamma * mean
+        if self.centred:  # the share of the random initial note would set apart words that were written seldom
+            moved = torch.where(known[:, None], moved, mean)
+        return torch.where(counts > 0, moved, table)
+
+    def _count(self, before: Tensor, after: Tensor, known: Tensor, changed: Tensor) -> None:
+        """Bring the moments up to date with the rows [R, C] that an update changed, each once."""
+        if self.centred:
+            new, old = after.double() * changed[:, None], before.double() * (changed & known)[:, None]
+            added = (changed & ~known).sum()
+            self.moments += torch.cat(((new - old).sum(0), (new.square() - old.square()).sum()[None], added[None]))
+
+    def _notes_of(self, word: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What each of the words [S] reads, [S, C], and whether it reads it, [S]; None: all of them do."""
+        notes = F.embedding(word, self.table)
+        active = None if self.until is None else (self.updates < self.until).expand(len(word))
+        if not self.centred:
+            return notes, active
+        count = self.moments[-1].clamp(min=1)
+        mean = self.moments[:-2] / count
+        variance = self.moments[-2] / count - mean.square().sum()
+        readable = (self.taken[word] > 0) & (variance > 0)
+        scaled = (notes - mean.float()) * variance.clamp(min=1e-12).rsqrt().float()
+        return scaled, readable if active is None else readable & active
 
     def _window(self, first: Tensor, end: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """First token and end of the window around a word at [first, end), over which its note is averaged."""
@@ -203,11 +260,12 @@ class NoteDictionary(nn.Module):
         return place, (own | (inside & (counted == 0)[place])).float()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoteDictionary:
-        """Move the module, but keep the notes in float32: in half precision small updates of a mean are lost."""
-        table = self.table
+        """Move the module, but keep the precision of notes: in half precision small updates of a mean are lost."""
+        kept = {name: getattr(self, name) for name in ("table", *(["moments"] if self.centred else []))}
         super()._apply(fn, recurse)
-        if self.table.dtype != torch.float32:
-            self.table = table.to(self.table.device)
+        for name, value in kept.items():
+            if getattr(self, name).dtype != value.dtype:
+                setattr(self, name, value.to(self.table.device))
         return self
 
 
@@ -271,8 +329,8 @@ def _total(counts: Tensor, like: Tensor) -> Tensor:
     return torch.zeros_like(like).index_add_(0, counts._indices()[0], counts._values())
 
 
-def _by_word(word: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the *values* [S, C] of equal words, in their order: [S], [S, C].
+def _by_word(word: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum the *values* [S, C] of equal words, in their order: words [S], sums [S, C], and which rows count [S].
 
     The shape is fixed: U different words are in the first U rows, and the rest repeats the first one.
     """
@@ -285,5 +343,6 @@ def _by_word(word: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     starts = torch.full_like(rows, len(word)).scatter_reduce_(0, group, rows, "amin")
     # One thread sums a bag in order, unlike index_add on a GPU: the result is deterministic.
     sums = F.embedding_bag(order, values, starts, mode="sum")
-    kept = rows.where(rows <= group[-1], 0)
-    return word[starts[kept]], sums[kept]
+    first = rows <= group[-1]
+    kept = rows.where(first, 0)
+    return word[starts[kept]], sums[kept], first

@@ -9,40 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from note_batches import DIM, WORDS, batches, dictionary, spans_of, tensors
 
 from fairseq.modules.notes import CausalNoteDictionary, NoteDictionary
 
-WORDS, DIM = 7, 3
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-
-
-@st.composite
-def batches(draw):
-    """Rows of words, rare or not, with padding behind them: lengths, longest row, spans."""
-    lengths, spans = [], []
-    for row in range(draw(st.integers(1, 3))):
-        place = 0
-        for size, word in draw(st.lists(st.tuples(st.integers(1, 4), st.integers(-3, WORDS - 1)), min_size=1)):
-            if word >= 0:
-                spans.append((row, place, place + size, word))
-            place += size
-        lengths.append(place)
-    spans = draw(st.permutations(spans))
-    return lengths, max(lengths) + draw(st.integers(0, 3)), spans
-
-
-def tensors(batch, seed):
-    lengths, tokens, spans = batch
-    x = torch.randn(len(lengths), tokens, DIM, generator=torch.Generator().manual_seed(seed)) * 3
-    return x, torch.tensor(spans, dtype=torch.int64).view(-1, 4), torch.tensor(lengths)
-
-
-def dictionary(kind=NoteDictionary, **settings):
-    return kind(WORDS, DIM, init_std=1.0, **settings)
-
-
-def spans_of(*spans):
-    return torch.tensor(spans, dtype=torch.int64).view(-1, 4)
 
 
 @given(batches(), st.integers(0, 99), st.floats(0, 1))
