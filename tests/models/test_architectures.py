@@ -9,6 +9,7 @@ import runs
 import torch
 
 from fairseq import config
+from fairseq.compat.extendable import TransformerLanguageModelConfig
 from fairseq.models import ARCHITECTURES
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
 
@@ -69,6 +70,14 @@ def test_base_architectures():
     former = count("transformer_lm", 4000, decoder_normalize_before=True)
     assert former == 23_011_328  # fairseq 0.10.2's
     assert count("transformer_lm_big", 1000) == layers(12, 1024, 4096) + 2 * 1000 * 1024 + 2 * 1024
+
+
+def test_settings_of_plugins_have_the_defaults_of_fairseqs_dataclass_until_an_architecture_sets_others():
+    cfg = TransformerLanguageModelConfig()
+    assert (cfg.decoder_normalize_before, cfg.decoder_input_dim, cfg.decoder_output_dim) == (False, 512, 512)
+    args = argparse.Namespace(decoder_embed_dim=64)
+    ARCHITECTURES["transformer_lm_gpt2_tiny"].fill(args)
+    assert (args.decoder_normalize_before, args.decoder_input_dim, args.decoder_output_dim) == (True, 64, 64)
 
 
 @pytest.mark.parametrize(
