@@ -58,7 +58,10 @@ class TensorBoard:
                 "--tensorboard-logdir: tensorboard is not installed; install the [tensorboard] extra or drop the flag"
             ) from None
         try:
+            folder.encode()  # which its writer does, too
             Path(folder).mkdir(parents=True, exist_ok=True)
+        except UnicodeEncodeError:
+            raise UserError(f"--tensorboard-logdir {folder}: is not UTF-8; choose another folder") from None
         except OSError as error:
             raise UserError(
                 f"--tensorboard-logdir {folder}: cannot be made ({error.strerror}); choose another folder"

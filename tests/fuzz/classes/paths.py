@@ -162,7 +162,7 @@ def _odd_names(command: str, words: list[str], flag: str | int) -> Iterator[Case
             (command, *replaced(words, flag, target)),
             (str(flag), value[:20] or "an empty value", "bad", *FIRST.get(command, ())),
             lambda folder: (folder / "file").write_bytes(b"mine\n"),
-            is_valid=kind == "surrogate" or (kind, flag) == ("nothing", "--tensorboard-logdir"),
+            is_valid=kind == "surrogate" or kind == "nothing" and flag in ("--tensorboard-logdir", "--metrics-file"),
         )
 
 
