@@ -86,7 +86,7 @@ class HuggingFace(Subwords):
     @functools.cached_property
     def _tokenizer(self) -> Any:
         library, _ = import_tokenizers("hf"), self._names  # the file is read within bounds first
-        with self.library():
+        with self.library(), silent_stderr():
             tokenizer = library.Tokenizer.from_str(self.content.decode("utf-8"))
             tokenizer.no_truncation()
             tokenizer.no_padding()

@@ -69,6 +69,28 @@ def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(
         finetune.main(arguments(home, *flags, "--max-epoch 6"))
 
 
+@pytest.mark.parametrize("name", ["MR/dev.tsv", "MR/test.tsv", "bert.pt", "out/lr0.001-seed1/predictions.valid.tsv"])
+def test_a_run_is_repeated_where_what_it_read_or_wrote_has_changed(
+    name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for source in ("MR", "bin"):
+        shutil.copytree(home / source, tmp_path / source)
+    shutil.copy(home / "bert.pt", tmp_path)
+    flags = ("--seeds 1 --lrs 0.001 --max-epoch 1 --save-dir", tmp_path / "out")
+    finetune.main(arguments(tmp_path, *flags))
+    monkeypatch.setattr(finetune, "launch", lambda settings: (_ for _ in ()).throw(InterruptedError))
+    finetune.main(arguments(tmp_path, *flags))
+    path = tmp_path / name
+    if path.suffix == ".pt":
+        state = torch.load(path, weights_only=True)
+        next(iter(state["model"].values())).mul_(2)
+        torch.save(state, path)
+    else:
+        path.write_text(path.read_text().rstrip("\n").rpartition("\n")[0] + "\n")
+    with pytest.raises(InterruptedError):
+        finetune.main(arguments(tmp_path, *flags))
+
+
 def test_a_model_from_scratch_has_no_initial_weights_and_flags_of_training_pass(home: Path, tmp_path: Path) -> None:
     flags = ["--from-scratch --seeds 4 --lrs 0.001 --max-epoch 1 --save-dir", tmp_path]
     args = arguments(home, *flags)
