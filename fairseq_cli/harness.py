@@ -13,7 +13,7 @@ import torch
 from fairseq import config, options
 from fairseq.command_settings import HarnessConfig
 from fairseq.errors import UserError
-from fairseq.evaluation.harness import harness_model, require_harness
+from fairseq.evaluation.harness import harness_model, require_harness, task_data
 from fairseq.evaluation.report import write_results
 from fairseq.files import prepare_folder
 from fairseq.provenance import about_run
@@ -67,15 +67,16 @@ def _evaluate(model: Any, names: list[str], cfg: HarnessConfig) -> dict[str, dic
     if unknown:
         raise UserError(f"--tasks {unknown[0]}: no such task; run `lm_eval ls tasks`, or give --include-path")
     try:
-        found = simple_evaluate(
-            model=model,
-            tasks=list(names),
-            task_manager=manager,
-            num_fewshot=cfg.num_fewshot,
-            limit=cfg.limit,
-            bootstrap_iters=cfg.bootstrap_iters,
-            log_samples=False,
-        )
+        with task_data():
+            found = simple_evaluate(
+                model=model,
+                tasks=list(names),
+                task_manager=manager,
+                num_fewshot=cfg.num_fewshot,
+                limit=cfg.limit,
+                bootstrap_iters=cfg.bootstrap_iters,
+                log_samples=False,
+            )
     except ValueError as error:  # tasks of images, of code to run, without data
         raise UserError(f"--tasks {cfg.tasks}: {' '.join(str(error).split())[:300]}") from error
     return {task: _numbers(metrics) for task, metrics in found["results"].items()} if found is not None else {}

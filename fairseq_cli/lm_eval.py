@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from fairseq import options
-from fairseq.evaluation.harness import harness_model
+from fairseq.evaluation.harness import harness_model, task_data
 from fairseq.parsing import version
 
 
@@ -21,7 +21,8 @@ def main() -> None:
     harness_model()  # registers it
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    with task_data():
+        cli_evaluate()
 
 
 def cli_main() -> None:

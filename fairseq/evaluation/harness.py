@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ LINE_FEED = "Ċ"  # in byte-level vocabularies
 TOGETHER = 512  # hidden states projected to the vocabulary at once
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 KNOWN = {"until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS}
+PACKAGES = ("datasets", "huggingface_hub", "httpx", "requests", "aiohttp", "urllib3")  # that load data of tasks
 EXTRA = "pip install 'fairseq-short[eval]'"
 
 
@@ -228,6 +230,30 @@ def require_harness() -> None:
     """Raise UserError unless the harness is installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError(f"needs lm-eval, which is not installed; {EXTRA}")
+
+
+@contextlib.contextmanager
+def task_data() -> Iterator[None]:
+    """Turn a failure to load or download the data of tasks into a UserError: their libraries raise many kinds.
+
+    Raises:
+        UserError: the data cannot be loaded.
+    """
+    try:
+        yield
+    except Exception as error:
+        unreachable = isinstance(error, ConnectionError | FileNotFoundError | TimeoutError)
+        if isinstance(error, BrokenPipeError) or not (unreachable or _package(type(error)) in PACKAGES):
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(
+            f"--tasks: their data cannot be loaded ({reason}); connect to the network once, or give tasks of local "
+            "files with --include-path"
+        ) from error
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def harness_model() -> Any:

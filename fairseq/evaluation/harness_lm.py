@@ -5,6 +5,7 @@ Releases of the harness with plug-ins find it by the entry point ``lm_eval.model
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from lm_eval.api.registry import register_model
 from fairseq.errors import UserError
 from fairseq.evaluation.harness import Requests
 from fairseq.hub import LanguageModel
+
+logger = logging.getLogger(__name__)
 
 ARGUMENTS = "path, data, batch_size, device, max_gen_toks"
 
@@ -50,9 +53,10 @@ class FairseqLM(LM):
             raise UserError(f"--model_args: {what}; the arguments are {ARGUMENTS}")
         if not str(batch_size).isdecimal() or not int(batch_size):
             raise UserError(f"batch_size {batch_size}: expected a number of rows, at least 1")
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = LanguageModel.from_pretrained(path, data, device=device)
+        if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+            logger.warning("device %s: there is no GPU, the CPU is used", device)  # the harness's default is a GPU
+            device = "cpu"
+        model = LanguageModel.from_pretrained(path, data, device=device or "auto")
         self.requests = Requests(model, int(batch_size), int(max_gen_toks))
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
