@@ -68,6 +68,7 @@ class EvalLMConfig(ShardConfig, TextFormatConfig, SubwordMarkConfig):
 
     text: str | None = flag(None, "file of text to evaluate instead of --gen-subset (-: stdin)", metavar="FILE")
     results_path: str | None = flag(None, "folder for results.json", metavar="DIR")
+    score_documents: str | None = flag(None, "JSON lines with a score for each line or row of --text", metavar="FILE")
     save_token_scores: str | None = flag(
         None, "NPZ file for tokens and their log-probabilities, in corpus order", metavar="FILE"
     )

@@ -114,15 +114,20 @@ def progress(common: CommonConfig, name: str) -> Callable[[Iterable[Any], int], 
     return show
 
 
-def read_text(path: str, form: TextFormatConfig, data: str, dictionary: Dictionary, world: World) -> TextCorpus:
+def read_text(
+    path: str, form: TextFormatConfig, data: str, dictionary: Dictionary, world: World, documents: bool = False
+) -> TextCorpus:
     """Return the tokens of a file of text, encoded as *data* was; without a tokenizer the file holds tokens.
+
+    With *documents* sizes are those of documents, rows of JSON lines or else lines.
 
     Raises:
         UserError: the file or the tokenizer cannot be used, or several processes would share stdin.
     """
     if path == STDIN and world.size > 1:
         raise UserError(f"--text -: {world.size} processes cannot share stdin; save the text to a file")
-    return TextReader.of(data, dictionary).read(path, format_of(path, form.text_field, form.join_lines))
+    reader, form_of_path = TextReader.of(data, dictionary), format_of(path, form.text_field, form.join_lines)
+    return reader.read_documents(path, form_of_path) if documents else reader.read(path, form_of_path)
 
 
 @contextlib.contextmanager

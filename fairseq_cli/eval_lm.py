@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import time
 from pathlib import Path
@@ -69,6 +70,10 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         prepare_file("--save-token-scores", cfg.save_token_scores, inputs, ARCHIVE)
     if cfg.sample is not None:
         prepare_file("--sample", cfg.sample, inputs)
+    if cfg.score_documents is not None:
+        if cfg.text is None or cfg.sliding_inf == 1 or cfg.num_shards > 1:
+            raise UserError("--score-documents: needs --text, and excludes --sliding-inf 1 and --num-shards")
+        prepare_file("--score-documents", cfg.score_documents, inputs)
     device = world.device
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     given = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
@@ -83,6 +88,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         multiple=data.required_batch_size_multiple,
         softmax_batch=cfg.softmax_batch,
         add_bos_token=task.cfg.add_bos_token,
+        texts=cfg.score_documents is not None,
         shard=cfg.shard_id,
         shards=cfg.num_shards,
     )
@@ -128,6 +134,9 @@ def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[
     with atomic_files() as files:
         if cfg.save_token_scores is not None:
             report.write_scores(Path(cfg.save_token_scores), scores, files.file)
+        if cfg.score_documents is not None:
+            with files.file(cfg.score_documents, "--score-documents") as file:
+                file.writelines(json.dumps(line).encode() + b"\n" for line in report.document_scores(scores))
         if cfg.sample is not None and sample is not None:
             with files.file(cfg.sample, "--sample") as file:
                 file.write(sample.encode() + b"\n")
@@ -155,7 +164,7 @@ def _evaluated_text(
         corpus = task.corpus(split)  # type: ignore[attr-defined]
         counts = load_counts(data_folders(data)[0] / split)
         return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
-    text = read_text(cfg.text, cfg, data, task.source_dictionary, world)
+    text = read_text(cfg.text, cfg, data, task.source_dictionary, world, cfg.score_documents is not None)
     if text.counts is None:
         log_tokens(task.source_dictionary)
     return "stdin" if cfg.text == STDIN else cfg.text, text, text.counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import resource
@@ -223,3 +224,11 @@ def write_scores(path: Path, scores: Scores, create: Create = atomic_file) -> No
 
 def _power(bits: float) -> float:
     return 2.0**bits if bits < 1000 else math.inf
+
+
+def document_scores(scores: Scores) -> Iterator[dict[str, Any]]:
+    """Return for each document, a line of *scores*, its number from 1, tokens, log-probability (nats), perplexity."""
+    for number, (start, end) in enumerate(itertools.pairwise(scores.lines.tolist()), 1):
+        total = float(scores.lprobs[start:end].sum(dtype=np.float64))
+        perplexity = math.exp(min(-total / max(1, end - start), 700))
+        yield {"document": number, "tokens": end - start, "log_probability": total, "perplexity": perplexity}
