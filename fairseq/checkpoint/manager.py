@@ -113,6 +113,9 @@ class CheckpointManager:
             UserError: a file cannot be written; the checkpoints saved before are untouched.
         """
         first, *others = paths
+        for path in paths:
+            if path.is_dir() and not path.is_symlink():
+                raise UserError(f"{path}: cannot be written (Is a directory); remove it or choose another --save-dir")
         if first.is_dir():  # a link to a folder, which a file can replace only from beside it
             beside = first.with_name(f"{first.name}.file")
             save(beside, state)

@@ -274,3 +274,11 @@ def test_training_holds_the_lock_of_its_folder_and_frees_it(tmp_path):
     with manager(tmp_path).locked(), pytest.raises(UserError, match="--save-dir .*: another run writes"):
         runs.train(tmp_path, runs.BASELINE, "--max-update 1 --disable-validation")
     runs.train(tmp_path, runs.BASELINE, "--max-update 1 --disable-validation")
+
+
+def test_a_folder_under_the_name_of_a_checkpoint_is_one_line(tmp_path):
+    (tmp_path / "checkpoint_best.pt").mkdir()
+    manager = CheckpointManager(CheckpointConfig(save_dir=str(tmp_path)))
+    with pytest.raises(UserError, match="checkpoint_best.pt: cannot be written .Is a directory"):
+        manager.save(a_state(), [tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_best.pt"])
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_best.pt"]
