@@ -115,7 +115,7 @@ def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
     """
     found = []
     for item in text.split(",") if text is not None else []:
-        match = re.fullmatch(r"\s*(\d+):(\d+)\s*", item)
+        match = re.fullmatch(r"\s*(\d{1,9}):(\d{1,9})\s*", item)
         if match is None:
             raise UserError(f"--heads {text}: expected layer:head pairs such as 0:3,{layers - 1}:0, numbered from 0")
         layer, head = int(match[1]), int(match[2])
