@@ -16,7 +16,8 @@ from fairseq.files import read_regular
 def data_folders(data: str | Path) -> list[Path]:
     """Return the folders of ``DATA`` or ``DATA1:DATA2:…``, one for each epoch of training in turn."""
     names = os.fspath(data)
-    return [Path(names)] if Path(names).exists() else [Path(name) for name in names.split(":") if name]
+    # os.path.exists is false for a list longer than any name may be, where Path.exists raises an error.
+    return [Path(names)] if os.path.exists(names) else [Path(name) for name in names.split(":") if name]
 
 
 def load_dictionary(data: str | Path) -> Dictionary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ def _positions(path: str, stored: Mapping[str, Any], args: argparse.Namespace) -
 
 
 def _task(settings: Settings, data: Path) -> FairseqTask:
-    if not data.is_file():
+    if not os.path.isfile(data):
         return setup_task(settings)
     cls = TASKS[settings.chosen.task]
     return cls(settings.given_to(cls, settings), Dictionary.load(data))

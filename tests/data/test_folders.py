@@ -107,3 +107,8 @@ def test_evaluation_reads_the_first_folder(tmp_path: Path) -> None:
     args = options.parse_args_and_arch(parser, [f"{one}:{two}", *runs.words(runs.BASELINE)])
     task: Any = setup_task(args)
     assert np.array_equal(task.corpus("test").tokens, IndexedCorpus(str(one / "test")).tokens)
+
+
+def test_a_thousand_folders_are_more_than_a_name_may_have(tmp_path):
+    names = [f"{tmp_path}/{number:08d}" for number in range(1000)]
+    assert data_folders(":".join(names)) == [Path(name) for name in names]
