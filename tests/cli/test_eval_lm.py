@@ -20,6 +20,7 @@ from fairseq import checkpoint, options, provenance
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
 from fairseq.errors import UserError
+from fairseq.files import ARCHIVE
 from fairseq_cli import eval_lm
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
@@ -377,7 +378,7 @@ def test_hostile_checkpoint_runs_nothing(mistake, tmp_path):
 def outputs(folder):
     """Flags that name every kind of output, and the files; of one there is an earlier content."""
     files = [folder / "scores.npz", folder / "results" / "results.json"]
-    files[0].write_bytes(b"before")
+    files[0].write_bytes(ARCHIVE + b"before")
     return [BASELINE, FLAGS, "--save-token-scores", files[0], "--results-path", files[1].parent], files
 
 
@@ -386,7 +387,7 @@ def test_results_appear_together_or_not_at_all(tmp_path):
     results.mkdir(parents=True)  # a folder cannot be replaced by a file
     with pytest.raises(UserError, match=r"--results-path .*results.json: cannot be written \(Is a directory"):
         evaluate("--path", *flags)
-    assert scores_file.read_bytes() == b"before" and not list(results.iterdir())
+    assert scores_file.read_bytes() == ARCHIVE + b"before" and not list(results.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results", "scores.npz"]
 
 
@@ -403,6 +404,6 @@ def test_a_full_disk_leaves_neither_scores_nor_results(failing, tmp_path, monkey
     with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot be written .No space left"):
         patch.setattr(os, "fsync", full)
         evaluate("--path", *flags)
-    assert scores_file.read_bytes() == b"before" and not list(results.parent.iterdir())
+    assert scores_file.read_bytes() == ARCHIVE + b"before" and not list(results.parent.iterdir())
     evaluate("--path", *flags)
     assert np.load(scores_file)["tokens"].size == json.loads(results.read_text())["tokens"]
