@@ -57,13 +57,14 @@ def for_another_run(settings: Mapping[str, Any], save_dir: str) -> dict[str, Any
     A file in the first run's checkpoint folder has the same place in the new one, another one its name; unchanged for
     the first run itself, or where *settings* name no checkpoint folder.
     """
-    former = os.path.abspath(settings.get("save_dir") or save_dir)
+    # YAML makes a number of a name such as 2024; flags take any value as text.
+    former = os.path.abspath(str(settings.get("save_dir") or save_dir))
     if former == os.path.abspath(save_dir):
         return dict(settings)
     moved = dict(settings)
     for name in OUTPUTS:
         if settings.get(name):
-            path = Path(os.path.abspath(settings[name]))
+            path = Path(os.path.abspath(str(settings[name])))
             inside = path.relative_to(former) if path.is_relative_to(former) else path.name
             moved[name] = str(Path(save_dir) / inside)
     return moved

@@ -49,7 +49,7 @@ def check_outputs(settings: TrainingSettings) -> None:
     }
     for name in [name for name, is_used in used.items() if is_used]:
         path = getattr(settings.common, name)
-        if os.path.abspath(path) != os.path.abspath(former.get(name) or os.devnull):
+        if os.path.abspath(path) != os.path.abspath(str(former.get(name) or os.devnull)):
             raise UserError(
                 f"{flag_name(name)} {path}: exists, and is not of the run in {save_dir}; choose another name"
             )
