@@ -2,6 +2,6 @@
 
 from fairseq import former_names
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
 
 former_names.install()
