@@ -29,9 +29,9 @@ class LossScaler:
         self,
         init_scale: float,
         window: int,
-        tolerance: float = 0.0,
-        lowest: float = 1e-4,
-        threshold: float | None = None,
+        tolerance: float,
+        lowest: float,
+        threshold: float | None,
     ) -> None:
         self.scale = init_scale
         self.window = window
