@@ -1,14 +1,18 @@
-"""Checkpoints written in the background come one after the other."""
+"""Checkpoints are written as they are due, and those written in the background one after the other."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import runs
+import torch
 
 from fairseq.distributed import World
+from fairseq.errors import UserError
 from fairseq.tasks.typed import training_settings
 from fairseq.training.saving import Saver
 
@@ -38,3 +42,109 @@ def test_a_background_save_begins_when_the_one_before_has_ended() -> None:
     saver.save({}, epoch=1, updates=2, end_of_epoch=False, is_best=False)
     saver.wait()
     assert disk.events == ["1 begins", "1 ends", "2 begins", "2 ends"]
+
+
+class Files(Disk):
+    """A manager that records what it writes; a checkpoint is due unless *updates* is a multiple of 10."""
+
+    def __init__(self, error: UserError | None = None) -> None:
+        super().__init__()
+        self.open.set()
+        self.error = error
+        self.points: list[dict[str, Any]] = []
+        self.written: list[tuple[str, dict[str, Any]]] = []
+
+    def due(self, **point: Any) -> list[Path]:
+        self.points.append(point)
+        return [] if point["updates"] % 10 == 0 else [Path(str(point["updates"]))]
+
+    def save(self, state: dict[str, Any], paths: list[Path]) -> None:
+        super().save(state, paths)
+        if self.error is not None:
+            raise self.error
+        self.written.append((str(paths[0]), state))
+
+    def save_as(self, name: str, state: dict[str, Any]) -> None:
+        self.events.append(name)
+        self.written.append((name, state))
+
+
+def a_saver(manager: Files | None, flags: str = "") -> Saver:
+    return Saver(training_settings(runs.arguments(runs.BASELINE, flags)), World(), manager)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("flags", ["", "--async-save"])
+def test_what_is_due_is_written_as_the_manager_says(flags: str) -> None:
+    files = Files()
+    saver = a_saver(files, flags)
+    state = {"model": {"w": torch.ones(2)}, "last_optimizer_state": {"m": torch.ones(2)}, "extra_state": {}}
+    for updates, is_best, figure in ((9, True, 2.5), (10, False, None), (11, False, 3.0)):
+        saver.save(state, epoch=3, updates=updates, end_of_epoch=is_best, is_best=is_best, figure=figure)
+    saver.wait()
+    assert files.points == [
+        {"epoch": 3, "updates": updates, "end_of_epoch": best, "is_best": best, "figure": figure}
+        for updates, best, figure in ((9, True, 2.5), (10, False, None), (11, False, 3.0))
+    ]
+    assert [name for name, _ in files.written] == ["9", "11"], "nothing is due at update 10"
+    assert all(runs.difference(written, state) is None for _, written in files.written)
+
+
+@pytest.mark.parametrize("flags", ["", "--async-save"])
+def test_the_optimizers_state_is_left_out_when_asked_and_nothing_else(flags: str) -> None:
+    files = Files()
+    saver = a_saver(files, f"{flags} --no-save-optimizer-state")
+    state = {"model": {}, "last_optimizer_state": {"m": torch.ones(2)}, "extra_state": {"epoch": 1}}
+    saver.save(state, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    saver.wait()
+    assert files.written == [("1", {"model": {}, "extra_state": {"epoch": 1}})]
+    assert "last_optimizer_state" in state, "the caller's stays"
+
+
+def test_a_background_save_is_that_of_its_update_whatever_training_does_meanwhile() -> None:
+    files = Files()
+    files.open.clear()
+    saver = a_saver(files, "--async-save")
+    weights = torch.ones(3)
+    saver.save({"model": {"w": weights}}, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    weights.fill_(2.0)  # the next update
+    files.open.set()
+    saver.wait()
+    assert files.written[0][1]["model"]["w"].tolist() == [1.0] * 3
+
+
+def test_a_background_save_that_fails_ends_the_run_once_at_the_next_save() -> None:
+    files = Files(UserError("no space"))
+    saver = a_saver(files, "--async-save")
+    saver.save({}, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    with pytest.raises(UserError, match="no space"):
+        saver.save({}, epoch=1, updates=2, end_of_epoch=False, is_best=False)
+    assert files.events == ["1 begins", "1 ends"], "the second one is not begun"
+
+
+def test_a_state_for_inspection_waits_for_the_save_before() -> None:
+    files = Files()
+    files.open.clear()
+    saver = a_saver(files, "--async-save")
+    saver.save({"n": 1}, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    threading.Timer(0.1, files.open.set).start()
+    saver.save_as("nonfinite.pt", {"n": 2}, 1, 1)
+    assert files.events == ["1 begins", "1 ends", "nonfinite.pt"]
+    assert files.written == [("1", {"n": 1}), ("nonfinite.pt", {"n": 2})]
+
+
+def test_what_was_saved_is_logged_with_its_epoch_and_update(caplog: pytest.LogCaptureFixture) -> None:
+    saver = a_saver(Files(UserError("no space")))
+    with caplog.at_level(logging.INFO), pytest.raises(UserError):
+        saver.save({}, epoch=2, updates=7, end_of_epoch=False, is_best=False)
+    assert caplog.messages == [], "it was not saved"
+    with caplog.at_level(logging.INFO):
+        a_saver(Files()).save({}, epoch=2, updates=7, end_of_epoch=False, is_best=False)
+    assert caplog.messages == ["saved 7 (epoch 2, update 7)"]
+
+
+def test_a_process_that_is_not_the_first_writes_nothing() -> None:
+    saver = a_saver(None, "--async-save")
+    saver.save({}, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    saver.save_as("nonfinite.pt", {}, 1, 1)
+    saver.wait()
+    assert saver.pending is None

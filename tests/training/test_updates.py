@@ -1,0 +1,198 @@
+"""The arithmetic of an update: the norm and clipping of gradients, the mean of weights, and the halves of a batch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq.errors import UserError
+from fairseq.models import BaseFairseqModel
+from fairseq.training.averaging import WeightAverage, restore_weights
+from fairseq.training.gradients import norm_and_factor
+from fairseq.training.memory_limit import BatchSplitter
+
+CPU = torch.device("cpu")
+LIMIT = 2  # rows that fit into memory in these tests
+
+
+def parameters(*gradients: list[float] | None, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    """Parameters with these gradients."""
+    made = [nn.Parameter(torch.zeros(len(values or [0.0]), dtype=dtype)) for values in gradients]
+    for parameter, values in zip(made, gradients, strict=True):
+        parameter.grad = None if values is None else torch.tensor(values, dtype=dtype)
+    return made
+
+
+# --- norm and clipping
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5)])
+def test_the_norm_is_that_of_all_gradients_times_the_factor(dtype: torch.dtype, factor: float | torch.Tensor) -> None:
+    gradients = parameters([3.0], None, [4.0, 12.0], dtype=dtype)
+    gnorm, unclipped = norm_and_factor(gradients, factor, 0.0, CPU)
+    assert gnorm.dtype == torch.float32 and gnorm.shape == () and gnorm.item() == 6.5
+    assert float(unclipped) == 0.5, "0 clips nothing"
+    assert [p.grad if p.grad is None else p.grad.tolist() for p in gradients] == [[3.0], None, [4.0, 12.0]]
+
+
+@pytest.mark.parametrize(("clip_norm", "norm"), [(0.25, 0.25), (1.0, 1.0), (6.5, 6.5), (7.0, 6.5), (100.0, 6.5)])
+def test_the_factor_lowers_the_norm_to_its_limit_and_never_raises_it(clip_norm: float, norm: float) -> None:
+    gnorm, factor = norm_and_factor(parameters([3.0], [4.0, 12.0]), 0.5, clip_norm, CPU)
+    assert gnorm.item() == 6.5, "before clipping"
+    assert float(factor) * 13 == pytest.approx(norm, rel=1e-5)
+
+
+def test_gradients_of_zero_stay_zero_and_without_gradients_the_norm_is_zero() -> None:
+    for gradients in (parameters([0.0, 0.0]), parameters(None), []):
+        gnorm, factor = norm_and_factor(gradients, 2.0, 1.0, CPU)
+        assert gnorm.item() == 0.0 and float(factor) == 2.0
+
+
+def test_the_norm_is_that_of_the_parts_of_all_processes() -> None:
+    gnorm, factor = norm_and_factor(parameters([3.0]), 0.5, 1.0, CPU, lambda norm: (norm.square() + 16.0).sqrt())
+    assert gnorm.item() == 2.5 and float(factor) * 5 == pytest.approx(1.0, rel=1e-5)
+
+
+# --- the mean of weights
+
+
+def averaged(start: int, updates: int, dtypes: tuple[torch.dtype, ...]) -> tuple[list[nn.Parameter], WeightAverage]:
+    """An average from update *start* on, of parameters that were 1, 2, 3 … after the updates."""
+    weights = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in dtypes]
+    average = WeightAverage(weights, start)
+    for update in range(1, updates + 1):
+        for weight in weights:
+            weight.data.fill_(update)
+        average.update(update)
+    return weights, average
+
+
+MIXED = (torch.float32, torch.float16)
+
+
+@pytest.mark.parametrize(("start", "count", "mean"), [(1, 5, 3.0), (3, 3, 4.0), (5, 1, 5.0)])
+def test_the_mean_counts_updates_from_its_first_on(start: int, count: int, mean: float) -> None:
+    weights, average = averaged(start, 5, MIXED)
+    assert average.count == count and all(value.dtype == torch.float32 for value in average.mean)
+    pointers = [weight.data_ptr() for weight in weights]
+    with pytest.raises(KeyError), average.in_place():
+        assert [weight.tolist() for weight in weights] == [[mean] * 2] * 2
+        raise KeyError
+    assert [weight.tolist() for weight in weights] == [[5.0] * 2] * 2, "after an error, too"
+    assert [weight.data_ptr() for weight in weights] == pointers
+
+
+def test_before_its_first_update_there_is_no_mean() -> None:
+    weights, average = averaged(6, 5, MIXED)
+    assert average.state_dict() == {"count": 0, "mean": [], "weights": []}
+    with average.in_place():
+        assert [weight.tolist() for weight in weights] == [[5.0] * 2] * 2
+    other, restored = averaged(2, 3, MIXED)
+    restored.load_state_dict(average.state_dict())
+    assert (restored.count, restored.mean) == (0, []) and other[0].tolist() == [3.0, 3.0]
+
+
+def test_a_restored_mean_goes_on_from_the_weights_that_were_saved() -> None:
+    _, average = averaged(2, 4, MIXED)  # the mean is 3
+    weights, restored = averaged(2, 0, MIXED)
+    restored.load_state_dict(average.state_dict())
+    assert [weight.tolist() for weight in weights] == [[4.0] * 2] * 2
+    for weight in weights:
+        weight.data.fill_(7.0)
+    restored.update(5)
+    assert [mean.tolist() for mean in restored.mean] == [[4.0] * 2] * 2, "(2 + 3 + 4 + 7) / 4"
+    assert [mean.tolist() for mean in average.mean] == [[3.0] * 2] * 2, "a copy"
+
+
+@pytest.mark.parametrize("name", ["mean", "weights"])
+@pytest.mark.parametrize("wrong", [[torch.ones(1), torch.ones(1)], [torch.ones(2), torch.ones(2, 1)]])
+def test_a_mean_of_other_shapes_is_refused_and_never_broadcast(name: str, wrong: list[torch.Tensor]) -> None:
+    _, average = averaged(1, 2, MIXED)
+    state = {**average.state_dict(), name: wrong}
+    with pytest.raises(UserError, match="--reset-optimizer"):
+        average.load_state_dict(state)
+
+
+@pytest.mark.parametrize("values", [[], [torch.ones(2)], [torch.ones(2)] * 3])
+def test_weights_of_another_number_of_parameters_are_not_restored_in_part(values: list[torch.Tensor]) -> None:
+    weights, _ = averaged(1, 2, MIXED)
+    with pytest.raises(ValueError, match="zip"):
+        restore_weights(weights, {"count": 1, "weights": values})
+
+
+# --- the halves of a batch
+
+
+def sample(*ids: int) -> dict[str, object]:
+    return {"id": torch.tensor(ids), "net_input": {"src_tokens": torch.zeros(len(ids), 5)}}
+
+
+def splitter(enabled: bool = True, repeatable: bool = True, memory: int = 0) -> BatchSplitter:
+    model = BaseFairseqModel()
+    model.memory_length = memory  # type: ignore[misc]
+    return BatchSplitter(enabled, model, repeatable)
+
+
+def run(enabled: bool, samples: list[dict[str, object] | None], error: BaseException) -> tuple[list[list[int]], int]:
+    """The examples of the batches that were computed in the end, and how often gradients were dropped."""
+    undone = []
+
+    def passes(batches):
+        if any(batch is not None and len(batch["id"]) > LIMIT for batch in batches):
+            raise error
+        return [[] if batch is None else batch["id"].tolist() for batch in batches]
+
+    arguments = (lambda ids: sample(*ids.tolist()), lambda: undone.append(1), 7)
+    return splitter(enabled).run(passes, samples, *arguments), len(undone)
+
+
+OUT = RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
+
+
+def test_batches_are_halved_until_they_fit_and_every_example_is_read_once_in_order() -> None:
+    batches, undone = run(True, [sample(*range(9)), None, sample(20), sample(30, 31)], OUT)
+    assert sum(batches, []) == [*range(9), 20, 30, 31], "in order, each once"
+    assert [] in batches, "an empty batch stays"
+    assert max(map(len, batches)) <= LIMIT
+    assert undone == math.ceil(math.log2(9 / LIMIT)), "once before each repetition"
+
+
+@pytest.mark.parametrize("samples", [[sample(1, 2)], [None, sample(3)]])
+def test_batches_that_fit_are_left_as_they_are(samples: list[dict[str, object] | None]) -> None:
+    assert run(True, samples, OUT) == ([[] if one is None else one["id"].tolist() for one in samples], 0)  # type: ignore[attr-defined]
+
+
+def test_without_the_flag_or_a_reader_of_examples_no_batch_is_halved() -> None:
+    with pytest.raises(UserError, match="in update 7 on 2 batches of up to 3 rows × 5 tokens"):
+        run(False, [sample(1), sample(1, 2, 3)], OUT)
+
+    def passes(samples):
+        raise OUT
+
+    with pytest.raises(UserError, match="in update 7 on a batch of 3 rows × 5 tokens"):
+        splitter().run(passes, [sample(1, 2, 3)], None, lambda: pytest.fail("nothing to repeat"), 7)
+    with pytest.raises(UserError, match="on a batch of 0 rows × 0 tokens"):
+        splitter().run(passes, [None], lambda ids: sample(*ids), lambda: None, 7)
+
+
+def test_other_errors_of_a_batch_are_not_lack_of_memory() -> None:
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        run(True, [sample(1, 2, 3)], RuntimeError("shapes differ"))
+
+
+@pytest.mark.parametrize(
+    ("enabled", "repeatable", "memory", "flag"),
+    [(True, True, 4, "--oom-retry"), (True, False, 0, "--oom-retry"), (False, False, 4, None), (True, True, 0, None)],
+)
+def test_rows_with_memory_and_overlapped_reductions_cannot_be_repeated(
+    enabled: bool, repeatable: bool, memory: int, flag: str | None
+) -> None:
+    if flag is None:
+        splitter(enabled, repeatable, memory)
+        return
+    with pytest.raises(UserError, match=flag):
+        splitter(enabled, repeatable, memory)
