@@ -48,9 +48,12 @@ PLACES = {
         ("fairseq/training/*.py",),
         (
             "tests/training/test_best.py",
+            "tests/training/test_carried_state.py",
             "tests/training/test_loss_scaler.py",
             "tests/training/test_nonfinite.py",
+            "tests/training/test_saving.py",
             "tests/training/test_training.py",
+            "tests/training/test_updates.py",
         ),
     ),
     "distributed": Place(("fairseq/distributed/*.py",), ("tests/distributed",)),
