@@ -37,6 +37,7 @@ PROMPT = "This function returns"
 BATCH = 1024  # tokens per update
 SHORT, LONG = 32, 128  # tokens per sample of the two stages
 STATE, LOG = "demo.json", "train.jsonl"
+OUTPUTS = (STATE, LOG, "checkpoints", "data-bin", "corpus", "loss.png", "report.txt")
 # Runs a command as its console script does. With -m the current folder would be the first place for every import;
 # Python 3.10 has neither -P nor PYTHONSAFEPATH, and -I would drop PYTHONPATH and packages of the user as well.
 LAUNCHER = """import sys
@@ -73,21 +74,16 @@ class Steps:
         settings: a demo with other settings starts again.
 
     Raises:
-        UserError: *folder* has checkpoints that no demo wrote.
+        UserError: *folder* has files that no demo wrote.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._path = folder / STATE
-        try:
-            stored = json.loads(self._path.read_bytes())
-            self._goes_on = stored["settings"] == settings and not stored["finished"]
-            results = stored["results"] if self._goes_on else {}
-        except FileNotFoundError:
-            self._goes_on, results = False, {}
-            if (folder / "checkpoints").exists():
-                raise UserError(f"--output {folder}: has checkpoints that are not the demo's; use another") from None
-        except (OSError, ValueError, KeyError, TypeError):
-            self._goes_on, results = False, {}
+        stored = self._stored()
+        if not stored and (foreign := [name for name in OUTPUTS if os.path.lexists(folder / name)]):
+            raise UserError(f"--output {folder}: has {foreign[0]}, which is not the demo's; use another")
+        self._goes_on = bool(stored) and stored["settings"] == settings and not stored["finished"]
+        results = stored["results"] if self._goes_on else {}
         self._state: dict[str, Any] = {"settings": settings, "finished": False, "results": results}
         if not self._goes_on:
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
@@ -108,6 +104,15 @@ class Steps:
         """Let the next demo start again."""
         self._state["finished"] = True
         self._write()
+
+    def _stored(self) -> dict[str, Any]:
+        """What a demo wrote to the file; empty where there is none, or one of something else."""
+        try:
+            stored = json.loads(self._path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        known = isinstance(stored, dict) and stored.keys() == {"settings", "finished", "results"}
+        return stored if known and isinstance(stored["results"], dict) else {}
 
     def _write(self) -> None:
         with atomic_file(self._path, "--output") as file:

@@ -74,11 +74,20 @@ def test_a_finished_demo_or_another_one_starts_again(flags: list[str], commands:
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_checkpoints_of_something_else_are_not_removed(commands: Commands, tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(UserError, match=f"--output {tmp_path}: has checkpoints that are not the demo's; use another"):
+@pytest.mark.parametrize("name", demo.OUTPUTS)
+def test_files_of_something_else_are_not_removed_or_replaced(name: str, commands: Commands, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"settings": {}, "finished": true}')
+    with pytest.raises(UserError, match=f"--output {tmp_path}: has {name}, which is not the demo's; use another"):
         demo.main(["--output", str(tmp_path)])
-    assert (tmp_path / "checkpoints").exists() and commands.names == []
+    assert [path.name for path in tmp_path.iterdir()] == [name] and commands.names == []
+
+
+def test_checkpoints_beside_a_state_of_something_else_stay(commands: Commands, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "demo.json").write_text('{"scenes": 3}')
+    with pytest.raises(UserError, match="has demo.json, which is not the demo's"):
+        demo.main(["--output", str(tmp_path)])
+    assert (tmp_path / "checkpoints").exists() and "scenes" in (tmp_path / "demo.json").read_text()
 
 
 def test_commands_of_the_demo_import_nothing_from_the_current_folder(
