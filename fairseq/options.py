@@ -109,7 +109,10 @@ def parse_args_and_arch(
         modify_parser(parser)
     if getattr(parser, "takes_unused", False):  # last: a part may have a flag of that name
         add_unused_flags(parser)
-    args, unknown = parser.parse_known_args(argv)
+    # argparse would give an optional positional its default at the first flag, and reject `CHECKPOINT --cpu TEXT`.
+    optional = any(not action.option_strings and action.nargs == "?" for action in parser._actions)
+    parse = parser.parse_known_intermixed_args if optional else parser.parse_known_args
+    args, unknown = parse(argv)
     if getattr(parser, "unread", []):
         print(f"note: {', '.join(parser.unread)}: no effect here", file=sys.stderr)  # type: ignore[attr-defined]
     if unknown and not parse_known:

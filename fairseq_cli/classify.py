@@ -18,7 +18,7 @@ from fairseq.command_settings import ClassifyConfig
 from fairseq.config import typed
 from fairseq.errors import UserError, read_failure
 from fairseq.evaluation.classifier import Prediction, SentenceClassifier
-from fairseq.files import open_regular
+from fairseq.files import open_input
 from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks
 
@@ -59,7 +59,7 @@ def _opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
             raise UserError("stdin: is closed; give a file")
         return contextlib.nullcontext(sys.stdin.buffer)
     try:
-        return open_regular(path)
+        return open_input(path)
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; give another file") from None
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq import checkpoint
-from fairseq.checkpoint.manager import BEST, DICTIONARY
+from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.errors import UserError
 from fairseq.models.sentence import SentenceModel
 from fairseq.tasks.loading import load_models
@@ -54,15 +54,14 @@ class SentenceClassifier:
         """Load a checkpoint of ``fairseq-finetune`` or of ``--task sentence_prediction``.
 
         Args:
-            checkpoint_path: the file, or a folder with ``checkpoint_best.pt``.
+            checkpoint_path: the file, or a folder with the best or else the last one of a run.
             data: folder of the dictionary and the tokenizer, or a ``dict.txt``; None: the folder of the checkpoint.
             device: where the model runs.
 
         Raises:
             UserError: a file is missing or invalid, or the model is no classifier.
         """
-        path = Path(checkpoint_path)
-        path = path / BEST if path.is_dir() else path
+        path = find_checkpoint(checkpoint_path)
         folder = path.parent if data is None else Path(data)
         dictionary = folder / DICTIONARY if folder.is_dir() else folder
         if checkpoint.load(path)["args"].get("task") != "sentence_prediction":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,6 +160,21 @@ def test_a_file_stdin_and_a_table_give_the_same_lines(
     for row, line in zip(rows[1:], map(json.loads, lines), strict=True):
         assert row[1] == line["label"]
         assert [float(cell) for cell in row[2:]] == pytest.approx(list(line["probabilities"].values()), abs=2e-6)
+
+
+def test_the_text_may_follow_flags_or_be_a_pipe_and_the_model_be_the_folder_of_a_run_without_validation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = classifier(tmp_path)
+    path = path.rename(path.with_name("checkpoint_last.pt"))
+    (tmp_path / "lines").write_text("w1 w2\n")
+    lines = printed(capsys, path, tmp_path / "lines")
+    assert len(lines) == 1 and printed(capsys, path.parent, "--batch-size", 2, tmp_path / "lines") == lines
+    reading, writing = os.pipe()
+    with open(writing, "wb") as file:
+        file.write(b"w1 w2\n")
+    assert printed(capsys, path, f"/dev/fd/{reading}") == lines
+    os.close(reading)
 
 
 def test_pairs_are_two_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
