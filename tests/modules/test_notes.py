@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 
 import naive_notes
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from note_batches import DIM, WORDS, batches, dictionary, spans_of, tensors
 
-from fairseq.modules.notes import CausalNoteDictionary, NoteDictionary
+from fairseq.modules.notes import CausalNoteDictionary, NoteDictionary, generator_apart
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -205,6 +206,7 @@ def test_sums_and_counts_of_other_types_are_written_as_those_that_take_returns(k
         {"note_lambda": 1.5},
         {"note_lambda": -0.1},
         {"note_gamma": 2},
+        {"note_gamma": -0.1},
         {"note_half_window": -1},
         {"note_lambda": float("nan")},
     ],
@@ -214,9 +216,61 @@ def test_settings_out_of_range_are_rejected(settings):
         dictionary(**settings)
 
 
-def test_a_dictionary_without_words_is_rejected():
+def test_a_dictionary_without_words_or_width_or_of_another_form_is_rejected():
     with pytest.raises(ValueError, match="0 words"):
         NoteDictionary(0, 4)
+    with pytest.raises(ValueError, match="width 0"):
+        NoteDictionary(4, 0)
+    with pytest.raises(ValueError, match="form 'central'"):
+        NoteDictionary(4, 4, form="central")
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_limits_of_the_settings_are_valid(share):
+    notes = NoteDictionary(1, 1, share, share, 0)
+    x = torch.full((1, 3, 1), 5.0)
+    before = notes.table.clone()
+    mixed = notes.read(x, spans_of((0, 1, 2, 0)))
+    torch.testing.assert_close(mixed[0, :, 0], torch.tensor([5.0, (1 - share) * 5 + share * before.item(), 5.0]))
+    notes.write(*notes.take(x, spans_of((0, 1, 2, 0)), torch.tensor([3])))
+    torch.testing.assert_close(notes.table, (1 - share) * before + share * 5.0)
+
+
+def test_the_digest_is_that_of_the_words_in_order():
+    notes = NoteDictionary(2, 3)
+    assert not notes.digest.any()
+    assert notes.name_words(["é", "b"]) is notes
+    assert bytes(notes.digest.tolist()) == hashlib.sha256("é\nb".encode()).digest()
+    with pytest.raises(ValueError, match="3 words for 2 notes"):
+        notes.name_words(["a", "b", "c"])
+
+
+def test_initial_notes_have_the_standard_deviation_asked_for():
+    for asked, std in (({}, 0.02), ({"init_std": 3.0}, 3.0)):
+        table = NoteDictionary(200, 100, **asked).table
+        assert table.std().item() == pytest.approx(std, rel=0.02) and abs(table.mean().item()) < 0.02 * std
+        assert table.device.type == "cpu" and table.dtype == torch.float32
+
+
+def test_generators_of_other_purposes_and_seeds_are_independent_and_of_equal_ones_equal():
+    def numbers(seed, purpose):
+        torch.manual_seed(seed)
+        return tuple(torch.rand(4, generator=generator_apart(purpose)).tolist())
+
+    assert numbers(1, "notes") == numbers(1, "notes")
+    assert len({numbers(seed, purpose) for seed in (1, 2, 2**63) for purpose in ("notes", "noise")}) == 6
+
+
+@pytest.mark.parametrize("form", ["literal", "centred"])
+def test_notes_are_neither_read_nor_taken_after_so_many_updates(form):
+    notes = NoteDictionary(2, 3, note_half_window=1, form=form, until=2)
+    x, spans, lengths = torch.randn(1, 6, 3), spans_of((0, 1, 2, 0), (0, 4, 5, 1)), torch.tensor([6])
+    for update in range(4):
+        before = notes.table.clone()
+        notes.write(*notes.take(x * (update + 1), spans, lengths))
+        assert (notes.table != before).any().item() == (update < 2)
+        assert (notes.read(x, spans) != x).any().item() == (update < 1)
+    assert notes.taken.tolist() == [2, 2] and notes.written.tolist() == [2, 2] and notes.updates == 4
 
 
 @pytest.mark.parametrize("delay", [0, 1])

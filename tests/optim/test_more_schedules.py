@@ -123,3 +123,96 @@ def test_wsd_needs_an_end_that_leaves_room_for_the_decay():
         build("wsd", warmup_updates=90, max_update=100)
     with pytest.raises(UserError, match="--lr 0.1,0.2: --lr-scheduler wsd takes one rate"):
         build("wsd", lr=[0.1, 0.2], max_update=100)
+
+
+def test_a_warmup_rises_in_a_straight_line_from_its_first_rate():
+    """The rate before the last update of a warmup of ten from 0.2 to 0.8 is 0.2 + 0.6 · n / 10."""
+    warmup = {"lr": [0.8], "warmup_updates": 10, "warmup_init_lr": 0.2}
+    cosine = {"warmup_updates": 10, "warmup_init_lr": 0.2, "lr": [0.1], "max_lr": 0.8, "lr_period_updates": 50}
+    for schedule in (
+        build("inverse_sqrt", **warmup),
+        build("reduce_lr_on_plateau", **warmup),
+        build("cosine", **cosine),
+    ):
+        rates = [schedule.step_update(n) for n in range(11)]
+        assert rates == pytest.approx([0.2 + 0.06 * n for n in range(11)])
+    assert build("cosine", **{**cosine, "warmup_init_lr": 0.0}).optimizer.get_lr() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "rate"),
+    [
+        ("inverse_sqrt", {"warmup_init_lr": 0.1}, 0.1),
+        ("reduce_lr_on_plateau", {"warmup_init_lr": 0.1}, 0.1),
+        ("cosine", {"max_lr": 0.2, "warmup_init_lr": 0.2, "warmup_updates": 5, "max_update": 9}, 0.2),
+        ("cosine", {"max_lr": 0.2, "warmup_updates": 8, "max_update": 9}, 0.1),
+        ("cosine", {"max_lr": 0.2, "lr_period_updates": 0.0, "max_update": 9}, 0.2),
+        ("polynomial_decay", {"end_learning_rate": 0.1}, 0.1),
+        ("polynomial_decay", {"warmup_updates": 9, "total_num_update": 10}, 0.0),
+        ("tri_stage", {"phase_ratio": [0.0, 1.0, 0.0], "max_update": 1}, 0.1),
+        ("wsd", {"warmup_updates": 80, "max_update": 100}, 0.1 / 80),
+        ("wsd", {"max_update": 1}, 0.1),
+    ],
+)
+def test_the_limits_themselves_are_valid(name, settings, rate):
+    assert build(name, **settings).optimizer.get_lr() == pytest.approx(rate)
+
+
+def test_reaching_the_limit_is_invalid_where_the_range_would_be_empty():
+    for name, settings, flag in [
+        ("triangular", {"max_lr": 0.1}, "--max-lr 0.1"),
+        ("reduce_lr_on_plateau", {"warmup_init_lr": 0.2}, "--warmup-init-lr 0.2"),
+        ("polynomial_decay", {"lr": [0.3, 0.1], "end_learning_rate": 0.2}, "--end-learning-rate 0.2"),
+        ("tri_stage", {"phase_ratio": [0.1, 0.4, 0.4], "max_update": 9}, "--phase-ratio 0.1,0.4,0.4"),
+    ]:
+        with pytest.raises(UserError, match=flag):
+            build(name, **settings)
+
+
+def test_stages_of_no_length_are_passed_over():
+    decayed = build("tri_stage", warmup_steps=0, hold_steps=5, decay_steps=0, final_lr_scale=0.05)
+    assert [decayed.step_update(n) for n in (0, 4, 5, 6)] == pytest.approx([0.1, 0.1, 0.005, 0.005])
+    every_update = build("cosine", lr=[0.1], max_lr=1.0, lr_period_updates=1, lr_shrink=0.5, max_update=100)
+    assert [every_update.step_update(n) for n in range(3)] == [1.0, 0.5, 0.25]
+
+
+def test_triangles_of_an_odd_period_have_the_length_of_the_even_one_below():
+    odd, even = (build("triangular", max_lr=0.5, lr_period_updates=period) for period in (11, 10))
+    assert [odd.step_update(n) for n in range(40)] == [even.step_update(n) for n in range(40)]
+
+
+def test_both_ends_of_a_triangle_shrink_if_asked():
+    schedule = build("triangular", max_lr=0.5, lr_period_updates=10, lr_shrink=0.5, shrink_min=True)
+    first = [schedule.step_update(n) for n in range(10)]
+    for cycle in (1, 2):
+        expected = [0.5**cycle * rate for rate in first]
+        assert [schedule.step_update(10 * cycle + n) for n in range(10)] == pytest.approx(expected)
+
+
+def test_a_plateau_counts_from_the_validation_at_the_end_of_the_warmup():
+    schedule = build("reduce_lr_on_plateau", warmup_updates=10)
+    schedule.step_update(10)
+    assert [schedule.step(epoch, 1.0) for epoch in (1, 2, 3)] == pytest.approx([0.1, 0.01, 0.001])
+    assert schedule.step(4) == pytest.approx(0.001)  # without a validation nothing is counted
+
+
+def test_training_stops_at_the_stop_rate_or_else_at_the_minimum():
+    assert build("fixed", min_lr=0.01).stop_lr == 0.01
+    assert build("fixed", min_lr=0.01, stop_min_lr=0.02).stop_lr == 0.02
+    assert build("cosine", lr=[0.1], max_lr=1.0, lr_period_updates=9, min_lr=0.01).stop_lr == 0.01
+
+
+def test_a_restored_cosine_names_the_flag_that_keeps_its_period(caplog):
+    before, longer = (build("cosine", max_lr=1.0, max_update=updates) for updates in (20, 30))
+    caplog.set_level("INFO")
+    before.load_state_dict(before.state_dict())
+    before.load_state_dict({"best": 2.5})  # fairseq's has no period
+    assert not caplog.records and before.best == 2.5
+    longer.load_state_dict(before.state_dict())
+    assert "--lr-period-updates 20" in caplog.text
+    assert longer.step_update(15) == pytest.approx(0.55)  # that of the new period, half over
+
+
+def test_the_first_epoch_of_a_list_also_stands_for_what_is_before_it():
+    schedule = build("fixed", lr=[0.4, 0.2])
+    assert [schedule.step_begin_epoch(epoch) for epoch in (0, 1, 2)] == [0.4, 0.4, 0.2]

@@ -132,6 +132,18 @@ def test_groups_are_matrices_then_others_then_those_without_decay():
     assert parameter_groups(named, False, [layer.weight])[1:] == [{"params": [layer.bias, *outside.parameters()]}]
 
 
+def test_frozen_parameters_and_matrices_named_as_biases_are_not_among_hidden_matrices():
+    layer = torch.nn.Linear(3, 4)
+    layer.r_w_bias = torch.nn.Parameter(torch.zeros(2, 2))
+    layer.filters = torch.nn.Parameter(torch.zeros(2, 2, 2))
+    layer.frozen = torch.nn.Parameter(torch.zeros(2, 2), requires_grad=False)
+    named = list(layer.named_parameters())
+    assert hidden_matrices([layer]) == [layer.weight]
+    decayed, exempt = parameter_groups(named, True)
+    assert decayed["params"] == [layer.weight, layer.filters] and exempt["params"] == [layer.bias, layer.r_w_bias]
+    assert parameter_groups(named, False) == [layer.weight, layer.bias, layer.r_w_bias, layer.filters]
+
+
 def build(params, **settings):
     return build_optimizer(Namespace(**{"optimizer": "muon", "lr": [0.1], **settings}), params)
 
