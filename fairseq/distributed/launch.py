@@ -77,7 +77,8 @@ def run(job: Job) -> Any:
     url = launch.url
     if rendezvous.hosts_store(url, launch.first):
         server, url = rendezvous.listen(url, cfg.distributed_timeout)
-    result = _join(job, World(launch.first, launch.size, device), url, _fail_alone(launch.size))
+    world = World(launch.first, launch.size, device, cfg.distributed_timeout)
+    result = _join(job, world, url, _fail_alone(launch.size))
     del server  # only now: the other processes' heartbeats went through it
     return result
 
@@ -194,7 +195,7 @@ def _worker(
         # Pickled by the launcher itself, never read from a file; plug-ins that it names are imported first.
         job: Job = pickle.loads(pickled)
         _check_gpu(job)
-        world = World(rank, size, device_of(job.common, local_rank))
+        world = World(rank, size, device_of(job.common, local_rank), job.distributed.distributed_timeout)
         _join(job, world, url, functools.partial(leave, messages))
     except UserError as error:
         leave(messages, rank, USER_ERROR, str(error))

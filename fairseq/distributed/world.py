@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,11 +15,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class World:
-    """Rank of this process, number of processes, device, and the collectives between them."""
+    """Rank of this process, number of processes, device, and the collectives between them.
+
+    Attributes:
+        timeout: seconds after which a collective ends whose other processes hang (``--distributed-timeout``); None:
+            PyTorch's, half an hour between hosts.
+    """
 
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")
+    timeout: float | None = None
 
     @property
     def is_first(self) -> bool:
@@ -89,7 +96,11 @@ class World:
         It is made at its first use, by all processes together. NCCL would open a communicator for every pair of
         processes that sends and receives.
         """
-        return dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else None
+        if dist.get_backend() != "nccl":
+            return None
+        # A new group has PyTorch's timeout, not the default group's.
+        limit = None if self.timeout is None else timedelta(seconds=self.timeout)
+        return dist.new_group(backend="gloo", timeout=limit)
 
     def _exchange(self, number: int) -> list[int]:
         """The *number* of every process."""

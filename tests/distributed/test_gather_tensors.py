@@ -87,7 +87,7 @@ def nccl(monkeypatch):
             gathered[1].copy_(own)
 
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
-    monkeypatch.setattr(dist, "new_group", lambda backend: f"group of {backend}")
+    monkeypatch.setattr(dist, "new_group", lambda backend, timeout: f"{backend}, {timeout}")
     monkeypatch.setattr(dist, "all_gather", all_gather)
     monkeypatch.setattr(dist, "gather_object", lambda value, values=None: None)
     monkeypatch.setattr(dist, "send", lambda tensor, to, group=None: calls.append((tensor.device.type, group)))
@@ -105,12 +105,13 @@ def test_notes_of_several_ranks_are_gathered_and_written_without_waiting_for_the
 
 
 def test_numbers_of_rows_and_saved_rows_travel_between_hosts(nccl):
-    world = World(1, 2)
+    world = World(1, 2, timeout=90)
+    hosts = "gloo, 0:01:30"  # a process that hangs is noticed after --distributed-timeout there, too
     assert world.gather_rows(torch.ones(3, 1))[0].shape == (5, 1)
-    assert nccl == [("cpu", "group of gloo"), ("cpu", None)], "counts, then rows"
+    assert nccl == [("cpu", hosts), ("cpu", None)], "counts, then rows"
     nccl.clear()
     world.stack_rows([torch.ones(2, 3), torch.ones(2)])
-    assert nccl == [("cpu", "group of gloo")] * 2, "no communicator for each pair of processes"
+    assert nccl == [("cpu", hosts)] * 2, "no communicator for each pair of processes"
 
 
 def test_the_state_of_a_rank_that_does_not_write_copies_nothing(monkeypatch):
