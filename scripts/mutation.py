@@ -49,6 +49,7 @@ PLACES = {
         (
             "tests/training/test_best.py",
             "tests/training/test_carried_state.py",
+            "tests/training/test_limits.py",
             "tests/training/test_loss_scaler.py",
             "tests/training/test_nonfinite.py",
             "tests/training/test_saving.py",

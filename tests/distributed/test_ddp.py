@@ -55,5 +55,5 @@ def drawn(world: World, folder: Path) -> list[float]:
 
 
 def test_processes_draw_other_dropout_masks(tmp_path: Path) -> None:
-    first, second = on_ranks(drawn, 2, tmp_path, tmp_path / "run")
-    assert first != second
+    numbers = on_ranks(drawn, 3, tmp_path, tmp_path / "run")  # two could differ by what building the model draws
+    assert len({tuple(of_rank) for of_rank in numbers}) == 3

@@ -119,16 +119,18 @@ def test_a_mean_of_other_shapes_is_refused_and_never_broadcast(name: str, wrong:
 
 @pytest.mark.parametrize("values", [[], [torch.ones(2)], [torch.ones(2)] * 3])
 def test_weights_of_another_number_of_parameters_are_not_restored_in_part(values: list[torch.Tensor]) -> None:
-    weights, _ = averaged(1, 2, MIXED)
+    weights, average = averaged(1, 2, MIXED)
     with pytest.raises(ValueError, match="zip"):
         restore_weights(weights, {"count": 1, "weights": values})
+    with pytest.raises(ValueError, match="zip"):
+        average.load_state_dict({**average.state_dict(), "mean": values})
 
 
 # --- the halves of a batch
 
 
-def sample(*ids: int) -> dict[str, object]:
-    return {"id": torch.tensor(ids), "net_input": {"src_tokens": torch.zeros(len(ids), 5)}}
+def sample(*ids: int, tokens: int = 5) -> dict[str, object]:
+    return {"id": torch.tensor(ids), "net_input": {"src_tokens": torch.zeros(len(ids), tokens)}}
 
 
 def splitter(enabled: bool = True, repeatable: bool = True, memory: int = 0) -> BatchSplitter:
@@ -167,8 +169,8 @@ def test_batches_that_fit_are_left_as_they_are(samples: list[dict[str, object] |
 
 
 def test_without_the_flag_or_a_reader_of_examples_no_batch_is_halved() -> None:
-    with pytest.raises(UserError, match="in update 7 on 2 batches of up to 3 rows × 5 tokens"):
-        run(False, [sample(1), sample(1, 2, 3)], OUT)
+    with pytest.raises(UserError, match="out of GPU memory in update 7 on 3 batches of up to 3 rows × 5 tokens"):
+        run(False, [sample(1, tokens=9), sample(1, 2, 3), sample(*range(4), tokens=2)], OUT)
 
     def passes(samples):
         raise OUT
