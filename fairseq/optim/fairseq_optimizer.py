@@ -130,7 +130,7 @@ class FairseqOptimizer:
             self.optimizer.load_state_dict(dict(state))
         for group, before in zip(self.param_groups, fresh, strict=True):
             group.update({name: value for name, value in before.items() if name not in group})  # fairseq's lack some
-        settings = [name for name in self.param_groups[0] if name != "params"]
+        settings = [name for name in self.param_groups[0] if name not in ("params", "group", "lr_factor")]
         for name, value in (overrides or {}).items():
             if name not in settings:
                 raise UserError(f"--optimizer-overrides: no setting {name!r}; {nearest(name, settings)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
-from fairseq.optim.adam import Adam, AdamConfig, pair_of
+from fairseq.optim.adam import Adam, AdamConfig, FairseqAdam, pair_of
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.groups import HIDDEN
 from fairseq.registry import register_optimizer
@@ -47,6 +47,7 @@ class FairseqMuon(FairseqOptimizer):
     """
 
     separates_hidden_matrices = True
+    group_settings = {**FairseqAdam.group_settings, "momentum": "muon_momentum"}
 
     def __init__(self, args: argparse.Namespace | MuonConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
@@ -68,6 +69,18 @@ class FairseqMuon(FairseqOptimizer):
             weight_decay=config.weight_decay,
             torch_eps=config.adam_torch_eps,
         )
+        self.set_lr(config.lr[0])
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, *, adopt: bool = False
+    ) -> None:
+        factors = [group.get("lr_factor") for group in self.param_groups]
+        super().load_state_dict(state, overrides, adopt=adopt)
+        rate = self.get_lr()
+        for group, factor in zip(self.param_groups, factors, strict=True):
+            if factor is not None:  # rates are the command line's: --lr through the schedule, --muon-lr through this
+                group["lr_factor"] = factor
+        self.set_lr(rate)
 
 
 class Muon(Adam):

@@ -170,6 +170,33 @@ def test_the_state_is_restored_to_the_bit():
     assert all(torch.equal(p, q) for p, q in zip(params, other, strict=True))
 
 
+def restored(saved, given, overrides=None):
+    """An optimizer of the settings *given*, with the state of one of the settings *saved*."""
+    optimizers = [build(groups(parameters([(4, 6)]), parameters([(5,)])), **settings) for settings in (saved, given)]
+    optimizers[1].load_state_dict(optimizers[0].state_dict(), overrides)
+    return optimizers[1]
+
+
+def test_a_restored_state_says_which_settings_it_put_in_force():
+    saved = {"muon_momentum": 0.9, "adam_betas": [0.8, 0.9], "adam_eps": 1e-6, "weight_decay": 0.3}
+    optimizer = restored(saved, {"muon_momentum": 0.5})
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    assert optimizer.settings_in_force() == {**saved, "adam_torch_eps": False}
+
+
+@pytest.mark.parametrize("given, expected", [({"muon_lr": 0.2}, 0.2), ({}, 0.1)])
+def test_the_rate_of_hidden_matrices_is_that_of_the_command_line_not_of_the_state(given, expected):
+    optimizer = restored({"muon_lr": 0.4}, given)
+    assert optimizer.get_lr() == pytest.approx(0.1)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected, 0.1])
+
+
+@pytest.mark.parametrize("name", ["group", "lr_factor"])
+def test_what_marks_a_group_of_parameters_is_no_setting_to_override(name):
+    with pytest.raises(UserError, match=f"--optimizer-overrides: no setting '{name}'"):
+        restored({}, {}, {name: 2})
+
+
 def test_half_precision_parameters_are_updated_in_float32():
     narrow, wide = parameters([(4, 6)], torch.bfloat16), parameters([(4, 6)], torch.bfloat16)
     wide = [torch.nn.Parameter(p.detach().float()) for p in wide]
