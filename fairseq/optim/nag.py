@@ -16,6 +16,8 @@ from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.registry import register_optimizer
 from fairseq.settings import RateConfig
 
+LARGEST = torch.finfo(torch.float32).max
+
 
 @dataclass(frozen=True)
 class NAGConfig(RateConfig):
@@ -64,6 +66,7 @@ class NAG(ElementwiseOptimizer):
     ) -> None:
         lr, lr_old, momentum = group["lr"], group["lr_old"], group["momentum"]
         change = lr / lr_old if lr_old > 0 else 1.0  # after a rate of 0 the buffer is 0
+        change = min(change, LARGEST)  # torch rejects factors beyond float32, as of 1e-8 raised to 1e38
         buffers = [state["momentum_buffer"] for state in states]
         if group["weight_decay"] != 0:
             torch._foreach_mul_(params, 1 - lr * group["weight_decay"])

@@ -128,6 +128,17 @@ def test_adam_counts_the_updates_of_each_parameter():
         assert torch.allclose(p, value, atol=1e-5, rtol=0)
 
 
+def test_nag_takes_a_rate_that_rises_beyond_the_range_of_float32():
+    params = parameters(torch.float32)
+    optimizer = build("nag", params)
+    for rate in (1e-8, 1e38):
+        optimizer.set_lr(rate)
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+    assert all(p.isfinite().all() for p in params)  # the buffers are 0
+
+
 @pytest.mark.parametrize("name", ["nag", "adam", "sgd"])
 def test_half_precision_parameters_are_updated_in_float32(name):
     half, full = parameters(torch.float16), [torch.nn.Parameter(p.detach().float()) for p in parameters(torch.float16)]
