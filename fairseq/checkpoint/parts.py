@@ -121,6 +121,8 @@ def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -
     found: dict[str, Any] = {}
     for path, key in plain.pop(PARTS):
         if key not in found:
+            if key != "/".join(map(str, path)):  # the first of tied places names the tensor
+                raise ValueError(f"{path[-1]} is stored under the name of another tensor")
             found[key] = _read(folder, stored[key], rows)
         place: Any = plain
         for step in path[:-1]:
