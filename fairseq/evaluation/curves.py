@@ -86,7 +86,8 @@ def read_curve(argument: str, split: str, figure: str, axis: str) -> Curve:
     length = len(updates)
     places = np.mean([places[:length] for _, places, _, _ in runs], axis=0)
     values = np.stack([values[:length] for _, _, values, _ in runs])
-    return Curve(name or Path(files).stem, places, values, runs[0][3], split in TRAINING)
+    label = (name or Path(files).stem).encode("utf-8", "backslashreplace").decode()  # fonts have no lone surrogates
+    return Curve(label, places, values, runs[0][3], split in TRAINING)
 
 
 def axis_label(metric: str, splits: Sequence[str]) -> str:

@@ -143,3 +143,11 @@ def test_bad_runs_are_one_line_each(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message) as error:
             plot(flags)
         assert "\n" not in str(error.value)
+
+
+def test_names_that_are_not_utf8_are_escaped_in_the_table_and_the_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = metrics(tmp_path / "run\udcff.jsonl")
+    rows = plot(path, f"name\udcfe={path}", "--results-path", tmp_path / "curves\udcff.png")
+    assert [row["run"] for row in rows] == ["run\\udcff", "name\\udcfe"]
+    assert (tmp_path / "curves\udcff.png").read_bytes().startswith(b"\x89PNG")
