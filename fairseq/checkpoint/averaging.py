@@ -87,5 +87,6 @@ def _updates(state: dict[str, Any]) -> int:
     return int((state.get("optimizer_history") or [{}])[-1].get("num_updates") or 0)
 
 
-def _shapes(parameters: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in parameters.items()}
+def _shapes(parameters: dict[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:
+    """Shape of each parameter, and whether it is averaged: whole numbers are not."""
+    return {name: (value.shape, value.is_floating_point()) for name, value in parameters.items()}

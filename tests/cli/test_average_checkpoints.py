@@ -87,3 +87,11 @@ def test_checkpoints_of_other_models_are_refused(folder: Path) -> None:
     checkpoint.save(folder / "other.pt", other)
     with pytest.raises(UserError, match="other.pt: has other parameters than"):
         run("--inputs", folder / "checkpoint8.pt", folder / "other.pt", "--output", folder / "average.pt")
+
+
+def test_whole_numbers_are_not_averaged_with_parameters(folder: Path) -> None:
+    other = a_state(1.0)
+    other["model"]["w"] = other["model"]["w"].long()
+    checkpoint.save(folder / "other.pt", other)
+    with pytest.raises(UserError, match="other.pt: has other parameters than"):
+        run("--inputs", folder / "checkpoint8.pt", folder / "other.pt", "--output", folder / "average.pt")
