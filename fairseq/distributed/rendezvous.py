@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import torch.distributed as dist
 
 from fairseq.errors import UserError
+from fairseq.files import is_special, prepare_file
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +73,22 @@ def connect(url: str, rank: int, size: int, timeout: float) -> dist.Store:
             host, port = _address(url)
             store: dist.Store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
         else:
+            if url.startswith("file://"):
+                _check_file(url)
             store, _, _ = next(iter(dist.rendezvous(url, rank, size, timeout=limit)))
     except (RuntimeError, ValueError, OSError, OverflowError) as error:
         raise UserError(_cannot_open(url, error)) from None
     store.set_timeout(timedelta(seconds=timeout))
     attempt = _attempt(os.environ) if url == "env://" else ""
     return dist.PrefixStore(attempt, store) if attempt else store
+
+
+def _check_file(url: str) -> None:
+    """Raise UserError unless the file of *url* can be written; torch would try to open it until its time is over."""
+    path = urlsplit(url).path
+    if is_special(path):
+        raise UserError(f"--distributed-init-method {url}: is a device or a pipe; give a file")
+    prepare_file("--distributed-init-method", path)
 
 
 def _attempt(environment: Mapping[str, str]) -> str:
