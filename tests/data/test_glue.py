@@ -51,6 +51,20 @@ def test_the_published_columns_are_read(name: str, tmp_path: Path) -> None:
     assert (example.sentences, example.label) == (sentences, label)
 
 
+ALIKE = {("SST-2", "MR"), ("MR", "SST-2"), ("CoLA", "SST-2"), ("CoLA", "MR")}  # CoLA's header is optional
+
+
+@pytest.mark.parametrize("name", sorted(GLUE))
+def test_tables_of_another_task_are_rejected(name: str, tmp_path: Path) -> None:
+    for other, (header, row, _, _) in PUBLISHED.items():
+        if other == name or (name, other) in ALIKE:
+            continue
+        path = tmp_path / f"{other}.tsv"
+        path.write_text((f"{header}\n" if header else "") + f"{row}\n{row}\n")
+        with pytest.raises(UserError, match=f"{other}.tsv: (line [12]: )?(no column|label|[0-9]+ columns)"):
+            read_examples(path, GLUE[name])
+
+
 def test_test_files_need_no_labels_and_colas_has_a_header(tmp_path: Path) -> None:
     path = write_tsv(tmp_path / "test.tsv", ["index", "sentence"], [[0, "A ."]])
     (example,) = read_examples(path, GLUE["CoLA"], labelled=False)
