@@ -74,10 +74,13 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
         return _train_stages(settings, world, interruption or Interruption(), manager)
 
 
-def _record(settings: TrainingSettings) -> None:
-    """Log the settings and write them to the checkpoint folder, once they have passed every check."""
+def _record(settings: TrainingSettings, nothing_to_do: bool) -> None:
+    """Log the settings and write them to the checkpoint folder, once they have passed every check.
+
+    A run with *nothing_to_do* leaves the file, like the checkpoints, with the settings of the last update.
+    """
     logger.info("settings: %s", describe(settings))
-    if not settings.checkpoint.no_save:
+    if not (settings.checkpoint.no_save or nothing_to_do):
         write_settings(settings, Path(settings.checkpoint.save_dir) / SETTINGS_FILE)
 
 
@@ -120,7 +123,7 @@ def _train_stages(
             check_save_dir(manager.folder, dictionary)
             manager.keep_dictionary(dictionary.path)
         if not recorded:
-            _record(settings)
+            _record(settings, nothing_to_do=run.limit() is not None)
             recorded = True
         run.train()
         if run.stop.interrupted:

@@ -58,6 +58,12 @@ def test_settings_of_the_command_line_are_in_force_and_named(tmp_path, warned):
     assert recorded(tmp_path, "lr", "seed", "dropout") == [[0.01], 4, 0.3]
 
 
+def test_a_run_with_nothing_to_do_leaves_the_settings_of_the_last_update(tmp_path):
+    runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 2 --dropout 0.1")
+    runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 2 --dropout 0.3")
+    assert recorded(tmp_path, "dropout", "max_update") == [0.1, 2]
+
+
 ADAM_SETTINGS = "--adam-betas 0.5,0.6 --adam-eps 1e-4 --weight-decay 0.3"
 KEPT = (
     "in force as in the checkpoint: --adam-betas 0.9,0.98 (not 0.5,0.6), --adam-eps 1e-08 (not 0.0001), "
