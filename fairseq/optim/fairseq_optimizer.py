@@ -159,12 +159,11 @@ def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
     entries = {index: dict(entry) for index, entry in state["state"].items()}
     for group in groups:
         members = [entries[index] for index in group["params"] if index in entries]
-        steps = [int(entry["step"]) for entry in members if "step" in entry]
-        if to_group and "step" not in group and steps:
+        if to_group and "step" not in group and (steps := [int(entry["step"]) for entry in members if "step" in entry]):
             group["step"] = max(steps)
         if not to_group and "step" in group:
             for entry in members:
-                entry.setdefault("step", int(group["step"]))
+                entry.setdefault("step", group["step"])  # the optimizer checks it, as it does fairseq's
     return {**state, "state": entries, "param_groups": groups}
 
 

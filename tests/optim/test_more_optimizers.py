@@ -216,3 +216,63 @@ def test_large_parameters_are_updated_one_after_the_other(monkeypatch):
     params = [torch.ones(count) for count in (4, 6, 1, 30, 2)]
     states = [{"step": 3}, {"step": 3}, {"step": 3}, {"step": 3}, {"step": 1}]
     assert list(elementwise.buckets(params, states)) == [(3, [0, 1]), (3, [2]), (3, [3]), (1, [4])]
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+@pytest.mark.parametrize("update", [1, 100, 20_000, 1_000_000])
+def test_adafactors_relative_step_follows_the_paper(update, warmup):
+    """The rate is min(1e-2, 1/√t), or min(1e-6 · t, 1/√t) with a warmup (Shazeer & Stern 2018, section 8).
+
+    Equal gradients give an update whose clipped root mean square is 1, so parameters move by the rate.
+    """
+    params = [torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in ((3,), (5,))]
+    settings = {"relative_step": True, "warmup_init": warmup, "scale_parameter": False}
+    optimizer = build("adafactor", params, **settings, beta1=None, weight_decay=0.0)
+    ones = [[torch.ones_like(p) for p in params]]
+    train(optimizer, ones)
+    state = optimizer.state_dict()
+    for entry in state["state"].values():
+        entry["step"] = update - 1
+        entry["exp_avg_sq"].zero_()
+    optimizer.load_state_dict(state)
+    for p in params:
+        p.data.zero_()
+    train(optimizer, ones)
+    rate = min(1e-6 * update if warmup else 1e-2, 1 / math.sqrt(update))
+    for p in params:
+        torch.testing.assert_close(p.detach(), torch.full_like(p, -rate), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step", -1), ("step", 2**31), ("step", "1"), ("step", None), ("exp_avg", None), ("exp_avg", torch.zeros(7))],
+)
+def test_an_entry_of_the_state_that_is_not_valid_is_named(name, value):
+    optimizer = build("lamb", parameters())
+    train(optimizer, gradients(1))
+    state = optimizer.state_dict()
+    state["state"][1][name] = value
+    with pytest.raises(UserError, match=f"{name}.*--reset-optimizer|has shape.*--reset-optimizer"):
+        build("lamb", parameters()).load_state_dict(state)
+
+
+def test_an_invalid_number_of_updates_of_a_group_is_named():
+    optimizer = build("lamb", parameters())
+    train(optimizer, gradients(1))
+    state = optimizer.state_dict()
+    for entry in state["state"].values():
+        del entry["step"]
+    state["param_groups"][0]["step"] = None
+    with pytest.raises(UserError, match="step.*--reset-optimizer"):
+        build("lamb", parameters()).load_state_dict(state)
+
+
+@pytest.mark.parametrize("step", [0, 2**31 - 1, torch.tensor(7.0)])
+def test_any_number_of_updates_that_fits_is_restored(step):
+    optimizer = build("lamb", parameters())
+    train(optimizer, gradients(1))
+    state = optimizer.state_dict()
+    state["state"][1]["step"] = step
+    other = build("lamb", parameters())
+    other.load_state_dict(state)
+    assert other.state_dict()["state"][1]["step"] == step
