@@ -9,9 +9,11 @@ import importlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq import __version__, config
+from fairseq.config import LARGEST_INT, shortened
 from fairseq.errors import UserError
 from fairseq.registry import Registry
 
@@ -219,3 +221,16 @@ def _flags(part: Any) -> set[str]:
 
 def _models() -> Registry[Any]:
     return importlib.import_module("fairseq.models").MODELS
+
+
+def folder_path(text: str) -> Path:
+    """Return *text*, which must not be empty, as a path."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty value; give a folder")
+    return Path(text)
+
+
+def check_words(most: int | None) -> None:
+    """Raise UserError unless *most*, the value of ``--max-words``, is a count."""
+    if most is not None and not 1 <= most <= LARGEST_INT:
+        raise UserError(f"--max-words {shortened(most)}: must be from 1 to {LARGEST_INT}")

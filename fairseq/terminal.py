@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -88,11 +89,17 @@ class Formatter(logging.Formatter):
         return printable(super().format(record))
 
 
+_BARS = threading.RLock()
+"""The lock of progress bars: tqdm's own is also a semaphore, which a process that fails would leave behind."""
+
+
 class MessageHandler(logging.StreamHandler[TextIO]):
     """Writes messages above a progress bar, if there is one, instead of into its line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         bars = getattr(sys.modules.get("tqdm"), "tqdm", None)  # not imported: there is no bar
+        if bars is not None:
+            bars.set_lock(_BARS)
         with bars.external_write_mode(self.stream) if bars is not None else contextlib.nullcontext():
             super().emit(record)
 

@@ -29,9 +29,8 @@ from fairseq import options
 from fairseq.config import LARGEST_INT, shortened
 from fairseq.errors import UserError
 from fairseq.files import atomic_file, prepare_folder
-from fairseq.parsing import Parser
+from fairseq.parsing import Parser, check_words, folder_path
 from fairseq.terminal import printable
-from fairseq_cli.demo_corpus import check_words, folder_path
 
 PROMPT = "This function returns"
 BATCH = 1024  # tokens per update

@@ -9,7 +9,6 @@ parsed, never imported. The output is deterministic for one installation.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib.util
 import inspect
@@ -25,10 +24,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq import options
-from fairseq.config import LARGEST_INT, shortened
 from fairseq.errors import UserError
 from fairseq.files import atomic_file, prepare_folder
-from fairseq.parsing import Parser
+from fairseq.parsing import Parser, check_words, folder_path
 
 MIN_COUNT = 3  # as in WikiText: rarer words of the training text become <unk>
 MIN_SECTION_WORDS = 30
@@ -365,19 +363,6 @@ def write(parts: dict[str, list[Article]], destdir: Path) -> None:
         unknown = sum(word not in known for line in lines[name] for word in line)
         print(f"{path}: {len(articles):,} articles, {tokens:,} tokens, {unknown / tokens:.1%} <unk>")
     print(f"vocabulary: {len(known):,} words that occur {MIN_COUNT} times or more in the training text")
-
-
-def folder_path(text: str) -> Path:
-    """Return *text*, which must not be empty, as a path."""
-    if not text:
-        raise argparse.ArgumentTypeError("an empty value; give a folder")
-    return Path(text)
-
-
-def check_words(most: int | None) -> None:
-    """Raise UserError unless *most*, the value of ``--max-words``, is a count."""
-    if most is not None and not 1 <= most <= LARGEST_INT:
-        raise UserError(f"--max-words {shortened(most)}: must be from 1 to {LARGEST_INT}")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -60,7 +60,7 @@ def centred(x: Tensor, spans: Sequence[Span], table: Tensor, written: set[int], 
     mean = notes.mean(0)
     deviation = (notes - mean).pow(2).sum(1).mean().sqrt()
     for row, first, end, word in spans:
-        if word in written and deviation > 1e-6:
+        if word in written and deviation > 1e-4 * notes.pow(2).sum(1).mean().sqrt():
             for i in range(first, end):
                 e = x[row, i].double()
                 note = e.norm() * (table[word].double() - mean) / deviation

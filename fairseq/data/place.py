@@ -109,18 +109,20 @@ def find(ours: Layout, state: Mapping[str, Any], saved: SavedBy | None) -> Found
     if iterations == 0:
         return Found(0, same_rows=True)
     if stored is not None:
-        return _convert(ours, Layout(**{key: stored[key] for key in stored if key != "count"}), stored["count"])
+        theirs = Layout(**{key: stored[key] for key in stored if key != "count"})
+        return _convert(ours, theirs, stored["count"], saved is None or saved.same_length)
     if saved is None:
         return Found(min(iterations * ours.step, ours.units), same_rows=True)
     return _without_layout(ours, iterations, saved)
 
 
-def _convert(ours: Layout, theirs: Layout, read: int) -> Found:
+def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Found:
     here = dataclasses.replace(theirs, step=ours.step, processes=ours.processes)
-    if theirs.block_size != ours.block_size:
-        return _share(ours, read / theirs.units)
     if here == ours:
         return Found(read, ours.order == STREAMS, _note(ours, theirs, read))
+    # The longest block may be a line that --tokens-per-sample does not cut, and stay when shorter ones grow.
+    if theirs.block_size != ours.block_size or not same_length:
+        return _share(ours, read / theirs.units)
     if dataclasses.replace(here, seed=ours.seed, cut=ours.cut) == ours and theirs.seed != ours.seed:
         return Found(read, False, f"--seed {ours.seed} changes the order, some text may be read twice")
     raise _elsewhere(ours, theirs.order, theirs.cut, f"{read} of {theirs.units} {_NAMES[theirs.order]}")

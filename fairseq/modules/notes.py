@@ -236,7 +236,8 @@ class NoteDictionary(nn.Module):
         count = self.moments[-1].clamp(min=1)
         mean = self.moments[:-2] / count
         variance = self.moments[-2] / count - mean.square().sum()
-        readable = (self.taken[word] > 0) & (variance > 0)
+        # Equal notes differ by rounding only: below a 10,000th of their norm there is nothing to tell words apart.
+        readable = (self.taken[word] > 0) & (variance > 1e-8 * self.moments[-2] / count)
         scaled = (notes - mean.float()) * variance.clamp(min=1e-12).rsqrt().float()
         return scaled, readable if active is None else readable & active
 

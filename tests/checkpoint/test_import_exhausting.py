@@ -174,7 +174,8 @@ def test_settings_of_any_size_give_a_short_complaint(value, tmp_path):
     "change, reason",
     [
         ({"n_layer": 10**9}, "n_layer is 1000000000 in the configuration, more layers than there are tensors"),
-        ({"n_head": 10**4200, "d_head": 10**4200}, "it must be a whole number from 1 to 2147483647"),
+        ({"n_head": 10**30, "d_head": 10**30}, "it must be a whole number from 1 to 2147483647"),
+        ({"n_head": 10**4200}, "not valid JSON (a number of 4201 digits)"),
         ({"clamp_len": 1 << 40}, "it must be a whole number up to 2147483647"),
         ({"mem_len": 1 << 70}, "it must be a whole number from 0 to 2147483647"),
         ({"vocab_size": 1 << 31}, "it must be a whole number from 1"),
@@ -194,7 +195,7 @@ def test_settings_beyond_all_models_are_refused_at_once(change, reason, tmp_path
 @pytest.mark.parametrize("key", ["model_type", "layer_norm_epsilon", "cutoffs", "eos_token_id"])
 def test_hugging_face_settings_of_any_kind_give_a_short_complaint(key, tmp_path):
     shutil.copytree(HF, tmp_path / "in")
-    values = {"cutoffs": 5, "eos_token_id": 10**4200}
+    values = {"cutoffs": 5, "eos_token_id": 10**30}
     config = json.loads((HF / "config.json").read_text())
     config |= {key: values.get(key, [[[[0] * 30] * 30] * 30]), "proj_share_all_but_first": True}
     config.pop("tie_projs", None)

@@ -160,6 +160,7 @@ def test_a_file_takes_at_most_a_kilobyte(tmp_path: Path) -> None:
     folder = data_folder(tmp_path / "data", 300, 300)
     dictionary, opened = load_dictionary(folder), {}
     used = {}
+    open_corpus(folder, "train", dictionary, combine=True)  # the files that are kept open, and what is imported late
     for shards in (100, 300):
         (folder / "train100.idx").rename(folder / "hidden") if shards == 100 else (folder / "hidden").rename(
             folder / "train100.idx"

@@ -243,3 +243,38 @@ def test_a_run_that_fairseq_began_keeps_its_order_in_its_own_checkpoints() -> No
     expected = fairseq_order([5] * 60, list(range(60)), 3, 15)
     np.random.RandomState(4).shuffle(expected)
     assert read([again]) == read([began]) == sum(expected[4:], [])
+
+
+def test_lines_that_are_cut_at_another_length_go_on_after_the_same_share() -> None:
+    """The longest line, which no length cuts, is the longest block before and after: the length alone tells."""
+    sizes = {16: [4] * 30 + [9], 32: [8] * 15 + [9]}
+    runs_of = {length: _by_size(np.array(blocks)) for length, blocks in sizes.items()}
+    read(runs_of[16], 6)
+    state = runs_of[16][0].state_dict()
+    assert state["read"]["block_size"] == 9
+    with pytest.raises(UserError, match="its batches were cut otherwise"):
+        runs_of[32][0].load_state_dict(state, SavedBy(False, same_length=True))
+    runs_of[32][0].load_state_dict(state, SavedBy(False, same_length=False))
+    share = 6 / len(runs_of[16][0])
+    assert runs_of[32][0].iterations_in_epoch == int(share * len(runs_of[32][0]))
+
+
+def _by_size(sizes: np.ndarray) -> list[EpochIterator]:
+    class Lines:
+        def __init__(self) -> None:
+            self.sizes = sizes
+
+        def __len__(self) -> int:
+            return len(sizes)
+
+        def batch(self, indices: np.ndarray) -> Any:
+            return {"id": indices}
+
+        def at_epoch(self, epoch: int) -> Any:
+            return self
+
+        def select(self, keep: np.ndarray) -> Any:
+            return self
+
+    data: Any = Lines()
+    return [EpochIterator(data, shuffled(data, 2, 0, 1, by_size=True), prefetch=0)]

@@ -168,7 +168,7 @@ def gradients_between_batches(world: World, folder: Path) -> tuple[int, int]:
         tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
         tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
         local = [tensor.to_local() if hasattr(tensor, "placements") else tensor for tensor in tensors]
-        storages = [tensor.untyped_storage() for tensor in local]
+        storages = [tensor.untyped_storage() for tensor in local if tensor.layout == torch.strided]
         sizes.append(sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values()))
         return accumulate(reducer, last)
 
