@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq.errors import UserError
 from fairseq.optim import build_optimizer, elementwise
+from fairseq.optim.groups import NO_DECAY
 from fairseq.training.averaging import WeightAverage
 
 SETTINGS = {
@@ -276,3 +277,67 @@ def test_any_number_of_updates_that_fits_is_restored(step):
     other = build("lamb", parameters())
     other.load_state_dict(state)
     assert other.state_dict()["state"][1]["step"] == step
+
+
+def grouped(name, **settings):
+    """An optimizer of two groups, the second without decay."""
+    params = parameters()
+    groups = [{"params": params[:2]}, {"params": params[2:], "weight_decay": 0.0, "group": NO_DECAY}]
+    optimizer = build(name, groups, **settings)
+    train(optimizer, gradients(1))
+    return optimizer
+
+
+def test_settings_in_force_are_those_of_the_decayed_group_as_flags_name_them():
+    optimizer = grouped("lamb", lamb_betas=[0.8, 0.9], lamb_eps=1e-5)
+    optimizer.param_groups.reverse()
+    expected = {"lamb_betas": [0.8, 0.9], "lamb_eps": 1e-5, "weight_decay": 0.1}
+    assert expected.items() <= optimizer.settings_in_force().items()
+
+
+@pytest.mark.parametrize("name", ["lamb", "adafactor"])
+def test_an_overridden_weight_decay_is_not_that_of_norms_and_biases(name):
+    optimizer = grouped(name)
+    optimizer.load_state_dict(grouped(name, weight_decay=0.2).state_dict(), {"weight_decay": 0.3})
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
+    with pytest.raises(UserError, match="--optimizer-overrides: no setting 'params'"):
+        optimizer.load_state_dict(optimizer.state_dict(), {"params": []})
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_tensors_of_a_state_are_copied_unless_adopted(adopt):
+    state = grouped("lamb").state_dict()
+    optimizer = grouped("lamb")
+    optimizer.load_state_dict(state, adopt=adopt)
+    own = optimizer.state_dict()["state"]
+    for index, entry in state["state"].items():
+        assert (own[index]["exp_avg"].data_ptr() == entry["exp_avg"].data_ptr()) == adopt
+        assert torch.equal(own[index]["exp_avg"], entry["exp_avg"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lr", "0.1"), ("lr", math.nan), ("lr", torch.ones(2)), ("weight_decay", None),
+        ("betas", 0.9), ("betas", (0.9,)), ("betas", (0.9, "b")), ("betas", "ab"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_a_restored_group_that_is_not_valid_is_named(name, value):
+    state = grouped("lamb").state_dict()
+    state["param_groups"][1][name] = value
+    with pytest.raises(UserError, match=f"{name}.*--reset-optimizer"):
+        grouped("lamb").load_state_dict(state)
+
+
+def test_a_rate_that_is_a_tensor_of_one_element_is_restored():
+    state = grouped("lamb").state_dict()
+    state["param_groups"][0]["lr"] = torch.tensor([0.25])
+    optimizer = grouped("lamb")
+    optimizer.load_state_dict(state)
+    assert float(optimizer.param_groups[0]["lr"]) == 0.25
+
+
+def test_gradients_are_dropped_not_zeroed():
+    optimizer = grouped("lamb")
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in optimizer.params)
