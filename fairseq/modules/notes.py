@@ -260,6 +260,16 @@ class NoteDictionary(nn.Module):
         counted = torch.zeros(batch * tokens, device=spans.device).index_add_(0, place.flatten(), own.flatten().float())
         return place, (own | (inside & (counted == 0)[place])).float()
 
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        """Load a checkpoint. Moments that are not those of its table, as in an average of checkpoints, are replaced."""
+        super()._load_from_state_dict(state, prefix, *args)
+        if self.centred and not self.table.is_meta:
+            rows = self.table[self.taken > 0].double()
+            size = rows.new_tensor([len(rows)])
+            moments = torch.cat((rows.sum(0), rows.square().sum()[None], size))
+            if not torch.allclose(self.moments, moments, rtol=1e-6, atol=1e-6):  # a resumed run keeps every bit
+                self.moments.copy_(moments)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoteDictionary:
         """Move the module, but keep the precision of notes: in half precision small updates of a mean are lost."""
         kept = {name: getattr(self, name) for name in ("table", *(["moments"] if self.centred else []))}

@@ -123,3 +123,21 @@ def test_after_the_last_update_with_notes_none_is_read_or_taken(form):
 def test_an_unknown_form_is_rejected():
     with pytest.raises(ValueError, match="form 'cantered': must be one of literal, centred"):
         dictionary(form="cantered")
+
+
+def test_an_average_of_checkpoints_has_the_moments_of_its_table():
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        notes = centred(note_half_window=0)
+        write(notes, torch.randn(1, 4, DIM), spans_of((0, 0, 1, 1), (0, 2, 3, seed + 3)), torch.tensor([4]))
+        states.append(notes.state_dict())
+    mean = {name: (states[0][name] + states[1][name]) / 2 for name in ("table", "moments")}
+    notes = centred()
+    notes.load_state_dict({**states[1], **mean})
+    rows = notes.table[notes.taken > 0].double()
+    torch.testing.assert_close(notes.moments[:-2], rows.sum(0))
+    assert notes.moments[-2] == pytest.approx(float(rows.square().sum())) and notes.moments[-1] == len(rows)
+    again = centred()
+    again.load_state_dict(states[1])
+    assert torch.equal(again.moments, states[1]["moments"])
