@@ -48,6 +48,16 @@ def planned(*flags: Any) -> tuple[Any, list[Stage]]:
     return settings, plan(settings)
 
 
+def test_the_last_of_three_stages_ends_the_run() -> None:
+    settings, stages = planned("--max-tokens 64 --stages 8:5,32:9,16:12 --max-update 12 --decoder-learned-pos")
+    assert stage_at(stages, 12) == stages[2]
+    of_each = [settings_at(settings, stages, stage) for stage in stages]
+    assert [each.optimization.max_update for each in of_each] == [12] * 3
+    assert [vars(each.namespace)["max_target_positions"] for each in of_each] == [32] * 3, "one table for all"
+    with pytest.raises(UserError, match="^--max-update 9"):
+        planned("--max-tokens 64 --stages 8:5,32:9,16:12 --max-update 9")
+
+
 def test_limits_that_a_stage_exceeds_are_refused_before_the_first_one() -> None:
     assert planned("--max-tokens 16 --tokens-per-sample 16")[1] == []
     assert len(planned("--max-tokens 16 --stages 16:5,8:9 --max-update 9")[1]) == 2
