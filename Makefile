@@ -37,7 +37,7 @@ contracts: $(INSTALLED) ## import-linter: imports point down the layers only
 	@$(BIN)/lint-imports --no-cache --no-logo
 
 tests: $(INSTALLED) ## the test suite, two processes
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
 
 mutants: $(INSTALLED) ## make mutants PLACE=optim: changes of the code that no test notices (docs/mutation.md)
 	@$(PIP_INSTALL) -e '.[mutation]'

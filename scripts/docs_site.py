@@ -61,6 +61,7 @@ TITLES = {
     "docs/huggingface.md": "Hugging Face, evaluation harness",
     "docs/benchmarks.md": "Benchmarks",
     "docs/architecture.md": "Architecture",
+    "docs/mutation.md": "Mutation testing",
     "CONTRIBUTING.md": "Contributing",
     "CHANGELOG.md": "Changelog",
 }

@@ -68,8 +68,8 @@ def test_stages_of_a_baseline_with_learned_positions(tmp_path):
 
 def tensor_bytes():
     """Bytes of all tensors that exist."""
-    tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
-    tensors = [tensor for tensor in tensors if tensor.layout == torch.strided]  # others have no storage of their own
+    kinds = (torch.Tensor, torch.nn.Parameter)  # not the fake ones that other tests leave behind
+    tensors = [item for item in gc.get_objects() if type(item) in kinds and item.layout == torch.strided]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
