@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
-from fairseq.optim.elementwise import ElementwiseOptimizer, buckets
+from fairseq.optim.elementwise import CountingOptimizer
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.registry import register_optimizer
 from fairseq.settings import RateConfig
@@ -73,7 +73,7 @@ class FairseqAdafactor(FairseqOptimizer):
         }
 
 
-class Adafactor(ElementwiseOptimizer):
+class Adafactor(CountingOptimizer):
     """Adam without a first moment, and with the second moment of a matrix kept as its row and column means.
 
     After t updates β₂ = 1 − t^decay_rate. An update is divided by its root mean square over *clip_threshold* where
@@ -98,37 +98,29 @@ class Adafactor(ElementwiseOptimizer):
             state["exp_avg"] = like
         return state
 
-    def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
-        for state in states:
-            state["step"] = int(state["step"]) + 1
-
-    def update(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+    def update_at(
+        self,
+        step: int,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
     ) -> None:
-        for step, indices in buckets(params, states):
-            _update(
-                group, step, [params[i] for i in indices], [grads[i] for i in indices], [states[i] for i in indices]
-            )
-
-
-def _update(
-    group: dict[str, Any], step: int, params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
-) -> None:
-    rates = _rates(group, step, params)
-    updates = _normalised(grads, states, 1 - step ** group["decay_rate"], group["eps"][0])
-    excess = _rms(updates)
-    torch._foreach_div_(excess, group["clip_threshold"])
-    torch._foreach_clamp_min_(excess, 1.0)
-    torch._foreach_div_(updates, excess)
-    torch._foreach_mul_(updates, rates)
-    if group["beta1"] is not None:
-        means = [state["exp_avg"] for state in states]
-        torch._foreach_mul_(means, group["beta1"])
-        torch._foreach_add_(means, updates, alpha=1 - group["beta1"])
-        updates = means
-    if group["weight_decay"] != 0:
-        torch._foreach_sub_(params, torch._foreach_mul(params, rates), alpha=group["weight_decay"])
-    torch._foreach_sub_(params, updates)
+        rates = _rates(group, step, params)
+        updates = _normalised(grads, states, 1 - step ** group["decay_rate"], group["eps"][0])
+        excess = _rms(updates)
+        torch._foreach_div_(excess, group["clip_threshold"])
+        torch._foreach_clamp_min_(excess, 1.0)
+        torch._foreach_div_(updates, excess)
+        torch._foreach_mul_(updates, rates)
+        if group["beta1"] is not None:
+            means = [state["exp_avg"] for state in states]
+            torch._foreach_mul_(means, group["beta1"])
+            torch._foreach_add_(means, updates, alpha=1 - group["beta1"])
+            updates = means
+        if group["weight_decay"] != 0:
+            torch._foreach_sub_(params, torch._foreach_mul(params, rates), alpha=group["weight_decay"])
+        torch._foreach_sub_(params, updates)
 
 
 def _rates(group: dict[str, Any], step: int, params: list[Tensor]) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
-from fairseq.optim.elementwise import ElementwiseOptimizer
+from fairseq.optim.elementwise import CountingOptimizer
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
 from fairseq.registry import register_optimizer
 from fairseq.settings import KernelConfig, RateConfig
@@ -76,7 +75,7 @@ class FairseqAdam(FairseqOptimizer):
         super().load_state_dict(move_step(state, to_group=self._keeps_step_in_group), overrides, adopt=adopt)
 
 
-class Adam(ElementwiseOptimizer):
+class Adam(CountingOptimizer):
     """Adam with decoupled weight decay: λ shrinks the parameter by 1 − η·λ before the update.
 
     With moments m and v after t updates: p ← p − η·√(1 − β₂ᵗ)/(1 − β₁ᵗ) · m / (√v + ε). ε is added to the root of
@@ -86,6 +85,8 @@ class Adam(ElementwiseOptimizer):
     Source: Kingma & Ba 2015, "Adam", the remark that ends section 2; Loshchilov & Hutter 2019, "Decoupled weight
     decay regularization", algorithm 2.
     """
+
+    largest_bucket = None
 
     def __init__(
         self,
@@ -102,44 +103,33 @@ class Adam(ElementwiseOptimizer):
     def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
         return {"step": 0, "exp_avg": zeros(), "exp_avg_sq": zeros()}
 
-    def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
-        for state in states:
-            state["step"] = int(state["step"]) + 1
-
-    def update(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+    def update_at(
+        self,
+        step: int,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
     ) -> None:
-        members = defaultdict(list)  # parameters by the number of their update: not all begin together
-        for index, state in enumerate(states):
-            members[state["step"]].append(index)
-        for step, indices in members.items():
-            _fused_update(
-                group, step, [params[i] for i in indices], [grads[i] for i in indices], [states[i] for i in indices]
-            )
-
-
-def _fused_update(
-    group: dict[str, Any], step: int, params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
-) -> None:
-    """One call of PyTorch's kernel, told the ε that makes its formula ours: ε / √(1 − β₂ᵗ), or ε."""
-    beta1, beta2 = group["betas"]
-    unbiased = 1.0 if group.get("torch_eps") else math.sqrt(1 - beta2**step)
-    steps = torch.full((), float(step), device=params[0].device)
-    torch._fused_adamw_(
-        params,
-        grads,
-        [state["exp_avg"] for state in states],
-        [state["exp_avg_sq"] for state in states],
-        [],
-        [steps] * len(params),
-        lr=group["lr"],
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=group["weight_decay"],
-        eps=group["eps"] / unbiased,
-        amsgrad=False,
-        maximize=False,
-    )
+        """One call of PyTorch's kernel, told the ε that makes its formula ours: ε / √(1 − β₂ᵗ), or ε."""
+        beta1, beta2 = group["betas"]
+        unbiased = 1.0 if group.get("torch_eps") else math.sqrt(1 - beta2**step)
+        steps = torch.full((), float(step), device=params[0].device)
+        torch._fused_adamw_(
+            params,
+            grads,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [steps] * len(params),
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"] / unbiased,
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 def pair_of(betas: list[float]) -> tuple[float, float]:

@@ -133,6 +133,39 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                         )
 
 
+class CountingOptimizer(ElementwiseOptimizer):
+    """A base of optimizers whose arithmetic depends on the number of a parameter's updates, ``step`` in its state.
+
+    Subclasses define :meth:`update_at`.
+    """
+
+    largest_bucket: int | None = CHUNK
+    """Most elements of parameters that are updated together; None: any, for kernels without temporary tensors."""
+
+    def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
+        for state in states:
+            state["step"] = int(state["step"]) + 1
+
+    def update(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+    ) -> None:
+        for step, indices in buckets(params, states, self.largest_bucket):
+            self.update_at(
+                step, group, [params[i] for i in indices], [grads[i] for i in indices], [states[i] for i in indices]
+            )
+
+    def update_at(
+        self,
+        step: int,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
+    ) -> None:
+        """Update *params* and *states* in place, as :meth:`update` does, in their *step*-th update."""
+        raise NotImplementedError
+
+
 def scale_(gradients: list[Tensor], factor: Tensor | float | None) -> None:
     """Multiply *gradients* by *factor* in place; None: by nothing."""
     if isinstance(factor, Tensor):
@@ -146,10 +179,10 @@ def slices(tensor: Tensor) -> Iterator[Tensor]:
     yield from tensor.view(-1).split(CHUNK) if tensor.is_contiguous() else (tensor,)
 
 
-def buckets(params: list[Tensor], states: list[dict[str, Any]]) -> Iterator[tuple[int, list[int]]]:
+def buckets(params: list[Tensor], states: list[dict[str, Any]], largest: int | None) -> Iterator[tuple[int, list[int]]]:
     """Parameters to update together: the number of their update, and their indices.
 
-    They have at most :data:`CHUNK` elements, or there is only one, so that temporary tensors of their shapes are small.
+    They have at most *largest* elements, or there is only one, so that temporary tensors of their shapes are small.
     """
     members: dict[int, list[int]] = defaultdict(list)  # by the number of the update: not all begin together
     for index, state in enumerate(states):
@@ -158,7 +191,7 @@ def buckets(params: list[Tensor], states: list[dict[str, Any]]) -> Iterator[tupl
         bucket: list[int] = []
         size = 0
         for index in indices:
-            if bucket and size + params[index].numel() > CHUNK:
+            if bucket and largest is not None and size + params[index].numel() > largest:
                 yield step, bucket
                 bucket, size = [], 0
             bucket.append(index)

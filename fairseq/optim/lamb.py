@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq.config import flag, typed
 from fairseq.errors import UserError
-from fairseq.optim.elementwise import ElementwiseOptimizer, buckets, is_half
+from fairseq.optim.elementwise import CountingOptimizer, is_half
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
 from fairseq.registry import register_optimizer
 from fairseq.settings import RateConfig
@@ -57,7 +57,7 @@ class FairseqLAMB(FairseqOptimizer):
         super().load_state_dict(move_step(state, to_group=False), overrides, adopt=adopt)
 
 
-class LAMB(ElementwiseOptimizer):
+class LAMB(CountingOptimizer):
     """Adam whose update of a parameter is scaled to the parameter's norm.
 
     With unbiased moments m and v, u = m / (√v + ε) + λ·p; p ← p − η·(‖p‖ / ‖u‖)·u. The ratio is 1 where a norm is 0,
@@ -83,10 +83,6 @@ class LAMB(ElementwiseOptimizer):
     def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
         return {"step": 0, "exp_avg": zeros(), "exp_avg_sq": zeros()}
 
-    def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
-        for state in states:
-            state["step"] = int(state["step"]) + 1
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, factor: Tensor | float | None = None) -> Any:
         """Update every parameter; see :meth:`ElementwiseOptimizer.step`."""
@@ -100,32 +96,28 @@ class LAMB(ElementwiseOptimizer):
             factor = given / (norm / self.param_groups[0]["max_grad_norm"]).clamp(min=1.0)
         return super().step(factor=factor)
 
-    def update(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+    def update_at(
+        self,
+        step: int,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
     ) -> None:
-        for step, indices in buckets(params, states):
-            _update(
-                group, step, [params[i] for i in indices], [grads[i] for i in indices], [states[i] for i in indices]
-            )
-
-
-def _update(
-    group: dict[str, Any], step: int, params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
-) -> None:
-    beta1, beta2 = group["betas"]
-    first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-    torch._foreach_mul_(first, beta1)
-    torch._foreach_add_(first, grads, alpha=1 - beta1)
-    torch._foreach_mul_(second, beta2)
-    torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
-    roots = torch._foreach_div(second, 1 - beta2**step)
-    torch._foreach_sqrt_(roots)
-    torch._foreach_add_(roots, group["eps"])
-    updates = torch._foreach_div(first, 1 - beta1**step)
-    torch._foreach_div_(updates, roots)
-    if group["weight_decay"] != 0:
-        torch._foreach_add_(updates, params, alpha=group["weight_decay"])
-        weights, lengths = (torch.stack(torch._foreach_norm(tensors, 2)) for tensors in (params, updates))
-        ratios = torch.where((weights > 0) & (lengths > 0), weights / lengths, torch.ones_like(weights))
-        torch._foreach_mul_(updates, list(ratios.unbind()))
-    torch._foreach_sub_(params, updates, alpha=group["lr"])
+        beta1, beta2 = group["betas"]
+        first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+        torch._foreach_mul_(first, beta1)
+        torch._foreach_add_(first, grads, alpha=1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
+        roots = torch._foreach_div(second, 1 - beta2**step)
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, group["eps"])
+        updates = torch._foreach_div(first, 1 - beta1**step)
+        torch._foreach_div_(updates, roots)
+        if group["weight_decay"] != 0:
+            torch._foreach_add_(updates, params, alpha=group["weight_decay"])
+            weights, lengths = (torch.stack(torch._foreach_norm(tensors, 2)) for tensors in (params, updates))
+            ratios = torch.where((weights > 0) & (lengths > 0), weights / lengths, torch.ones_like(weights))
+            torch._foreach_mul_(updates, list(ratios.unbind()))
+        torch._foreach_sub_(params, updates, alpha=group["lr"])
