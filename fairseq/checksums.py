@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file, open_regular, read_regular
+from fairseq.files import atomic_file
+from fairseq.opening import open_regular, read_regular
 
 logger = logging.getLogger(__name__)
 

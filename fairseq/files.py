@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import io
 import os
 import platform
 import re
@@ -18,12 +17,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fairseq.errors import UserError
+from fairseq.opening import is_special
 
 ARCHIVE = b"PK\x03\x04"  # how files of torch.save and numpy.savez begin
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _HOST = re.sub(r"[^A-Za-z0-9_-]", "-", platform.node())[:32] or "host"
-LARGEST_TEXT = 1 << 28  # bytes of a file that is read as a whole
-_PIPES = (f"/proc/{os.getpid()}/fd/pipe:", "/dev/fd/")  # where /dev/fd/N leads, without and with /proc
 _TEMPORARY = re.compile(r"\..*\.([A-Za-z0-9_-]+)\.\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 
 
@@ -201,77 +199,6 @@ def remove_leftovers(folder: str | Path) -> None:
             match = _TEMPORARY.fullmatch(entry.name)
             if match and match[1] == _HOST and not entry.is_symlink():
                 _remove_unlocked(entry.path, entry.is_dir())
-
-
-def open_descriptor(path: str | Path) -> int:
-    """Open a regular file to read; a pipe or device, which may never end, is an error and is not waited for.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-        raise OSError(number, os.strerror(number) if stat.S_ISDIR(mode) else "not a regular file", str(path))
-    return descriptor
-
-
-def open_regular(path: str | Path) -> io.BufferedReader:
-    """Return a regular file, open to read; see :func:`open_descriptor`."""
-    return open(path, "rb", opener=lambda name, flags: open_descriptor(name))
-
-
-def read_regular(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
-    """Return the content of a regular file of at most *largest* bytes; see :func:`open_regular`.
-
-    Raises:
-        OSError: as there, or it is larger.
-    """
-    with open_regular(path) as file:
-        content = file.read(largest + 1)
-    if len(content) > largest:
-        raise OSError(errno.EFBIG, f"larger than {largest / 2**20:,.0f} MiB", str(path))
-    return content
-
-
-def open_input(path: str | Path) -> BinaryIO:
-    """Open a file that a flag names: a regular one, or a pipe of this process (``<(command)`` of a shell).
-
-    A pipe with a name may never be written to, and a device never ends.
-
-    Raises:
-        OSError: it cannot be opened, or is something else.
-    """
-    if os.path.realpath(path).startswith(_PIPES) and is_special(path):
-        return open(path, "rb")
-    return open_regular(path)
-
-
-def open_special(path: str | Path) -> BinaryIO:
-    """Open a device or a pipe to write.
-
-    Raises:
-        OSError: it cannot be opened, or is a pipe that no process reads, which would be waited for.
-    """
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise OSError(errno.ENXIO, "no process reads it", str(path)) from None
-        raise
-    os.set_blocking(descriptor, True)
-    return open(descriptor, "wb")
-
-
-def is_special(path: str | Path) -> bool:
-    """Return whether *path* exists and is a device, a pipe or a socket."""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):
-        return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def prepare_folder(flag: str, folder: str | Path) -> None:

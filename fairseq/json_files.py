@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.errors import UserError, read_failure
-from fairseq.files import read_regular
+from fairseq.opening import read_regular
 
 LARGEST = 1 << 28  # bytes of a file: vocabularies of a million words take some 50 MB
 DEPTH = 64

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairseq.config import shortened
 from fairseq.errors import UserError, read_failure
-from fairseq.files import open_regular
+from fairseq.opening import open_regular
 
 LARGEST = 1 << 16  # bytes of a file; PyYAML reads some 100 kB a second
 DEPTH = 20

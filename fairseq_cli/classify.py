@@ -18,7 +18,7 @@ from fairseq.command_settings import ClassifyConfig
 from fairseq.config import typed
 from fairseq.errors import UserError, read_failure
 from fairseq.evaluation.classifier import Prediction, SentenceClassifier
-from fairseq.files import open_input
+from fairseq.opening import open_input
 from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks
 

@@ -22,10 +22,11 @@ from fairseq.command_settings import FinetuneConfig
 from fairseq.data.folders import data_folders
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.sentences import FinetunedRun, as_table, best_rate, predict, summarize
-from fairseq.files import atomic_file, open_regular, prepare_folder
+from fairseq.files import atomic_file, prepare_folder
 from fairseq.json_files import read_json
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.precision import Precision
+from fairseq.opening import open_regular
 from fairseq.provenance import about_run
 from fairseq.registry import ARCHITECTURES, MODELS
 from fairseq.settings import CommonConfig, DistributedConfig, Settings

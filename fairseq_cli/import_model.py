@@ -16,8 +16,9 @@ from fairseq.checkpoint.foreign import hf_encoders, hf_folder, hf_gpt2, hf_trans
 from fairseq.checkpoint.foreign.named_tensors import cut
 from fairseq.data.dictionary import Dictionary, placeholder
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_folder, read_regular
+from fairseq.files import atomic_folder
 from fairseq.models import hf_causal
+from fairseq.opening import read_regular
 from fairseq.tasks import dictionary_digest
 from fairseq.tasks.loading import load_models
 from fairseq.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer

@@ -15,9 +15,9 @@ from fairseq.command_settings import InteractiveConfig
 from fairseq.data.raw_text import BOM
 from fairseq.data.text_corpus import report_unknown
 from fairseq.errors import UserError, read_failure
-from fairseq.files import open_input
 from fairseq.generation.fairseq_lines import lines_of
 from fairseq.generation.writer import Writer, check_samples
+from fairseq.opening import open_input
 from fairseq.settings import CommonConfig
 from fairseq.tasks.typed import typed_settings
 from fairseq.terminal import log_to_stderr

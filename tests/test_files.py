@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import runs
 
-from fairseq import files
+from fairseq import files, opening
 from fairseq.errors import UserError
 from fairseq.files import (
     atomic_file,
@@ -178,7 +178,7 @@ def test_a_device_is_written_to_and_stays_a_device(device):
     prepare_file("--out", null)
     with atomic_file(null) as file:
         np.savez(file, a=np.arange(3))
-    assert stat.S_ISCHR(null.stat().st_mode) and files.is_special(null)
+    assert stat.S_ISCHR(null.stat().st_mode) and opening.is_special(null)
 
 
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
@@ -190,7 +190,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
     with atomic_file(pipe) as file:
         file.write(b"content")
     reader.join()
-    assert received == [b"content"] and files.is_special(pipe) and os.listdir(tmp_path) == ["pipe"]
+    assert received == [b"content"] and opening.is_special(pipe) and os.listdir(tmp_path) == ["pipe"]
 
 
 def test_the_target_of_a_link_is_replaced_and_the_link_stays(tmp_path):

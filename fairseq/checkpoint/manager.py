@@ -17,7 +17,8 @@ from typing import Any
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.store import load, save
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file, link_or_copy, new_folder, point_to, read_regular, remove_leftovers
+from fairseq.files import atomic_file, link_or_copy, new_folder, point_to, remove_leftovers
+from fairseq.opening import read_regular
 from fairseq.settings import CheckpointConfig
 from fairseq.tokenizers import TOKENIZATION, read_tokenization
 

@@ -18,7 +18,8 @@ from fairseq.checkpoint.foreign.standins import SAFE_GLOBALS
 from fairseq.checkpoint.integrity import FLOATS, check_finite, check_records, check_room, check_tensors
 from fairseq.checkpoint.tensor_part import TensorPart
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file, open_regular
+from fairseq.files import atomic_file
+from fairseq.opening import open_regular
 
 ZIP_MAGIC = b"PK\x03\x04"
 _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose module)")

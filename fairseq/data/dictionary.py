@@ -10,7 +10,8 @@ import numpy as np
 
 from fairseq import checksums
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file, read_regular
+from fairseq.files import atomic_file
+from fairseq.opening import read_regular
 from fairseq.tokenizers import fingerprint
 
 ROLES = ("bos", "pad", "eos", "unk")

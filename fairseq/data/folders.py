@@ -10,7 +10,7 @@ from fairseq.checksums import Verification
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, token_count
 from fairseq.errors import UserError
-from fairseq.files import read_regular
+from fairseq.opening import read_regular
 
 
 def data_folders(data: str | Path) -> list[Path]:

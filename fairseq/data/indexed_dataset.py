@@ -23,7 +23,8 @@ from fairseq.data.dictionary import Dictionary
 from fairseq.data.joined import JoinedArray
 from fairseq.data.stored_array import StoredArray
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file, open_regular
+from fairseq.files import atomic_file
+from fairseq.opening import open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

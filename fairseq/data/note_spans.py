@@ -27,7 +27,8 @@ from fairseq.data.lazy_array import LazyArray
 from fairseq.data.note_words import AGAIN, NOTES, NoteWords
 from fairseq.data.stored_array import StoredArray
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file, open_regular
+from fairseq.files import atomic_file
+from fairseq.opening import open_regular
 
 MAGIC = b"FSNOTES\x00"
 VERSION = 1

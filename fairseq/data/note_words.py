@@ -18,7 +18,8 @@ import numpy as np
 from fairseq import checksums
 from fairseq.data.dictionary import DIGITS, Dictionary
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file, read_regular
+from fairseq.files import atomic_file
+from fairseq.opening import read_regular
 from fairseq.tokenizers import find_tokenizer
 from fairseq.tokenizers.rules import SubwordMarks, WordRule
 

@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
-from fairseq.files import open_descriptor
+from fairseq.opening import open_descriptor
 
 _MOST = 4096
 

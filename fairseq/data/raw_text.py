@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from fairseq.errors import UserError, read_failure
-from fairseq.files import open_input, open_regular
 from fairseq.json_files import parse_json
+from fairseq.opening import open_input, open_regular
 from fairseq.tokenizers.base import EXTRA
 
 BLOCK_BYTES = 1 << 20  # read at once

@@ -17,7 +17,8 @@ import numpy as np
 
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
-from fairseq.files import atomic_files, open_regular, prepare_file
+from fairseq.files import atomic_files, prepare_file
+from fairseq.opening import open_regular
 from fairseq.terminal import byte_bar
 
 LINE_ENDS = {"bytes": ord("\n"), "letters": ord(" ")}

@@ -27,8 +27,9 @@ from fairseq.data.raw_text import (
 )
 from fairseq.data.workers import Workers
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file, read_regular
+from fairseq.files import atomic_file
 from fairseq.json_files import parse_json
+from fairseq.opening import read_regular
 from fairseq.terminal import byte_bar
 from fairseq.tokenizers import Subwords, Tokenizer, WordTokenizer
 

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import torch.distributed as dist
 
 from fairseq.errors import UserError
-from fairseq.files import is_special, prepare_file
+from fairseq.files import prepare_file
+from fairseq.opening import is_special
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from fairseq.errors import UserError, read_failure
-from fairseq.files import read_regular
 from fairseq.logging.recorders import parse_entry
+from fairseq.opening import read_regular
 
 AXES = {"updates": "updates", "tokens": "tokens read", "hours": "time of training (hours)"}
 BITS = "bits per target"

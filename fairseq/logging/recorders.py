@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from fairseq.errors import UserError
-from fairseq.files import is_special, open_special
 from fairseq.json_files import parse_json
 from fairseq.logging.progress import short
+from fairseq.opening import is_special, open_special
 from fairseq.settings import CommonConfig
 from fairseq.terminal import LOG_DATES, LOG_FORMAT
 

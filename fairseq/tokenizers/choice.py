@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fairseq.command_settings import TextConfig
 from fairseq.errors import UserError, read_failure
-from fairseq.files import read_regular
+from fairseq.opening import read_regular
 from fairseq.registry import BPES, TOKENIZERS
 from fairseq.tokenizers import Subwords, WordTokenizer
 from fairseq.tokenizers.moses import Moses

@@ -15,8 +15,9 @@ from typing import Any
 
 from fairseq import checksums
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file, read_regular
+from fairseq.files import atomic_file
 from fairseq.json_files import parse_json
+from fairseq.opening import read_regular
 from fairseq.registry import BPES, TOKENIZERS
 from fairseq.tokenizers.base import UNKNOWN, Subwords, Value, WordTokenizer
 from fairseq.tokenizers.rules import SubwordMarks, WordRule

@@ -12,7 +12,7 @@ from fairseq import json_files
 from fairseq.checkpoint.foreign import inert, pickled_module
 from fairseq.checkpoint.foreign.inert import Inert
 from fairseq.errors import UserError, read_failure
-from fairseq.files import open_regular
+from fairseq.opening import open_regular
 
 CONFIG, PICKLE, SAFE = "config.json", "pytorch_model.bin", "model.safetensors"
 TOKENIZER = "tokenizer.json"

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fairseq.checkpoint.foreign.stored_tensor import Storage, Stored
 from fairseq.errors import UserError, read_failure
-from fairseq.files import open_regular
+from fairseq.opening import open_regular
 
 NAME_LENGTH = 256  # most characters in the name of a module or a class
 BITS = 128  # most bits of an integer
