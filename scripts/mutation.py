@@ -3,8 +3,9 @@
     python -m scripts.mutation PLACE [MUTANTS …]     run the mutants that have no result yet, or those named (globs)
     python -m scripts.mutation PLACE --report        count results per file, and list what no test killed
 
-Each place has a working folder, build/mutation/PLACE, with links to the repository and the settings of mutmut. Its
-`mutants/` keeps results: a second run goes on where the first ended, and runs again what changed.
+Each place has a working folder, build/mutation/PLACE, with links to the repository and the settings of mutmut, which
+makes the mutants. Its `results.json` keeps outcomes: a second run goes on where the first ended. Remove the folder after
+a change of the code.
 `python -m mutmut show NAME` in that folder prints a mutant.
 """
 
@@ -33,7 +34,9 @@ class Place:
 
 PLACES = {
     "optim": Place(("fairseq/optim/*.py",), ("tests/optim",)),
-    "notes": Place(("fairseq/modules/notes.py",), ("tests/modules/test_notes.py",)),
+    "notes": Place(
+        ("fairseq/modules/notes.py",), ("tests/modules/test_notes.py", "tests/modules/test_centred_notes.py")
+    ),
     "checkpoint": Place(
         ("fairseq/checkpoint/*.py",),
         (
@@ -66,12 +69,20 @@ SETTINGS = {
     # Wording is not behaviour: tests elsewhere hold that an error is raised, and the flag or file that it names.
     "do_not_mutate_patterns": [r"raise \w+\(", r"logger\.\w+\(", r"warnings\.warn\(", r"flag\("],
     "also_copy": ["benchmarks", "docs", "examples", "scripts", "README.md", "constraints.txt", "Makefile"],
-    "pytest_add_cli_args": ["-p", "no:cacheprovider"],
-    "process_isolation": "forkserver",  # a plain fork inherits torch's threads, which it does not have
-    "timeout_constant": "4",  # seconds, times a factor of 15: a busy machine is no result
 }
 
-KILLED, SURVIVED, UNTESTED = (1, 3), (0,), (33, 5)
+# mutmut's own run starts pytest again for every mutant, which takes longer than the tests.
+GENERATE = """import os
+from mutmut.__main__ import create_mutants
+from mutmut.mutation.trampoline import set_mutant_under_test
+from mutmut.utils.file_utils import copy_also_copy_files, copy_src_dir, setup_source_paths
+set_mutant_under_test("mutant_generation")
+os.makedirs("mutants", exist_ok=True)
+copy_src_dir()
+copy_also_copy_files()
+setup_source_paths()
+create_mutants(1)
+"""
 
 
 def prepare(name: str) -> Path:
@@ -80,10 +91,9 @@ def prepare(name: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for path in ROOT.iterdir():
         link = folder / path.name
-        if path.name not in ("build", "mutants", ".git", ".venv", "setup.cfg") and not link.is_symlink():
+        own = ("build", "mutants", ".git", ".venv", "setup.cfg", "pyproject.toml")
+        if path.name not in own and not link.is_symlink():
             link.symlink_to(path)
-    if (folder / "pyproject.toml").is_symlink():
-        (folder / "pyproject.toml").unlink()
     # mutmut reads setup.cfg only if pyproject.toml, which pytest needs, has no section for it
     (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
     place = PLACES[name]
@@ -95,54 +105,43 @@ def prepare(name: str) -> Path:
     return folder
 
 
-def results(folder: Path) -> dict[str, dict[str, int | None]]:
-    """Exit code of the tests by mutant, of each mutated file."""
-    metas = sorted((folder / "mutants" / "fairseq").rglob("*.py.meta"))
-    codes = {str(meta.relative_to(folder / "mutants"))[: -len(".meta")]: json.loads(meta.read_text()) for meta in metas}
-    return {file: meta["exit_code_by_key"] for file, meta in codes.items() if meta["exit_code_by_key"]}
-
-
-def outcome(code: int | None) -> str:
-    """Result of a mutant in a word; a mutant that never ends, or ends the process, is noticed."""
-    if code is None:
-        return "pending"
-    named = {
-        **dict.fromkeys(KILLED, "killed"),
-        **dict.fromkeys(SURVIVED, "survived"),
-        **dict.fromkeys(UNTESTED, "untested"),
-    }
-    return named.get(code, "timeout or crash")
+def run(folder: Path, name: str, mutants: list[str]) -> int:
+    """Make the mutants of a place, and run those of them that have no result, or *mutants*."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", GENERATE], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    tree = folder / "mutants"
+    environment |= {"PYTHONPATH": os.pathsep.join(map(str, (tree, tree / "tests"))), "MUTANT_UNDER_TEST": ""}
+    command = [sys.executable, "-m", "scripts.mutation_session", str(folder / "results.json")]
+    return subprocess.run([*command, *PLACES[name].tests, "--", *mutants], cwd=tree, env=environment).returncode
 
 
 def report(folder: Path) -> None:
     """Print outcomes per file, their sum, and the mutants that no test killed."""
+    outcomes = json.loads((folder / "results.json").read_text())
     total: Counter[str] = Counter()
-    rest = []
-    for file, codes in results(folder).items():
-        counts = Counter(outcome(code) for code in codes.values())
+    for meta in sorted((folder / "mutants" / "fairseq").rglob("*.py.meta")):
+        mutants = json.loads(meta.read_text())["exit_code_by_key"]
+        counts = Counter(outcomes.get(name, "pending") for name in mutants)
         total += counts
-        rest += [f"{outcome(code)} {name}" for name, code in codes.items() if outcome(code) in ("survived", "untested")]
-        print(f"{file}: {len(codes)} mutants, {', '.join(f'{count} {word}' for word, count in sorted(counts.items()))}")
-    print(
-        f"all: {sum(total.values())} mutants, {', '.join(f'{count} {word}' for word, count in sorted(total.items()))}"
-    )
-    print(*rest, sep="\n")
+        if mutants:
+            print(f"{str(meta.relative_to(folder / 'mutants'))[:-5]}: {len(mutants)} mutants, {_shown(counts)}")
+    print(f"all: {sum(total.values())} mutants, {_shown(total)}")
+    print(*(f"{word} {name}" for name, word in outcomes.items() if word in ("survived", "untested")), sep="\n")
+
+
+def _shown(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
 
 
 def main() -> int:
-    """Run mutmut on a place, or report what it found there."""
+    """Run the mutants of a place, or report what came of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("place", choices=PLACES)
     parser.add_argument("mutants", nargs="*", help="names or globs of mutants")
     parser.add_argument("--report", action="store_true", help="print results only")
-    parser.add_argument("--workers", default="1", help="processes, default 1")
     args = parser.parse_args()
     folder = prepare(args.place)
-    if args.report:
-        report(folder)
-        return 0
-    command = [sys.executable, "-m", "mutmut", "run", "--max-children", args.workers, *args.mutants]
-    code = subprocess.run(command, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+    code = 0 if args.report else run(folder, args.place, args.mutants)
     report(folder)
     return code
 
