@@ -4,8 +4,8 @@
     python -m scripts.mutation PLACE --report        count results per file, and list what no test killed
 
 Each place has a working folder, build/mutation/PLACE, with links to the repository and the settings of mutmut, which
-makes the mutants. Its `results.json` keeps outcomes: a second run goes on where the first ended. Remove the folder after
-a change of the code.
+makes the mutants. Its `results.json` keeps outcomes: a second run goes on where the first ended. Remove the folder
+after a change of the code.
 `python -m mutmut show NAME` in that folder prints a mutant.
 """
 

@@ -1,8 +1,8 @@
 """Runs the mutants of a place in one pytest session, started by :mod:`scripts.mutation` inside its ``mutants/`` folder.
 
-A forked process runs all tests without a mutant, and reports the tests that reach each function. Then a process is forked
-for each mutant, with everything imported, and runs the tests that reach its function, the fastest first, until one
-fails. The session itself runs no test: threads that a test starts, such as autograd's, would be missing after a fork.
+A forked process runs all tests without a mutant, and reports the tests that reach each function. Then a process is
+forked for each mutant, with everything imported, and runs the tests that reach its function, the fastest first, until
+one fails. The session itself runs no test: threads that a test starts, such as autograd's, are missing after a fork.
 """
 
 from __future__ import annotations
