@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fairseq import config
-from fairseq.checkpoint.manager import DICTIONARY
+from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.command_settings import TextConfig
 from fairseq.config import flag
 from fairseq.criterions.fairseq_criterion import Sample
@@ -195,10 +195,15 @@ class SentencePredictionTask(FairseqTask):
 
 
 def folder_beside(checkpoint: str | Path | None) -> str | None:
-    """The folder of *checkpoint* if it has a dictionary, as the folders of runs and imports have; else None."""
-    path = Path(checkpoint) if checkpoint else None
-    folder = path if path is None or path.is_dir() else path.parent
-    return str(folder) if folder is not None and (folder / DICTIONARY).is_file() else None
+    """The folder that *checkpoint* is in if it has a dictionary, as the folders of runs and imports have; else None.
+
+    Raises:
+        UserError: *checkpoint* is a folder without one.
+    """
+    if not checkpoint:
+        return None
+    folder = find_checkpoint(checkpoint).parent
+    return str(folder) if (folder / DICTIONARY).is_file() else None
 
 
 def _dictionary_folder(settings: Settings) -> str:

@@ -178,6 +178,19 @@ def test_weights_come_from_a_checkpoint_without_head_and_notes(
     assert {n.split(".")[0] for n in after} == {"encoder", "classification_heads"}
 
 
+def test_the_dictionary_is_found_beside_a_sharded_checkpoint(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    _, data = folders
+    run = write_dictionary(tmp_path / "run")
+    shards = run / "checkpoint_1_5.parts"
+    shards.mkdir()
+    (shards / "manifest.json").write_text("{}")
+    last = run / "checkpoint_last.pt"
+    last.symlink_to(shards.name)
+    for source in (run, last, shards):
+        task = setup_task(runs.arguments(SMALL, "--glue-task MR --finetune-from-model", source, data=data))
+        assert Path(task.dictionary.path) == run / "dict.txt"
+
+
 BAD_FILES = {
     "column": ("sentence\tmark\na\t1\n", "train.tsv: no column 'label'; the columns are sentence, mark"),
     "sentence": ("text\tlabel\na\t1\n", "train.tsv: no column 'sentence'"),
