@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from fairseq.checksums import Verification
+from fairseq.data.checked import Checked
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, token_count
 from fairseq.errors import UserError
@@ -105,11 +106,10 @@ def reopen_corpus(
         UserError: see :func:`open_corpus`.
     """
     key = os.path.abspath(folder), split, len(corpus_prefixes(folder, split, combine=combine))
-    corpus = _CHECKED.get(key)
-    if corpus is None or not corpus.is_unchanged():
-        corpus = _CHECKED[key] = open_corpus(folder, split, dictionary, combine=combine)
+    corpus = CORPORA.get(key, lambda: open_corpus(folder, split, dictionary, combine=combine))
     corpus.check(dictionary)
     return corpus
 
 
-_CHECKED: dict[tuple[str, str, int], IndexedCorpus | JoinedCorpus] = {}  # about 1 KB a file
+# About 1 KB a file, and 8 bytes a line once `offsets` has been read, as scoring does.
+CORPORA: Checked[IndexedCorpus | JoinedCorpus] = Checked()

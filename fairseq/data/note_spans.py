@@ -20,12 +20,13 @@ from typing import BinaryIO
 import numpy as np
 
 from fairseq.checksums import Checksum, Verification
+from fairseq.data.checked import Checked
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import token_count
 from fairseq.data.joined import JoinedArray
 from fairseq.data.lazy_array import LazyArray
 from fairseq.data.note_words import AGAIN, NOTES, NoteWords
-from fairseq.data.stored_array import StoredArray
+from fairseq.data.stored_array import StoredArray, stamp
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file
 from fairseq.opening import open_regular
@@ -118,6 +119,8 @@ class NoteSpans:
     ) -> None:
         prefixes = [os.fspath(p) for p in ([prefix] if isinstance(prefix, str | Path) else prefix)]
         folder = os.path.dirname(prefixes[0])
+        # Taken before they are read, so that a change while they are read is one.
+        self._stamps = {path: stamp(path) for path in (os.path.join(folder, name) for name in ("dict.txt", NOTES))}
         self.notes = notes or NoteWords.load(folder)
         dictionary = dictionary or Dictionary.load(os.path.join(folder, "dict.txt"))
         verification = Verification(folder, (f"{path}.notes.{kind}" for path in prefixes for kind in ("idx", "bin")))
@@ -202,8 +205,9 @@ class NoteSpans:
         return {os.path.basename(array.path): array.crc for pair in self._files for array in pair}
 
     def is_unchanged(self) -> bool:
-        """Return whether the files are still those that were opened."""
-        return all(numbers.is_unchanged() and bits.is_unchanged() for numbers, bits in self._files)
+        """Return whether the files, ``dict.txt`` and ``notes.txt`` are still those that were opened."""
+        words = all(stamp(path) == before for path, before in self._stamps.items())
+        return words and all(numbers.is_unchanged() and bits.is_unchanged() for numbers, bits in self._files)
 
     def _numbers_at(self, places: np.ndarray) -> np.ndarray:
         """The numbers at *places*, 0 outside the corpus."""
@@ -245,16 +249,13 @@ def reopen_spans(prefixes: Sequence[str], notes: NoteWords | None = None) -> Not
         UserError: as :class:`NoteSpans` and :meth:`NoteSpans.check`.
     """
     key = os.path.abspath(prefixes[0]), len(prefixes)
-    folder = os.path.dirname(prefixes[0])
-    notes = notes or NoteWords.load(folder)
-    dictionary = Dictionary.load(os.path.join(folder, "dict.txt"))
-    spans = _CHECKED.get(key)
-    if spans is None or not spans.is_unchanged() or spans.fingerprint != notes.fingerprint(dictionary):
-        spans = _CHECKED[key] = NoteSpans(prefixes, dictionary, notes).check()
+    spans = SPANS.get(key, lambda: NoteSpans(prefixes, notes=notes).check())
+    if notes is not None and notes != spans.notes:
+        return NoteSpans(prefixes, notes=notes)  # raises: the files were made for others
     return spans
 
 
-_CHECKED: dict[tuple[str, int], NoteSpans] = {}
+SPANS: Checked[NoteSpans] = Checked()  # about 1 KB a file, and the words
 
 
 def _places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -67,10 +67,7 @@ class StoredArray(LazyArray):
 
     def is_unchanged(self) -> bool:
         """Return whether the file at the path is still the one that was read."""
-        try:
-            return _stamp(os.stat(self.path)) == self._stamp
-        except OSError:
-            return False
+        return stamp(self.path) == self._stamp
 
     def _run(self, first: int, last: int) -> np.ndarray:
         found = self._read(first, last)
@@ -167,9 +164,14 @@ class StoredArray(LazyArray):
         )
 
 
-def _stamp(status: os.stat_result) -> int:
-    """A number that changes with the file at a path, its size and the time of its last change.
+def stamp(path: str) -> int | None:
+    """A number that changes with the file at *path*, its size and the time of its last change; None without a file."""
+    try:
+        return _stamp(os.stat(path))
+    except OSError:
+        return None
 
-    One number, because a corpus may have thousands of files.
-    """
+
+def _stamp(status: os.stat_result) -> int:
+    # One number, because a corpus may have thousands of files.
     return hash((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))

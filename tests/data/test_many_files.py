@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from fairseq import checksums
-from fairseq.data import stored_array
+from fairseq.data import note_spans, stored_array
+from fairseq.data.checked import Checked
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import corpus_prefixes, load_dictionary, open_corpus, reopen_corpus
 from fairseq.data.indexed_dataset import IndexedWriter
@@ -140,6 +141,37 @@ def test_checksums_and_the_fingerprint_of_notes_are_computed_once_a_folder(
     noted_blocks(folders[100])
     assert calls["fingerprint"] == 1
     assert calls["checksums.txt"] <= 6, "dictionary (twice), notes.txt, corpus, spans"
+
+
+def test_spans_that_were_checked_are_reopened_without_reading_their_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = data_folder(tmp_path / "data", 2, 40)
+    prefixes = corpus_prefixes(folder, "train", combine=True)
+    spans = reopen_spans(prefixes, WORDS)
+    with monkeypatch.context() as patch:
+        for kind, method in ((NoteWords, "fingerprint"), (NoteWords, "load"), (Dictionary, "load")):
+            patch.setattr(kind, method, None)
+        assert reopen_spans(prefixes, WORDS) is reopen_spans(prefixes) is spans
+    monkeypatch.setattr(note_spans, "SPANS", Checked())
+    assert reopen_spans(prefixes) is not spans
+
+
+def test_spans_are_checked_again_for_other_words_than_they_were_checked_for(tmp_path: Path) -> None:
+    folder = data_folder(tmp_path / "data", 1, 40)
+    (folder / "checksums.txt").unlink()
+    prefixes = corpus_prefixes(folder, "train", combine=True)
+    spans = reopen_spans(prefixes)
+    fewer = NoteWords(WORDS.words[1:], WORDS.counts[1:])
+    with pytest.raises(UserError, match=r"train\.notes\.idx: made for another dict\.txt or notes\.txt"):
+        reopen_spans(prefixes, fewer)
+    for name in ("dict.txt", "notes.txt"):
+        content = (folder / name).read_text()
+        (folder / name).write_text("".join(content.splitlines(keepends=True)[1:]))
+        with pytest.raises(UserError, match=r"train\.notes\.idx: made for another dict\.txt or notes\.txt"):
+            reopen_spans(prefixes)
+        (folder / name).write_text(content)
+    assert reopen_spans(prefixes).fingerprint == spans.fingerprint
 
 
 @pytest.mark.parametrize("kind", ["bin", "idx", "notes.bin", "notes.idx"])
