@@ -85,7 +85,6 @@ def _load(
     """The reader of the corpus, the heads to plot, and the settings of reading."""
     cfg: AttentionConfig = settings.command
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    settings, paths = with_models(settings)
     (model,), task, _ = load_language_models(paths, settings.data_path, overrides, stream_settings(args))
     check_no_begin(task, paths[0])
     modules = attention_modules(model)

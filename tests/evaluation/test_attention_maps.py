@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -242,6 +243,18 @@ def test_averages_are_those_of_naive_accumulation(memory, rows, tmp_path):
         np.testing.assert_allclose(saved["attention"], expected, atol=1e-6)
         np.testing.assert_allclose(saved["attention"].sum(-1), 1, atol=1e-6)
         assert saved["words"].dtype.kind == "U" and not any(name.startswith("term") for name in saved)
+
+
+def test_without_path_the_model_that_is_drawn_is_the_one_named(tmp_path):
+    data = tmp_path / "run"
+    shutil.copytree(runs.DATA, data)
+    vocabulary = len(Dictionary.load(str(data / "dict.txt")))
+    for seed, name in enumerate(("checkpoint_best.pt", "checkpoint_last.pt")):
+        naive.checkpoint(data / name, vocabulary, seed=seed, tokens_per_sample=6)
+    last = data / "checkpoint_last.pt"
+    named = run(["--path", last, "--results-path", tmp_path / "a"], "--first-tokens 57", data=data)
+    alone = run(["--results-path", tmp_path / "b"], "--first-tokens 57", data=last)
+    assert alone["checkpoint"] == str(last) and alone["mean_distance"] == named["mean_distance"]
 
 
 def test_a_transformer_xl_shows_everything(transformer_xl, tmp_path, capsys):
