@@ -260,7 +260,7 @@ def measure(
     work = [(number, *batch) for number in range(len(readers)) for batch in batches]
     for reader in readers:
         precision.place(reader.model, device)
-    for number, k, part in progress(work, len(work)):  # type: ignore[arg-type]
+    for number, k, part in progress(work, len(work)):
         windows, targets = _windows(tokens, positions[part], int(contexts[k]))
         with precision.autocast(device):
             found = readers[number].losses(windows.to(device), targets.to(device))

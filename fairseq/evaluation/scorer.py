@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 36000  # fairseq's
 TOGETHER = {"cpu": 512, "cuda": 16384}  # hidden states projected to the vocabulary at once
 
-Progress = Callable[[Iterable[np.ndarray], int], Iterable[np.ndarray]]
+Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 """A progress bar around an iterable of known length: (items, length) → items."""
 
 
@@ -228,19 +228,18 @@ class Scorer:
         if scoring.batch_size is not None or scoring.max_tokens is not None:
             rows = rows_per_batch(scoring.max_tokens, scoring.batch_size, scoring.tokens_per_sample)
         groups = _text_steps(blocks, rows) if scoring.texts else [list(StreamSampler(len(blocks), rows).epoch(1))]
-        firsts = np.cumsum([0, *map(len, groups)])
         memory: Memory | KeyValueCache | None = None
         own = slice(*rows_of(rows, self.world.rank, self.world.size))
-        steps = (step[own] for group in groups for step in group)
-        for number, indices in enumerate(progress(steps, int(firsts[-1]))):
-            if number in firsts:
+        steps = ((number, len(group), step[own]) for group in groups for number, step in enumerate(group))
+        for number, segments, indices in progress(steps, sum(map(len, groups))):
+            if number == 0:
                 memory = None
             if not len(indices):  # rows end from the last one on
                 continue
             sample = blocks.batch(indices)
             tokens = self._to_device(sample["net_input"]["src_tokens"])
             if hasattr(reader.model, "new_cache"):
-                net_output, memory = self._read_with_cache(reader, tokens, memory, max(map(len, groups)))
+                net_output, memory = self._read_with_cache(reader, tokens, memory, segments)
             else:
                 net_output = reader.model(tokens, memory=keep_rows(memory, len(indices)))  # type: ignore[arg-type]
                 memory = net_output[1]["memory"]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scoring
+from fairseq.evaluation import scorer as scorer_module
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import check_settings
 from fairseq.modules.precision import Precision
@@ -112,6 +113,44 @@ def test_token_by_token_reads_each_token_once(load):
     assert {shape[1] for shape in read} == {1}
     # Seven blocks, four in the first row and three in the second, of which the last has two tokens and six of padding.
     assert sum(shape[0] for shape in read) == 50 + 6
+
+
+def test_the_cache_of_a_document_is_as_long_as_the_longest_that_is_read_beside_it(load, monkeypatch):
+    model, reference = load(**SHORTFORMER)
+    sizes = [61, 30, 9, 8, 3, 2]
+    corpus, asked = text(*sizes), []
+    scorer = Scorer([model], DICTIONARY, Scoring(8, batch_size=2, texts=True))
+    make = scorer.readers[0].new_cache
+    monkeypatch.setattr(
+        scorer.readers[0], "new_cache", lambda rows, longest: asked.append((rows, longest)) or make(rows, longest)
+    )
+    found = scorer.score(corpus).lprobs
+    assert asked == [(2, 64), (2, 16), (2, 8)]
+    texts = np.split(corpus.tokens, np.cumsum(sizes)[:-1])
+    expected = np.concatenate([reference.score(each, 8) for each in texts])
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-5)
+
+
+def test_the_length_of_each_group_of_documents_is_read_a_fixed_number_of_times_a_step(load, monkeypatch):
+    model, _ = load(**SHORTFORMER)
+    calls = []
+
+    class Group(list):
+        def __len__(self):
+            calls.append(self)
+            return super().__len__()
+
+    def steps(blocks, rows):
+        return [Group(group) for group in text_steps(blocks, rows)]
+
+    text_steps = scorer_module._text_steps
+    monkeypatch.setattr(scorer_module, "_text_steps", steps)
+    counts = []
+    for documents in (5, 20):
+        calls.clear()
+        Scorer([model], DICTIONARY, Scoring(8, texts=True)).score(text(*[4] * documents))
+        counts.append(len(calls))
+    assert counts[1] == 4 * counts[0]
 
 
 def test_memory_path_equals_cache_path(load):
