@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import runs
-import tomllib
 
 import fairseq
 from fairseq import options
@@ -24,7 +24,10 @@ from fairseq.errors import UserError, nearest
 from fairseq.tokenizers.subword_nmt import SubwordNMT
 from fairseq_cli import eval_lm, preprocess
 
-SCRIPTS = tomllib.loads((runs.ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+# tomllib is new in Python 3.11
+SCRIPTS = dict(
+    re.findall(r'^(fairseq-[\w-]+) = "([\w.:]+)"$', (runs.ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+)
 PROSE = "It was the best of times, it was the worst of times; it was the age of wisdom. " * 90
 
 
