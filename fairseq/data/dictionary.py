@@ -208,19 +208,28 @@ class Dictionary:
 
     @classmethod
     def load(cls, path: str | Path) -> Dictionary:
-        """Read a ``dict.txt``: a line ``word count`` for each symbol that is not special, or for each after a header.
-
-        A line that ends in ``#fairseq:overwrite`` gives a word that is already there, such as ``<pad>``, a new id as a
-        word of the text; the special symbol keeps its own.
+        """Read a ``dict.txt``.
 
         Raises:
-            UserError: the file is missing, empty or not UTF-8, a line has no count, a word is there twice, or the
-                header names a word that is not there.
+            UserError: the file is missing, or see :meth:`parse`.
         """
-        try:
-            content = read_regular(path)
-        except OSError as error:
-            raise UserError(f"{path}: {read_failure(error)}; give a dict.txt made by fairseq-preprocess") from None
+        return cls.parse(read_dictionary(path), path)
+
+    @classmethod
+    def parse(cls, content: bytes, path: str | Path) -> Dictionary:
+        """Return the dictionary of a ``dict.txt``: a line for each symbol that is not special, or each after a header.
+
+        A line is ``word count``. One that ends in ``#fairseq:overwrite`` gives a word that is already there, such as
+        ``<pad>``, a new id as a word of the text; the special symbol keeps its own.
+
+        Args:
+            content: of the file.
+            path: where it was read.
+
+        Raises:
+            UserError: the content is empty, not UTF-8 or differs from ``checksums.txt``, a line has no count, a word
+                is there twice, or the header names a word that is not there.
+        """
         checksums.check(path, [content])
         try:
             text = content.decode("utf-8")
@@ -293,6 +302,18 @@ class Dictionary:
         if bpe_symbol is None:
             return text
         return (text + " ").replace(bpe_symbol.rstrip() + " ", "").rstrip()
+
+
+def read_dictionary(path: str | Path) -> bytes:
+    """Return the content of a ``dict.txt``.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return read_regular(path)
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; give a dict.txt made by fairseq-preprocess") from None
 
 
 def placeholder(index: int) -> str:

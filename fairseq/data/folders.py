@@ -8,10 +8,9 @@ from pathlib import Path
 
 from fairseq.checksums import Verification
 from fairseq.data.checked import Checked
-from fairseq.data.dictionary import Dictionary
+from fairseq.data.dictionary import Dictionary, read_dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, token_count
 from fairseq.errors import UserError
-from fairseq.opening import read_regular
 
 
 def data_folders(data: str | Path) -> list[Path]:
@@ -35,22 +34,17 @@ def load_dictionary(data: str | Path) -> Dictionary:
             raise UserError(f"{folder}/dict.txt: file not found; give the folder that fairseq-preprocess wrote")
         if not folder.is_dir():
             raise UserError(f"{folder}: folder not found; make it with fairseq-preprocess --destdir {folder}")
-    first = Dictionary.load(folders[0] / "dict.txt")
-    for folder in folders[1:]:
-        path = folder / "dict.txt"
+    first, *others = (folder / "dict.txt" for folder in folders)
+    content = read_dictionary(first)
+    dictionary = Dictionary.parse(content, first)
+    for path in others:
+        other = read_dictionary(path)
         # Most are copies: parsing each of thirty large dictionaries would take longer than opening the data.
-        if not _have_one_content(folders[0] / "dict.txt", path) and Dictionary.load(path) != first:
+        if other != content and Dictionary.parse(other, path) != dictionary:
             raise UserError(
-                f"{path}: differs from that of {folders[0]}; preprocess {folder} with --srcdict {first.path}"
+                f"{path}: differs from that of {first.parent}; preprocess {path.parent} with --srcdict {first}"
             )
-    return first
-
-
-def _have_one_content(one: Path, other: Path) -> bool:
-    try:
-        return read_regular(one) == read_regular(other)
-    except OSError:
-        return False
+    return dictionary
 
 
 def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import runs
 
-from fairseq import options
+from fairseq import opening, options
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import corpus_prefixes, data_folders, load_dictionary, open_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
@@ -95,6 +95,21 @@ def test_folders_must_have_one_dictionary(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=f"{tmp_path}/3: folder not found"):
         load_dictionary(f"{one}:{tmp_path}/3")
+
+
+@pytest.mark.parametrize("content", ["a 2\nb 1\n", "a 5\nb 4\n"])
+def test_the_dictionary_of_each_folder_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    folders = [tmp_path / name for name in "123"]
+    for path, text in zip(folders, ("a 2\nb 1\n", content, content), strict=True):
+        path.mkdir()
+        (path / "dict.txt").write_text(text)
+    opened: list[str] = []
+    open_descriptor = opening.open_descriptor
+    monkeypatch.setattr(opening, "open_descriptor", lambda path: opened.append(str(path)) or open_descriptor(path))
+    assert load_dictionary(":".join(map(str, folders))).symbols[4:] == ["a", "b"]
+    assert opened == [f"{path}/dict.txt" for path in folders]
 
 
 def test_a_folder_with_a_colon_in_its_name_is_one_folder(tmp_path: Path) -> None:
