@@ -14,7 +14,7 @@ def chosen_words(config: TextConfig) -> WordTokenizer | None:
     """Return the word tokenizer of ``--tokenizer``.
 
     Raises:
-        UserError: there is none of that name, or its language is unknown.
+        UserError: there is none of that name, or its settings are invalid, as an unknown language is.
     """
     if config.moses_source_lang != "en" and config.tokenizer != "moses":
         raise UserError("--moses-source-lang: has an effect with --tokenizer moses only; leave it out")
@@ -25,7 +25,8 @@ def chosen_words(config: TextConfig) -> WordTokenizer | None:
     try:
         words.check()
     except UserError as error:
-        raise UserError(f"--moses-source-lang: {error}") from None
+        flag = "--moses-source-lang" if kind is Moses else f"--tokenizer {config.tokenizer}"
+        raise UserError(f"{flag}: {error}") from None
     return words
 
 
