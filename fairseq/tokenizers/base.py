@@ -106,13 +106,13 @@ class Subwords(Value):
     def library(self) -> Iterator[None]:
         """Turn what a library raises about the content, or about text that it cannot encode, into a UserError.
 
-        Libraries raise errors of every type, and the panic of one written in Rust is no Exception.
+        Libraries raise errors of every type.
         """
         try:
             yield
         except (UserError, KeyboardInterrupt, GeneratorExit, MemoryError):
             raise
-        except BaseException as error:  # subword-nmt exits at an invalid line
+        except BaseException as error:  # the panic of a library written in Rust is no Exception
             raise self.invalid(f"{type(error).__name__}: {error}") from None
 
     def invalid(self, reason: object) -> UserError:

@@ -25,7 +25,8 @@ class GPT2(Subwords):
         _ = self._tokenizer
 
     def encode(self, lines: Sequence[str]) -> list[str]:
-        found = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
+        with self.library():
+            found = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
         return [" ".join([self._symbols[index] for index in encoding.ids]) for encoding in found]
 
     def decode(self, symbols: Sequence[str]) -> str:
@@ -35,11 +36,9 @@ class GPT2(Subwords):
     def _tokenizer(self) -> Any:
         library = import_tokenizers("gpt2")
         vocabulary = {symbol: index for index, symbol in enumerate(self._symbols)}
-        try:
+        with self.library():
             tokenizer = library.Tokenizer(library.models.BPE(vocabulary, self._merges))
-        except Exception as error:  # the library raises Exception itself
-            raise self.invalid(error) from None
-        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         return tokenizer
 
     @functools.cached_property

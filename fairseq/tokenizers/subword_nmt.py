@@ -82,13 +82,11 @@ class SubwordNMT(Subwords):
     def _bpe(self) -> Any:
         from subword_nmt.apply_bpe import BPE
 
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):
+        with self.library(), contextlib.redirect_stderr(io.StringIO()):
+            try:
                 return BPE(io.StringIO(self.content.decode("utf-8")), separator=MARK)
-        except (UnicodeDecodeError, ValueError, IndexError) as error:
-            raise self.invalid(error) from None
-        except SystemExit:  # subword-nmt exits at an invalid line
-            raise self.invalid("a line is not two symbols") from None
+            except SystemExit:  # what subword-nmt raises after a message on stderr
+                raise self.invalid("a line is not two symbols") from None
 
 
 def _script(letter: str) -> str:

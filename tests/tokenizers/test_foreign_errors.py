@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 import tokenizers
 
+from fairseq.command_settings import TextConfig
 from fairseq.errors import UserError
+from fairseq.tokenizers.base import Subwords
+from fairseq.tokenizers.byte_level import GPT2
+from fairseq.tokenizers.choice import chosen_words
 from fairseq.tokenizers.hf import HuggingFace
 from fairseq.tokenizers.moses import Moses
+from fairseq.tokenizers.space import Space
+from fairseq.tokenizers.subword_nmt import SubwordNMT
 from fairseq.tokenizers.tokenizer import Tokenizer
 
 MODELS = {
@@ -43,6 +49,34 @@ def test_damaged_parts_are_one_line(normalizer: object, capfd) -> None:
 def test_moses_has_no_such_language(language: str) -> None:
     with pytest.raises(UserError, match="Moses has .*en, es"):
         Moses(language).check()
+
+
+def test_an_invalid_setting_names_the_flag_of_its_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(words: Space) -> None:
+        raise UserError("width 0: expected 1 or more")
+
+    monkeypatch.setattr(Space, "check", check)
+    with pytest.raises(UserError, match=r"^--tokenizer space: width 0: expected 1 or more$"):
+        chosen_words(TextConfig(tokenizer="space"))
+    with pytest.raises(UserError, match=r"^--moses-source-lang: language 'xx': Moses has"):
+        chosen_words(TextConfig(tokenizer="moses", moses_source_lang="xx"))
+
+
+SURROGATE = "\ud800"
+
+
+@pytest.mark.parametrize("kind", [GPT2, HuggingFace])
+def test_text_that_the_rust_library_cannot_take_is_one_line(kind: type[Subwords]) -> None:
+    content = tokenizers.Tokenizer(MODELS["Unigram"]).to_str().encode() if kind is HuggingFace else b"a b\n"
+    with pytest.raises(UserError, match="^codes: cannot be read"):
+        kind(content, "codes").encode([SURROGATE])
+
+
+@pytest.mark.parametrize("content", [b"\xff a\n", b"#version: x\na b\n", b"#version:\na b\n", b"a\n", b"a b c\n"])
+def test_codes_that_subword_nmt_cannot_read_are_one_line(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="^codes: cannot be read"):
+        SubwordNMT(content, "codes").check()
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
