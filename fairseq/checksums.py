@@ -1,4 +1,4 @@
-"""Sizes and checksums of a data folder's files, in ``checksums.txt`` beside them.
+"""Sizes and checksums of a data folder's files, in ``checksums.txt`` beside them; the fingerprint of a dictionary.
 
 A line ``crc32 size name`` for each file that ``fairseq-preprocess`` wrote. fairseq ignores the file; folders without it
 are read unchecked.
@@ -6,6 +6,7 @@ are read unchecked.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
@@ -79,6 +80,11 @@ def check(path: str | Path, pieces: Iterable[bytes | memoryview] | None = None) 
     found = _measure(path) if pieces is None else _sum(pieces)
     if found != expected:
         raise _damaged(path, found, expected)
+
+
+def fingerprint(symbols: Iterable[str]) -> str:
+    """Return the SHA-256 of *symbols* in their order, in hexadecimal digits."""
+    return hashlib.sha256("".join(f"{symbol}\n" for symbol in symbols).encode()).hexdigest()
 
 
 class Checksum:

@@ -12,7 +12,6 @@ from fairseq import checksums
 from fairseq.errors import UserError, read_failure
 from fairseq.files import atomic_file
 from fairseq.opening import read_regular
-from fairseq.tokenizers import fingerprint
 
 ROLES = ("bos", "pad", "eos", "unk")
 MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
@@ -137,7 +136,7 @@ class Dictionary:
         A mask symbol at the end is left out: tasks of masked tokens add it to the dictionary of a data folder.
         """
         last = len(self) - 1
-        return fingerprint(self.symbols[:last] if self.mask_index == last else self.symbols)
+        return checksums.fingerprint(self.symbols[:last] if self.mask_index == last else self.symbols)
 
     def __repr__(self) -> str:
         return f"Dictionary({len(self)} symbols)"

@@ -92,8 +92,8 @@ class NoteWords:
 
     def fingerprint(self, dictionary: Dictionary) -> bytes:
         """Return 32 bytes that change with any word or count of the notes and any symbol of *dictionary*."""
-        digest = hashlib.sha256("".join(f"{symbol}\n" for symbol in dictionary.symbols).encode())
-        return hashlib.sha256(digest.digest() + self._text()).digest()
+        digest = bytes.fromhex(checksums.fingerprint(dictionary.symbols))
+        return hashlib.sha256(digest + self._text()).digest()
 
     def _text(self) -> bytes:
         return "".join(f"{word} {n}\n" for word, n in zip(self.words, self.counts, strict=True)).encode()

@@ -6,7 +6,7 @@ from fairseq.registry import BPES, TOKENIZERS, register_bpe, register_tokenizer
 from fairseq.tokenizers import byte_level, hf, moses, sentencepiece, space, subword_nmt
 from fairseq.tokenizers.base import Subwords, WordTokenizer
 from fairseq.tokenizers.rules import SubwordMarks, WordRule
-from fairseq.tokenizers.tokenizer import TOKENIZATION, Tokenizer, find_tokenizer, fingerprint, read_tokenization
+from fairseq.tokenizers.tokenizer import TOKENIZATION, Tokenizer, find_tokenizer, read_tokenization
 
 __all__ = [
     "BPES",
@@ -19,7 +19,6 @@ __all__ = [
     "WordTokenizer",
     "byte_level",
     "find_tokenizer",
-    "fingerprint",
     "hf",
     "moses",
     "read_tokenization",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,7 +74,7 @@ class Tokenizer(Value):
         """Write ``tokenization.json`` beside the ``dict.txt`` with *symbols*."""
         values = {
             "version": VERSION,
-            "dictionary": fingerprint(symbols),
+            "dictionary": checksums.fingerprint(symbols),
             "tokenizer": None,
             "bpe": None,
         }
@@ -97,7 +96,7 @@ class Tokenizer(Value):
             UserError: it is missing or damaged, or was made with another dictionary, or a package is missing.
         """
         _, values = read_tokenization(path)
-        if symbols is not None and values.get("dictionary") != fingerprint(symbols):
+        if symbols is not None and values.get("dictionary") != checksums.fingerprint(symbols):
             raise UserError(f"{path}: made for another dict.txt; use both files of one data folder")
         tokenizer = cls(_words(values.get("tokenizer"), path), _subwords(values.get("bpe"), path))
         if tokenizer == cls():
@@ -154,11 +153,6 @@ def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None
     folder = Path(data) if Path(data).is_dir() else Path(data).parent
     path = folder / TOKENIZATION
     return Tokenizer.load(path, symbols) if os.path.lexists(path) else None
-
-
-def fingerprint(symbols: Sequence[str]) -> str:
-    """Return the SHA-256 of *symbols* in their order, in hexadecimal digits."""
-    return hashlib.sha256("".join(f"{symbol}\n" for symbol in symbols).encode()).hexdigest()
 
 
 def _name(part: WordTokenizer | Subwords, registry: Any) -> str:
