@@ -8,32 +8,29 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.errors import UserError, read_failure
-from fairseq.opening import read_regular
+from fairseq.opening import LARGEST_TEXT, read_regular
 
-LARGEST = 1 << 28  # bytes of a file: vocabularies of a million words take some 50 MB
 DEPTH = 64
 DIGITS = 40  # of a whole number
 
 
-def read_json(path: str | Path, advice: str, flag: str = "", largest: int = LARGEST) -> Any:
+def read_json(path: str | Path, advice: str, largest: int = LARGEST_TEXT) -> Any:
     """Return the value in a JSON file.
 
     Args:
         path: the file.
         advice: what to do about a file that cannot be used, the end of the message.
-        flag: the flag that named it.
-        largest: most bytes.
+        largest: most bytes; a vocabulary of a million words takes some 50 MB.
 
     Raises:
         UserError: it cannot be read, is no regular file, is too large, or is not JSON as :func:`parse_json` reads it.
     """
-    named = f"{flag} {path}".lstrip()
     try:
         return parse_json(read_regular(path, largest))
     except OSError as error:
-        raise UserError(f"{named}: {read_failure(error)}; {advice}") from None
+        raise UserError(f"{path}: {read_failure(error)}; {advice}") from None
     except ValueError as error:
-        raise UserError(f"{named}: not valid JSON ({error}); {advice}") from None
+        raise UserError(f"{path}: not valid JSON ({error}); {advice}") from None
 
 
 def parse_json(content: bytes | str, any_text: bool = False) -> Any:
@@ -64,10 +61,10 @@ def parse_json(content: bytes | str, any_text: bool = False) -> Any:
     return value
 
 
-def is_deep(value: Any, most: int = DEPTH) -> bool:
-    """Return whether lists and objects of *value* are nested deeper than *most* levels."""
+def is_deep(value: Any) -> bool:
+    """Return whether lists and objects of *value* are nested deeper than :data:`DEPTH` levels."""
     level = [value]
-    for _ in range(most + 1):
+    for _ in range(DEPTH + 1):
         parts = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
         level = [inner for part in parts for inner in part if isinstance(inner, dict | list)]
         if not level:
