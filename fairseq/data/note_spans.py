@@ -104,7 +104,8 @@ class NoteSpans:
         notes: the words (default: the ``notes.txt`` beside the corpus).
 
     Raises:
-        UserError: a file is missing, truncated or corrupt, or was made for another corpus, dictionary or ``notes.txt``.
+        UserError: a file is missing, truncated or corrupt, has a number that is not a word's, or was made for another
+            corpus, dictionary or ``notes.txt``.
 
     Attributes:
         notes: the words; a span's word is a number of theirs.
@@ -127,11 +128,12 @@ class NoteSpans:
         self.fingerprint = self.notes.fingerprint(dictionary)  # once: it takes long where there are many words
         expected = _Expected(self.fingerprint, len(self.notes), dictionary.path)
         files = [_open(path, expected) for path in prefixes]
-        self.prefix = prefixes[0]
         self._files = files
         self._numbers = JoinedArray([numbers for numbers, _ in files])
         self._begins = JoinedArray([_Bits(bits, len(numbers)) for numbers, bits in files])
-        self._highest = max(_examine(numbers, bits, verification) for numbers, bits in files)
+        for numbers, bits in files:
+            if _examine(numbers, bits, verification) > len(self.notes):
+                raise UserError(f"{numbers.path}: number of a word that {NOTES} does not have; {AGAIN}")
 
     def __len__(self) -> int:
         """Tokens of the corpus."""
@@ -190,16 +192,6 @@ class NoteSpans:
         begins[np.arange(places.shape[1]) >= lengths[:, None]] = False
         return begins[:, :-1]
 
-    def check(self) -> NoteSpans:
-        """Return the object itself.
-
-        Raises:
-            UserError: a number in the files is not the number of a word.
-        """
-        if self._highest > len(self.notes):
-            raise UserError(f"{self.prefix}.notes.bin: number of a word that {NOTES} does not have; {AGAIN}")
-        return self
-
     def checksums(self) -> dict[str, int]:
         """CRC-32 of the numbers and of the beginnings of words, by name of their file."""
         return {os.path.basename(array.path): array.crc for pair in self._files for array in pair}
@@ -246,10 +238,10 @@ def reopen_spans(prefixes: Sequence[str], notes: NoteWords | None = None) -> Not
     Files that an earlier epoch or stage of this process has checked are not checked again.
 
     Raises:
-        UserError: as :class:`NoteSpans` and :meth:`NoteSpans.check`.
+        UserError: as :class:`NoteSpans`.
     """
     key = os.path.abspath(prefixes[0]), len(prefixes)
-    spans = SPANS.get(key, lambda: NoteSpans(prefixes, notes=notes).check())
+    spans = SPANS.get(key, lambda: NoteSpans(prefixes, notes=notes))
     if notes is not None and notes != spans.notes:
         return NoteSpans(prefixes, notes=notes)  # raises: the files were made for others
     return spans
