@@ -63,13 +63,16 @@ def _read_all(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
 
 
 def tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in *state*, a tree of dicts, lists and objects, with its place; a part that is there twice, once."""
+    """Every tensor in *state*, a tree of dicts, lists and objects, with its place.
+
+    A part that is there twice is visited once.
+    """
     left, seen = [("", state)], set()
     while left:
         name, value = left.pop()
         if isinstance(value, Tensor):
             yield name, value
-        elif id(value) not in seen:  # lists may contain themselves
+        elif id(value) not in seen:
             seen.add(id(value))
             inner = value.items() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).items()
             inner = enumerate(value) if isinstance(value, list | tuple) else inner
