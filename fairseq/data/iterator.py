@@ -27,15 +27,14 @@ VERSION = 2  # of the state, as fairseq numbers it
 
 
 class EpochIterator:
-    """The batches that a sampler makes of a dataset.
+    """The batches that samplers make of datasets.
 
     It stands at a place: ``epoch`` (from 1) and ``read``, the units (see :mod:`fairseq.data.place`) of the batches
     *yielded* so far on all processes, whatever has been prepared ahead. Iterating goes from there to the end of the
     epoch; asking for more then moves it to the start of the next one. One iteration at a time.
 
     Args:
-        dataset: the examples; each epoch reads :meth:`Dataset.at_epoch`.
-        sampler: the examples of each batch; None if *dataset* is a :class:`Turns`, which has both for each epoch.
+        turns: dataset and sampler of each epoch; an epoch reads :meth:`Dataset.at_epoch`.
         prepare: last step on the host for a sample of an epoch: (sample, epoch) → sample. It runs in the background
             thread; anything random in it must depend on its arguments only, so that a resumed run repeats it.
         prefetch: batches prepared ahead in a background thread; 0: none, no thread.
@@ -44,14 +43,13 @@ class EpochIterator:
 
     def __init__(
         self,
-        dataset: Dataset | Turns,
-        sampler: Sampler | None = None,
+        turns: Turns,
         *,
         prepare: Callable[[Sample, int], Sample] | None = None,
         prefetch: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._turns = dataset if isinstance(dataset, Turns) else Turns([lambda: (dataset, cast(Sampler, sampler))])
+        self._turns = turns
         self.prepare = prepare
         self.prefetch = prefetch
         self.device = torch.device(device)

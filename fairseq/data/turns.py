@@ -28,6 +28,11 @@ class Turns:
         self._next: _Opening | None = None
         self._fairseq = False
 
+    @classmethod
+    def of_one(cls, dataset: Dataset, sampler: Sampler) -> Turns:
+        """Return the turns of epochs that all read one dataset."""
+        return cls([lambda: (dataset, sampler)])
+
     def __len__(self) -> int:
         """Datasets that are read in turn."""
         return len(self._openers)

@@ -241,13 +241,11 @@ class FairseqTask:
             dataset = self._fitting(split, folder, model, training, skip, batching.max_tokens)
             return dataset, self.sampler(dataset, model, batching)
 
-        turns = Turns([functools.partial(open_folder, folder) for folder in folders])
         if len(folders) == 1:
-            turns.of(1)
-        else:
-            for folder in folders:
-                self.check_folder(split, folder)
-        return turns
+            return Turns.of_one(*open_folder(folders[0]))
+        for folder in folders:
+            self.check_folder(split, folder)
+        return Turns([functools.partial(open_folder, folder) for folder in folders])
 
     def _fitting(
         self, split: str, folder: Path, model: BaseFairseqModel, training: bool, skip: bool, max_tokens: int | None

@@ -14,6 +14,7 @@ from fairseq.data.iterator import EpochIterator
 from fairseq.data.place import SavedBy
 from fairseq.data.samplers import BlockSampler, Sampler, StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
+from fairseq.data.turns import Turns
 from fairseq.errors import UserError
 
 
@@ -40,7 +41,9 @@ def streams(data: TokenBlocks, rows: int, rank: int, world: int) -> Sampler:
 
 
 def iterators(data: TokenBlocks, kind: Any, rows: int, world: int, **how: Any) -> list[EpochIterator]:
-    return [EpochIterator(data, kind(data, rows, rank, world, **how), prefetch=0) for rank in range(world)]
+    return [
+        EpochIterator(Turns.of_one(data, kind(data, rows, rank, world, **how)), prefetch=0) for rank in range(world)
+    ]
 
 
 def read(processes: list[EpochIterator], batches: int | None = None) -> list[int]:
@@ -157,7 +160,7 @@ def test_batches_that_are_not_there_are_refused(after: Any, message: str) -> Non
     before = iterators(data, shuffled, 3, 1, by_size=True)
     read(before, 5)
     with pytest.raises(UserError, match=message):
-        EpochIterator(data, after(data)).load_state_dict(before[0].state_dict())
+        EpochIterator(Turns.of_one(data, after(data))).load_state_dict(before[0].state_dict())
 
 
 def test_data_of_another_length_is_refused() -> None:
@@ -168,7 +171,7 @@ def test_data_of_another_length_is_refused() -> None:
 
 
 def place(sampler: Sampler, batches: int, saved: SavedBy) -> tuple[int, int]:
-    iterator = EpochIterator(dataset(1200), sampler)
+    iterator = EpochIterator(Turns.of_one(dataset(1200), sampler))
     iterator.load_state_dict({"epoch": 1, "iterations_in_epoch": batches}, saved)
     return iterator.epoch, iterator.read
 
@@ -234,11 +237,11 @@ def test_fairseqs_order_is_that_of_its_rules(
 
 def test_a_run_that_fairseq_began_keeps_its_order_in_its_own_checkpoints() -> None:
     data = dataset(60)
-    began = EpochIterator(data, shuffled(data, 3, 0, 1))
+    began = EpochIterator(Turns.of_one(data, shuffled(data, 3, 0, 1)))
     began.load_state_dict({"epoch": 1, "iterations_in_epoch": 4}, SavedBy(fairseq=True))
     state = began.state_dict()
     assert state["read"]["order"] == "fairseq"
-    again = EpochIterator(data, shuffled(data, 3, 0, 1))
+    again = EpochIterator(Turns.of_one(data, shuffled(data, 3, 0, 1)))
     again.load_state_dict(state, SavedBy(fairseq=False))
     expected = fairseq_order([5] * 60, list(range(60)), 3, 15)
     np.random.RandomState(4).shuffle(expected)
@@ -277,4 +280,4 @@ def _by_size(sizes: np.ndarray) -> list[EpochIterator]:
             return self
 
     data: Any = Lines()
-    return [EpochIterator(data, shuffled(data, 2, 0, 1, by_size=True), prefetch=0)]
+    return [EpochIterator(Turns.of_one(data, shuffled(data, 2, 0, 1, by_size=True)), prefetch=0)]

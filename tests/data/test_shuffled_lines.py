@@ -18,6 +18,7 @@ from fairseq.data.iterator import EpochIterator
 from fairseq.data.samplers import BlockSampler, Sampler, StreamSampler
 from fairseq.data.shuffled_lines import ShuffledLines
 from fairseq.data.token_blocks import TokenBlocks
+from fairseq.data.turns import Turns
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 
@@ -54,7 +55,7 @@ def iterator(kind: str, *, seed: int | None = 3, rank: int = 0, world: int = 1, 
             blocks.sizes, max_tokens=None, batch_size=rows, multiple=1, seed=1, curriculum=0, shuffle=True,
             by_size=False, rank=rank, world_size=world,
         )  # fmt: skip
-    return EpochIterator(blocks, sampler, prefetch=0)
+    return EpochIterator(Turns.of_one(blocks, sampler), prefetch=0)
 
 
 def rows_of(samples: list[Any]) -> dict[int, tuple[list[int], list[int]]]:
