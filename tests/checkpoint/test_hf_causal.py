@@ -251,7 +251,7 @@ def test_markup_in_settings_and_results_stays_text_on_the_card(tmp_path: Path) -
     _, head, body = re.split(r"^---$", card, maxsplit=2, flags=re.MULTILINE)
     assert yaml.safe_load(head)["tags"] == ["fairseq-short", markup]
     outside = re.sub(r"`[^`\n]*`", "", body.split("```")[0] + body.split("```")[2])
-    assert body.count("script") == 2 * 5 and "x" in body
+    assert body.count("script") == 2 * 5
     assert not re.search(r"[<>\[\]*\x1b]|http|^- ", outside, flags=re.MULTILINE)
     rows = [line for line in body.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3} and len(rows) == 6

@@ -11,7 +11,6 @@ import importlib
 import os
 import re
 import resource
-import shutil
 import signal
 import sys
 import tempfile
@@ -278,7 +277,6 @@ def main() -> None:
         f"{len(cases)} cases, {len(faults)} faults; processor time {children:.0f} s of the cases, "
         f"{mine.ru_utime + mine.ru_stime:.0f} s of this process"
     )
-    shutil.rmtree(place, ignore_errors=True)
     sys.exit(1 if faults else 0)
 
 
