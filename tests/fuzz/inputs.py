@@ -23,7 +23,7 @@ COMMANDS = (
 )
 TINY = runs.words(
     """--cpu --tokens-per-sample 12 --max-tokens 48 --required-batch-size-multiple 1 --optimizer adam --lr 0.01
-    --log-format json --log-interval 1 --max-update 2 --seed 1"""
+    --log-format none --log-interval 1 --max-update 2 --seed 1"""
 )
 LM = runs.words(
     """--arch shortformer_tiny --criterion cross_entropy --tokens-from-prev 12 --adaptive-input-cutoff 10,16

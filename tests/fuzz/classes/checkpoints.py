@@ -76,12 +76,12 @@ def readers(base: Path) -> dict[str, tuple[str, ...]]:
     return {
         "eval_lm": ("eval_lm", *model, "--gen-subset", "valid"),
         "interactive": ("interactive", *model, "--input", f"{base}/prompts.txt", "--max-new-tokens", "1"),
-        "resume": ("train", data, *TRAIN.split(), "--restore-file", "c.pt", "--max-update", "3"),
+        "resume": ("train", data, *TRAIN, "--restore-file", "c.pt", "--max-update", "3"),
         "average": ("average_checkpoints", "--inputs", "c.pt", "c.pt", "--output", "out.pt"),
         "export": ("export_model", "c.pt", "--to", "hf", "--out", "out", "--data", data),
         "fairseq": ("export_model", "c.pt", "--to", "fairseq", "--out", "out.pt", "--data", data),
         "notes": ("notes", "c.pt", data),
-        "finetune": ("train", data, *TRAIN.split(), "--finetune-from-model", "c.pt", "--max-update", "1"),
+        "finetune": ("train", data, *TRAIN, "--finetune-from-model", "c.pt", "--max-update", "1"),
     }
 
 

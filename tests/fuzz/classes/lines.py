@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TRAIN = """--arch shortformer_tiny --max-tokens 48 --max-update 2 --cpu --no-save --disable-validation
-    --log-format none --log-interval 1
-    --criterion cross_entropy --tokens-from-prev 12 --adaptive-input-cutoff 10,16 --adaptive-softmax-cutoff 10,16
-    --decoder-layers 1 --decoder-embed-dim 8 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2
-    --decoder-input-dim 8 --decoder-output-dim 8 --tokens-per-sample 12 --adaptive-softmax-factor 2
-    --adaptive-input-factor 2 --optimizer adam --lr 0.01 --seed 1 --required-batch-size-multiple 1"""
+from fuzz.inputs import LM, TINY
+
+TRAIN = [*LM, *TINY, "--no-save", "--disable-validation"]
 
 
 def lines(base: Path) -> dict[str, list[str]]:
@@ -18,7 +15,7 @@ def lines(base: Path) -> dict[str, list[str]]:
     model = [data, "--path", lm, "--cpu"]
     texts = ["--only-source", "--trainpref", f"{base}/train.txt"]
     return {
-        "train": [data, *TRAIN.split()],
+        "train": [data, *TRAIN],
         "eval_lm": [*model, "--gen-subset", "valid"],
         "validate": model,
         "interactive": [*model, "--input", f"{base}/prompts.txt", "--max-new-tokens", "2"],

@@ -10,9 +10,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import runs
-
 from fuzz.commands import Case
+from fuzz.inputs import TINY, TNF
 
 
 def cases(base: Path) -> Iterator[Case]:
@@ -127,7 +126,7 @@ def _data(base: Path) -> Iterator[Case]:
             "head": b"\xff" * 24 + good[24:], "numbers": good.replace(b"1", b"-1").replace(b"2", b"9" * 5000),
         }  # fmt: skip
         commands = {
-            "train": ("train", "data", *_TNF, "--cpu", "--no-save", "--disable-validation", "--max-update", "1"),
+            "train": ("train", "data", *TNF, *TINY, "--no-save", "--disable-validation", "--max-update", "1"),
             "notes": ("notes", f"{base}/tnf/checkpoint_last.pt", "data"),
             "eval_lm": ("eval_lm", "data", "--path", f"{base}/lm/checkpoint_last.pt", "--cpu", "--gen-subset", "train"),
         }
@@ -138,13 +137,6 @@ def _data(base: Path) -> Iterator[Case]:
                     lambda folder, file=file, content=content: _copy(base, folder, file, content),
                     is_valid=name != "train" or kind == "BOM" or (file, kind) in UNCHECKED,
                 )  # fmt: skip
-
-
-_TNF = runs.words(
-    """--arch tnf_bert_tiny --task tnf_masked_lm --criterion masked_lm --encoder-layers 1 --encoder-embed-dim 8
-    --encoder-ffn-embed-dim 8 --encoder-attention-heads 2 --max-positions 32 --tokens-per-sample 12
-    --max-tokens 48"""
-)
 
 
 def _copy(base: Path, folder: Path, file: str, content: bytes) -> None:
