@@ -25,12 +25,13 @@ import numpy as np
 import torch
 
 from benchmarks.machine import describe, peak_rss
-from fairseq import checksums, options
-from fairseq.data.dictionary import Dictionary
+from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedWriter
-from fairseq.data.note_spans import NoteSpansWriter
-from fairseq.data.note_words import NoteWords
+from fairseq.notes.spans import NoteSpansWriter
+from fairseq.notes.words import NoteWords
+from fairseq.system import checksums
 from fairseq.tasks import setup_task
+from fairseq.text.dictionary import Dictionary
 
 MODES = ("none", "complete", "complete_doc", "eos")
 WORDS = 8000

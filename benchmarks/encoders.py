@@ -26,14 +26,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import machine
-from fairseq import options
-from fairseq.allocator import keep_freed_memory
-from fairseq.data.dictionary import Dictionary
+from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.distributed import World
 from fairseq.modules.encoder import EncoderShape
+from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
+from fairseq.text.dictionary import Dictionary
 from fairseq.training.trainer import Trainer
 
 TOKENS = 1 << 18

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from benchmarks import machine
-from fairseq import config
-from fairseq.allocator import keep_freed_memory
+from fairseq.config import fields
 from fairseq.models import ARCHITECTURES
 from fairseq.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLDecoder
+from fairseq.system.allocator import keep_freed_memory
 
 
 def build(arch: str, vocabulary: int, device: torch.device, **settings: Any) -> TransformerXL:
     """A model with random weights."""
     args = argparse.Namespace(**settings)
     ARCHITECTURES[arch].fill(args)
-    cfg = config.extract(TransformerXLConfig, args)
+    cfg = fields.extract(TransformerXLConfig, args)
     cfg.check(vocabulary)
     return TransformerXL(TransformerXLDecoder(cfg, vocabulary)).to(device).eval()
 

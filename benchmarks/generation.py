@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from fairseq.generation import Decoding, continuations, generator_of
-from fairseq.models.inference import Reader
+from fairseq.inference import Decoding, continuations, generator_of
+from fairseq.inference.engine import Reader
 
 TOKENS, TOP_K = 192, 40
 ROWS = (1, 16)

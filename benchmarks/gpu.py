@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import encoders, generation, language_model, machine
 from benchmarks.apart import measure_apart
-from fairseq import options
+from fairseq.config import options
 from fairseq.distributed import World
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings

@@ -20,16 +20,16 @@ import torch
 
 from benchmarks import generation, machine
 from benchmarks.apart import Benchmark
-from fairseq import options
-from fairseq.allocator import keep_freed_memory
-from fairseq.data.dictionary import Dictionary
+from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.distributed import World
 from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
+from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings, typed_settings
+from fairseq.text.dictionary import Dictionary
 from fairseq.training.trainer import Trainer
 
 ROWS, LENGTH = 16, 128

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from fairseq import provenance
+from fairseq.system import provenance
 
 
 def describe(device: torch.device) -> dict[str, object]:

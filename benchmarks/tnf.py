@@ -25,18 +25,18 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import machine
-from fairseq import options
-from fairseq.allocator import keep_freed_memory
-from fairseq.data.dictionary import Dictionary
+from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
-from fairseq.data.note_spans import NoteSpansWriter, number_dtype
-from fairseq.data.note_words import NoteWords
 from fairseq.distributed import World
 from fairseq.models import BaseFairseqModel
-from fairseq.modules.notes import NoteDictionary
+from fairseq.notes.dictionary import NoteDictionary
+from fairseq.notes.spans import NoteSpansWriter, number_dtype
+from fairseq.notes.state import gather_notes
+from fairseq.notes.words import NoteWords
+from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
-from fairseq.tasks.note_state import gather_notes
 from fairseq.tasks.typed import training_settings
+from fairseq.text.dictionary import Dictionary
 from fairseq.training.trainer import Trainer
 
 VOCABULARY, SUBWORDS, TOKENS = 8192, 3, 1 << 20

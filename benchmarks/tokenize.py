@@ -27,10 +27,10 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from fairseq.tokenizers.hf import import_tokenizers
-from fairseq.tokenizers.moses import Moses
-from fairseq.tokenizers.sentencepiece import SentencePiece
-from fairseq.tokenizers.subword_nmt import SubwordNMT
+from fairseq.text.tokenizers.hf import import_tokenizers
+from fairseq.text.tokenizers.moses import Moses
+from fairseq.text.tokenizers.sentencepiece import SentencePiece
+from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = {

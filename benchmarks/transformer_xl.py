@@ -18,8 +18,8 @@ import torch
 from benchmarks import machine
 from benchmarks.apart import Benchmark
 from benchmarks.language_model import make_corpus, training_speeds
-from fairseq import options
-from fairseq.allocator import keep_freed_memory
+from fairseq.config import options
+from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 
 SMALL = """--arch transformer_xl --n-layer 4 --d-model 256 --n-head 4 --d-inner 1024 --cutoffs 2000,8000

@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from fairseq.checkpoint.manager import find_checkpoint
-from fairseq.data.dictionary import Dictionary
-from fairseq.data.text_corpus import TextCorpus, TextReader, log_tokens
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.evaluation.classifier import SentenceClassifier as SentenceClassifier
-from fairseq.generation import Decoding, continuations, generator_of
-from fairseq.generation.text import never_written
+from fairseq.inference import Decoding, continuations, generator_of
+from fairseq.inference.engine import Reader
+from fairseq.inference.loading import load_language_models, load_models
+from fairseq.inference.text import never_written
 from fairseq.models import BaseFairseqModel
-from fairseq.models.inference import Reader
 from fairseq.models.transformer_xl import BY_DISTANCE
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.loading import load_language_models, load_models
-from fairseq.tokenizers import Tokenizer
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.text_corpus import TextCorpus, TextReader, log_tokens
+from fairseq.text.tokenizers import Tokenizer
 
 DICTIONARY = "dict.txt"
 BATCH_SIZE = 16  # texts that are read or generated at once
@@ -220,7 +220,7 @@ class LanguageModel:
         Args:
             prompt: beginning of the text; empty: generate from the start of a text.
             max_tokens: most tokens to generate.
-            temperature, top_k, top_p: see :func:`fairseq.generation.sampling.sample`.
+            temperature, top_k, top_p: see :func:`fairseq.inference.sampling.sample`.
             seed: the same seed gives the same text, whatever the other prompts; None: another text each time.
             batch_size: most texts generated at once.
 

@@ -11,23 +11,26 @@ from typing import Any
 
 import numpy as np
 
-from fairseq import distributed, options, pages
-from fairseq.command_settings import AttentionConfig
-from fairseq.config import parse_dict
+from fairseq import distributed
+from fairseq.analysis import plots
+from fairseq.analysis.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
+from fairseq.config import options
+from fairseq.config.command_settings import AttentionConfig
+from fairseq.config.fields import parse_dict
+from fairseq.config.settings import DataConfig, Settings
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.samplers import rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
-from fairseq.evaluation import plots, report
-from fairseq.evaluation.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
+from fairseq.evaluation import report
 from fairseq.evaluation.tables import markdown
-from fairseq.files import atomic_folder
+from fairseq.inference.loading import check_no_begin, load_language_models
 from fairseq.modules.precision import Precision
-from fairseq.provenance import about_run
-from fairseq.settings import DataConfig, Settings
-from fairseq.tasks.loading import check_no_begin, load_language_models
+from fairseq.system import pages
+from fairseq.system.files import atomic_folder
+from fairseq.system.provenance import about_run
+from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.typed import typed_settings
-from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import (
     progress,
     results_folder,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from fairseq import checkpoint, options
+from fairseq import checkpoint
 from fairseq.checkpoint.averaging import average, newest
 from fairseq.checkpoint.manager import find_checkpoint
+from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq.files import ARCHIVE, prepare_file
+from fairseq.system.files import ARCHIVE, prepare_file
 from fairseq.tasks.dictionary_digest import stored_digest
 
 

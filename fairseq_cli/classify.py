@@ -13,13 +13,13 @@ from typing import BinaryIO
 
 import torch
 
-from fairseq import options
-from fairseq.command_settings import ClassifyConfig
-from fairseq.config import typed
+from fairseq.config import options
+from fairseq.config.command_settings import ClassifyConfig
+from fairseq.config.fields import typed
 from fairseq.errors import UserError, read_failure
 from fairseq.evaluation.classifier import Prediction, SentenceClassifier
-from fairseq.opening import open_input
-from fairseq.terminal import log_to_stderr
+from fairseq.system.opening import open_input
+from fairseq.system.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks
 
 DIGITS = 6  # of probabilities and scores, after the point

@@ -13,18 +13,19 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fairseq import config, distributed
+from fairseq import distributed
 from fairseq.checkpoint.manager import find_checkpoint, is_model
-from fairseq.command_settings import ModelPathConfig, TextFormatConfig
-from fairseq.data.dictionary import Dictionary
-from fairseq.data.raw_text import format_of
-from fairseq.data.text_corpus import STDIN, TextCorpus, TextReader
+from fairseq.config import fields
+from fairseq.config.command_settings import ModelPathConfig, TextFormatConfig
+from fairseq.config.settings import CommonConfig, DistributedConfig, Settings
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
-from fairseq.files import prepare_folder
 from fairseq.logging import progress_bar
-from fairseq.settings import CommonConfig, DistributedConfig, Settings
-from fairseq.terminal import log_to_stderr
+from fairseq.system.files import prepare_folder
+from fairseq.system.terminal import log_to_stderr
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.raw_text import format_of
+from fairseq.text.text_corpus import STDIN, TextCorpus, TextReader
 
 S = TypeVar("S", bound=Settings)
 
@@ -68,9 +69,9 @@ def run_on_processes(evaluate: Callable[[argparse.Namespace, World], Any], args:
 
     Returns what it returned in this process; None if that only started the others.
     """
-    cfg = config.typed(DistributedConfig, args)
+    cfg = fields.typed(DistributedConfig, args)
     cfg = dataclasses.replace(cfg, distributed_world_size=cfg.distributed_world_size or 1)
-    return distributed.run(Job(_evaluate, (evaluate, args), config.typed(CommonConfig, args), cfg))
+    return distributed.run(Job(_evaluate, (evaluate, args), fields.typed(CommonConfig, args), cfg))
 
 
 def _evaluate(what: tuple[Callable[[argparse.Namespace, World], Any], argparse.Namespace], world: World) -> Any:

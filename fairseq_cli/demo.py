@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import fairseq
-from fairseq import options
-from fairseq.config import LARGEST_INT, shortened
+from fairseq.config import options
+from fairseq.config.fields import LARGEST_INT, shortened
+from fairseq.config.parser import Parser, check_words, folder_path
 from fairseq.errors import UserError
-from fairseq.files import atomic_file, prepare_folder
-from fairseq.parsing import Parser, check_words, folder_path
-from fairseq.terminal import printable
+from fairseq.system.files import atomic_file, prepare_folder
+from fairseq.system.terminal import printable
 
 PROMPT = "This function returns"
 BATCH = 1024  # tokens per update

@@ -23,10 +23,10 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq import options
+from fairseq.config import options
+from fairseq.config.parser import Parser, check_words, folder_path
 from fairseq.errors import UserError
-from fairseq.files import atomic_file, prepare_folder
-from fairseq.parsing import Parser, check_words, folder_path
+from fairseq.system.files import atomic_file, prepare_folder
 
 MIN_COUNT = 3  # as in WikiText: rarer words of the training text become <unk>
 MIN_SECTION_WORDS = 30

@@ -9,30 +9,30 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fairseq import config, options
-from fairseq.command_settings import EvalLMConfig
-from fairseq.config import parse_dict
+from fairseq.config import fields, options
+from fairseq.config.command_settings import EvalLMConfig
+from fairseq.config.fields import parse_dict
+from fairseq.config.settings import CommonConfig, MemoryConfig, Settings
 from fairseq.data.folders import data_folders
 from fairseq.data.indexed_dataset import Corpus
-from fairseq.data.raw_text import RawCounts
-from fairseq.data.text_corpus import STDIN, TextReader, log_tokens
-from fairseq.data.tokenization import load_counts
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scoring, report
 from fairseq.evaluation.scorer import Scores
-from fairseq.files import ARCHIVE, atomic_files, prepare_file, prepare_folder
-from fairseq.generation import Decoding, generator_of, stream
-from fairseq.generation.predictor import can_generate
-from fairseq.generation.text import never_written
+from fairseq.inference import Decoding, generator_of, stream
+from fairseq.inference.loading import load_language_models
+from fairseq.inference.predictor import can_generate
+from fairseq.inference.text import never_written
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.provenance import about_run
-from fairseq.settings import CommonConfig, MemoryConfig, Settings
+from fairseq.system.files import ARCHIVE, atomic_files, prepare_file, prepare_folder
+from fairseq.system.provenance import about_run
+from fairseq.system.terminal import log_to_stderr, printable
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.loading import load_language_models
 from fairseq.tasks.typed import typed_settings
-from fairseq.terminal import log_to_stderr, printable
+from fairseq.text.raw_text import RawCounts
+from fairseq.text.text_corpus import STDIN, TextReader, log_tokens
+from fairseq.text.tokenization import load_counts
 from fairseq_cli.common import escape_what_stdout_lacks, progress, read_text, run_on_processes, with_models
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ def _mode(scoring: Scoring) -> str:
 
 def _memory(trained: Settings) -> dict[str, Any]:
     """Settings of memory, for a model that has them."""
-    return {name: value for name, value in vars(trained.namespace).items() if name in config.defaults(MemoryConfig)}
+    return {name: value for name, value in vars(trained.namespace).items() if name in fields.defaults(MemoryConfig)}
 
 
 def _precision(common: CommonConfig) -> dict[str, bool]:

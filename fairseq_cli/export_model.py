@@ -13,23 +13,23 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq import checkpoint, hub, options
-from fairseq.checkpoint.foreign import hf_encoders
-from fairseq.checkpoint.foreign.hf_encoder_names import EncoderSizes, classifier_parameters
-from fairseq.checkpoint.foreign.hf_folder import CONFIG, SAFE
-from fairseq.checkpoint.foreign.to_fairseq0x import to_fairseq
+from fairseq import checkpoint, hub
 from fairseq.checkpoint.manager import find_checkpoint
-from fairseq.data.dictionary import Dictionary
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.evaluation.classifier import SentenceClassifier
-from fairseq.files import ARCHIVE, atomic_folder, prepare_file
+from fairseq.interop.fairseq.to_fairseq0x import to_fairseq
+from fairseq.interop.hugging_face import encoders, export
+from fairseq.interop.hugging_face.encoder_names import EncoderSizes, classifier_parameters
+from fairseq.interop.hugging_face.export import DICTIONARY, Export
+from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE
 from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
 from fairseq.modules.encoder import EncoderShape
-from fairseq.tasks import hf_export
+from fairseq.system.files import ARCHIVE, atomic_folder, prepare_file
 from fairseq.tasks.dictionary_digest import check_dictionary
-from fairseq.tasks.hf_export import DICTIONARY, Export
+from fairseq.text.dictionary import Dictionary
 
 WORDS = "vocab.txt"
 
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> None:
     if model.predicts_next_token:
         if args.half == "generator":
             raise UserError(f"--half generator: {args.source} is not an ELECTRA model; leave the flag out")
-        hf_export.export(model, task, state, Export(args.source, out, args.data, args.results))
+        export.export(model, task, state, Export(args.source, out, args.data, args.results))
         return
     _check_encoder_flags(args)
     _export_encoder(model, task.source_dictionary, args.half, str(state["args"].get("arch")), args.source, out)
@@ -83,8 +83,8 @@ def _export_encoder(
     """
     kind, shape, state = _half(model, half, arch, source)
     sizes = _sizes(kind, shape, state)
-    config = hf_encoders.configuration(sizes, asdict(shape), _special_ids(dictionary))
-    _write(out, hf_encoders.write(state, sizes), config, dictionary)
+    config = encoders.configuration(sizes, asdict(shape), _special_ids(dictionary))
+    _write(out, encoders.write(state, sizes), config, dictionary)
 
 
 def _export_classifier(classifier: SentenceClassifier, source: str, out: Path) -> None:
@@ -94,11 +94,9 @@ def _export_classifier(classifier: SentenceClassifier, source: str, out: Path) -
     head = task.cfg.pooler_activation_fn
     sizes = _sizes(_classifier_kind(shape, head, str(task.settings.chosen.arch), source), shape, state)
     roles = _special_ids(task.dictionary)
-    config = hf_encoders.classifier_configuration(
-        sizes, asdict(shape), roles, classifier.labels, task.cfg.pooler_dropout
-    )
+    config = encoders.classifier_configuration(sizes, asdict(shape), roles, classifier.labels, task.cfg.pooler_dropout)
     names = classifier_parameters(sizes, model.name, task.layout.outputs)
-    _write(out, hf_encoders.write(state, sizes, names), config, task.dictionary)
+    _write(out, encoders.write(state, sizes, names), config, task.dictionary)
 
 
 def _classifier_kind(shape: EncoderShape, head: str, arch: str, source: str) -> str:

@@ -15,28 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq import checkpoint, config, distributed, options
+from fairseq import checkpoint, distributed
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.manager import find_checkpoint
-from fairseq.command_settings import FinetuneConfig
+from fairseq.config import fields, options
+from fairseq.config.command_settings import FinetuneConfig
+from fairseq.config.registry import ARCHITECTURES, MODELS
+from fairseq.config.settings import CommonConfig, DistributedConfig, Settings
 from fairseq.data.folders import data_folders
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.sentences import FinetunedRun, as_table, best_rate, predict, summarize
-from fairseq.files import atomic_file, prepare_folder
-from fairseq.json_files import read_json
+from fairseq.inference.loading import load_models
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.precision import Precision
-from fairseq.opening import open_regular
-from fairseq.provenance import about_run
-from fairseq.registry import ARCHITECTURES, MODELS
-from fairseq.settings import CommonConfig, DistributedConfig, Settings
+from fairseq.system.files import atomic_file, prepare_folder
+from fairseq.system.json_files import read_json
+from fairseq.system.opening import open_regular
+from fairseq.system.provenance import about_run
+from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary
-from fairseq.tasks.loading import load_models
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask, folder_beside
 from fairseq.tasks.typed import training_settings, typed_settings
-from fairseq.terminal import log_to_stderr
-from fairseq.tokenizers.tokenizer import TOKENIZATION
+from fairseq.text.tokenizers.tokenizer import TOKENIZATION
 from fairseq.training import launch
 from fairseq_cli.common import escape_what_stdout_lacks
 
@@ -87,7 +88,7 @@ def _complete(settings: Settings) -> None:
     folder = data_folders(settings.data_path)[0]
     if args.data_bin is None and not (Path(folder) / "dict.txt").exists():
         args.data_bin = folder_beside(settings.command.path)
-    args.labels = config.typed(SentencePredictionConfig, args).with_labels_of(folder).labels
+    args.labels = fields.typed(SentencePredictionConfig, args).with_labels_of(folder).labels
 
 
 def _check_runs(cfg: FinetuneConfig) -> None:
@@ -126,9 +127,9 @@ def _train_flags(settings: Settings, stored: Mapping[str, Any], lr: float, seed:
         flags += ["--finetune-from-model", str(cfg.path)]
     model = MODELS[ARCHITECTURES[stored["arch"]].model].config_class
     assert model is not None
-    flags += _as_flags({name: stored[name] for name in config.defaults(model) if stored.get(name) is not None})
+    flags += _as_flags({name: stored[name] for name in fields.defaults(model) if stored.get(name) is not None})
     for part in (SentencePredictionConfig, CommonConfig, DistributedConfig):
-        defaults = {name: default for name, default in config.defaults(part).items() if name != "seed"}
+        defaults = {name: default for name, default in fields.defaults(part).items() if name != "seed"}
         chosen = {name: vars(given)[name] for name, default in defaults.items() if vars(given)[name] != default}
         flags += _as_flags(chosen)
     return [*flags, *shlex.split(cfg.train_flags)]
@@ -139,10 +140,10 @@ def _as_flags(values: Mapping[str, Any]) -> list[str]:
     flags = []
     for name, value in values.items():
         if isinstance(value, bool):
-            flags += [config.flag_name(name)] if value else []
+            flags += [fields.flag_name(name)] if value else []
         else:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            flags.append(f"{config.flag_name(name)}={text}")
+            flags.append(f"{fields.flag_name(name)}={text}")
     return flags
 
 
@@ -156,7 +157,7 @@ def _parse(settings: Settings, flags: list[str], save_dir: Path | str, world_siz
 
 
 def _world_size(settings: Settings) -> int:
-    given = config.typed(DistributedConfig, settings.namespace).distributed_world_size
+    given = fields.typed(DistributedConfig, settings.namespace).distributed_world_size
     return given or (1 if settings.common.cpu else max(1, torch.cuda.device_count()))
 
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from fairseq import options
-from fairseq.command_settings import GenerateConfig
+from fairseq.config import options
+from fairseq.config.command_settings import GenerateConfig
+from fairseq.config.settings import Settings
 from fairseq.data.indexed_dataset import Corpus
-from fairseq.data.text_corpus import STDIN
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.generation import passages
-from fairseq.generation.fairseq_lines import lines_of
-from fairseq.generation.passages import Passage
-from fairseq.generation.writer import Writer, check_samples
-from fairseq.settings import Settings
+from fairseq.inference import passages
+from fairseq.inference.passages import Passage
+from fairseq.inference.writer import Writer, check_samples
+from fairseq.interop.fairseq.generation_lines import lines_of
+from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.typed import typed_settings
-from fairseq.terminal import log_to_stderr
+from fairseq.text.text_corpus import STDIN
 from fairseq_cli.common import (
     escape_what_stdout_lacks,
     progress,

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from fairseq import config, options
-from fairseq.command_settings import HarnessConfig
+from fairseq.config import fields, options
+from fairseq.config.command_settings import HarnessConfig
 from fairseq.errors import UserError
-from fairseq.evaluation.harness import harness_model, require_harness, task_data
 from fairseq.evaluation.report import write_results
-from fairseq.files import prepare_folder
-from fairseq.provenance import about_run
-from fairseq.terminal import log_to_stderr
+from fairseq.interop.harness.requests import harness_model, require_harness, task_data
+from fairseq.system.files import prepare_folder
+from fairseq.system.provenance import about_run
+from fairseq.system.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks
 
 
@@ -31,7 +31,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         UserError: the harness is missing, a task is unknown or asks for what the model cannot do, or a file cannot be
             read or written.
     """
-    cfg = config.typed(HarnessConfig, args)
+    cfg = fields.typed(HarnessConfig, args)
     require_harness()
     names = [name for name in (cfg.tasks or "").split(",") if name]
     if not names:

@@ -11,19 +11,21 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq import checkpoint, options
-from fairseq.checkpoint.foreign import hf_encoders, hf_folder, hf_gpt2, hf_transfo_xl, pickled_module, transformer_xl
-from fairseq.checkpoint.foreign.named_tensors import cut
-from fairseq.data.dictionary import Dictionary, placeholder
+from fairseq import checkpoint
+from fairseq.config import options
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_folder
-from fairseq.models import hf_causal
-from fairseq.opening import read_regular
+from fairseq.inference.loading import load_models
+from fairseq.interop.hugging_face import decoders, encoders, gpt2, model_folder, transfo_xl
+from fairseq.interop.pickles import pickled_module
+from fairseq.interop.pickles.named_tensors import cut
+from fairseq.interop.transformer_xl import conversion
+from fairseq.system.files import atomic_folder
+from fairseq.system.opening import read_regular
 from fairseq.tasks import dictionary_digest
-from fairseq.tasks.loading import load_models
-from fairseq.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
-from fairseq.tokenizers.byte_level import GPT2
-from fairseq.tokenizers.hf import HuggingFace
+from fairseq.text.dictionary import Dictionary, placeholder
+from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
+from fairseq.text.tokenizers.byte_level import GPT2
+from fairseq.text.tokenizers.hf import HuggingFace
 
 CHECKPOINT, DICTIONARY = "checkpoint.pt", "dict.txt"
 FILES = (DICTIONARY, TOKENIZATION, CHECKPOINT)
@@ -104,42 +106,46 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
         raise UserError("--config: not used for a Hugging Face folder, which has a config.json; leave it out")
     if source_format == "hf" and not source.is_dir():
         raise UserError(f"{source}: folder not found; give one with config.json and model.safetensors")
-    kind = hf_folder.read_json(source / hf_folder.CONFIG).get("model_type") if source_format == "hf" else "transfo-xl"
+    kind = (
+        model_folder.read_json(source / model_folder.CONFIG).get("model_type")
+        if source_format == "hf"
+        else "transfo-xl"
+    )
     if kind == "transfo-xl":
-        model, settings = hf_transfo_xl.read(source)
-        eos = hf_transfo_xl.eos(source)
+        model, settings = transfo_xl.read(source)
+        eos = transfo_xl.eos(source)
         ids = {} if eos is None else {"eos": eos}
-        return Imported(model, settings, _vocabulary_size(model), hf_folder.vocabulary(source), ids, NAMES_XL)
-    if kind == hf_causal.MODEL_TYPE:
+        return Imported(model, settings, _vocabulary_size(model), model_folder.vocabulary(source), ids, NAMES_XL)
+    if kind == decoders.MODEL_TYPE:
         return _exported(source)
     if kind == "gpt2":
-        model, settings, eos = hf_gpt2.read(source)
+        model, settings, eos = gpt2.read(source)
         size = model["decoder.embed_tokens.weight"].size(0)
-        words, tokenizer = _filled(hf_folder.vocabulary(source), size), _byte_level(source)
+        words, tokenizer = _filled(model_folder.vocabulary(source), size), _byte_level(source)
         return Imported(model, settings, size, words, {"eos": eos}, NAMES_GPT2, tokenizer)
-    model, settings, ids = hf_encoders.read(source)
+    model, settings, ids = encoders.read(source)
     size = model["encoder.sentence_encoder.embed_tokens.weight"].size(0)
-    return Imported(model, settings, size, _filled(hf_folder.vocabulary(source), size), ids, NAMES)
+    return Imported(model, settings, size, _filled(model_folder.vocabulary(source), size), ids, NAMES)
 
 
 def _exported(source: Path) -> Imported:
     """The model that ``fairseq-export`` wrote to the folder *source*."""
     dictionary = Dictionary.load(source / DICTIONARY)
-    config = hf_folder.read_json(source / hf_folder.CONFIG)
+    config = model_folder.read_json(source / model_folder.CONFIG)
     dictionary_digest.check_dictionary(
-        {dictionary_digest.KEY: config.get("dictionary")}, source / hf_folder.CONFIG, dictionary
+        {dictionary_digest.KEY: config.get("dictionary")}, source / model_folder.CONFIG, dictionary
     )
     settings = config.get("settings")
     if not isinstance(settings, dict):
-        raise UserError(f"{source / hf_folder.CONFIG}: settings are missing; use a folder that fairseq-export wrote")
-    model, settings = hf_causal.restored(hf_folder.read_tensors(source), settings, dictionary, str(source))
+        raise UserError(f"{source / model_folder.CONFIG}: settings are missing; use a folder that fairseq-export wrote")
+    model, settings = decoders.restored(model_folder.read_tensors(source), settings, dictionary, str(source))
     tokenizer = find_tokenizer(source, dictionary.symbols)
     return Imported(model, settings, len(dictionary), dictionary.symbols, {}, {}, tokenizer, dictionary)
 
 
 def _byte_level(source: Path) -> Tokenizer | None:
     """The byte-level encoding of a GPT-2 folder, from its merges or its ``tokenizer.json``."""
-    for name, kind in (("merges.txt", GPT2), (hf_folder.TOKENIZER, HuggingFace)):
+    for name, kind in (("merges.txt", GPT2), (model_folder.TOKENIZER, HuggingFace)):
         path = source / name
         if path.exists():
             try:
@@ -175,8 +181,8 @@ def _authors_model(source: Path, config_file: str | None) -> tuple[dict[str, Ten
     state, own = pickled_module.read(source)
     if own is None and config_file is None:
         raise UserError(f"{source}: is a state dict without the model's settings; give --config FILE.json")
-    given = hf_folder.read_json(Path(config_file)) if config_file is not None else {}
-    return transformer_xl.convert(state, {**(own or {}), **given}, str(source))
+    given = model_folder.read_json(Path(config_file)) if config_file is not None else {}
+    return conversion.convert(state, {**(own or {}), **given}, str(source))
 
 
 def _vocabulary_size(model: dict[str, Tensor]) -> int:

@@ -10,17 +10,17 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fairseq import options
-from fairseq.command_settings import InteractiveConfig
-from fairseq.data.raw_text import BOM
-from fairseq.data.text_corpus import report_unknown
+from fairseq.config import options
+from fairseq.config.command_settings import InteractiveConfig
+from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError, read_failure
-from fairseq.generation.fairseq_lines import lines_of
-from fairseq.generation.writer import Writer, check_samples
-from fairseq.opening import open_input
-from fairseq.settings import CommonConfig
+from fairseq.inference.writer import Writer, check_samples
+from fairseq.interop.fairseq.generation_lines import lines_of
+from fairseq.system.opening import open_input
+from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.typed import typed_settings
-from fairseq.terminal import log_to_stderr
+from fairseq.text.raw_text import BOM
+from fairseq.text.text_corpus import report_unknown
 from fairseq_cli.common import escape_what_stdout_lacks, progress, with_models
 
 logger = logging.getLogger(__name__)

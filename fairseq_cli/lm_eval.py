@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from fairseq import options
-from fairseq.evaluation.harness import harness_model, task_data
-from fairseq.parsing import version
+from fairseq.config import options
+from fairseq.config.parser import version
+from fairseq.interop.harness.requests import harness_model, task_data
 
 
 def main() -> None:

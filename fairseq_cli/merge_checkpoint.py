@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq import checkpoint, options
+from fairseq import checkpoint
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.manager import find_checkpoint
+from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq.files import ARCHIVE, prepare_file
+from fairseq.system.files import ARCHIVE, prepare_file
 
 
 def main(args: argparse.Namespace) -> None:

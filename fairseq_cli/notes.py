@@ -8,17 +8,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fairseq import checkpoint, config, options, pages
+from fairseq import checkpoint
+from fairseq.analysis import plots
 from fairseq.checkpoint.manager import find_checkpoint
-from fairseq.command_settings import NotesConfig
-from fairseq.data.note_words import NoteWords
+from fairseq.config import fields, options
+from fairseq.config.command_settings import NotesConfig
 from fairseq.errors import UserError
-from fairseq.evaluation import note_map, plots
-from fairseq.evaluation.notes import Neighbour, Note, NoteStudy
-from fairseq.files import atomic_folder
-from fairseq.provenance import about_run
-from fairseq.tasks.loading import load_models
-from fairseq.terminal import log_to_stderr
+from fairseq.inference.loading import load_models
+from fairseq.notes import note_map
+from fairseq.notes.study import Neighbour, Note, NoteStudy
+from fairseq.notes.words import NoteWords
+from fairseq.system import pages
+from fairseq.system.files import atomic_folder
+from fairseq.system.provenance import about_run
+from fairseq.system.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks, results_folder
 
 FILES = ("notes.json", "notes.html", "notes.png")
@@ -33,7 +36,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: the checkpoint has no notes, the data do not match it, or a word has no note.
     """
-    cfg = config.typed(NotesConfig, args)
+    cfg = fields.typed(NotesConfig, args)
     if cfg.results_path is not None:
         plots.require("--results-path")
     path = str(find_checkpoint(args.checkpoint))

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fairseq import config, options
-from fairseq.command_settings import PlotConfig
+from fairseq.analysis import plots
+from fairseq.analysis.curves import AXES, Curve, axis_label, read_curve
+from fairseq.config import fields, options
+from fairseq.config.command_settings import PlotConfig
 from fairseq.errors import UserError
-from fairseq.evaluation import plots
-from fairseq.evaluation.curves import AXES, Curve, axis_label, read_curve
-from fairseq.files import prepare_file
-from fairseq.terminal import log_to_stderr
+from fairseq.system.files import prepare_file
+from fairseq.system.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks
 
 
@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> list[dict[str, Any]]:
     Raises:
         UserError: a file cannot be read or has no such figure, or the picture cannot be written.
     """
-    cfg = config.typed(PlotConfig, args)
+    cfg = fields.typed(PlotConfig, args)
     if cfg.results_path is not None:
         plots.require("--results-path")
         if Path(cfg.results_path).suffix not in plots.CURVE_FORMATS:

@@ -7,22 +7,22 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from fairseq import checksums
-from fairseq.command_settings import PreprocessConfig
-from fairseq.config import typed
+from fairseq.config.command_settings import PreprocessConfig
+from fairseq.config.fields import typed
+from fairseq.config.registry import BPES
 from fairseq.data.binarizer import Binarizer, count_whole_words, count_words
-from fairseq.data.dictionary import Dictionary
-from fairseq.data.note_words import NoteWords
-from fairseq.data.raw_text import check_raw, lines_of, read_blocks
-from fairseq.data.text_hints import raw_text, wrapped_at
-from fairseq.data.tokenization import TextOptions, TokenizedText, learn_subwords, save_counts, tokenized_texts
 from fairseq.errors import UserError
-from fairseq.files import atomic_folder
-from fairseq.limits import check_processes
-from fairseq.registry import BPES
-from fairseq.terminal import printable
-from fairseq.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
-from fairseq.tokenizers.choice import chosen_subwords, chosen_words
+from fairseq.notes.words import NoteWords
+from fairseq.system import checksums
+from fairseq.system.files import atomic_folder
+from fairseq.system.limits import check_processes
+from fairseq.system.terminal import printable
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.raw_text import check_raw, lines_of, read_blocks
+from fairseq.text.text_hints import raw_text, wrapped_at
+from fairseq.text.tokenization import TextOptions, TokenizedText, learn_subwords, save_counts, tokenized_texts
+from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
+from fairseq.text.tokenizers.choice import chosen_subwords, chosen_words
 
 
 def main(args: argparse.Namespace) -> None:
@@ -226,7 +226,7 @@ def _language(config: PreprocessConfig) -> str:
 
 def cli_main() -> None:
     """``fairseq-preprocess``."""
-    from fairseq import options
+    from fairseq.config import options
 
     options.run_command(main, options.get_preprocessing_parser)
 

@@ -10,18 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from fairseq import distributed, options, pages
-from fairseq.command_settings import ReclConfig
-from fairseq.config import parse_dict
-from fairseq.evaluation import plots, recl, report
+from fairseq import distributed
+from fairseq.analysis import plots, recl
+from fairseq.config import options
+from fairseq.config.command_settings import ReclConfig
+from fairseq.config.fields import parse_dict
+from fairseq.config.settings import Settings
+from fairseq.evaluation import report
 from fairseq.evaluation.tables import markdown
-from fairseq.files import atomic_file, atomic_folder
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.provenance import about_run
-from fairseq.settings import Settings
+from fairseq.system import pages
+from fairseq.system.files import atomic_file, atomic_folder
+from fairseq.system.provenance import about_run
+from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.typed import typed_settings
-from fairseq.terminal import log_to_stderr
 from fairseq_cli.common import (
     progress,
     results_folder,

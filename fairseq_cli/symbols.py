@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq.data.symbols import convert, split_sizes
+from fairseq.text.symbols import convert, split_sizes
 
 
 def main(args: argparse.Namespace) -> None:
@@ -23,7 +23,7 @@ def main(args: argparse.Namespace) -> None:
 
 def cli_main() -> None:
     """``fairseq-symbols``."""
-    from fairseq import options
+    from fairseq.config import options
 
     options.run_command(main, options.get_symbols_parser)
 

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from fairseq.command_settings import TokenizeConfig
-from fairseq.config import typed
+from fairseq.config.command_settings import TokenizeConfig
+from fairseq.config.fields import typed
 from fairseq.data.folders import load_dictionary
-from fairseq.data.raw_text import TextFormat, format_of
-from fairseq.data.tokenization import DetokenizeBlock, TokenizeBlock, tokenize_file, tokenize_stream
-from fairseq.data.workers import Workers
 from fairseq.errors import UserError
-from fairseq.files import atomic_file, prepare_file
-from fairseq.limits import check_processes
-from fairseq.tokenizers import Tokenizer, find_tokenizer
-from fairseq.tokenizers.choice import chosen_subwords, chosen_words
+from fairseq.system.files import atomic_file, prepare_file
+from fairseq.system.limits import check_processes
+from fairseq.system.workers import Workers
+from fairseq.text.raw_text import TextFormat, format_of
+from fairseq.text.tokenization import DetokenizeBlock, TokenizeBlock, tokenize_file, tokenize_stream
+from fairseq.text.tokenizers import Tokenizer, find_tokenizer
+from fairseq.text.tokenizers.choice import chosen_subwords, chosen_words
 
 STDIN = "-"
 
@@ -73,7 +73,7 @@ def _output(config: TokenizeConfig) -> Iterator[BinaryIO]:
 
 def cli_main() -> None:
     """``fairseq-tokenize``."""
-    from fairseq import options
+    from fairseq.config import options
 
     options.run_command(main, options.get_tokenize_parser)
 

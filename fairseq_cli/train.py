@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.tasks.typed import training_settings
 from fairseq.training import launch
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fairseq import config, options
-from fairseq.command_settings import ValidateConfig
-from fairseq.config import parse_dict
+from fairseq.config import fields, options
+from fairseq.config.command_settings import ValidateConfig
+from fairseq.config.fields import parse_dict
+from fairseq.config.settings import DataConfig, Settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
+from fairseq.inference.loading import load_models
 from fairseq.logging import progress_bar
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.settings import DataConfig, Settings
+from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.loading import load_models
 from fairseq.tasks.typed import typed_settings
-from fairseq.terminal import log_to_stderr
 from fairseq.training.validation import validate
 from fairseq_cli.common import run_on_processes, with_models
 
@@ -67,7 +67,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
 
 def _own_settings(args: argparse.Namespace) -> argparse.Namespace:
     """*args* without the data settings that are taken from the checkpoint."""
-    names = set(config.defaults(DataConfig)) - {"num_workers"}
+    names = set(fields.defaults(DataConfig)) - {"num_workers"}
     return argparse.Namespace(**{name: value for name, value in vars(args).items() if name not in names})
 
 

@@ -22,7 +22,7 @@ ASSETS = Path(__file__).with_name("docs_assets")  # style, and what makes the se
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/**/*.md", "docs/img/*", "examples/**/*.md")
 REFERENCE = {
     "Models and tasks from Python": ("fairseq.hub", "fairseq.evaluation.classifier"),
-    "Commands": ("fairseq.settings", "fairseq.command_settings"),
+    "Commands": ("fairseq.config.settings", "fairseq.config.command_settings"),
     "Extension points": (
         "fairseq.tasks.fairseq_task",
         "fairseq.tasks.carried",
@@ -32,11 +32,11 @@ REFERENCE = {
         "fairseq.optim.lr_scheduler.fairseq_lr_scheduler",
         "fairseq.data.dataset",
         "fairseq.logging.figures",
-        "fairseq.tokenizers.base",
+        "fairseq.text.tokenizers.base",
     ),
     "Modules": (
         "fairseq.modules.visibility",
-        "fairseq.modules.notes",
+        "fairseq.notes.dictionary",
         "fairseq.modules.relative_attention",
         "fairseq.modules.transformer_layer",
         "fairseq.modules.adaptive_softmax",

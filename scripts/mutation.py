@@ -35,13 +35,13 @@ class Place:
 PLACES = {
     "optim": Place(("fairseq/optim/*.py",), ("tests/optim",)),
     "notes": Place(
-        ("fairseq/modules/notes.py",), ("tests/modules/test_notes.py", "tests/modules/test_centred_notes.py")
+        ("fairseq/notes/dictionary.py",), ("tests/notes/test_note_dictionary.py", "tests/notes/test_centred_notes.py")
     ),
     "checkpoint": Place(
         ("fairseq/checkpoint/*.py",),
         (
             "tests/checkpoint/test_checkpoint.py",
-            "tests/checkpoint/test_inert.py",
+            "tests/interop/test_inert.py",
             "tests/checkpoint/test_integrity.py",
             "tests/checkpoint/test_manager.py",
             "tests/checkpoint/test_optimizer_state.py",
@@ -65,7 +65,7 @@ PLACES = {
 
 SETTINGS = {
     "source_paths": ["fairseq", "fairseq_cli"],
-    "do_not_mutate": ["fairseq/checkpoint/foreign/*"],  # readers of other programs' files, a place of their own
+    "do_not_mutate": ["fairseq/interop/pickles/*"],  # readers of other programs' files, a place of their own
     # Wording is not behaviour: tests elsewhere hold that an error is raised, and the flag or file that it names.
     "do_not_mutate_patterns": [r"raise \w+\(", r"logger\.\w+\(", r"warnings\.warn\(", r"flag\("],
     "also_copy": ["benchmarks", "docs", "examples", "scripts", "README.md", "constraints.txt", "Makefile"],

@@ -24,7 +24,7 @@ import kills
 import runs
 import torch
 
-from fairseq import options
+from fairseq.config import options
 from fairseq_cli import train
 
 PRELOADED = (  # what a run imports on its way, sharding hundreds of modules

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import import_model
 

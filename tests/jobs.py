@@ -18,10 +18,11 @@ from typing import Any
 
 import runs
 
-from fairseq import config, distributed, options
+from fairseq import distributed
+from fairseq.config import fields, options
+from fairseq.config.settings import CommonConfig, DistributedConfig
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
-from fairseq.settings import CommonConfig, DistributedConfig
 from fairseq.tasks.typed import training_settings
 from fairseq.training import train
 
@@ -92,5 +93,5 @@ if __name__ == "__main__":
     file = Path(sys.argv.pop(1))
     given = str(file.parent), json.loads(file.read_text())
     args = options.Parser("", [CommonConfig, DistributedConfig]).parse_args()
-    typed = config.typed(CommonConfig, args), config.typed(DistributedConfig, args)
+    typed = fields.typed(CommonConfig, args), fields.typed(DistributedConfig, args)
     distributed.run(Job(jobs._run_here, given, *typed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from fairseq.modules.notes import NoteDictionary
+from fairseq.notes.dictionary import NoteDictionary
 
 WORDS, DIM = 7, 3
 

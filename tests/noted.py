@@ -9,7 +9,7 @@ from typing import Any
 import runs
 import torch
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer

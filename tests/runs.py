@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from fairseq import checkpoint, options
+from fairseq import checkpoint
+from fairseq.config import options
 from fairseq.tasks import setup_task
 from fairseq_cli import train as train_command
 

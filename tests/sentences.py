@@ -6,9 +6,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from fairseq import checkpoint, options
-from fairseq.data.dictionary import Dictionary
+from fairseq import checkpoint
+from fairseq.config import options
 from fairseq.tasks import setup_task
+from fairseq.text.dictionary import Dictionary
 
 WORDS = [f"w{number}" for number in range(20)]
 GOOD, BAD = WORDS[:5], WORDS[5:10]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fairseq.tokenizers import Subwords
-from fairseq.tokenizers.byte_level import GPT2
-from fairseq.tokenizers.hf import HuggingFace
-from fairseq.tokenizers.sentencepiece import SentencePiece
-from fairseq.tokenizers.subword_nmt import SubwordNMT
+from fairseq.text.tokenizers import Subwords
+from fairseq.text.tokenizers.byte_level import GPT2
+from fairseq.text.tokenizers.hf import HuggingFace
+from fairseq.text.tokenizers.sentencepiece import SentencePiece
+from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 
 TEXT = "the lower the wider the newest lowest river , the low new riverbed isn't wide\n" * 3
 COUNTS = Counter(TEXT.split())

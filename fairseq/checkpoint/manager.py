@@ -16,11 +16,11 @@ from typing import Any
 
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.store import load, save
+from fairseq.config.settings import CheckpointConfig
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file, link_or_copy, new_folder, point_to, remove_leftovers
-from fairseq.opening import read_regular
-from fairseq.settings import CheckpointConfig
-from fairseq.tokenizers import TOKENIZATION, read_tokenization
+from fairseq.system.files import atomic_file, link_or_copy, new_folder, point_to, remove_leftovers
+from fairseq.system.opening import read_regular
+from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
 logger = logging.getLogger(__name__)
 

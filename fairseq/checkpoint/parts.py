@@ -24,9 +24,9 @@ from torch import Tensor
 from fairseq.checkpoint.integrity import check_archive
 from fairseq.checkpoint.tensor_part import MANIFEST, TensorPart, rows_of
 from fairseq.errors import UserError
-from fairseq.files import FULL
-from fairseq.json_files import parse_json
-from fairseq.opening import open_regular, read_regular
+from fairseq.system.files import FULL
+from fairseq.system.json_files import parse_json
+from fairseq.system.opening import open_regular, read_regular
 
 PLAIN = "plain.pt"
 PARTS = "parts"

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fairseq.checkpoint import parts, schema
 from fairseq.checkpoint.bounds import check_bounded
-from fairseq.checkpoint.foreign import fairseq0x
-from fairseq.checkpoint.foreign.standins import SAFE_GLOBALS
 from fairseq.checkpoint.integrity import FLOATS, check_finite, check_records, check_room, check_tensors
 from fairseq.checkpoint.tensor_part import TensorPart
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file
-from fairseq.opening import open_regular
+from fairseq.interop.fairseq import fairseq0x
+from fairseq.interop.pickles.standins import SAFE_GLOBALS
+from fairseq.system.files import atomic_file
+from fairseq.system.opening import open_regular
 
 ZIP_MAGIC = b"PK\x03\x04"
 _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose module)")

@@ -1,5 +1,6 @@
 """Criterions: loss functions and their figures."""
 
+from fairseq.config.registry import CRITERIONS, register_criterion
 from fairseq.criterions import (
     adaptive_loss,
     cross_entropy,
@@ -9,7 +10,6 @@ from fairseq.criterions import (
     sentence_prediction,
 )
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, build_criterion
-from fairseq.registry import CRITERIONS, register_criterion
 
 __all__ = [
     "CRITERIONS",

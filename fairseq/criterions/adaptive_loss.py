@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config import flag
+from fairseq.config.fields import flag
+from fairseq.config.registry import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.fairseq_criterion import Loss, Sample
 from fairseq.errors import UserError
 from fairseq.modules.adaptive_softmax import BandedSoftmax
-from fairseq.registry import register_criterion
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq.config import flag
+from fairseq.config.fields import flag
+from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
-from fairseq.criterions.rare_words import rare_figures, rare_parts, rare_sums
 from fairseq.errors import UserError
 from fairseq.logging.figures import Figure
 from fairseq.modules.output_layer import OutputLayer, move_partition
-from fairseq.registry import register_criterion
+from fairseq.notes.rare_words import rare_figures, rare_parts, rare_sums
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from fairseq.config import flag
+from fairseq.config.fields import flag
+from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.criterions.masked_lm import mask_prob, output_layer
-from fairseq.criterions.rare_words import rare_figures, rare_token_sums
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
 from fairseq.modules.output_layer import move_partition
-from fairseq.registry import register_criterion
+from fairseq.notes.rare_words import rare_figures, rare_token_sums
 
 
 @dataclass(frozen=True)

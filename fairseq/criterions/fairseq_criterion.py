@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq import config
+from fairseq.config import fields
+from fairseq.config.registry import CRITERIONS
+from fairseq.config.settings import Settings, chosen_part
 from fairseq.logging.figures import Figure, language_model_figures
 from fairseq.logging.reduced import log_figures, reduced_figures
-from fairseq.registry import CRITERIONS
-from fairseq.settings import Settings, chosen_part
 
 Sample = dict[str, Any]
 Loss = tuple[Tensor, int, dict[str, Any]]
@@ -56,7 +56,7 @@ class FairseqCriterion(nn.Module):
             return cls(task)
         given: dict[str, Any] = dict(vars(args)) if isinstance(args, argparse.Namespace) else {}
         if cls.config_class is not None:
-            given |= vars(config.typed(cls.config_class, args))
+            given |= vars(fields.typed(cls.config_class, args))
         given |= {"task": task, "args": args, "cfg": args}
         return cls(**{name: given[name] for name in wanted if name in given})
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq.config import flag
+from fairseq.config.fields import flag
+from fairseq.config.registry import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.fairseq_criterion import Loss, Sample, logging_output
 from fairseq.modules.output_layer import LinearOutput, OutputLayer, move_partition
-from fairseq.registry import register_criterion
 
 
 @dataclass(frozen=True)

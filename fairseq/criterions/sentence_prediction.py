@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, Gathered, Values, ratio
-from fairseq.registry import register_criterion
 
 PREDICTIONS = "predictions"
 LIBRARIES = {

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fairseq.data.dictionary import NONE, Dictionary
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
-from fairseq.data.note_spans import NoteSpansWriter, number_dtype
-from fairseq.data.note_words import LINE_END, NoteWords, WordMarker, read_words
-from fairseq.data.raw_text import BOM, check_raw, no_words
-from fairseq.data.workers import Workers
 from fairseq.errors import UserError
-from fairseq.terminal import byte_bar
-from fairseq.tokenizers.rules import SubwordMarks, WordRule
+from fairseq.notes.spans import NoteSpansWriter, number_dtype
+from fairseq.notes.words import LINE_END, NoteWords, WordMarker, read_words
+from fairseq.system.terminal import byte_bar
+from fairseq.system.workers import Workers
+from fairseq.text.dictionary import NONE, Dictionary
+from fairseq.text.raw_text import BOM, check_raw, no_words
+from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
 
 CHUNK_BYTES = 1 << 24  # given to a process at once
 BLOCK_BYTES = 1 << 20  # decoded at once
@@ -113,7 +113,7 @@ class Binarizer:
     def binarize(self, path: str, prefix: str | Path) -> Summary:
         """Write the text *path* to *prefix* ``.bin`` and ``.idx``; the same bytes for any number of processes.
 
-        With notes, ``.notes.bin`` and ``.notes.idx`` too, see :mod:`fairseq.data.note_spans`.
+        With notes, ``.notes.bin`` and ``.notes.idx`` too, see :mod:`fairseq.notes.spans`.
 
         Raises:
             UserError: the text is missing, empty or not UTF-8, or a process died; no file is written.

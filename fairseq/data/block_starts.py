@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fairseq.data.lazy_array import LazyArray
+from fairseq.system.lazy_array import LazyArray
 
 Piece = tuple[np.ndarray, np.ndarray]
 """Starts, int64, and sizes of consecutive blocks."""

@@ -6,9 +6,9 @@ import itertools
 import os
 from pathlib import Path
 
-from fairseq.checksums import Verification
+from fairseq.system.checksums import Verification
 from fairseq.data.checked import Checked
-from fairseq.data.dictionary import Dictionary, read_dictionary
+from fairseq.text.dictionary import Dictionary, read_dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, token_count
 from fairseq.errors import UserError
 

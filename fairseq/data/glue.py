@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.errors import UserError, nearest, read_failure
-from fairseq.opening import read_regular
+from fairseq.system.opening import read_regular
 
 logger = logging.getLogger(__name__)
 

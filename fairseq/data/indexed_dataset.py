@@ -18,13 +18,13 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from fairseq.checksums import Checksum, Verification
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.joined import JoinedArray
-from fairseq.data.stored_array import StoredArray
 from fairseq.errors import UserError, read_failure
-from fairseq.files import atomic_file
-from fairseq.opening import open_regular
+from fairseq.system.checksums import Checksum, Verification
+from fairseq.system.files import atomic_file
+from fairseq.system.opening import open_regular
+from fairseq.system.stored_array import StoredArray
+from fairseq.text.dictionary import Dictionary
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.data.lazy_array import LazyArray
+from fairseq.system.lazy_array import LazyArray
 
 
 class JoinedArray(LazyArray):

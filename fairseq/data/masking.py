@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from fairseq.data.dataset import Sample
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.token_blocks import TokenBlocks
-from fairseq.tokenizers import find_tokenizer
-from fairseq.tokenizers.rules import (
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import find_tokenizer
+from fairseq.text.tokenizers.rules import (
     SPACE,
     BeginMarks,
     ByteLevelWords,

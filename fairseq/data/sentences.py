@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from fairseq.data.dataset import Sample
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.glue import Label
-from fairseq.tokenizers import Tokenizer
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from fairseq.config.settings import BREAK_MODES
 from fairseq.data.block_starts import Piece, boundaries
 from fairseq.data.dataset import Sample
 from fairseq.data.indexed_dataset import Corpus, IndexedCorpus, JoinedCorpus
 from fairseq.data.shuffled_lines import ShuffledLines
 from fairseq.errors import UserError, nearest
-from fairseq.settings import BREAK_MODES
 
 __all__ = ["Sample", "TokenBlocks"]
 

@@ -6,8 +6,8 @@ import logging
 
 import torch
 
+from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
-from fairseq.settings import CommonConfig
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from fairseq.allocator import keep_freed_memory
+from fairseq.config.settings import CommonConfig, DistributedConfig
 from fairseq.distributed import rendezvous
 from fairseq.distributed.device import device_of
 from fairseq.distributed.heartbeat import Heartbeat, publish_failure
@@ -28,9 +28,9 @@ from fairseq.distributed.plan import Launch, plan
 from fairseq.distributed.workers import USER_ERROR, Failure, Workers, end_with_launcher, leave
 from fairseq.distributed.world import World
 from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message
-from fairseq.plugins import import_user_module
-from fairseq.settings import CommonConfig, DistributedConfig
-from fairseq.terminal import printable
+from fairseq.interop.fairseq.plugins import import_user_module
+from fairseq.system.allocator import keep_freed_memory
+from fairseq.system.terminal import printable
 
 _QUICK = 2.0  # seconds to reach other nodes when this one ends
 

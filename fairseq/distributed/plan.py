@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fairseq.config.settings import DistributedConfig
 from fairseq.errors import UserError
-from fairseq.limits import check_processes
-from fairseq.settings import DistributedConfig
+from fairseq.system.limits import check_processes
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import torch.distributed as dist
 
 from fairseq.errors import UserError
-from fairseq.files import prepare_file
-from fairseq.opening import is_special
+from fairseq.system.files import prepare_file
+from fairseq.system.opening import is_special
 
 logger = logging.getLogger(__name__)
 

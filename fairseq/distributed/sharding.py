@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fairseq.checkpoint.tensor_part import TensorPart, rows_of
+from fairseq.config.settings import DistributedConfig
 from fairseq.distributed.ddp import DataParallel
 from fairseq.distributed.world import World
 from fairseq.errors import UserError
-from fairseq.settings import DistributedConfig
 
 BACKEND = "fully_sharded"
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.errors import UserError
+from fairseq.inference.loading import load_models
 from fairseq.models.sentence import SentenceModel
-from fairseq.tasks.loading import load_models
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
 Text = str | tuple[str, str]

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairseq.data.dictionary import NONE, Dictionary
-from fairseq.data.raw_text import RawCounts
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scores
-from fairseq.files import Create, atomic_file
+from fairseq.system.files import Create, atomic_file
+from fairseq.text.dictionary import NONE, Dictionary
+from fairseq.text.raw_text import RawCounts
 
 BYTES = frozenset(map(str, range(256)))
 

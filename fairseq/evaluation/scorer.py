@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from fairseq.checkpoint.tensor_part import rows_of
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.samplers import BlockSampler, StreamSampler, rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.distributed import World
 from fairseq.errors import UserError
+from fairseq.inference.engine import Reader
 from fairseq.models import BaseFairseqModel
-from fairseq.models.inference import Reader
 from fairseq.modules.memory import KeyValueCache, Memory, keep_rows
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.precision import Precision
+from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fairseq.criterions.sentence_prediction import PREDICTIONS, metric_figures, predictions
 from fairseq.data.glue import Layout
-from fairseq.files import atomic_file
 from fairseq.models import BaseFairseqModel
+from fairseq.system.files import atomic_file
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
 

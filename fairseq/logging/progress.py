@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import IO, Any
 
 from fairseq.errors import UserError
-from fairseq.terminal import LOG_DATES
+from fairseq.system.terminal import LOG_DATES
 
 Stats = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 Eta = Callable[[Mapping[str, Any]], float | None]

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
-from fairseq.json_files import parse_json
 from fairseq.logging.progress import short
-from fairseq.opening import is_special, open_special
-from fairseq.settings import CommonConfig
-from fairseq.terminal import LOG_DATES, LOG_FORMAT
+from fairseq.system.json_files import parse_json
+from fairseq.system.opening import is_special, open_special
+from fairseq.system.terminal import LOG_DATES, LOG_FORMAT
 
 LONGEST_ENTRY = 1 << 20  # bytes
 BEGIN = b'{"tag": "'

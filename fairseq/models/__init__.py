@@ -4,9 +4,10 @@ A model is registered with :func:`register_model`, an architecture with :func:`r
 function that fills in what the user left open in a ``Namespace``.
 """
 
-from fairseq.models import architectures, bert, electra, lstm_lm, tnf, transformer_lm, transformer_xl
+from fairseq.config.registry import ARCHITECTURES, MODELS, Architecture, register_model, register_model_architecture
+from fairseq.models import architectures, bert, electra, lstm_lm, transformer_lm, transformer_xl
 from fairseq.models.base import BaseFairseqModel, FairseqDecoder, FairseqLanguageModel, ModelConfig, build_model
-from fairseq.registry import ARCHITECTURES, MODELS, Architecture, register_model, register_model_architecture
+from fairseq.notes import tnf
 
 __all__ = [
     "ARCHITECTURES",

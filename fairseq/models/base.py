@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.data.dictionary import Dictionary
-from fairseq.limits import ModelLimit, limited_models
+from fairseq.config.registry import ARCHITECTURES, MODELS
+from fairseq.config.settings import KernelConfig, Settings
 from fairseq.modules.memory import Memory
-from fairseq.modules.notes import CausalNoteDictionary
 from fairseq.modules.output_layer import OutputLayer
-from fairseq.registry import ARCHITECTURES, MODELS
-from fairseq.settings import KernelConfig, Settings
+from fairseq.notes.dictionary import CausalNoteDictionary
+from fairseq.system.limits import ModelLimit, limited_models
+from fairseq.text.dictionary import Dictionary
 
 MOST_LAYERS = 2000
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.config import flag, typed
+from fairseq.config.fields import flag, typed
+from fairseq.config.registry import register_model
 from fairseq.errors import UserError
 from fairseq.models.base import MOST_LAYERS, BaseFairseqModel, ModelConfig
 from fairseq.models.heads import MaskedLMHead
 from fairseq.modules.encoder import INIT_STD, EncoderShape, Infuse, TransformerEncoder
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.transformer_layer import ACTIVATIONS
-from fairseq.registry import register_model
 
 
 @dataclass(frozen=True)

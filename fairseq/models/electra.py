@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairseq.config import flag, typed
+from fairseq.config.fields import flag, typed
+from fairseq.config.registry import register_model
 from fairseq.data.masking import special_symbols
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
@@ -20,7 +21,6 @@ from fairseq.models.heads import DiscriminatorHead, Masked
 from fairseq.modules.encoder import EncoderShape, Infuse, TransformerEncoder
 from fairseq.modules.linear_cross_entropy import rows_per_chunk
 from fairseq.modules.output_layer import OutputLayer
-from fairseq.registry import register_model
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ from typing import Any
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fairseq import config
 from fairseq.checkpoint import describe_mismatch
+from fairseq.config import fields
+from fairseq.config.registry import is_plugin
+from fairseq.config.settings import Settings
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.notes import check_words
 from fairseq.models.unsupported import check_supported
 from fairseq.modules.transformer_layer import TransformerLayer
-from fairseq.registry import is_plugin
-from fairseq.settings import Settings
+from fairseq.notes.settings import check_words
 
 logger = logging.getLogger(__name__)
 
@@ -116,12 +116,12 @@ def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], settings:
     if model.config_class is None:
         return
     known = {name: value for name, value in stored.items() if value is not None}
-    before: Any = config.typed(model.config_class, known)
+    before: Any = fields.typed(model.config_class, known)
     for name in model.decisive_settings:
         if name in known and getattr(before, name) != getattr(settings, name):
             now = getattr(settings, name)
             raise UserError(
-                f"{config.flag_name(name)} {now}: {source} was trained with {getattr(before, name)}, "
+                f"{fields.flag_name(name)} {now}: {source} was trained with {getattr(before, name)}, "
                 "which its parameters depend on; keep that value"
             )
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.config import flag, typed
+from fairseq.config.fields import flag, typed
+from fairseq.config.registry import register_model
 from fairseq.errors import UserError
 from fairseq.models.base import FairseqLanguageModel, ModelConfig
 from fairseq.modules.adaptive_input import check_cutoffs
@@ -17,7 +18,6 @@ from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import KeyValueCache
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
-from fairseq.registry import register_model
 
 INIT = 0.1  # weights are uniform in ±INIT
 State = tuple[Tensor, Tensor]

@@ -9,8 +9,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from fairseq import config
-from fairseq.registry import ARCHITECTURES, MODELS
+from fairseq.config import fields
+from fairseq.config.registry import ARCHITECTURES, MODELS
 
 Recipe = Mapping[str, Any]
 
@@ -123,7 +123,7 @@ def objective_of(arch: str, chosen: Mapping[str, Any]) -> dict[str, str]:
             return {"criterion": CLASSES}
         return {"task": task, "criterion": criterion} if chosen.get("task", task) == task else {}
     settings_class = getattr(MODELS[model], "config_class", None) if model in MODELS else None
-    if settings_class is None or "adaptive_softmax_cutoff" not in config.defaults(settings_class):
+    if settings_class is None or "adaptive_softmax_cutoff" not in fields.defaults(settings_class):
         return {}
     settings = argparse.Namespace(**chosen)
     ARCHITECTURES[arch].fill(settings)

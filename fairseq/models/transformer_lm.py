@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.config import flag, typed
+from fairseq.config.fields import flag, typed
+from fairseq.config.registry import register_model
 from fairseq.errors import UserError
 from fairseq.models import transformer_parts as parts
 from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
-from fairseq.models.notes import CausalNoteConfig, give_notes
 from fairseq.models.pruning import check_layers, keep_layers
 from fairseq.modules.adaptive_input import check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
@@ -30,7 +30,7 @@ from fairseq.modules.output_layer import LinearOutput, OutputLayer
 from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, position_embedding, sinusoids
 from fairseq.modules.transformer_layer import ACTIVATIONS
 from fairseq.modules.visibility import CAUSAL
-from fairseq.registry import register_model
+from fairseq.notes.settings import CausalNoteConfig, give_notes
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.config import flag, typed
+from fairseq.config.fields import flag, typed
+from fairseq.config.registry import register_model
+from fairseq.config.settings import MemoryConfig
 from fairseq.errors import UserError
 from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
-from fairseq.models.notes import CausalNoteConfig, give_notes
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.attention import SelfAttention
 from fairseq.modules.attention_biases import AttentionBiases, name_as_layers_own
@@ -30,8 +31,7 @@ from fairseq.modules.positions import distance_sinusoids
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention
 from fairseq.modules.transformer_layer import TransformerLayer
 from fairseq.modules.visibility import Causal
-from fairseq.registry import register_model
-from fairseq.settings import MemoryConfig
+from fairseq.notes.settings import CausalNoteConfig, give_notes
 
 LARGEST_TABLE = 1 << 20  # distances that get parameters of their own without being asked for
 PROJECTION_STD = 0.01  # the authors'

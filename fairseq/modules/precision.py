@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fairseq.settings import CommonConfig
+from fairseq.config.settings import CommonConfig
 
 
 class Precision:

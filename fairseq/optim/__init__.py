@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from fairseq.config.registry import OPTIMIZERS, register_optimizer
 from fairseq.optim import adafactor, adagrad, adam, lamb, muon, nag, sgd
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, build_optimizer
 from fairseq.optim.groups import hidden_matrices, parameter_groups
-from fairseq.registry import OPTIMIZERS, register_optimizer
 
 __all__ = [
     "OPTIMIZERS",

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from fairseq.config import flag, typed
+from fairseq.config.fields import flag, typed
+from fairseq.config.registry import register_optimizer
+from fairseq.config.settings import RateConfig
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
-from fairseq.registry import register_optimizer
-from fairseq.settings import RateConfig
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.config import flag, typed
+from fairseq.config.fields import flag, typed
+from fairseq.config.registry import register_optimizer
+from fairseq.config.settings import KernelConfig, RateConfig
 from fairseq.errors import UserError
 from fairseq.optim.elementwise import CountingOptimizer
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
-from fairseq.registry import register_optimizer
-from fairseq.settings import KernelConfig, RateConfig
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.config import add_flags
+from fairseq.config.fields import add_flags
+from fairseq.config.registry import OPTIMIZERS
+from fairseq.config.settings import TrainingSettings, chosen_part
 from fairseq.errors import UserError, nearest
 from fairseq.optim.elementwise import ElementwiseOptimizer, scale_
 from fairseq.optim.groups import NO_DECAY
-from fairseq.registry import OPTIMIZERS
-from fairseq.settings import TrainingSettings, chosen_part
 
 
 @OPTIMIZERS.extend

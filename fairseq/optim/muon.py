@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.config import flag, typed
+from fairseq.config.fields import flag, typed
+from fairseq.config.registry import register_optimizer
+from fairseq.config.settings import PrecisionConfig
 from fairseq.errors import UserError
 from fairseq.optim.adam import Adam, AdamConfig, FairseqAdam, pair_of
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.groups import HIDDEN
-from fairseq.registry import register_optimizer
-from fairseq.settings import PrecisionConfig
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration: singular values reach 1 ± 0.3 in few steps (Jordan et al. 2024)."""

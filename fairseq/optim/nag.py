@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.config import flag, typed
+from fairseq.config.fields import flag, typed
+from fairseq.config.registry import register_optimizer
+from fairseq.config.settings import RateConfig
 from fairseq.optim.elementwise import ElementwiseOptimizer
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
-from fairseq.registry import register_optimizer
-from fairseq.settings import RateConfig
 
 LARGEST = torch.finfo(torch.float32).max
 

@@ -1,13 +1,8 @@
 """Tasks: data, batches, model and criterion of a training objective."""
 
-from fairseq.registry import TASKS, register_task
-from fairseq.tasks import (
-    language_modeling,
-    masked_lm,
-    sentence_prediction,
-    tnf_masked_lm,
-    truncated_bptt_lm,
-)
+from fairseq.config.registry import TASKS, register_task
+from fairseq.notes import tnf_masked_lm
+from fairseq.tasks import language_modeling, masked_lm, sentence_prediction, truncated_bptt_lm
 from fairseq.tasks.fairseq_task import FairseqTask, setup_task
 
 __all__ = [

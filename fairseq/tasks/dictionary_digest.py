@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.checkpoint.manager import DICTIONARY
-from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.text.dictionary import Dictionary
 
 KEY = "dictionary"  # of a checkpoint
 ADVICE = "use the data or dict.txt it was trained with"

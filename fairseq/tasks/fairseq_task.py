@@ -13,25 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairseq import config
+from fairseq.config import fields
+from fairseq.config.registry import TASKS
+from fairseq.config.settings import DataConfig, Settings, chosen_part
 from fairseq.criterions import build_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.data.dataset import Dataset
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import data_folders
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.turns import Turns
 from fairseq.distributed import World
 from fairseq.errors import UserError
+from fairseq.interop.fairseq import task_methods
 from fairseq.logging.figures import Figure
 from fairseq.logging.reduced import log_figures, reduced_figures
 from fairseq.models import BaseFairseqModel, build_model
-from fairseq.registry import TASKS
-from fairseq.settings import DataConfig, Settings, chosen_part
-from fairseq.tasks import legacy
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory, extras
 from fairseq.tasks.typed import typed_settings
+from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class StepGraph(LossGraph):
         self.task = task
 
     def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> tuple[StepOutput, Mapping[str, Any]]:
-        return legacy.run_step(self.task, self, sample, self.update_num), {}
+        return task_methods.run_step(self.task, self, sample, self.update_num), {}
 
 
 class FairseqTask:
@@ -119,7 +119,7 @@ class FairseqTask:
         own = self.settings.task
         if isinstance(own, cls):
             return own
-        extended = config.typed(cls, self.args)
+        extended = fields.typed(cls, self.args)
         return argparse.Namespace(**{**vars(self.args), **vars(extended)})  # type: ignore[return-value]
 
     @property
@@ -142,7 +142,7 @@ class FairseqTask:
 
     def figures(self, criterion: FairseqCriterion) -> dict[str, Figure]:
         """The figures of log and validation, by name: the criterion's, unless a plug-in logs its own."""
-        if legacy.overrides(self, FairseqTask, "reduce_metrics"):
+        if task_methods.overrides(self, FairseqTask, "reduce_metrics"):
             return reduced_figures(lambda sums: self.reduce_metrics(sums, criterion))
         return criterion.figures()
 
@@ -233,7 +233,7 @@ class FairseqTask:
     def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> Turns:
         """The dataset and sampler of each epoch; a single one is open."""
         folders = data_folders(self.settings.data_path)
-        if not training or legacy.overrides(self, FairseqTask, "load_dataset"):
+        if not training or task_methods.overrides(self, FairseqTask, "load_dataset"):
             folders = folders[:1]  # a plug-in's load_dataset takes no folder
         skip = training or self.settings.data.skip_invalid_size_inputs_valid_test
 
@@ -255,8 +255,8 @@ class FairseqTask:
         Longer ones are left out if *skip*, else refused.
         """
         limit = model.max_positions()
-        if legacy.overrides(self, FairseqTask, "load_dataset"):
-            dataset = legacy.loaded_dataset(self, split, training)
+        if task_methods.overrides(self, FairseqTask, "load_dataset"):
+            dataset = task_methods.loaded_dataset(self, split, training)
         else:
             dataset = self.dataset(split, training=training, folder=folder)
             if limits := [number for number in (limit, max_tokens) if number is not None]:
@@ -298,8 +298,8 @@ class FairseqTask:
             UserError: they are incompatible, or cannot carry the task's state from step to step.
         """
         criterion.check(model)
-        legacy.check_methods(self, FairseqTask)
-        own_step = any(legacy.overrides(self, FairseqTask, name) for name in ("train_step", "valid_step"))
+        task_methods.check_methods(self, FairseqTask)
+        own_step = any(task_methods.overrides(self, FairseqTask, name) for name in ("train_step", "valid_step"))
         if own_step and model.memory_length:
             raise UserError(
                 f"--task {self.settings.chosen.task}: its train_step or valid_step cannot carry the model's memory "

@@ -9,24 +9,24 @@ from typing import Any
 
 import torch
 
-from fairseq.config import flag
+from fairseq.config.fields import flag
+from fairseq.config.registry import register_task
+from fairseq.config.settings import BREAK_MODES, Settings
 from fairseq.data.dataset import Dataset, Sample
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import check_split, corpus_prefixes, data_folders, load_dictionary, reopen_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
 from fairseq.data.masking import word_parts
-from fairseq.data.note_spans import reopen_spans
-from fairseq.data.note_words import NoteWords, note_rule
-from fairseq.data.noted_blocks import NotedStream
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
-from fairseq.registry import register_task
-from fairseq.settings import BREAK_MODES, Settings
+from fairseq.notes.blocks import NotedStream
+from fairseq.notes.spans import reopen_spans
+from fairseq.notes.state import NoteState, with_no_rare_words
+from fairseq.notes.words import NoteWords, note_rule
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.note_state import NoteState, with_no_rare_words
 from fairseq.tasks.typed import typed_settings
+from fairseq.text.dictionary import Dictionary
 
 
 @dataclass(frozen=True)

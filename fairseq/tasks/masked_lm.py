@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq.config import flag
+from fairseq.config.fields import flag
+from fairseq.config.registry import register_task
+from fairseq.config.settings import BREAK_MODES, Settings
 from fairseq.data.dataset import Dataset
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts, word_rule
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
-from fairseq.registry import register_task
-from fairseq.settings import BREAK_MODES, Settings
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.typed import typed_settings
+from fairseq.text.dictionary import Dictionary
 
 
 @dataclass(frozen=True)

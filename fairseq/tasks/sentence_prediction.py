@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from fairseq import config
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
-from fairseq.command_settings import TextConfig
-from fairseq.config import flag
+from fairseq.config import fields
+from fairseq.config.command_settings import TextConfig
+from fairseq.config.fields import flag
+from fairseq.config.registry import register_task
+from fairseq.config.settings import Settings
 from fairseq.criterions.fairseq_criterion import Sample
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import data_folders, load_dictionary
 from fairseq.data.glue import Label, Layout, check_labels, labels_of, layout_of, read_examples, split_file
 from fairseq.data.sentences import SentenceEncoder, SentenceRows
@@ -24,13 +25,12 @@ from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.transformer_layer import ACTIVATIONS
-from fairseq.registry import register_task
-from fairseq.settings import Settings
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.typed import typed_settings
-from fairseq.tokenizers import Tokenizer, find_tokenizer
-from fairseq.tokenizers.choice import chosen_subwords
-from fairseq.tokenizers.moses import Moses
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import Tokenizer, find_tokenizer
+from fairseq.text.tokenizers.choice import chosen_subwords
+from fairseq.text.tokenizers.moses import Moses
 
 FORMER_LABELS = "0,1"  # the default in checkpoints of earlier versions
 UNLABELLED = "test"
@@ -126,7 +126,7 @@ class SentencePredictionTask(FairseqTask):
     @classmethod
     def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> SentencePredictionTask:
         settings = typed_settings(args)
-        cfg = config.typed(SentencePredictionConfig, settings.namespace)
+        cfg = fields.typed(SentencePredictionConfig, settings.namespace)
         if not Path(settings.data_path).is_file():
             labels = cfg.with_labels_of(data_folders(settings.data_path)[0]).labels
             settings.namespace.labels = labels  # checkpoints store the namespace

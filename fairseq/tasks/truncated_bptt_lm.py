@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 
+from fairseq.config.registry import register_task
+from fairseq.config.settings import Settings
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer_xl import TransformerXLConfig
-from fairseq.registry import register_task
-from fairseq.settings import Settings
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq.tasks.typed import typed_settings
 

@@ -6,12 +6,9 @@ import argparse
 import dataclasses
 from typing import Any
 
-from fairseq import config
-from fairseq.errors import UserError
-from fairseq.optim import OPTIMIZERS
-from fairseq.optim.lr_scheduler import LR_SCHEDULERS
-from fairseq.registry import ARCHITECTURES, CRITERIONS, MODELS, TASKS, Registry
-from fairseq.settings import (
+from fairseq.config import fields
+from fairseq.config.registry import ARCHITECTURES, CRITERIONS, MODELS, TASKS, Registry
+from fairseq.config.settings import (
     CheckpointConfig,
     ChosenParts,
     CommonConfig,
@@ -22,6 +19,9 @@ from fairseq.settings import (
     Settings,
     TrainingSettings,
 )
+from fairseq.errors import UserError
+from fairseq.optim import OPTIMIZERS
+from fairseq.optim.lr_scheduler import LR_SCHEDULERS
 
 
 def typed_settings(args: argparse.Namespace | Settings, command: type | None = None) -> Settings:
@@ -43,10 +43,10 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
         return args
     settings = TrainingSettings(
         **_parts(args, None),
-        distributed=config.extract(DistributedConfig, args),
-        optimization=config.extract(OptimizationConfig, args),
-        checkpoint=config.extract(CheckpointConfig, args),
-        profiling=config.extract(ProfileConfig, args),
+        distributed=fields.extract(DistributedConfig, args),
+        optimization=fields.extract(OptimizationConfig, args),
+        checkpoint=fields.extract(CheckpointConfig, args),
+        profiling=fields.extract(ProfileConfig, args),
         optimizer=_part(OPTIMIZERS, "optimizer", args),
         lr_scheduler=_part(LR_SCHEDULERS, "lr_scheduler", args),
     )
@@ -60,14 +60,14 @@ def _parts(args: argparse.Namespace, command: type | None) -> dict[str, Any]:
     names = {field.name: str(given.get(field.name) or "") for field in dataclasses.fields(ChosenParts)}
     model = MODELS[ARCHITECTURES[names["arch"]].model] if names["arch"] else None
     return {
-        "common": config.extract(CommonConfig, args),
-        "data": config.extract(DataConfig, args),
+        "common": fields.extract(CommonConfig, args),
+        "data": fields.extract(DataConfig, args),
         "data_path": str(given.get("data", "")),
         "chosen": ChosenParts(**names),
         "task": _part(TASKS, "task", args),
         "model": _typed(model, args),
         "criterion": _part(CRITERIONS, "criterion", args),
-        "command": None if command is None else config.extract(command, args),
+        "command": None if command is None else fields.extract(command, args),
         "namespace": args,
     }
 
@@ -79,4 +79,4 @@ def _part(registry: Registry[Any], kind: str, args: argparse.Namespace) -> Any:
 
 def _typed(part: Any, args: argparse.Namespace) -> Any:
     cls = getattr(part, "config_class", None)
-    return None if cls is None else config.extract(cls, args)
+    return None if cls is None else fields.extract(cls, args)

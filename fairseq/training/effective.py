@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fairseq.config import flag_name, shown
+from fairseq.config.fields import flag_name, shown
+from fairseq.config.settings import TrainingSettings
+from fairseq.config.settings_file import OUTPUTS, for_another_run, read_yaml
 from fairseq.errors import UserError
-from fairseq.files import atomic_file
-from fairseq.settings import TrainingSettings
-from fairseq.settings_file import OUTPUTS, for_another_run, read_yaml
+from fairseq.system.files import atomic_file
 
 SETTINGS_FILE = "settings.yaml"
 EVENTS = "events.out.tfevents.*"  # TensorBoard's names

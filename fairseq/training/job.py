@@ -16,15 +16,15 @@ from fairseq import checkpoint, distributed
 from fairseq.checkpoint import CheckpointManager
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.checkpoint.store import copied
+from fairseq.config.settings import CheckpointConfig, TrainingSettings
 from fairseq.distributed import Interruption, Job, World
 from fairseq.distributed.sharding import is_sharded, place_of
 from fairseq.errors import UserError
 from fairseq.logging.recorders import log_file
 from fairseq.models.architectures.transformer_lm import resumed
 from fairseq.models.loading import load_fitting
-from fairseq.settings import CheckpointConfig, TrainingSettings
+from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.dictionary_digest import check_dictionary, check_save_dir, dictionary_of
-from fairseq.terminal import log_to_stderr
 from fairseq.training import resumption, stages
 from fairseq.training.effective import SETTINGS_FILE, check_outputs, describe, write_settings
 from fairseq.training.run import Run

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from fairseq.config.settings import OptimizationConfig
 from fairseq.data.iterator import EpochIterator
 from fairseq.logging.figures import Meter
-from fairseq.settings import OptimizationConfig
 from fairseq.training.stages import Stage
 from fairseq.training.trainer import Trainer
 

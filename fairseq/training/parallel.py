@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from fairseq.config.settings import TrainingSettings
 from fairseq.distributed import DataParallel, GradientReducer, World
 from fairseq.distributed.sharding import BACKEND, ShardedReducer, is_sharded
 from fairseq.errors import UserError
 from fairseq.models.loading import checkpoint_activations, compile_model, layers_of
 from fairseq.modules.precision import Precision
 from fairseq.optim import FairseqOptimizer
-from fairseq.settings import TrainingSettings
 from fairseq.tasks.fairseq_task import LossGraph
 
 

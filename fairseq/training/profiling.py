@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from fairseq.config.settings import TrainingSettings
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.files import atomic_folder, prepare_folder
-from fairseq.settings import TrainingSettings
+from fairseq.system.files import atomic_folder, prepare_folder
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairseq.config import differ, flag_name, shown
-from fairseq.settings import CheckpointConfig, DistributedConfig, ProfileConfig, TrainingSettings
+from fairseq.config.fields import differ, flag_name, shown
+from fairseq.config.settings import CheckpointConfig, DistributedConfig, ProfileConfig, TrainingSettings
 from fairseq.training import stages
 from fairseq.training.trainer import Trainer
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from fairseq.checkpoint import CheckpointManager
-from fairseq.config import parse_dict
+from fairseq.config.fields import parse_dict
+from fairseq.config.settings import DataConfig, TrainingSettings
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.place import SavedBy
@@ -24,7 +25,6 @@ from fairseq.distributed.sharding import build_device
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import ProgressBar, RunProgress, progress_bar
 from fairseq.logging.recorders import recording
-from fairseq.settings import DataConfig, TrainingSettings
 from fairseq.tasks import FairseqTask, setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary, dictionary_of
 from fairseq.training import log

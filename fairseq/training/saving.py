@@ -16,9 +16,9 @@ import torch.distributed as dist
 from fairseq.checkpoint import CheckpointManager, parts
 from fairseq.checkpoint.integrity import check_room
 from fairseq.checkpoint.store import copied
+from fairseq.config.settings import TrainingSettings
 from fairseq.distributed import World
 from fairseq.distributed.sharding import is_sharded
-from fairseq.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fairseq.config import flag_name
+from fairseq.config.fields import flag_name
+from fairseq.config.settings import TrainingSettings
 from fairseq.errors import UserError
 from fairseq.models import ModelConfig
-from fairseq.settings import TrainingSettings
 
 
 @dataclass(frozen=True)

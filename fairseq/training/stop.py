@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fairseq.checkpoint.manager import BEST, LAST
+from fairseq.config.settings import CheckpointConfig, TrainingSettings
 from fairseq.data.folders import data_folders
 from fairseq.distributed import World
 from fairseq.logging.figures import NamedSums
-from fairseq.settings import CheckpointConfig, TrainingSettings
 
 _VOTES = ("votes_late", "votes_interrupted", "votes_save")
 _ELSEWHERE = ("--restore-file", "--finetune-from-model")  # a run that goes on starts from its own checkpoint

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.checkpoint.optimizer_state import ParameterNames, convert_state
-from fairseq.config import differ, parse_dict
+from fairseq.config.fields import differ, parse_dict
+from fairseq.config.settings import CheckpointConfig, TrainingSettings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -22,7 +23,6 @@ from fairseq.modules.precision import Precision
 from fairseq.optim import OPTIMIZERS, build_optimizer, hidden_matrices, parameter_groups
 from fairseq.optim.elementwise import ElementwiseOptimizer
 from fairseq.optim.lr_scheduler import build_lr_scheduler
-from fairseq.settings import CheckpointConfig, TrainingSettings
 from fairseq.tasks import dictionary_digest
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.fairseq_task import FairseqTask

@@ -7,9 +7,9 @@ import re
 import numpy as np
 import torch
 
+from fairseq.config.settings import CommonConfig
 from fairseq.distributed import World
 from fairseq.models.flops import Reading, flops_per_token
-from fairseq.settings import CommonConfig
 from fairseq.tasks.masked_lm import MaskedLMConfig
 from fairseq.training.trainer import Trainer
 

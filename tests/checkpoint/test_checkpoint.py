@@ -138,7 +138,7 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
         import os, random, signal, sys, time, torch
         from pathlib import Path
         from fairseq.checkpoint import CheckpointManager, load
-        from fairseq.settings import CheckpointConfig
+        from fairseq.config.settings import CheckpointConfig
 
         config = CheckpointConfig(save_dir=sys.argv[1], keep_last_epochs=2)
         random.seed(1)

@@ -15,8 +15,8 @@ import runs
 import torch
 
 from fairseq.checkpoint import CheckpointManager, describe_mismatch, load, save
+from fairseq.config.settings import CheckpointConfig
 from fairseq.errors import UserError
-from fairseq.settings import CheckpointConfig
 
 
 def a_state(**parts):
@@ -212,7 +212,8 @@ def test_a_failed_run_leaves_what_it_saved(tmp_path):
 
 def test_a_killed_run_leaves_no_lock(tmp_path):
     code = (
-        "import sys; from fairseq.checkpoint import CheckpointManager; from fairseq.settings import CheckpointConfig\n"
+        "import sys; from fairseq.checkpoint import CheckpointManager\n"
+        "from fairseq.config.settings import CheckpointConfig\n"
         "with CheckpointManager(CheckpointConfig(save_dir=sys.argv[1])).locked():\n"
         "    print('locked', flush=True); sys.stdin.read()\n"
     )

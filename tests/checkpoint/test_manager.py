@@ -10,11 +10,11 @@ import pytest
 from states import a_state
 
 from fairseq.checkpoint import CheckpointManager, load, save
+from fairseq.config.settings import CheckpointConfig
 from fairseq.errors import UserError
-from fairseq.files import _temporary_name
-from fairseq.settings import CheckpointConfig
-from fairseq.tokenizers import Tokenizer
-from fairseq.tokenizers.space import Space
+from fairseq.system.files import _temporary_name
+from fairseq.text.tokenizers import Tokenizer
+from fairseq.text.tokenizers.space import Space
 from fairseq.training.best import Best
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq import checkpoint, options
+from fairseq import checkpoint
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import merge_checkpoint
 

@@ -9,7 +9,8 @@ import runs
 import torch
 from states import a_state
 
-from fairseq import checkpoint, options
+from fairseq import checkpoint
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import average_checkpoints
 

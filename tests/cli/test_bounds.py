@@ -13,14 +13,15 @@ import pytest
 import runs
 import torch
 
-from fairseq import checkpoint, options
-from fairseq.config import parse_dict
-from fairseq.data.workers import Workers
+from fairseq import checkpoint
+from fairseq.config import options
+from fairseq.config.fields import parse_dict
+from fairseq.config.settings_file import read_yaml
 from fairseq.errors import UserError
-from fairseq.limits import ModelLimit, limited_models, memory_bytes
-from fairseq.plugins import import_user_module
-from fairseq.settings_file import read_yaml
-from fairseq.tasks.loading import load_models
+from fairseq.inference.loading import load_models
+from fairseq.interop.fairseq.plugins import import_user_module
+from fairseq.system.limits import ModelLimit, limited_models, memory_bytes
+from fairseq.system.workers import Workers
 from fairseq_cli import generate, interactive
 from fairseq_cli import preprocess as preprocess_command
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq_cli import eval_lm

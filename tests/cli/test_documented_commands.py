@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 
 PAGES = [runs.ROOT / "README.md", *sorted((runs.ROOT / "docs").glob("*.md"))]
 PAGES += sorted((runs.ROOT / "examples").glob("*/README.md"))

@@ -16,11 +16,13 @@ import pytest
 import runs
 import torch
 
-from fairseq import checkpoint, options, provenance
-from fairseq.data.dictionary import Dictionary
+from fairseq import checkpoint
+from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
 from fairseq.errors import UserError
-from fairseq.files import ARCHIVE
+from fairseq.system import provenance
+from fairseq.system.files import ARCHIVE
+from fairseq.text.dictionary import Dictionary
 from fairseq_cli import eval_lm
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import eval_lm
 from fairseq_cli import train as train_command

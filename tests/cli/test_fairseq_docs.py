@@ -10,16 +10,16 @@ import pytest
 import runs
 import torch
 
-from fairseq import config, options
-from fairseq.command_parsers import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES
+from fairseq.config import fields, options
+from fairseq.config.command_parsers import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES
+from fairseq.config.registry import is_plugin
+from fairseq.config.unused_flags import SWITCHES, VALUES, Refused, Unread
 from fairseq.criterions import CRITERIONS
 from fairseq.models import ARCHITECTURES
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
 from fairseq.optim import OPTIMIZERS
 from fairseq.optim.lr_scheduler import LR_SCHEDULERS
-from fairseq.registry import is_plugin
 from fairseq.tasks import TASKS
-from fairseq.unused_flags import SWITCHES, VALUES, Refused, Unread
 
 PAGE = (runs.ROOT / "docs" / "fairseq.md").read_text(encoding="utf-8")
 TABLES = PAGE.split("## Flags")[1]
@@ -60,7 +60,7 @@ def test_the_page_names_the_parameters_of_transformer_lm() -> None:
     args = argparse.Namespace()
     ARCHITECTURES["transformer_lm"].fill(args)
     with torch.device("meta"):
-        decoder = TransformerDecoder(config.extract(TransformerLMConfig, args), words, padding_idx=1)
+        decoder = TransformerDecoder(fields.extract(TransformerLMConfig, args), words, padding_idx=1)
     assert sum(parameter.numel() for parameter in decoder.parameters()) == count
 
 

@@ -14,7 +14,7 @@ import runs
 import torch
 from sentences import write_dictionary, write_pretrained, write_task
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.data.glue import GLUE
 from fairseq.errors import UserError
 from fairseq.evaluation.sentences import FinetunedRun, Predictions, as_table, best_rate, summarize

@@ -14,14 +14,14 @@ import pytest
 import runs
 
 import fairseq
-from fairseq import options
-from fairseq.data import raw_text
-from fairseq.data.dictionary import Dictionary
+from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus
-from fairseq.data.text_hints import raw_text as signs_of_raw_text
-from fairseq.data.text_hints import wrapped_at
 from fairseq.errors import UserError, nearest
-from fairseq.tokenizers.subword_nmt import SubwordNMT
+from fairseq.text import raw_text
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.text_hints import raw_text as signs_of_raw_text
+from fairseq.text.text_hints import wrapped_at
+from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 from fairseq_cli import eval_lm, preprocess
 
 # tomllib is new in Python 3.11

@@ -9,11 +9,11 @@ import pytest
 import runs
 import torch
 
-from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
-from fairseq.generation import Decoding, continuations, generator_of, stream
-from fairseq.generation.decoding import choose
-from fairseq.generation.predictor import Predictor
+from fairseq.inference import Decoding, continuations, generator_of, stream
+from fairseq.inference.decoding import choose
+from fairseq.inference.predictor import Predictor
+from fairseq.text.dictionary import Dictionary
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
 BASELINE = runs.GOLDEN / "baseline.pt"

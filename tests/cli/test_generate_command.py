@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
 from fairseq.errors import UserError
-from fairseq.generation import Decoding, generator_of, stream
-from fairseq.generation.passages import Part, Passage, as_page, draw_starts
-from fairseq.generation.writer import Writer
-from fairseq.tasks.loading import load_models
+from fairseq.inference import Decoding, generator_of, stream
+from fairseq.inference.loading import load_models
+from fairseq.inference.passages import Part, Passage, as_page, draw_starts
+from fairseq.inference.writer import Writer
 from fairseq_cli import generate
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES
 

@@ -16,11 +16,11 @@ import pytest
 import runs
 import sacremoses
 
-from fairseq import options
-from fairseq.data.dictionary import Dictionary
+from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq.generation.text import SPACES, detokenizer_of, never_written
 from fairseq.hub import LanguageModel
+from fairseq.inference.text import SPACES, detokenizer_of, never_written
+from fairseq.text.dictionary import Dictionary
 from fairseq_cli import interactive
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import runs
 
-from fairseq import checkpoint, options
+from fairseq import checkpoint
 from fairseq.checkpoint.manager import find_checkpoint
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import average_checkpoints, eval_lm, generate, interactive, validate
 

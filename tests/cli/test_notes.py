@@ -11,11 +11,11 @@ import pytest
 import runs
 import torch
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq.evaluation import note_map
-from fairseq.evaluation.notes import Neighbour, Note, nearest, principal_plane
 from fairseq.hub import load_model
+from fairseq.notes import note_map
+from fairseq.notes.study import Neighbour, Note, nearest, principal_plane
 from fairseq_cli import export_model
 from fairseq_cli import notes as command
 
@@ -104,7 +104,7 @@ def test_the_map_keeps_what_varies_most():
 ENCODER = """
 from fairseq.models import register_model
 from fairseq.models.bert import BertConfig, BertModel
-from fairseq.models.tnf import TNFBert, TNFBertConfig
+from fairseq.notes.tnf import TNFBert, TNFBertConfig
 
 @register_model("encoder_of_notes", dataclass=BertConfig)
 class Encoder(BertModel):

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import runs
 
-from fairseq import options
-from fairseq.data.tokenization import load_counts
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel, load_model
+from fairseq.text.tokenization import load_counts
 from fairseq_cli import eval_lm, generate, interactive, preprocess
 
 LINES = [

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.analysis import plots
+from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq.evaluation import plots
 from fairseq_cli import plot as command
 
 LOSSES = (10.0, 8.0, 6.0, 6.5)
@@ -114,7 +114,7 @@ def test_tables_write_updates_in_full(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_stage_begins_at_the_last_figure_of_the_one_before(tmp_path: Path) -> None:
-    from fairseq.evaluation.curves import read_curve
+    from fairseq.analysis.curves import read_curve
 
     assert read_curve(str(metrics(tmp_path / "run.jsonl", staged=True)), "valid", "loss", "tokens").stages == (2000,)
 

@@ -11,7 +11,7 @@ import pytest
 import runs
 import torch
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.errors import UserError
 
 PLUGIN = '''

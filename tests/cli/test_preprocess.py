@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.data import binarizer
 from fairseq.data.binarizer import Binarizer, count_words
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus
-from fairseq.data.workers import Workers
 from fairseq.errors import UserError
+from fairseq.system.workers import Workers
+from fairseq.text.dictionary import Dictionary
 from fairseq_cli import preprocess
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "language_model"

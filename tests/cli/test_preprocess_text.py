@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairseq.data import raw_text
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus
-from fairseq.data.note_spans import NoteSpans
 from fairseq.errors import UserError
-from fairseq.tokenizers import Tokenizer, find_tokenizer
-from fairseq.tokenizers.subword_nmt import SubwordNMT
+from fairseq.notes.spans import NoteSpans
+from fairseq.text import raw_text
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import Tokenizer, find_tokenizer
+from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 from fairseq_cli import preprocess
 
 PIECES = ["the", "lower", "riverbed", "don't", "well-known", "Mr. Smith", '"Yes,"', "3,000", "ñandú", "(newest)"]

@@ -11,7 +11,7 @@ import shutil
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 from fairseq_cli import eval_lm, preprocess
 from fairseq_cli import train as train_command
 

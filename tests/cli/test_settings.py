@@ -15,12 +15,12 @@ import pytest
 import runs
 
 import fairseq
-from fairseq import options, registry
-from fairseq.command_settings import EvalLMConfig
+from fairseq.config import options, registry
+from fairseq.config.command_settings import EvalLMConfig
+from fairseq.config.settings import TrainingSettings
 from fairseq.criterions import FairseqCriterion
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
 from fairseq.optim.adam import AdamConfig, FairseqAdam
-from fairseq.settings import TrainingSettings
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq.tasks.typed import training_settings, typed_settings
 from fairseq.training.stages import Stage, settings_at

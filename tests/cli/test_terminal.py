@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq.terminal import ByteLines, Formatter, PrintableStream, page_text, printable
+from fairseq.system.terminal import ByteLines, Formatter, PrintableStream, page_text, printable
 from fairseq_cli import eval_lm, generate, interactive
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from fairseq import options
-from fairseq.data import raw_text
-from fairseq.data.dictionary import Dictionary
+from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq.tokenizers import Tokenizer
-from fairseq.tokenizers.moses import Moses
-from fairseq.tokenizers.subword_nmt import SubwordNMT
+from fairseq.text import raw_text
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import Tokenizer
+from fairseq.text.tokenizers.moses import Moses
+from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 from fairseq_cli import tokenize
 
 TEXT = 'Don\'t go, Mr. Smith.\n\n"Well-known (1839)."\n'

@@ -8,7 +8,7 @@ import sys
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 from fairseq_cli import validate
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"

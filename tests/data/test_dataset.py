@@ -11,9 +11,9 @@ import runs
 import torch
 
 from fairseq.data.dataset import Dataset, Sample
-from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.text.dictionary import Dictionary
 
 PAD = 1
 

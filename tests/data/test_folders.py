@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import runs
 
-from fairseq import opening, options
-from fairseq.data.dictionary import Dictionary
+from fairseq.system import opening
+from fairseq.config import options
+from fairseq.text.dictionary import Dictionary
 from fairseq.data.folders import corpus_prefixes, data_folders, load_dictionary, open_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.data.token_blocks import TokenBlocks

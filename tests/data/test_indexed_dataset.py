@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fairseq.data import indexed_dataset
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
 from fairseq.errors import UserError
+from fairseq.text.dictionary import Dictionary
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "language_model"
 

@@ -13,18 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq import checksums
-from fairseq.data import note_spans, stored_array
 from fairseq.data.checked import Checked
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.folders import corpus_prefixes, load_dictionary, open_corpus, reopen_corpus
 from fairseq.data.indexed_dataset import IndexedWriter
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols
-from fairseq.data.note_spans import NoteSpans, NoteSpansWriter, reopen_spans
-from fairseq.data.note_words import NoteWords
-from fairseq.data.noted_blocks import NotedBlocks
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
+from fairseq.notes.blocks import NotedBlocks
+from fairseq.notes.spans import NoteSpans, NoteSpansWriter, reopen_spans
+from fairseq.notes.words import NoteWords
+from fairseq.system import checksums, stored_array
+from fairseq.text.dictionary import Dictionary
 
 WORDS = NoteWords(tuple(f"w{n}" for n in range(20)), (3,) * 20)
 LINE = 10  # tokens
@@ -153,7 +152,7 @@ def test_spans_that_were_checked_are_reopened_without_reading_their_words(
         for kind, method in ((NoteWords, "fingerprint"), (NoteWords, "load"), (Dictionary, "load")):
             patch.setattr(kind, method, None)
         assert reopen_spans(prefixes, WORDS) is reopen_spans(prefixes) is spans
-    monkeypatch.setattr(note_spans, "SPANS", Checked())
+    monkeypatch.setattr("fairseq.notes.spans.SPANS", Checked())
     assert reopen_spans(prefixes) is not spans
 
 

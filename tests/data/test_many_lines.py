@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks.corpus import measure, write_corpus
-from fairseq.data import lazy_array, samplers, stored_array, token_blocks
+from fairseq.data import samplers, token_blocks
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, JoinedCorpus
 from fairseq.data.samplers import Batching
 from fairseq.data.token_blocks import TokenBlocks
+from fairseq.system import lazy_array, stored_array
 
 LINES = 100_000  # a file
 LINE, BLOCK = 10, 400  # tokens

@@ -12,14 +12,14 @@ import subword_encodings
 import torch
 from runs import DATA, arguments
 
-from fairseq import options
-from fairseq.data.dictionary import Dictionary
+from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, uniform, word_parts, word_rule
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.tasks import setup_task
-from fairseq.tokenizers import Tokenizer, WordRule
-from fairseq.tokenizers.rules import BeginMarks, ByteLevelWords, ContinuationMarks, EndMarks, SubwordMarks
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import Tokenizer, WordRule
+from fairseq.text.tokenizers.rules import BeginMarks, ByteLevelWords, ContinuationMarks, EndMarks, SubwordMarks
 from fairseq_cli import preprocess
 
 PAD, BOS, EOS = 1, 0, 2

@@ -11,9 +11,9 @@ import runs
 import torch
 
 from fairseq import distributed
+from fairseq.config.settings import CommonConfig
 from fairseq.distributed import device
 from fairseq.errors import UserError
-from fairseq.settings import CommonConfig
 from fairseq.tasks.typed import training_settings
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import eval_lm, generate, validate
 

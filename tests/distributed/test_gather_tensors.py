@@ -10,9 +10,9 @@ from ranks import on_ranks
 
 from fairseq import checkpoint
 from fairseq.distributed import World
-from fairseq.modules.notes import NoteDictionary
+from fairseq.notes.dictionary import NoteDictionary
+from fairseq.notes.state import gather_notes
 from fairseq.tasks import setup_task
-from fairseq.tasks.note_state import gather_notes
 from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 

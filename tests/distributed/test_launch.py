@@ -37,7 +37,7 @@ SCRIPT = """
 import os, signal, time
 from fairseq import config, distributed, options
 from fairseq.errors import UserError
-from fairseq.settings import CommonConfig, DistributedConfig
+from fairseq.config.settings import CommonConfig, DistributedConfig
 
 def main(args, world):
     world.barrier()
@@ -109,7 +109,7 @@ JOB = """
 import os
 import torch
 from fairseq import config, distributed, options
-from fairseq.settings import CommonConfig, DistributedConfig
+from fairseq.config.settings import CommonConfig, DistributedConfig
 
 def main(args, world):
     total = world.sum(torch.ones(1))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fairseq.config.settings import DistributedConfig
 from fairseq.distributed.plan import Launch, first_host, plan
 from fairseq.errors import UserError
-from fairseq.settings import DistributedConfig
 
 URL = "tcp://node0:29500"
 

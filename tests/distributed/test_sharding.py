@@ -18,12 +18,13 @@ import torch
 from jobs import run_all
 from ranks import on_ranks
 
-from fairseq import checkpoint, options
+from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager, manager
+from fairseq.config import options
+from fairseq.config.settings import CheckpointConfig
 from fairseq.distributed import World
 from fairseq.distributed.sharding import ShardedReducer
 from fairseq.errors import UserError
-from fairseq.settings import CheckpointConfig
 from fairseq.tasks.typed import training_settings
 from fairseq.training import train
 from fairseq_cli import eval_lm, merge_checkpoint

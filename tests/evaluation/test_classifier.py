@@ -15,12 +15,13 @@ import runs
 import torch
 from sentences import GOOD, NO_DROPOUT, SMALL, WORDS, separable, write_dictionary, write_pretrained, write_tsv
 
-from fairseq import checkpoint, options
-from fairseq.data.dictionary import Dictionary
+from fairseq import checkpoint
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.evaluation.classifier import SentenceClassifier
 from fairseq.models.loading import stored_settings
 from fairseq.tasks import setup_task
+from fairseq.text.dictionary import Dictionary
 from fairseq_cli import classify, export_model, finetune
 
 TEXTS = ["w1 w11", "w2 nonsense w7 w8 w19", "w0", " ".join(WORDS) + " w3" * 30]

@@ -12,15 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq.data.dictionary import Dictionary
+from fairseq.text.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scoring
 from fairseq.evaluation import scorer as scorer_module
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import check_settings
 from fairseq.modules.precision import Precision
-from fairseq.settings import CommonConfig
-from fairseq.tasks.loading import load_models
+from fairseq.config.settings import CommonConfig
+from fairseq.inference.loading import load_models
 
 VOCABULARY = 40
 DICTIONARY = Dictionary()

@@ -49,7 +49,7 @@ PRELOADED = (
 
 def warm_up() -> None:
     """Import what the commands import, so that a fork has it."""
-    from fairseq import options
+    from fairseq.config import options
 
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -16,17 +16,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairseq import checkpoint, options
-from fairseq.data.dictionary import Dictionary
+from fairseq import checkpoint
+from fairseq.config import options
+from fairseq.config.settings_file import read_yaml
 from fairseq.data.folders import load_dictionary, open_corpus
 from fairseq.data.glue import GLUE, Example, read_examples
-from fairseq.data.note_spans import NoteSpans
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
-from fairseq.settings_file import read_yaml
-from fairseq.tasks.loading import load_models
+from fairseq.inference.loading import load_models
+from fairseq.notes.spans import NoteSpans
 from fairseq.tasks.typed import training_settings
-from fairseq.tokenizers import Tokenizer
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import Tokenizer
 from fairseq.training.job import restoring
 from fairseq.training.run import Run
 from fuzz import mutations

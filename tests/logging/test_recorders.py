@@ -8,9 +8,9 @@ import sys
 import pytest
 import runs
 
+from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.logging.recorders import JsonLines, TensorBoard, recording
-from fairseq.settings import CommonConfig
 
 
 def read(path):

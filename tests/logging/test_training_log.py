@@ -26,7 +26,7 @@ from fairseq.criterions import CRITERIONS
 from fairseq.criterions.sentence_prediction import metric_figures
 from fairseq.data.glue import GLUE
 from fairseq.logging.progress import RunProgress, progress_bar
-from fairseq.terminal import MessageHandler
+from fairseq.system.terminal import MessageHandler
 from fairseq_cli import eval_lm
 
 QUICK = f"{runs.BASELINE} {runs.NO_DROPOUT} --no-epoch-checkpoints --log-interval 4"

@@ -8,8 +8,8 @@ import pytest
 import runs
 import torch
 
-from fairseq import config
-from fairseq.compat.extendable import TransformerLanguageModelConfig
+from fairseq.config import fields
+from fairseq.interop.fairseq.extendable import TransformerLanguageModelConfig
 from fairseq.models import ARCHITECTURES
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
 
@@ -21,7 +21,7 @@ def count(arch, vocabulary, **settings):
     args = argparse.Namespace(**settings)
     ARCHITECTURES[arch].fill(args)
     with torch.device("meta"):
-        decoder = TransformerDecoder(config.extract(TransformerLMConfig, args), vocabulary, PAD)
+        decoder = TransformerDecoder(fields.extract(TransformerLMConfig, args), vocabulary, PAD)
     return sum(p.numel() for p in decoder.parameters())
 
 
@@ -102,7 +102,7 @@ def test_flags_and_names_that_make_a_shortformer(flags, infused, cache):
 def test_wiki103_settings():
     args = argparse.Namespace()
     ARCHITECTURES["transformer_lm_wiki103"].fill(args)
-    cfg = config.extract(TransformerLMConfig, args)
+    cfg = fields.extract(TransformerLMConfig, args)
     assert (cfg.dropout, cfg.attention_dropout, cfg.activation_dropout, cfg.adaptive_softmax_dropout) == (
         0.3,
         0.1,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq import checkpoint, options
+from fairseq import checkpoint
+from fairseq.config import options
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer

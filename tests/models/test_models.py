@@ -14,8 +14,8 @@ from fairseq import checkpoint
 from fairseq.checkpoint import describe_mismatch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.errors import UserError
+from fairseq.inference.loading import load_models
 from fairseq.models.loading import load_parameters
-from fairseq.tasks.loading import load_models
 
 PAD = 1
 WORDS = 1200

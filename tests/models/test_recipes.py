@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
+from fairseq.config.registry import is_plugin
 from fairseq.models import ARCHITECTURES
 from fairseq.models.recipes import recipe_of
-from fairseq.registry import is_plugin
 
 SPLITS = "--cpu --train-subset valid --valid-subset test"
 OURS = [name for name in ARCHITECTURES if not is_plugin(ARCHITECTURES[name].fill)]

@@ -79,7 +79,7 @@ def test_an_override_that_nothing_reads_is_refused(name: str, hint: str) -> None
 
 
 def test_an_override_of_what_a_flag_decides_names_the_flag() -> None:
-    from fairseq import options
+    from fairseq.config import options
     from fairseq_cli import eval_lm
 
     words = runs.words(runs.DATA, "--cpu --batch-size 1 --path", BASELINE)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "language_model"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 
 RECIPES = runs.ROOT / "examples" / "tnf"
 VARIABLES = (

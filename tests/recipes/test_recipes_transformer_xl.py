@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "transformer_xl"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import runs
 
-from fairseq import options
+from fairseq.config import options
 
 SCRIPT = runs.ROOT / "examples" / "slurm" / "train.sbatch"
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import runs
 
-from fairseq import checkpoint, options
-from fairseq.data.dictionary import Dictionary
+from fairseq import checkpoint
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel, load_model
+from fairseq.text.dictionary import Dictionary
 from fairseq_cli import average_checkpoints, eval_lm, export_model, generate, import_model, interactive, validate
 
 SHORT = "--disable-validation --no-epoch-checkpoints --max-update"
@@ -59,7 +60,7 @@ def run(command: Any, parser: Any, *words: object) -> Any:
 
 def harness(path: Path, data: Path) -> None:
     pytest.importorskip("lm_eval")
-    from fairseq.evaluation.harness import harness_model
+    from fairseq.interop.harness.requests import harness_model
 
     harness_model()(str(path), str(data))
 

@@ -11,7 +11,7 @@ import runs
 import torch
 from sentences import NO_DROPOUT, SIZES, SMALL, WORDS, write_dictionary, write_pretrained, write_task, write_tsv
 
-from fairseq import options
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 from fairseq_cli import preprocess

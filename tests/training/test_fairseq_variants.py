@@ -12,7 +12,8 @@ import pytest
 import runs
 import torch
 
-from fairseq import checkpoint, options
+from fairseq import checkpoint
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq_cli import eval_lm

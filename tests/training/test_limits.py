@@ -11,10 +11,10 @@ import runs
 import torch
 from ranks import on_ranks
 
+from fairseq.config.settings import OptimizationConfig
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import NamedSums
-from fairseq.settings import OptimizationConfig
 from fairseq.tasks.typed import training_settings
 from fairseq.training import log
 from fairseq.training.stages import Stage, parse_stages, plan, settings_at, stage_at

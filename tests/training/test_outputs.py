@@ -12,8 +12,8 @@ import pytest
 import runs
 import yaml
 
+from fairseq.config.settings_file import for_another_run
 from fairseq.errors import UserError
-from fairseq.settings_file import for_another_run
 
 QUICK = f"{runs.BASELINE} --no-epoch-checkpoints --disable-validation"
 

@@ -11,7 +11,8 @@ import pytest
 import runs
 import torch
 
-from fairseq import checkpoint, options
+from fairseq import checkpoint
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 from fairseq.training.averaging import WeightAverage

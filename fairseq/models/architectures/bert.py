@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from fairseq.config.registry import register_model_architecture
 from fairseq.models.architectures.transformer_lm import set_defaults
-from fairseq.registry import register_model_architecture
 
 
 def encoder_sizes(args: argparse.Namespace, layers: int, dim: int, heads: int, ffn_dim: int | None = None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from fairseq.config.registry import register_model_architecture
 from fairseq.models.architectures.bert import encoder_sizes
 from fairseq.models.architectures.transformer_lm import set_defaults
-from fairseq.registry import register_model_architecture
 
 
 @register_model_architecture("electra", "electra")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from fairseq.config.registry import register_model_architecture
 from fairseq.models.architectures.transformer_lm import set_defaults
-from fairseq.registry import register_model_architecture
 
 
 @register_model_architecture("lstm_lm", "lstm_lm")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from fairseq.models.tnf import PREFIX
-from fairseq.registry import ARCHITECTURES, register_model_architecture
+from fairseq.config.registry import ARCHITECTURES, register_model_architecture
+from fairseq.notes.tnf import PREFIX
 
 SIZES = ("bert", "bert_base", "bert_small", "bert_tiny", "electra", "electra_base", "electra_small", "electra_tiny")
 

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from fairseq.config.registry import register_model_architecture
 from fairseq.models.transformer_lm import TransformerLMConfig
-from fairseq.registry import register_model_architecture
 
 # The defaults of fairseq's dataclass, which ``transformer_lm`` has from 0.12 on: post-norm, and a width of embeddings
 # and output that does not follow --decoder-embed-dim. Up to 0.10.2 it had those of base_lm_architecture.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 
+from fairseq.config.registry import register_model_architecture
 from fairseq.models.architectures.transformer_lm import set_defaults
 from fairseq.models.transformer_xl import BY_DISTANCE
-from fairseq.registry import register_model_architecture
 
 WORDS_WIKI103, WORDS_LM1B = [20000, 40000, 200000], [60000, 100000, 640000]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fairseq.config.registry import LR_SCHEDULERS, register_lr_scheduler
 from fairseq.optim.lr_scheduler import (
     cosine,
     fixed,
@@ -13,7 +14,6 @@ from fairseq.optim.lr_scheduler import (
     wsd,
 )
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, build_lr_scheduler
-from fairseq.registry import LR_SCHEDULERS, register_lr_scheduler
 
 __all__ = [
     "LR_SCHEDULERS",

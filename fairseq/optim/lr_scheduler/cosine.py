@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config import flag, typed
+from fairseq.config.fields import flag, typed
+from fairseq.config.registry import register_lr_scheduler
+from fairseq.config.settings import RateConfig
 from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, single_rate
-from fairseq.registry import register_lr_scheduler
-from fairseq.settings import RateConfig
 
 logger = logging.getLogger(__name__)
 

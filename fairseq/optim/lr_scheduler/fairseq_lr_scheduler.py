@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from fairseq.config import add_flags, typed
+from fairseq.config.fields import add_flags, typed
+from fairseq.config.registry import LR_SCHEDULERS
+from fairseq.config.settings import RateConfig, TrainingSettings, chosen_part
 from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
-from fairseq.registry import LR_SCHEDULERS
-from fairseq.settings import RateConfig, TrainingSettings, chosen_part
 
 
 @LR_SCHEDULERS.extend

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fairseq import config, options
+from fairseq.config import options
 from fairseq.models import ARCHITECTURES, MODELS
 from fuzz.classes.lines import lines
 from fuzz.commands import Case
@@ -48,7 +48,7 @@ def number_flags(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.Act
         model = MODELS[ARCHITECTURES["shortformer_tiny"].model].config_class
         fields |= {field.name: field for field in dataclasses.fields(model)}
         parser.parse_known_args(["data"])
-        config.add_flags(parser.add_argument_group("model"), model)
+        fields.add_flags(parser.add_argument_group("model"), model)
     for action in parser._actions:
         kind = str(getattr(fields.get(action.dest), "type", ""))
         is_number = "int" in kind or "float" in kind or getattr(action.type, "__name__", "") == "_count"

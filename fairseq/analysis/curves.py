@@ -1,0 +1,170 @@
+"""Curves of training runs: a figure of the log over updates, tokens or time, from the files of ``--metrics-file``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq.errors import UserError, read_failure
+from fairseq.logging.recorders import parse_entry
+from fairseq.system.opening import read_regular
+
+AXES = {"updates": "updates", "tokens": "tokens read", "hours": "time of training (hours)"}
+BITS = "bits per target"
+UNITS = {
+    **dict.fromkeys(("loss", "nll_loss", "best_loss", "rare_loss", "near_loss", "far_loss"), BITS),
+    **dict.fromkeys(("generator_loss", "discriminator_loss"), "bits per token"),
+    "wps": "tokens per second",
+    "ups": "updates per second",
+    "mfu": "% of the peak",
+    "clip": "% of updates",
+    "wpb": "tokens",
+    "bsz": "rows",
+    **dict.fromkeys(("train_wall", "wall"), "seconds"),
+}
+TRAINING = ("train_inner", "train")  # tags; the others are validation splits
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A figure of a run, or the mean of several runs that differ in their seeds only.
+
+    Attributes:
+        name: the label.
+        x: places, ascending, [n].
+        values: figure of each run at each place, [runs, n].
+        stages: places at which a stage of staged training began, without the first.
+        is_training: the metric is of training, not of a validation.
+    """
+
+    name: str
+    x: np.ndarray
+    values: np.ndarray
+    stages: tuple[float, ...] = ()
+    is_training: bool = False
+
+    @property
+    def mean(self) -> np.ndarray:
+        """Mean of the runs at each place, [n]."""
+        return self.values.mean(0)
+
+    @property
+    def lowest(self) -> np.ndarray:
+        """Lowest value of each run, [runs]."""
+        return self.values.min(1)
+
+    def reaches(self, value: float) -> np.ndarray:
+        """The place where each run first falls to *value*, interpolated linearly; NaN where it does not, [runs]."""
+        return np.array([_crossing(self.x, run, value) for run in self.values])
+
+
+def read_curve(argument: str, split: str, figure: str, axis: str) -> Curve:
+    """Read the curve of *argument*, ``FILE`` or ``NAME=FILE,FILE,…`` with one file per seed.
+
+    Args:
+        argument: the files of ``--metrics-file``.
+        split: tag of the entries: a validation split, ``train_inner`` for intervals or ``train`` for epochs.
+        figure: name of the figure.
+        axis: one of :data:`AXES`. Of several runs, the mean place of each entry is taken.
+
+    Raises:
+        UserError: a file is missing or damaged, or has no such figures.
+    """
+    name, _, files = argument.rpartition("=")
+    runs = [_read_run(path, split, figure, axis) for path in files.split(",")]
+    updates = runs[0][0]
+    for run in runs[1:]:  # the longest common beginning: an interrupted run has fewer entries
+        updates = updates[: len(run[0])]
+        if not np.array_equal(run[0][: len(updates)], updates):
+            raise UserError(f"{argument}: figures are from different updates; draw these runs separately")
+    length = len(updates)
+    places = np.mean([places[:length] for _, places, _, _ in runs], axis=0)
+    values = np.stack([values[:length] for _, _, values, _ in runs])
+    label = (name or Path(files).stem).encode("utf-8", "backslashreplace").decode()  # fonts have no lone surrogates
+    return Curve(label, places, values, runs[0][3], split in TRAINING)
+
+
+def axis_label(metric: str, splits: Sequence[str]) -> str:
+    """Label of the axis of *metric*, with its unit and, if there is one split, its name."""
+    unit = f" ({UNITS[metric]})" if metric in UNITS else ""
+    return f"{metric}{f' of {splits[0]}' if len(splits) == 1 else ''}{unit}"
+
+
+def _read_run(path: str, split: str, figure: str, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
+    """Updates [n], places on *axis* [n], values of *figure* [n] and beginnings of stages of one run."""
+    entries = _entries(path)
+    updates, places = _progress(entries, axis)
+    chosen = [entry for entry in entries if entry["tag"] == split and isinstance(entry.get(figure), int | float)]
+    if not chosen:
+        raise UserError(f"{path}: has no figure {figure!r} of {split!r}; it has {_available(entries)}")
+    at = np.array([entry["step"] for entry in chosen], float)
+    values = np.array([entry[figure] for entry in chosen], float)
+    numbers = [(entry["step"], entry["stage"]) for entry in entries if "stage" in entry]
+    begins = [last for (last, before), (_, after) in zip(numbers, numbers[1:], strict=False) if after != before]
+    return at, np.interp(at, updates, places), values, tuple(np.interp(begins, updates, places))
+
+
+def _entries(path: str) -> list[Entry]:
+    """The entries of the file *path*; a last line that was cut off is ignored."""
+    try:
+        lines = read_regular(path).split(b"\n")
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; give a file of --metrics-file") from None
+    entries = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            entries.append(parse_entry(line))
+        except ValueError as error:
+            raise UserError(f"{path}: not a file of --metrics-file (line {number}: {error})") from None
+    return entries
+
+
+def _progress(entries: Sequence[Entry], axis: str) -> tuple[np.ndarray, np.ndarray]:
+    """Updates and places on *axis*, to interpolate between, both [m]."""
+    steps, places = [0.0], [0.0]
+    for entry in entries:
+        step = float(entry["step"])
+        if axis == "tokens":
+            # Only intervals of training count tokens; wpb is their mean number in an update.
+            if entry["tag"] != "train_inner" or step <= steps[-1]:
+                continue
+            place = places[-1] + _number(entry, "wpb") * (step - steps[-1])
+        elif axis == "hours":
+            place = _number(entry, "wall") / 3600
+        else:
+            place = step
+        if math.isfinite(place):
+            steps.append(step)
+            places.append(place)
+    return np.array(steps), np.array(places)
+
+
+def _number(entry: Entry, name: str) -> float:
+    """The number *name* of an entry; NaN where it has none, or null."""
+    value = entry.get(name)
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _available(entries: Sequence[Entry]) -> str:
+    found: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        names = [name for name, value in entry.items() if isinstance(value, int | float) and name != "step"]
+        found.setdefault(entry["tag"], {}).update(dict.fromkeys(names))
+    return "; ".join(f"of {tag!r} {', '.join(names)}" for tag, names in found.items()) or "no entries"
+
+
+def _crossing(x: np.ndarray, values: np.ndarray, value: float) -> float:
+    below = np.flatnonzero(values <= value)
+    if not len(below):
+        return math.nan
+    i = int(below[0])
+    if i == 0 or values[i - 1] == values[i]:
+        return float(x[i])
+    share = (values[i - 1] - value) / (values[i - 1] - values[i])
+    return float(x[i - 1] + share * (x[i] - x[i - 1]))

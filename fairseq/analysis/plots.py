@@ -1,0 +1,334 @@
+"""Plots of evaluation results. matplotlib, an optional dependency, is imported on demand."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq.analysis.attention_maps import AtPosition, AttentionMaps
+from fairseq.analysis.curves import Curve
+from fairseq.analysis.fonts import choose_fonts
+from fairseq.analysis.recl import ContextLosses, Gains
+from fairseq.errors import UserError
+from fairseq.evaluation.labels import without_overlap
+from fairseq.notes.study import Note
+from fairseq.system.files import atomic_file
+
+# Okabe and Ito's colour-blind-safe palette; dashes and markers differ, too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+NEAREST = 24  # tokens labelled on the axis
+STRONGEST = 5  # tokens labelled beside their weight
+CURVE_FORMATS = (".png", ".svg", ".pdf")
+MOST_ROWS = 60  # of a map with names
+DISTANCE = "distance (tokens; 0: the token just read)"
+MOST_MARKERS = 60  # of a curve, at full size
+FLOOR = 1e-3  # lower end of a map's colour scale, as a share of the largest weight
+
+
+def require(flag: str) -> None:
+    """Check that matplotlib is installed, before any work is done.
+
+    Raises:
+        UserError: matplotlib is missing; the message names *flag*.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError(f"{flag}: plots need matplotlib; install the [plots] extra: pip install 'fairseq-short[plots]'")
+
+
+def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], threshold: float | None) -> None:
+    """Plot gains over pairs of contexts, one line per model, one panel per r (Figure 3).
+
+    Args:
+        threshold: None: gains in perplexity, as in the paper's figure; a number: relative gains in percent with their
+            standard errors, on a logarithmic axis, and a line at this threshold. Gains of exactly zero are left out.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    figure = _figure(4.2 * len(gains) + 0.6, 4.2)
+    pairs = [f"{a}→{b}" for a, b in zip(measured.contexts, measured.contexts[1:], strict=False)]
+    places = np.arange(len(pairs))
+    panels = figure.subplots(1, len(gains), squeeze=False, sharey=threshold is not None)[0]
+    for panel, gain in zip(panels, gains, strict=True):
+        for i, name in enumerate(measured.names):
+            if threshold is None:
+                panel.plot(places, gain.absolute[i], label=_escaped(name), **_line(i))
+            else:
+                shown = np.where(gain.relative[i] > 0, 100 * gain.relative[i], np.nan)
+                panel.errorbar(places, shown, 100 * gain.errors[i], label=_escaped(name), elinewidth=0.8, **_line(i))
+        share = "all positions" if gain.top_r == 1 else f"hardest {100 * gain.top_r:g} % of positions"
+        panel.set_title(f"r = {gain.top_r:g} ({share})", fontsize=10)
+        _few_ticks(panel, places, pairs)
+        panel.set_xlabel("context, from → to (tokens)")
+        panel.grid(alpha=0.3)
+        if threshold is not None:
+            panel.set_yscale("log")
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter("")
+            panel.axhline(100 * threshold, color="#666666", linestyle=":", label=f"threshold {100 * threshold:g} %")
+    panels[0].set_ylabel("gain in perplexity" if threshold is None else "relative gain in perplexity (%)")
+    panels[0].legend(fontsize=9)
+    _save(figure, path)
+
+
+def draw_perplexities(path: Path, measured: ContextLosses) -> None:
+    """Plot perplexity over context length, one line per model, without a baseline (Figure 4).
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    figure = _figure(6.4, 4.2)
+    panel = figure.subplots()
+    for i, (name, values) in enumerate(zip(measured.names, measured.perplexities(), strict=True)):
+        panel.plot(measured.contexts, values, label=_escaped(name), **_line(i))
+    panel.set_xlabel("context length (tokens)")
+    panel.set_ylabel("perplexity")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=9)
+    _save(figure, path)
+
+
+def draw_distances(path: Path, maps: AttentionMaps) -> None:
+    """Plot every head's mean attention over distance: one row per head, grouped by layer (Figure 5).
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    layers, heads, _ = maps.attention.shape
+    figure = _figure(9, _map_height(layers * heads))
+    panel = figure.subplots()
+    image = _draw_map(panel, _visible(maps.given_reach(maps.attention)))
+    figure.colorbar(image, ax=panel, label="mean weight (log scale)", fraction=0.05, pad=0.02)
+    panel.set_title(
+        f"attention of {heads} heads a layer, head 0 on top; mean of {maps.queries:,} positions", fontsize=10
+    )
+    _save(figure, path)
+
+
+def draw_terms(path: Path, maps: AttentionMaps) -> None:
+    """Plot the same for each term of the attention score alone, its softmax taken over the span (Figure 7).
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    titles = {"a": "content", "b": "content and position", "c": "content bias", "d": "position bias"}
+    layers, heads, _ = maps.attention.shape
+    figure = _figure(16, _map_height(layers * heads))
+    panels = figure.subplots(1, len(maps.terms), sharey=True, squeeze=False)[0]
+    span = _visible(maps.attention).shape[2]
+    values = {name: maps.given_reach(term)[..., :span] for name, term in maps.terms.items()}
+    scale = np.stack(list(values.values()))
+    for panel, name in zip(panels, sorted(values), strict=True):
+        image = _draw_map(panel, values[name], scale)
+        panel.set_title(f"term ({name}): {titles[name]}", fontsize=10)
+        panel.label_outer()
+    figure.colorbar(image, ax=list(panels), label="mean weight (log scale)", fraction=0.02, pad=0.01)
+    _save(figure, path)
+
+
+def draw_position(path: Path, at: AtPosition, heads: Sequence[tuple[int, int]]) -> None:
+    """Plot the attention of (layer, head) pairs at one position: the whole span, and the nearest words (Figure 6).
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    span = len(at.words)
+    near = min(NEAREST, span)
+    figure = _figure(12, 2.4 * len(heads) + 1)
+    panels = figure.subplots(len(heads), 2, squeeze=False, width_ratios=(3, 2))
+    for (whole, close), (layer, head) in zip(panels, heads, strict=True):
+        weights = at.weights[layer, head]
+        whole.vlines(np.arange(span), 0, weights, color=COLOURS[0], linewidth=max(0.6, min(4, 300 / span)))
+        whole.set_xlim(span - 0.5, -0.5)
+        whole.set_ylim(0, 1.25 * float(weights.max()))
+        _name_strongest(whole, weights, at.words)
+        whole.set_ylabel(f"layer {layer}, head {head}\nattention weight")
+        close.bar(np.arange(near), weights[:near], color=COLOURS[1])
+        close.set_xlim(near - 0.5, -0.5)
+        close.set_ylim(0)
+        close.set_ylabel("attention weight")
+        close.set_xticks(np.arange(near), [_shown(word) for word in at.words[:near]], rotation=90, fontsize=8)
+    panels[-1, 0].set_xlabel(DISTANCE)
+    panels[-1, 1].set_xlabel(f"the last {near} tokens")
+    figure.suptitle(f"attention when token {at.position:,}, “{_shown(at.target, 30)}”, is predicted", fontsize=11)
+    _save(figure, path)
+
+
+def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple[int, int]]) -> None:
+    """Plot the attention of (layer, head) pairs over distance, one row per position (the rows of Figure 6).
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    span = max(len(at.words) for at in rows)
+    figure = _figure(12, len(heads) * _map_height(len(rows), 0.2))
+    panels = figure.subplots(len(heads), 1, squeeze=False, sharex=True)[:, 0]
+    step = -(-len(rows) // MOST_ROWS)
+    for panel, (layer, head) in zip(panels, heads, strict=True):
+        values = np.full((len(rows), span), np.nan)  # of tokens before the beginning, which stay white
+        for row, at in zip(values, rows, strict=True):
+            row[: len(at.words)] = at.weights[layer, head]
+        image = _draw_rows(panel, values, values[~np.isnan(values)])
+        panel.set_xlim(span - 0.5, -0.5)
+        names = [f"{_shown(at.target)}  {at.position:,}" for at in rows]
+        panel.set_yticks(range(0, len(rows), step), names[::step], fontsize=7)
+        panel.set_title(f"layer {layer}, head {head}", fontsize=10)
+        figure.colorbar(image, ax=panel, label="weight (log scale)", fraction=0.05, pad=0.02)
+    panels[-1].set_xlabel(DISTANCE)
+    figure.supylabel("predicted token and its position", fontsize=10)
+    _save(figure, path)
+
+
+def draw_notes(path: Path, notes: Sequence[Note], places: np.ndarray, named: int = 60) -> None:
+    """Plot *notes* at *places* [n, 2], coloured by occurrences; up to *named* of the first points are labelled.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    figure = _figure(9, 8)
+    panel = figure.subplots()
+    taken = np.log10([max(note.taken, 1) for note in notes])
+    points = panel.scatter(places[:, 0], places[:, 1], c=taken, s=10, cmap="viridis")
+    figure.colorbar(points, label="occurrences that the note was made from (log₁₀)")
+    # A little below the size of the map in points on paper, so that labels keep apart.
+    span = np.maximum(places.max(0) - places.min(0), 1e-12)
+    on_paper = (places - places.min(0)) / span * (440, 500)
+    words = [_shown(note.word, 20) for note in notes]
+    for number in without_overlap(on_paper, words, 7, named):
+        panel.annotate(words[number], places[number], (2, 2), textcoords="offset points", fontsize=7)
+    panel.set_xlabel("first principal component")
+    panel.set_ylabel("second principal component")
+    _save(figure, path)
+
+
+def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: float | None, splits: int = 1) -> None:
+    """Plot the mean of each of *curves*, with the range of its runs; dotted lines are beginnings of stages.
+
+    Args:
+        path: a file of one of :data:`CURVE_FORMATS`.
+        curves: one line each; validations have markers, training is pale.
+        x: label of the axis.
+        y: label of the axis.
+        reach: value of a horizontal line; None: no line.
+        splits: neighbouring curves that are of one run, and of one colour.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    figure = _figure(7, 4.5)
+    panel = figure.subplots()
+    for i, curve in enumerate(curves):
+        line = {**_line(i // splits), "markersize": 2 if len(curve.x) > MOST_MARKERS else 4}
+        if curve.is_training:
+            line |= {"marker": None, "alpha": 0.55 if splits > 1 else 1.0}
+        panel.plot(curve.x, curve.mean, label=_escaped(curve.name), **line)
+        if len(curve.values) > 1:
+            panel.fill_between(
+                curve.x, curve.values.min(0), curve.values.max(0), color=line["color"], alpha=0.2, linewidth=0
+            )
+    for number, place in enumerate(sorted({place for curve in curves for place in curve.stages})):
+        panel.axvline(place, color="#666666", linestyle=":", label="" if number else "next stage")
+    if reach is not None:
+        panel.axhline(reach, color="#666666", linewidth=0.8, label=f"{reach:g}")
+    panel.set_xlabel(x)
+    panel.set_ylabel(_escaped(y))
+    if max(curve.x[-1] for curve in curves) >= 10_000:
+        from matplotlib.ticker import EngFormatter
+
+        panel.xaxis.set_major_formatter(EngFormatter())  # 100 k, 1 M
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=9)
+    _save(figure, path, path.suffix[1:])
+
+
+def _figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, path: Path, kind: str = "png") -> None:
+    choose_fonts(figure)
+    with atomic_file(path, "--results-path") as file:
+        figure.savefig(file, format=kind, dpi=120)
+
+
+def _line(i: int) -> dict[str, Any]:
+    style = ("-", "--", "-.", ":")[i // len(COLOURS) % 4]
+    return {
+        "color": COLOURS[i % len(COLOURS)],
+        "marker": MARKERS[i % len(MARKERS)],
+        "linestyle": style,
+        "markersize": 4,
+    }
+
+
+def _few_ticks(panel: Any, places: np.ndarray, labels: Sequence[str], most: int = 12) -> None:
+    """At most *most* of *labels* on the x axis."""
+    step = -(-len(labels) // most)
+    panel.set_xticks(places[::step], labels[::step], rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
+
+
+def _map_height(rows: int, each: float = 0.13) -> float:
+    return min(14.0, max(2.6, 1.2 + each * rows))
+
+
+def _visible(values: np.ndarray) -> np.ndarray:
+    """*values* [L, H, D] up to the largest distance with nonzero attention."""
+    return values[..., : int(np.flatnonzero(values.any(axis=(0, 1)))[-1]) + 1]
+
+
+def _draw_map(panel: Any, values: np.ndarray, scale: np.ndarray | None = None) -> Any:
+    """Draw *values* [L, H, D], one row per head, layer 0 on top; the colours span *scale* (default: *values*)."""
+    layers, heads, span = values.shape
+    image = _draw_rows(panel, values.reshape(-1, span), values if scale is None else scale)
+    for layer in range(1, layers):
+        panel.axhline(layer * heads - 0.5, color="white", linewidth=0.8)
+    panel.set_yticks([layer * heads + (heads - 1) / 2 for layer in range(layers)], range(layers))
+    panel.set_ylabel("layer")
+    panel.set_xlabel(DISTANCE)
+    return image
+
+
+def _draw_rows(panel: Any, rows: np.ndarray, scale: np.ndarray) -> Any:
+    """Draw *rows* [R, D] of weights by distance, the first on top; the logarithmic colours span *scale*."""
+    from matplotlib.colors import LogNorm
+
+    highest = float(scale.max())
+    lowest = max(FLOOR * highest, min(float(scale[scale > 0].min()), highest / 10))
+    norm = LogNorm(lowest, highest, clip=True)
+    extent = (-0.5, rows.shape[1] - 0.5, len(rows) - 0.5, -0.5)
+    return panel.imshow(rows, aspect="auto", norm=norm, cmap="viridis", interpolation="nearest", extent=extent)
+
+
+def _name_strongest(panel: Any, weights: np.ndarray, words: Sequence[str]) -> None:
+    """Label the largest weights with their words; labels that would overlap are left out."""
+    named: list[int] = []
+    for place in np.argsort(-weights, kind="stable"):
+        if len(named) == STRONGEST or weights[place] < weights.max() / 10:
+            return
+        if all(abs(place - other) > len(weights) / 9 for other in named):
+            named.append(int(place))
+            panel.annotate(
+                _shown(words[place]),
+                (place, weights[place]),
+                (0, 2),
+                textcoords="offset points",
+                fontsize=8,
+                ha="center",
+            )
+
+
+def _shown(word: str, longest: int = 14) -> str:
+    """*word* as a label: truncated and escaped."""
+    return _escaped(word if len(word) <= longest else word[: longest - 1] + "…")
+
+
+def _escaped(text: str) -> str:
+    """*text* with dollar signs escaped, which matplotlib reads as mathematics."""
+    return text.replace("$", r"\$")

@@ -1,4 +1,0 @@
-"""What plug-ins and scripts written for fairseq 0.9 to 0.12 import, in terms of this package.
-
-Nothing in this package imports it. :mod:`fairseq.former_names` lists the names under which it is found.
-"""

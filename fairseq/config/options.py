@@ -1,0 +1,318 @@
+"""The parsers of the commands, made from the registries.
+
+A parser knows at first only the flags that choose parts (``--arch``, ``--task``, …). Once they are read, the chosen
+parts' own flags join. What the user leaves open is filled from ``--config``, the architecture and the dataclasses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fairseq.config import fields
+from fairseq.config.command_parsers import (
+    get_attention_parser,
+    get_average_parser,
+    get_classify_parser,
+    get_eval_lm_parser,
+    get_export_parser,
+    get_finetune_parser,
+    get_generation_parser,
+    get_harness_parser,
+    get_import_parser,
+    get_interactive_generation_parser,
+    get_merge_parser,
+    get_notes_parser,
+    get_plot_parser,
+    get_preprocessing_parser,
+    get_recl_parser,
+    get_symbols_parser,
+    get_tokenize_parser,
+    get_training_parser,
+    get_validation_parser,
+)
+from fairseq.config.parser import CHOICES, Choice, Parser, title_of
+from fairseq.config.settings import DEFAULT_BATCH_SIZE
+from fairseq.config.settings_file import for_another_run, read_yaml
+from fairseq.config.unused_flags import add_unused_flags, check_architecture
+from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message
+from fairseq.interop.fairseq.plugins import import_user_module
+from fairseq.system.allocator import keep_freed_memory
+from fairseq.system.terminal import open_standard_streams, printable, protect_terminal
+
+__all__ = [
+    "Parser",
+    "get_attention_parser",
+    "get_average_parser",
+    "get_classify_parser",
+    "get_eval_lm_parser",
+    "get_export_parser",
+    "get_finetune_parser",
+    "get_generation_parser",
+    "get_harness_parser",
+    "get_import_parser",
+    "get_interactive_generation_parser",
+    "get_merge_parser",
+    "get_notes_parser",
+    "get_plot_parser",
+    "get_preprocessing_parser",
+    "get_recl_parser",
+    "get_symbols_parser",
+    "get_tokenize_parser",
+    "get_training_parser",
+    "get_validation_parser",
+    "parse_args_and_arch",
+    "run_command",
+]
+
+
+def parse_args_and_arch(
+    parser: argparse.ArgumentParser,
+    input_args: Sequence[str] | None = None,
+    parse_known: bool = False,
+    modify_parser: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> Any:
+    """Parse a command line, let the chosen parts add their flags, and fill in what is left open.
+
+    Args:
+        parser: one of this module's parsers.
+        input_args: the command line; that of the process when None.
+        parse_known: return also what is not understood.
+        modify_parser: called with the parser before it parses.
+
+    Returns:
+        A ``Namespace``; with *parse_known* the namespace and a list.
+
+    Raises:
+        UserError: the command line is wrong.
+    """
+    argv = list(sys.argv[1:] if input_args is None else input_args)
+    chosen = _first_look(argv) if getattr(parser, "settings_file", True) else {}
+    if "user_dir" in chosen and chosen["user_dir"]:
+        import_user_module(str(chosen["user_dir"]))
+    recipe, objective = _recipe(parser, chosen), _objective(parser, chosen)
+    chosen = {**recipe, **objective, **chosen}
+    parts = _choose(parser, chosen)
+    defaults: dict[str, Any] = {}
+    for name, part in parts:
+        defaults.update(_add_part_flags(parser, name, part))
+    defaults.update(recipe)
+    if "arch" in getattr(parser, "choices", []) and {"-h", "--help"} & set(argv):
+        _show_architecture(parser, chosen, {**recipe, **objective})
+    if modify_parser is not None:
+        modify_parser(parser)
+    if getattr(parser, "takes_unused", False):  # last: a part may have a flag of that name
+        add_unused_flags(parser)
+    # argparse would give an optional positional its default at the first flag, and reject `CHECKPOINT --cpu TEXT`.
+    optional = any(not action.option_strings and action.nargs == "?" for action in parser._actions)
+    parse = parser.parse_known_intermixed_args if optional else parser.parse_known_args
+    args, unknown = parse(argv)
+    if getattr(parser, "unread", []):
+        print(f"note: {', '.join(parser.unread)}: no effect here", file=sys.stderr)  # type: ignore[attr-defined]
+    if unknown and not parse_known:
+        parser.error(f"unrecognized arguments: {unknown[0]}")
+    _check_names(parser, args)
+    _fill(parser, args, chosen, [part for _, part in parts], defaults)
+    return (args, unknown) if parse_known else args
+
+
+def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable[[], Parser]) -> None:
+    """Parse the process's command line and run *main* as :func:`run_program` does."""
+    run_program(lambda: main(parse_args_and_arch(make_parser())))
+
+
+def run_program(program: Callable[[], Any]) -> None:
+    """Run *program*; a user's mistake is one line on stderr and exit code 2."""
+    open_standard_streams()
+    keep_freed_memory()
+    protect_terminal()
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # until here it ended the process: imports are done
+    try:
+        program()
+        sys.stdout.flush()
+    except UserError as error:
+        fail(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        fail(out_of_memory_message(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            fail(f"{str(error.filename)[:80]}…: {error.strerror}; give another path")
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG):
+            raise
+        print(f"{Path(sys.argv[0]).name}: error: the output cannot be written ({error.strerror})", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(2)  # what is still in stdout's buffer would fail again
+
+
+def fail(message: str) -> NoReturn:
+    """Print *message* as one line on stderr, and exit with code 2."""
+    print(f"{Path(sys.argv[0]).name}: error: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+def _first_look(argv: list[str]) -> dict[str, Any]:
+    """What of *argv*, and of the --config file it names, decides which other flags there are."""
+    look = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    look.error = _ignore  # type: ignore[method-assign, assignment]
+    look.add_argument("--config")
+    look.add_argument("--user-dir")
+    look.add_argument("--lr", "--learning-rate", dest="lr")
+    look.add_argument("--max-lr")
+    look.add_argument("--adaptive-softmax-cutoff")
+    for choice in CHOICES.values():
+        look.add_argument(fields.flag_name(choice.name), *choice.aliases, dest=choice.name)
+    given = vars(look.parse_known_args(argv)[0])
+    return {**(read_yaml(given["config"]) if "config" in given else {}), **given}
+
+
+def _check_names(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Raise UserError for an empty file name, which would be the current folder, or one with a NUL character.
+
+    Flags of dataclasses check their text themselves.
+    """
+    for action in parser._actions:
+        value = getattr(args, action.dest, None)
+        name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and "\0" in text:
+                raise UserError(f"{name}: contains a NUL character; remove it")
+            if text == "" and action.type is None:
+                raise UserError(f"{name}: an empty value; give a name")
+
+
+def _ignore(message: str) -> None:
+    """The full parser will complain, and knows better."""
+
+
+def _choose(parser: argparse.ArgumentParser, chosen: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The parts that *chosen* names, or their defaults, each with its name."""
+    parts = []
+    for name in getattr(parser, "choices", []):
+        choice: Choice = CHOICES[name]
+        part = str(chosen.get(name, choice.default))
+        if name == "arch":
+            check_architecture(part)
+        parser.chosen[name] = part  # type: ignore[attr-defined]
+        found = choice.part(part)
+        if name != "task" or "arch" in parser.choices:  # type: ignore[attr-defined]
+            parts.append((part, found))
+    return parts
+
+
+def _add_part_flags(parser: argparse.ArgumentParser, name: str, part: Any) -> dict[str, Any]:
+    """Add the flags of *part*; returns the defaults that its ``add_args`` names, which wait for ``--config``."""
+    cls = getattr(part, "config_class", None)
+    title = getattr(part, "__name__", name) if cls is None else title_of(cls, name)
+    group = parser.add_argument_group(title, argument_default=argparse.SUPPRESS)
+    if cls is not None:
+        fields.add_flags(group, cls)
+    if not hasattr(part, "add_args"):
+        return {}
+    from fairseq.models import BaseFairseqModel
+
+    ours = list(parser._actions)
+    is_model = isinstance(part, type) and issubclass(part, BaseFairseqModel)
+    part.add_args(group if is_model else parser)  # what a model's flags leave open, the architecture fills in
+    defaults = {}
+    for action in parser._actions:
+        if action not in ours and action.default is not argparse.SUPPRESS:
+            text = isinstance(action.default, str)
+            defaults[action.dest] = parser._get_value(action, action.default) if text else action.default
+            action.default = argparse.SUPPRESS
+    return defaults
+
+
+def _recipe(parser: argparse.ArgumentParser, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Optimizer, schedule and clipping of the architecture, where the user chooses none of these."""
+    if "optimizer" not in getattr(parser, "choices", []):
+        return {}  # before the import: commands of text need not load torch
+    from fairseq.models.recipes import CHOICES as RATES
+    from fairseq.models.recipes import recipe_of
+
+    if set(RATES) & chosen.keys():
+        return {}
+    return recipe_of(str(chosen.get("arch", CHOICES["arch"].default)))
+
+
+def _objective(parser: argparse.ArgumentParser, chosen: Mapping[str, Any]) -> Mapping[str, str]:
+    """Task and criterion of the architecture, where the user chooses none."""
+    if "criterion" not in getattr(parser, "choices", []):
+        return {}
+    from fairseq.models.recipes import objective_of
+
+    known = {name: chosen[name] for name in ("task", "adaptive_softmax_cutoff") if name in chosen}
+    return objective_of(str(chosen.get("arch", CHOICES["arch"].default)), known)
+
+
+def _show_architecture(parser: argparse.ArgumentParser, chosen: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+    """Let ``--help`` show the defaults of the chosen architecture and of its recipe."""
+    from fairseq.models import ARCHITECTURES
+
+    parser.recommended.update({name: str(recipe[name]) for name in CHOICES if name in recipe})  # type: ignore
+    filled = argparse.Namespace(**recipe)
+    ARCHITECTURES[str(chosen.get("arch", CHOICES["arch"].default))].fill(filled)
+    parser.show_defaults(vars(filled))  # type: ignore[attr-defined]
+
+
+def _from_file(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
+    """The settings in the --config file at *path*, by the names that parsing gives them."""
+    known = {action.dest: action.dest for action in parser._actions}
+    for action in parser._actions:
+        names = action.option_strings
+        if isinstance(action, argparse.BooleanOptionalAction):
+            names = names[:1]
+        known.update((name.lstrip("-").replace("-", "_"), action.dest) for name in names)
+    settings = {}
+    for name, value in read_yaml(path).items():
+        if name not in known:
+            raise UserError(f"--config {path}: {name}: no such setting; {nearest(name, known)}")
+        settings[known[name]] = value
+    return settings
+
+
+def _fill(
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    chosen: dict[str, Any],
+    parts: list[Any],
+    defaults: dict[str, Any],
+) -> None:
+    """Complete *args*: what is given, then --config, a plug-in's *defaults*, the architecture, the dataclasses'."""
+    from_file = _from_file(parser, args.config) if hasattr(args, "config") else {}
+    if hasattr(args, "save_dir"):
+        from_file = for_another_run(from_file, args.save_dir)
+    for name, value in {**defaults, **from_file}.items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
+    args.__dict__.pop("config", None)
+    for name in getattr(parser, "choices", []):
+        setattr(args, name, str(chosen.get(name, CHOICES[name].default)))
+    if hasattr(args, "arch"):
+        from fairseq.models import ARCHITECTURES
+
+        ARCHITECTURES[args.arch].fill(args)
+    for settings in [*getattr(parser, "configs", []), *(getattr(part, "config_class", None) for part in parts)]:
+        if settings is not None:
+            fields.fill(args, settings)
+    if "arch" in getattr(parser, "choices", []) and args.max_tokens is None and args.batch_size is None:
+        args.batch_size = DEFAULT_BATCH_SIZE
+    if getattr(args, "fp16", False) and getattr(args, "bf16", False):
+        raise UserError("--fp16 --bf16: choose one of the two")
+    if getattr(args, "memory_efficient_fp16", False):
+        if getattr(args, "bf16", False):
+            raise UserError("--memory-efficient-fp16 --bf16: choose one of the two")
+        args.fp16 = True

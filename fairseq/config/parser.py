@@ -1,0 +1,237 @@
+"""The argument parser of the commands: flags of dataclasses and registered parts, help, and one-line errors."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import importlib
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fairseq import __version__
+from fairseq.config import fields
+from fairseq.config.fields import LARGEST_INT, shortened
+from fairseq.config.registry import Registry
+from fairseq.errors import UserError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A flag that chooses a registered part."""
+
+    name: str
+    registry: str
+    default: str
+    help: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        return fields.flag_name(self.name)
+
+    def parts(self) -> Registry[Any]:
+        """The registry, which is imported only now."""
+        module, attribute = self.registry.split(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def part(self, name: str) -> Any:
+        """The class called *name*; for an architecture its model.
+
+        Raises:
+            UserError: there is none.
+        """
+        part = self.parts()[name]
+        return _models()[part.model] if self.name == "arch" else part
+
+
+CHOICES = {
+    "task": Choice("task", "fairseq.tasks:TASKS", "language_modeling", "task"),
+    "arch": Choice("arch", "fairseq.models:ARCHITECTURES", "transformer_lm", "architecture", ("-a",)),
+    "criterion": Choice("criterion", "fairseq.criterions:CRITERIONS", "cross_entropy", "loss function"),
+    "optimizer": Choice("optimizer", "fairseq.optim:OPTIMIZERS", "nag", "optimizer"),
+    "lr_scheduler": Choice(
+        "lr_scheduler", "fairseq.optim.lr_scheduler:LR_SCHEDULERS", "fixed", "learning-rate schedule"
+    ),
+}
+
+
+class Formatter(argparse.HelpFormatter):
+    """Help with a usage line of what is required, and with examples left as they are written."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+    def _format_usage(
+        self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any], prefix: str | None
+    ) -> str:
+        words = [self._prog]
+        for action in actions:
+            shown = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+            if not action.option_strings:
+                words.append(f"[{shown}]" if action.nargs == "?" else shown)
+            elif action.required:
+                words.append(f"{action.option_strings[0]} {shown}")
+        return f"usage: {' '.join(words)} [flags]\n\n"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line.
+
+    Args:
+        description: one sentence.
+        configs: dataclasses whose flags there always are.
+        choices: names of the flags that choose parts (see :data:`CHOICES`).
+        optional: dataclasses, and which of their fields, whose flags are accepted but whose defaults are not filled in:
+            a checkpoint's setting is the default.
+        examples: command lines that ``--help`` ends with.
+        hidden: fields whose flags are accepted for fairseq's sake, and not shown because the command does not read
+            them.
+        settings_file: whether ``--config`` names a YAML file with settings.
+        takes_unused: whether fairseq's flags without meaning here are taken.
+
+    Attributes:
+        chosen: what the command line chooses, by the name of the choice; set while it is parsed.
+        unread: the flags on the command line that nothing reads.
+        recommended: what the architecture chooses by default, by the name of the choice; set for ``--help``.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        configs: Sequence[type] = (),
+        choices: Sequence[str] = (),
+        optional: Sequence[tuple[Callable[[], type], Sequence[str]]] = (),
+        *,
+        examples: Sequence[str] = (),
+        hidden: Collection[str] = (),
+        settings_file: bool = True,
+        takes_unused: bool = False,
+    ) -> None:
+        super().__init__(
+            description=description,
+            epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
+            allow_abbrev=False,
+            conflict_handler="resolve",
+            formatter_class=Formatter,
+        )
+        self.configs = list(configs)
+        self.choices = list(choices)
+        self.settings_file = settings_file
+        self.takes_unused = takes_unused
+        self.chosen: dict[str, str] = {}
+        self.unread: list[str] = []
+        self.recommended: dict[str, str] = {}
+        self.add_argument("--version", action="version", version=version(), help="show the version")
+        if settings_file:
+            help = "YAML file of flags, without dashes; command-line flags override it"
+            self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)
+        for name in choices:
+            choice = CHOICES[name]
+            self.add_argument(
+                choice.flag, *choice.aliases, dest=name, metavar="NAME", default=argparse.SUPPRESS, help=choice.help
+            )
+        for cls in configs:
+            fields.add_flags(self.add_argument_group(title_of(cls)), cls)
+        for load, names in optional:
+            group = self.add_argument_group(title_of(load()))
+            fields.add_flags(group, load(), names, otherwise="the checkpoint's")
+        for action in self._actions:
+            if action.dest in hidden:
+                action.help = argparse.SUPPRESS
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
+        """Add an argument. A positional one that there is already, as in fairseq's tasks ``data``, stays as it is."""
+        for action in self._actions:
+            if not action.option_strings and args == (action.dest,):
+                return action
+        return super().add_argument(*args, **kwargs)
+
+    def show_defaults(self, values: Mapping[str, Any]) -> None:
+        """Show *values* as the defaults of their flags: an architecture's differ from the dataclass's."""
+        for action in self._actions:
+            if action.dest in values and action.help not in (None, argparse.SUPPRESS):
+                text = re.sub(r" \(default: [^()]*\)$", "", str(action.help))
+                action.help = f"{text} (default: {fields.shown(values[action.dest])})"
+
+    def format_help(self) -> str:
+        """The help text; each choice lists its values, those of plug-ins too."""
+        for name in self.choices:
+            choice = CHOICES[name]
+            for action in self._actions:
+                if action.dest == name:
+                    values = ", ".join(choice.parts())
+                    default = self.recommended.get(name, choice.default)
+                    action.help = f"{choice.help} (default: {default}): {values}".replace("%", "%%")
+        return super().format_help()
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a :class:`UserError`; an unknown flag gets the nearest one, or the part that it belongs to."""
+        unknown = re.match(r"unrecognized arguments: (\S+)", message)
+        if unknown and unknown[1].startswith("-"):
+            flag = unknown[1].split("=")[0]
+            raise UserError(self._owner(flag) or f"{flag}: no such flag; {self._close(flag)}")
+        flag = re.match(r"argument (\S+): (ignored explicit argument)?", message)
+        if flag and flag[2]:
+            raise UserError(f"{flag[1]}: takes no value; see --help")
+        raise UserError(f"{message.removeprefix('argument ')}; see --help")
+
+    def _owner(self, flag: str) -> str | None:
+        """The error for a flag of parts that are not chosen, if *flag* is one."""
+        for name in self.choices:
+            choice = CHOICES[name]
+            owners = [part for part in choice.parts() if flag in _flags(choice.part(part))]
+            if owners:
+                shown = ", ".join(owners[:3]) + (", …" if len(owners) > 3 else "")
+                chosen = self.chosen.get(name, choice.default)
+                return f"{flag}: belongs to {choice.flag} {shown}, not to {choice.flag} {chosen}"
+        return None
+
+    def _close(self, flag: str) -> str:
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        flags = [s for action in shown for s in action.option_strings if s.startswith("--")]
+        close = difflib.get_close_matches(flag, flags, n=2, cutoff=0.6)
+        return f"did you mean {' or '.join(close)}?" if close else "see --help"
+
+
+def version() -> str:
+    """Return what ``--version`` prints."""
+    return f"fairseq-short {__version__}"
+
+
+def title_of(cls: type, name: str | None = None) -> str:
+    """The title of a dataclass's flags: the beginning of its docstring, and the *name* it is registered under."""
+    first = (cls.__doc__ or cls.__name__).strip().splitlines()[0]
+    title = re.sub(r"^(The )?[Ss]ettings of (an? |the )?", "", re.split(r"[:;]|\.(?:\s|$)", first)[0])
+    title = title[:1].upper() + title[1:]
+    return f"{title} ({name})" if name else title
+
+
+def _flags(part: Any) -> set[str]:
+    """Every flag of the dataclass of *part*."""
+    cls = getattr(part, "config_class", None)
+    declared = dataclasses.fields(cls) if cls is not None else ()
+    return {flag for field in declared for flag in (fields.flag_name(field), *field.metadata.get("aliases", ()))}
+
+
+def _models() -> Registry[Any]:
+    return importlib.import_module("fairseq.models").MODELS
+
+
+def folder_path(text: str) -> Path:
+    """Return *text*, which must not be empty, as a path."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty value; give a folder")
+    return Path(text)
+
+
+def check_words(most: int | None) -> None:
+    """Raise UserError unless *most*, the value of ``--max-words``, is a count."""
+    if most is not None and not 1 <= most <= LARGEST_INT:
+        raise UserError(f"--max-words {shortened(most)}: must be from 1 to {LARGEST_INT}")

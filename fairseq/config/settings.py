@@ -1,0 +1,321 @@
+"""Settings of the commands, one dataclass a concern, and :class:`Settings`, which holds all of a command's.
+
+A command types its flat namespace once, at its entrance (:func:`fairseq.tasks.typed.typed_settings`), and hands the
+parts down. Below, only plug-ins read the namespace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fairseq.config.fields import flag
+from fairseq.config.registry import Registry, is_plugin
+
+S = TypeVar("S", bound="Settings")
+
+BREAK_MODES = ("none", "complete", "complete_doc", "eos")
+DEFAULT_BATCH_SIZE = 8  # rows, in training without --max-tokens
+DDP_BACKENDS = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp", "fully_sharded")
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """Kernels of other packages, read by models and optimizers too."""
+
+    no_apex: bool = flag(False, "do not use NVIDIA apex, even if it is installed")
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """Precision of matrix products, read by optimizers too."""
+
+    fp16: bool = flag(False, "float16 arithmetic with dynamic loss scaling, float32 parameters")
+    bf16: bool = flag(False, "bfloat16 arithmetic, float32 parameters")
+
+
+@dataclass(frozen=True)
+class CommonConfig(PrecisionConfig, KernelConfig):
+    """Device, precision and logging: read by every command that runs a model."""
+
+    seed: int = flag(1, "random seed", low=0)
+    cpu: bool = flag(False, "run on the CPU even if there is a GPU")
+    tf32: bool = flag(False, "TF32 instead of float32 matrix products on NVIDIA GPUs")
+    memory_efficient_fp16: bool = flag(False, "float16 parameters; Adam needs 12 bytes per parameter instead of 16")
+    compile: bool = flag(False, "compile the model with torch.compile")
+    fp16_init_scale: float = flag(128.0, "initial loss scale of --fp16", above=0)
+    fp16_scale_window: int | None = flag(
+        None,
+        "updates without overflow until the loss scale doubles (default: 16384 / processes / update-freq)",
+        low=1,
+    )
+    fp16_scale_tolerance: float = flag(
+        0.0,
+        "fraction of overflows tolerated before the loss scale is halved",
+        low=0,
+        high=1,
+    )
+    min_loss_scale: float = flag(1e-4, "loss scale below which training stops", above=0)
+    threshold_loss_scale: float | None = flag(None, "lower bound of the loss scale", above=0)
+    log_format: str | None = flag(
+        None,
+        "log format (default: tqdm on a terminal, else simple)",
+        choices=("tqdm", "simple", "json", "none"),
+    )
+    log_interval: int = flag(100, "updates between log lines; the first come earlier", low=1)
+    no_progress_bar: bool = flag(False, "log lines instead of a progress bar")
+    tensorboard_logdir: str = flag("", "folder for TensorBoard logs (needs the [tensorboard] extra)", metavar="DIR")
+    metrics_file: str = flag("", "JSON Lines file for the figures of the log", metavar="FILE")
+    log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE")
+    wandb_project: str | None = flag(None, "project of Weights & Biases (needs the [wandb] extra)", metavar="NAME")
+    user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Data and batches: splits, and how they are cut into batches."""
+
+    num_workers: int = flag(1, "batches prepared in the background for a GPU (0: none)", low=0, high=1024)
+    max_tokens: int | None = flag(None, "maximum tokens in a batch, per process", low=1)
+    batch_size: int | None = flag(
+        None,
+        f"maximum rows in a batch, per process (in training {DEFAULT_BATCH_SIZE} without --max-tokens)",
+        aliases=("--max-sentences",),
+        low=1,
+    )
+    required_batch_size_multiple: int = flag(8, "round batches above this many rows down to a multiple", low=1)
+    dataset_impl: str | None = flag(None, "data format; only mmap is supported", choices=("mmap",))
+    skip_invalid_size_inputs_valid_test: bool = flag(
+        False, "skip blocks longer than the model's positions when evaluating"
+    )
+    train_subset: str = flag("train", "training split", metavar="SPLIT")
+    valid_subset: str = flag("valid", "validation splits", metavar="SPLIT,…")
+    gen_subset: str = flag("test", "split to evaluate", metavar="SPLIT")
+    max_tokens_valid: int | None = flag(None, "maximum tokens in a validation batch (default: --max-tokens)", low=1)
+    batch_size_valid: int | None = flag(
+        None, "maximum rows in a validation batch (default: --batch-size)", aliases=("--max-sentences-valid",), low=1
+    )
+    max_valid_steps: int | None = flag(None, "maximum batches per validation", aliases=("--nval",), low=1)
+    curriculum: int = flag(0, "first epochs that keep the same order of batches", low=0)
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """Data and batches: the split that an evaluation reads as one stream of tokens."""
+
+    max_tokens: int | None = flag(None, "maximum tokens in a batch", low=1)
+    batch_size: int | None = flag(None, "maximum rows in a batch", aliases=("--max-sentences",), low=1)
+    gen_subset: str = flag("test", "split to evaluate", metavar="SPLIT")
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Processes: number, rendezvous and gradient reduction."""
+
+    distributed_world_size: int | None = flag(
+        None, "total number of processes (default: one per GPU; 1 with --cpu)", low=1
+    )
+    distributed_rank: int = flag(0, "rank of this node's first process, for manual launches", low=0)
+    nprocs_per_node: int | None = flag(
+        None,
+        "processes on this machine (default: one per GPU; all with --cpu)",
+        aliases=("--distributed-num-procs",),
+        low=1,
+    )
+    distributed_backend: str | None = flag(
+        None, "communication backend (default: nccl on GPUs, gloo on CPUs)", choices=("nccl", "gloo")
+    )
+    distributed_init_method: str | None = flag(None, "address of the rendezvous, e.g. tcp://host:port", metavar="URL")
+    distributed_port: int = flag(-1, "port of the rendezvous (-1: a free one)", low=-1, high=65535)
+    distributed_timeout: float = flag(
+        600.0, "seconds without a response before a process ends the job", above=0, high=10_000_000
+    )
+    distributed_no_spawn: bool = flag(False, "run as a single rank; start no other processes")
+    local_rank: int = flag(0, "GPU of this process", aliases=("--local_rank", "--device-id"), low=0)
+    ddp_backend: str = flag(
+        "c10d",
+        "c10d: overlapped gradient reduction; no_c10d: one after it; fully_sharded: parameters in parts",
+        choices=DDP_BACKENDS,
+    )
+    shard_group_size: int | None = flag(
+        None, "fully_sharded: processes that share one copy of the parameters (default: a node's)", low=2
+    )
+    cpu_offload: bool = flag(False, "fully_sharded: parameters and optimizer state in host memory")
+    checkpoint_activations: bool = flag(False, "recompute each layer's activations in the backward pass")
+    bucket_cap_mb: int = flag(25, "gradient bucket size in MB", low=1)
+    find_unused_parameters: bool = flag(False, "allow parameters that get no gradient in DistributedDataParallel")
+
+
+@dataclass(frozen=True)
+class RateConfig:
+    """Learning rate and number of updates, read by optimizers and schedules too."""
+
+    lr: list[float] = flag([0.25], "learning rate, or one for each epoch", aliases=("--learning-rate",), low=0)
+    max_update: int = flag(0, "maximum number of updates (0: no limit)", low=0)
+    min_lr: float = flag(-1.0, "stop training at this rate; minimum of cosine without --max-lr")
+    stop_min_lr: float | None = flag(None, "stop training after an epoch at this rate (default: --min-lr)")
+
+
+@dataclass(frozen=True)
+class OptimizationConfig(RateConfig):
+    """Training: length, learning rate and gradients."""
+
+    max_epoch: int = flag(0, "maximum number of epochs (0: no limit)", low=0)
+    stop_time_hours: float = flag(0.0, "maximum training time in hours (0: no limit)", low=0)
+    clip_norm: float = flag(0.0, "maximum gradient norm (0: no clipping)", low=0)
+    no_decay_on_norms_and_biases: bool = flag(False, "weight decay of matrices only, not of norms and biases")
+    average_weights_from: int | None = flag(
+        None,
+        "validate and save the average of weights from this update on",
+        low=1,
+        metavar="UPDATE",
+    )
+    skip_nonfinite: int = flag(0, "maximum updates to skip for an infinite or NaN loss or gradient", low=0)
+    oom_retry: bool = flag(False, "split and repeat batches that exceed memory (not with memory models)")
+    sentence_avg: bool = flag(False, "divide gradients by rows instead of tokens")
+    update_freq: list[int] = flag([1], "batches accumulated per update, or one number for each epoch", low=1)
+    stages: str | None = flag(
+        None,
+        "staged training: LENGTH:LAST_UPDATE of each stage, e.g. 128:140100,512:286000",
+        metavar="L:U,…",
+    )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Checkpoints and validation: what is saved, when, and where a run resumes."""
+
+    save_dir: str = flag("checkpoints", "checkpoint folder", metavar="DIR")
+    restore_file: str = flag(
+        "checkpoint_last.pt", "checkpoint to resume from, in --save-dir or elsewhere", metavar="FILE"
+    )
+    continue_once: str | None = flag(
+        None, "checkpoint to resume from while --save-dir has no checkpoint_last.pt", metavar="FILE"
+    )
+    finetune_from_model: str | None = flag(
+        None, "checkpoint, or its folder, to initialize weights from", metavar="FILE"
+    )
+    reset_optimizer: bool = flag(False, "ignore the checkpoint's optimizer state")
+    reset_lr_scheduler: bool = flag(False, "ignore the checkpoint's learning-rate schedule state")
+    reset_dataloader: bool = flag(False, "start at the beginning of the data")
+    reset_meters: bool = flag(False, "ignore the checkpoint's best score and times")
+    optimizer_overrides: str = flag("{}", "optimizer settings to change when resuming, a Python dict", metavar="DICT")
+    save_interval: int = flag(1, "epochs between checkpoints", low=1)
+    save_interval_minutes: float = flag(30.0, "minutes between saves of checkpoint_last.pt (0: no limit)", low=0)
+    save_interval_updates: int = flag(0, "updates between checkpoints (0: only after epochs)", low=0)
+    keep_interval_updates: int = flag(-1, "number of --save-interval-updates checkpoints to keep (-1: all)", low=-1)
+    keep_interval_updates_pattern: int = flag(
+        -1, "keep checkpoints at multiples of this update for good (-1: none)", low=-1
+    )
+    keep_best_checkpoints: int = flag(-1, "number of best checkpoints to keep (-1: one)", low=-1)
+    keep_last_epochs: int = flag(-1, "number of epoch checkpoints to keep (-1: all)", low=-1)
+    no_save: bool = flag(False, "save no checkpoints")
+    async_save: bool = flag(False, "write checkpoints in the background, from a copy in host memory")
+    no_epoch_checkpoints: bool = flag(False, "save only the last and best checkpoints")
+    no_last_checkpoints: bool = flag(False, "do not save checkpoint_last.pt")
+    no_save_optimizer_state: bool = flag(False, "save checkpoints without optimizer state")
+    validate_interval: int = flag(1, "epochs between validations", low=1)
+    validate_interval_updates: int = flag(0, "updates between validations (0: only after epochs)", low=0)
+    validate_after_updates: int = flag(0, "updates before the first validation", low=0)
+    disable_validation: bool = flag(False, "no validation")
+    best_checkpoint_metric: str = flag("loss", "validation figure that selects the best checkpoint")
+    maximize_best_checkpoint_metric: bool = flag(False, "largest figure is best")
+    patience: int = flag(-1, "validations without improvement before training stops (-1: no limit)", low=-1)
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """Profiling: the updates of a run that are traced."""
+
+    profile: str | None = flag(
+        None,
+        "updates after FROM, up to TO, to profile (without a value: 10:20)",
+        metavar="FROM:TO",
+        const="10:20",
+    )
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """Memory: settings that may differ at evaluation, because no parameter depends on them."""
+
+    mem_len: int = flag(0, "Transformer-XL: memory length in tokens (0: no recurrence)", low=0)
+    clamp_len: int = flag(-1, "Transformer-XL: maximum distinct distance in tokens (-1: no maximum)", low=-1)
+    same_length: bool = flag(False, "Transformer-XL: every query sees the last --mem-len keys", negative=True)
+
+
+@dataclass(frozen=True)
+class ChosenParts:
+    """Names of the registered parts; empty where a command has no such part."""
+
+    task: str = ""
+    arch: str = ""
+    criterion: str = ""
+    optimizer: str = ""
+    lr_scheduler: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a command that reads data with a model.
+
+    Attributes:
+        data_path: the data folder.
+        chosen: names of the registered parts.
+        task, model, criterion: their typed settings; None for a plug-in without a dataclass.
+        command: the command's own settings (:mod:`fairseq.config.command_settings`); None in training.
+        namespace: everything in fairseq's flat form, for plug-ins and for checkpoints.
+    """
+
+    common: CommonConfig
+    data: DataConfig
+    data_path: str
+    chosen: ChosenParts
+    task: Any
+    model: Any
+    criterion: Any
+    command: Any
+    namespace: argparse.Namespace
+
+    def changed(self: S, **values: Any) -> S:
+        """A copy in which the fields called as *values* have these values, in every part and in the namespace."""
+        parts: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            part = getattr(self, field.name)
+            if dataclasses.is_dataclass(part):
+                names = {own.name for own in dataclasses.fields(part)} & values.keys()
+                parts[field.name] = dataclasses.replace(part, **{name: values[name] for name in names})  # type: ignore
+        return dataclasses.replace(self, **parts, namespace=argparse.Namespace(**{**vars(self.namespace), **values}))
+
+    def given_to(self, cls: type, part: Any) -> Any:
+        """*part* for a class of this package, the namespace for a plug-in."""
+        return self.namespace if is_plugin(cls) else part
+
+
+@dataclass(frozen=True)
+class TrainingSettings(Settings):
+    """All settings of a training run."""
+
+    distributed: DistributedConfig
+    optimization: OptimizationConfig
+    checkpoint: CheckpointConfig
+    profiling: ProfileConfig
+    optimizer: Any
+    lr_scheduler: Any
+
+
+def chosen_part(registry: Registry[Any], kind: str, settings: Settings | argparse.Namespace) -> tuple[Any, Any]:
+    """The registered class that *settings* choose for *kind*, and what its constructor is given.
+
+    A class of this package is given its typed settings, a plug-in the namespace; where *settings* are a namespace,
+    both are given that.
+
+    Raises:
+        UserError: no part has that name.
+    """
+    if isinstance(settings, argparse.Namespace):
+        return registry[vars(settings)[kind]], settings
+    cls = registry[getattr(settings.chosen, kind)]
+    return cls, settings.given_to(cls, getattr(settings, kind))

@@ -1,0 +1,218 @@
+"""Choice of the next token, for a batch of prompts: sampling, the most probable token, beam search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fairseq.inference.predictor import Predictor
+
+Prompt = Sequence[int]
+Advance = tuple[int, list[int]]
+"""A row and its new final tokens: one per step; in beam search all of them in the last step."""
+
+COLDEST, HOTTEST = 1e-30, 1e30  # float32 quotients by temperatures beyond these overflow
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Length of a continuation and choice of its tokens.
+
+    Attributes:
+        max_tokens: number of tokens; an end of line counts as one and does not stop the text.
+        temperature: divisor of the logits; 0 chooses the most probable token.
+        top_k: sample from the k most probable tokens (0: all).
+        top_p: sample from the most probable tokens with this total probability (Holtzman et al. 2020, §3.1).
+        beam: width of a beam search; above 1 the other choices are ignored.
+    """
+
+    max_tokens: int = 100
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    beam: int = 1
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 0:
+            raise ValueError(f"max_tokens {self.max_tokens}: must be at least 0")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature {self.temperature}: must be a finite number of at least 0")
+        if self.top_k < 0:
+            raise ValueError(f"top_k {self.top_k}: must be at least 0")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p {self.top_p}: must be greater than 0 and at most 1")
+        if self.beam < 1:
+            raise ValueError(f"beam {self.beam}: must be at least 1")
+
+    @property
+    def candidates(self) -> int:
+        """Number of most probable tokens that the choice needs; 0: all."""
+        return 1 if self.temperature == 0 else self.top_k
+
+    @property
+    def random(self) -> bool:
+        """True if tokens are sampled."""
+        return self.beam == 1 and self.temperature > 0
+
+
+def choose(lprobs: Tensor, how: Decoding, draws: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
+    """Choose one token from each distribution.
+
+    Args:
+        lprobs: log-probabilities [B, V], up to a constant for each row.
+        how: temperature, top_k and top_p.
+        draws: uniform random numbers in [0, 1), float64 [B]: the token's place in the cumulative distribution. Unused
+            at temperature 0.
+        tokens: the token of each column [B, V], if the columns are the ``how.candidates`` most probable tokens in
+            falling order; None: column v is token v.
+
+    Returns:
+        [B].
+    """
+    if how.temperature == 0:
+        return lprobs.argmax(-1) if tokens is None else tokens[:, 0]
+    assert draws is not None
+    temperature = min(max(how.temperature, COLDEST), HOTTEST)
+    best = lprobs.amax(-1, keepdim=True) if tokens is None else lprobs[:, :1]
+    scores = (lprobs - best) / temperature  # the best one is 0 at any temperature
+    if tokens is None and (how.top_k or how.top_p < 1):
+        scores, tokens = scores.topk(min(how.top_k or lprobs.size(-1), lprobs.size(-1)))  # in falling order
+    probabilities = scores.softmax(-1).double()
+    if how.top_p < 1:
+        probabilities[probabilities.cumsum(-1) - probabilities >= how.top_p] = 0  # the tokens before have reached top_p
+    cumulative = probabilities.cumsum(-1)
+    place = torch.searchsorted(cumulative, draws[:, None] * cumulative[:, -1:], right=True)
+    place = place.clamp(max=cumulative.size(-1) - 1)  # (B, 1)
+    return (place if tokens is None else tokens.gather(1, place)).squeeze(1)
+
+
+def sample_batch(
+    predictor: Predictor, prompts: Sequence[Prompt], how: Decoding, generators: Sequence[torch.Generator | None]
+) -> Iterator[list[Advance]]:
+    """Continue *prompts*, ordered by falling length, token by token; yield the tokens chosen in each step.
+
+    All rows read as many tokens as the shortest prompt has at once. After that, rows with a longer prompt read its next
+    token while the others choose theirs, so that all rows have the same length; finished rows are dropped from the end.
+    Each row draws from its own generator, so a sample does not depend on the other rows of its batch.
+    """
+    rows, position, following = len(prompts), 0, list[int]()
+    while rows:
+        chunk = _prompt_chunk(prompts[:rows], position) or [[token] for token in following]
+        position += len(chunk[0])
+        waiting = sum(len(prompt) > position for prompt in prompts[:rows])
+        lprobs, tokens = _distribution(predictor, chunk, waiting, how)
+        draws = None
+        if how.temperature > 0:
+            numbers = [_draw(generator) for generator in generators[waiting:rows]]
+            draws = torch.tensor(numbers, dtype=torch.float64, device=lprobs.device)
+        chosen: list[int] = choose(lprobs, how, draws, tokens).tolist()
+        yield [(row, [token]) for row, token in zip(range(waiting, rows), chosen, strict=True)]
+        rows = _unfinished(prompts[:rows], position, how.max_tokens)
+        following = ([prompt[position] for prompt in prompts[:waiting]] + chosen)[:rows]
+        if rows:
+            predictor.keep_rows(rows)
+
+
+def _distribution(
+    predictor: Predictor, chunk: Sequence[Sequence[int]], waiting: int, how: Decoding
+) -> tuple[Tensor, Tensor | None]:
+    """Arguments of :func:`choose` for the rows from *waiting* on; the whole distribution only if it is needed."""
+    if how.candidates:
+        return predictor.best(chunk, how.candidates, waiting)
+    return predictor.read(chunk, waiting), None
+
+
+def beam_search(predictor: Predictor, prompts: Sequence[Prompt], how: Decoding) -> Iterator[list[Advance]]:
+    """Continue *prompts*, ordered by falling length, by beam search for the highest sum of log-probabilities.
+
+    All texts have ``max_tokens`` tokens, so sums need no length penalty. Rows advance as in :func:`sample_batch`.
+    """
+    rows, position, beam = len(prompts), 0, how.beam
+    beams = _Beams(rows, beam, how.max_tokens, predictor.device)
+    width = 1  # predictor rows for each prompt: beams are identical until the shortest prompt is read
+    while rows:
+        chunk = _prompt_chunk(prompts[:rows], position, width) or beams.following
+        position += len(chunk[0])
+        waiting = sum(len(prompt) > position for prompt in prompts[:rows])
+        lprobs = predictor.read(chunk, waiting * width)
+        if width < beam:
+            width = beam
+            predictor.select_rows(torch.arange(rows).repeat_interleave(beam))
+            lprobs = lprobs.repeat_interleave(beam, dim=0)
+        columns = [position - len(prompt) for prompt in prompts[waiting:rows]]
+        parents = beams.extend(lprobs.view(rows - waiting, beam, -1), waiting, columns)
+        forced = [[prompt[position]] for prompt in prompts[:waiting] for _ in range(beam)]
+        beams.following[: waiting * beam] = forced
+        left = _unfinished(prompts[:rows], position, how.max_tokens)
+        ended = [(row, beams.best(row)) for row in range(left, rows)]
+        yield [(row, []) for row in range(waiting, left)] + ended
+        rows = left
+        if rows:
+            predictor.select_rows(parents[: rows * beam])
+            beams.following = beams.following[: rows * beam]
+
+
+class _Beams:
+    """Beams of each prompt, in falling order of their scores.
+
+    Attributes:
+        scores: summed log-probabilities [rows, beam].
+        texts: [rows, beam, tokens].
+        following: the token that each beam reads next, [rows · beam, 1].
+    """
+
+    def __init__(self, rows: int, beam: int, tokens: int, device: torch.device) -> None:
+        self.beam = beam
+        self.scores = torch.full((rows, beam), -torch.inf, device=device)
+        self.scores[:, 0] = 0.0  # the beams start as one text
+        self.texts = torch.zeros(rows, beam, tokens, dtype=torch.long, device=device)
+        self.following: list[list[int]] = [[0]] * (rows * beam)
+
+    def extend(self, lprobs: Tensor, first: int, columns: Sequence[int]) -> Tensor:
+        """Add a token to the texts of the rows from *first* on.
+
+        Args:
+            lprobs: log-probabilities of the next token of each text, [rows − first, beam, V].
+            columns: number of tokens chosen so far in each row, [rows − first].
+
+        Returns:
+            The index, over all rows, of the text that each text continues: [rows · beam].
+        """
+        count, beam, vocabulary = lprobs.shape
+        rows = slice(first, first + count)
+        candidates = self.scores[rows, :, None] + lprobs  # (rows - first, beam, V)
+        self.scores[rows], place = candidates.flatten(1).topk(beam)
+        parents, tokens = place // vocabulary, place % vocabulary
+        for row, column in enumerate(columns):
+            self.texts[first + row] = self.texts[first + row, parents[row]]
+            self.texts[first + row, :, column] = tokens[row]
+        self.following[first * beam : (first + count) * beam] = tokens.view(-1, 1).tolist()
+        start = torch.arange(first + count, device=parents.device)[:, None] * beam
+        before = torch.arange(beam, device=parents.device).expand(first, beam)
+        return (start + torch.cat([before, parents])).flatten()
+
+    def best(self, row: int) -> list[int]:
+        """The tokens of a row's best text."""
+        return self.texts[row, 0].tolist()
+
+
+def _prompt_chunk(prompts: Sequence[Prompt], position: int, copies: int = 1) -> list[list[int]]:
+    """Tokens of all prompts from *position* up to the end of the shortest, which is the last; empty beyond."""
+    end = len(prompts[-1])
+    if position >= end:
+        return []
+    return [list(prompt[position:end]) for prompt in prompts for _ in range(copies)]
+
+
+def _unfinished(prompts: Sequence[Prompt], position: int, tokens: int) -> int:
+    """Number of rows that need more tokens after the choice at *position*."""
+    return sum(position - len(prompt) + 1 < tokens for prompt in prompts)
+
+
+def _draw(generator: torch.Generator | None) -> float:
+    device = generator.device if generator is not None else None
+    return float(torch.rand((), generator=generator, dtype=torch.float64, device=device))

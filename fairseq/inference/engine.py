@@ -1,0 +1,203 @@
+"""Models for inference: weights cast once, single tokens computed by the kernels of ``fairseq.inference.kernels``."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.inference.kernels.build import library
+from fairseq.inference.kernels.packed import dequantized
+from fairseq.inference.kernels.stack import PackedStack, packable
+from fairseq.inference.kernels.words import PackedEmbedding, PackedOutput, packable_embedding, packable_output
+from fairseq.models.base import BaseFairseqModel, FairseqLanguageModel
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
+from fairseq.models.transformer_xl import BY_DISTANCE, TransformerXL, TransformerXLDecoder
+from fairseq.modules.memory import KeyValueCache
+
+
+class Reader:
+    """A model for inference; its weights must not change meanwhile.
+
+    On CPUs, compiled kernels compute single tokens of supported models; everything else runs the modules of the model.
+    Both share one cache.
+
+    Args:
+        model: in evaluation mode, on its device.
+        dtype: type of matrices and caches, bfloat16 or float16; None: unchanged. Norms, softmax and
+            log-probabilities are always float32.
+        int8: round matrices to int8 with one scale an output; the kernels read int8.
+        kernels: use the compiled kernels.
+        begin: id that stands before every row of text in training (``--add-bos-token``), for predictors to put there;
+            None: nothing does.
+
+    Attributes:
+        model: the model with cast weights; *model* itself if nothing was cast.
+    """
+
+    def __init__(
+        self,
+        model: BaseFairseqModel,
+        dtype: torch.dtype | None = None,
+        *,
+        int8: bool = False,
+        kernels: bool = True,
+        begin: int | None = None,
+    ) -> None:
+        self.original, self.dtype, self.int8, self.kernels = model, dtype, int8, kernels
+        self.begin = begin
+        self.model: Any = inference_copy(model, dtype, int8) if dtype is not None or int8 else model
+        self.device = next(model.parameters(), torch.empty(0)).device
+
+    @functools.cached_property
+    def packed(self) -> _Packed | None:
+        """The model packed for the kernels; None if they do not support it."""
+        if not self.kernels or self.device.type != "cpu" or not _packable(self.model):
+            return None
+        compiled = library()
+        if compiled is None:
+            return None
+        with torch.inference_mode(False), torch.no_grad():
+            return _pack(compiled, self.original if self.int8 else self.model, self.model, self.int8)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context in which :attr:`model` is called."""
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def new_cache(self, rows: int, longest: int | None = None) -> KeyValueCache:
+        """Return an empty cache; see ``new_cache`` of the models."""
+        with self.autocast():
+            return self.model.new_cache(rows, longest)
+
+    def read(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """Hidden states of *tokens* [B, T], which continue *cache* and are appended to it: [B, T, C]."""
+        if tokens.size(1) == 1 and self.packed is not None:
+            return self.packed.stack.read(self.packed.embed(tokens, cache), cache, self.packed.window)
+        with self.autocast():
+            return self.model(tokens, cache=cache)[0]
+
+    def read_each(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """Like :meth:`read`, one token at a time, with one embedding lookup for all."""
+        with self.autocast():
+            embedded = self.model.embed(tokens, cache.held)
+            if self.packed is not None:
+                states = self.packed.stack.read(embedded.float(), cache, self.packed.window)
+                return states if self.dtype is not None else states.to(embedded.dtype)
+            hidden = [
+                self.model(tokens[:, i : i + 1], cache=cache, embedded=embedded[:, i : i + 1])[0]
+                for i in range(tokens.size(1))
+            ]
+        return torch.cat(hidden, dim=1)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of all words after hidden states [B, C]: [B, V], float32."""
+        if self.packed is not None:
+            return self.packed.output.log_probs(hidden)
+        with self.autocast():
+            return self.model.output_layer.log_probs(hidden)
+
+    def best(self, hidden: Tensor, count: int, forbidden: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        """The *count* most probable words that are not *forbidden*, in falling order.
+
+        Returns:
+            Log-probabilities up to a constant a row, float32, and words: both [B, count].
+        """
+        if self.packed is not None:
+            return self.packed.output.best(hidden, count, forbidden)
+        lprobs = self.log_probs(hidden)
+        lprobs[:, list(forbidden)] = -torch.inf
+        return lprobs.topk(min(count, lprobs.size(-1)))
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A model packed for the kernels.
+
+    Attributes:
+        lookup: packed embeddings; None: the modules of the model compute embeddings.
+        window: most keys that a token attends to.
+    """
+
+    model: Any
+    lookup: PackedEmbedding | None
+    stack: PackedStack
+    output: PackedOutput
+    window: int | None
+
+    def embed(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """Input of the first layer for *tokens* [B, 1]: [B, 1, C]."""
+        if self.lookup is None:
+            return self.model.embed(tokens, cache.held).float()
+        decoder, added = self.model.decoder, None
+        if isinstance(decoder, TransformerDecoder) and decoder.embed_positions is not None and not decoder.infused:
+            added = decoder.embed_positions(1, cache.held).float()
+        return self.lookup(tokens[:, 0].contiguous(), added)[:, None]
+
+
+def inference_copy(model: BaseFairseqModel, dtype: torch.dtype | None, int8: bool = False) -> Any:
+    """*model* with matrices rounded to int8 and then cast to *dtype*; norms are kept, *model* is not modified."""
+    normed = {
+        id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__
+        for p in m.parameters(recurse=False)
+    }  # fmt: skip
+    linear = {id(p) for p in model.parameters() if p.dim() == 2} - _biases(model)
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        value = parameter.detach()
+        if int8 and id(parameter) in linear:
+            value = dequantized(value)
+        if dtype is not None and id(parameter) not in normed:
+            value = value.to(dtype)
+        memo[id(parameter)] = nn.Parameter(value, requires_grad=False)
+    return copy.deepcopy(model, memo).eval()
+
+
+def _biases(model: nn.Module) -> set[int]:
+    """Ids of two-dimensional parameters that are biases."""
+    names = ("r_w_bias", "r_r_bias", "r_bias")
+    return {id(p) for name, p in model.named_parameters() if name.rsplit(".", 1)[-1] in names}
+
+
+def _packable(model: Any) -> bool:
+    """Return whether the kernels cover all of *model*, and no hooks are registered on it."""
+    if not isinstance(model, FairseqLanguageModel) or type(model) not in (TransformerLanguageModel, TransformerXL):
+        return False
+    if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
+        return False
+    decoder: Any = model.decoder
+    if type(decoder) is TransformerDecoder:
+        if not all(norm is None or type(norm) is nn.LayerNorm for norm in (decoder.layer_norm,)):
+            return False
+    elif type(decoder) is not TransformerXLDecoder or decoder.cfg.position_encoding not in BY_DISTANCE:
+        return False
+    floating = next(model.parameters()).dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return floating and all(map(packable, decoder.layers)) and packable_output(model.output_layer)
+
+
+def _pack(compiled: Any, matrices: Any, model: Any, int8: bool) -> _Packed:
+    """Pack *model*; matrices of layers and output come from *matrices*, the source of int8 values."""
+    source, decoder = matrices.decoder, model.decoder
+    norm = project = widen = None
+    if isinstance(decoder, TransformerDecoder):
+        norm, project, widen = source.layer_norm, source.project_out_dim, decoder.project_in_dim
+    lookup = None
+    if packable_embedding(decoder.embed_tokens) and getattr(decoder, "layernorm_embedding", None) is None:
+        lookup = PackedEmbedding(compiled, decoder.embed_tokens, widen, scale=decoder.embed_scale)
+    biases = getattr(decoder, "attention_biases", None)
+    window = decoder.memory_length if getattr(decoder.cfg, "same_length", False) else None
+    return _Packed(
+        model,
+        lookup,
+        PackedStack(compiled, list(source.layers), norm, project, biases=biases, int8=int8),
+        PackedOutput(compiled, matrices.output_layer, int8=int8),
+        window,
+    )

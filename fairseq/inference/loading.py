@@ -1,0 +1,211 @@
+"""Loading of models from checkpoints, for evaluation on any data."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fairseq import checkpoint
+from fairseq.checkpoint.manager import find_checkpoint
+from fairseq.config import fields
+from fairseq.config.registry import ARCHITECTURES, CRITERIONS, MODELS, TASKS, is_plugin
+from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig, Settings
+from fairseq.errors import UserError, nearest
+from fairseq.models import BaseFairseqModel
+from fairseq.models.loading import load_parameters
+from fairseq.models.unsupported import NEUTRAL, check_supported
+from fairseq.system.limits import ModelLimit, limited_models
+from fairseq.tasks import setup_task
+from fairseq.tasks.dictionary_digest import ADVICE, check_dictionary, dictionary_of
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.typed import typed_settings
+from fairseq.text.dictionary import Dictionary
+
+EMBEDDINGS = ("decoder.embed_tokens", "encoder.sentence_encoder.embed_tokens", "decoder.sentence_encoder.embed_tokens")
+
+CHOICES = {"task": TASKS, "criterion": CRITERIONS}
+OF_THE_COMMAND = frozenset({*fields.defaults(CommonConfig), "dataset_impl", "num_workers"})  # not the checkpoint's
+
+
+def load_models(
+    paths: Sequence[str | Path],
+    data: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    settings: argparse.Namespace | None = None,
+) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
+    """Load the models of several checkpoints with one dictionary, in evaluation mode, on the CPU.
+
+    A model has the settings of its checkpoint, changed by *overrides*, then by *settings*. Notes of rare words are
+    dropped, unless the setting ``keep_notes`` is true. If ``rare_words`` is true, the task measures them in any model.
+
+    Args:
+        paths: checkpoints of this project or of fairseq, or their folders.
+        data: folder made by ``fairseq-preprocess``, or a dictionary file.
+        overrides: settings of the checkpoints to change (``--model-overrides``).
+        settings: further settings, e.g. a parsed command line. A larger ``tokens_per_sample`` also raises the number
+            of positions unless positions are learned. Without it, all models have that of the first.
+
+    Returns:
+        The models, the task, and the settings of the first model.
+
+    Raises:
+        UserError: a checkpoint cannot be read, its architecture is unknown, its parameters do not match, or it was
+            trained with another dictionary.
+    """
+    given = dict(vars(settings)) if settings is not None else {}
+    models, task, first = [], None, None
+    for path in map(str, map(find_checkpoint, paths)):
+        state = checkpoint.load(path)
+        args = _arguments(path, state["args"], overrides or {}, given)
+        args.data = str(data)
+        parameters = state["model"]
+        if not vars(args).get("keep_notes"):
+            args, parameters = MODELS[ARCHITECTURES[args.arch].model].finished(args, parameters)
+            args.task = (overrides or {}).get("task", args.task)
+        if task is None:
+            first = typed_settings(_with_rare_words(args) if vars(args).get("rare_words") else args)
+            task = _task(first, Path(data))
+            if "tokens_per_sample" in args:
+                given["tokens_per_sample"] = args.tokens_per_sample
+        _check_size(path, parameters, task.source_dictionary, data)
+        check_dictionary(state, path, dictionary_of(task))
+        own = typed_settings(args)
+        with limited_models(ModelLimit.of_checkpoint(parameters, path)):
+            model = task.build_model(own.given_to(type(task), own))
+        load_parameters(model, parameters, path)
+        models.append(model.eval())
+    if task is None or first is None:
+        raise UserError("--path: name at least one checkpoint")
+    return models, task, first
+
+
+def load_language_models(
+    paths: Sequence[str | Path],
+    data: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    settings: argparse.Namespace | None = None,
+) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
+    """Load models that predict the next token; see :func:`load_models`.
+
+    Raises:
+        UserError: as :func:`load_models`, or a model is an encoder.
+    """
+    models, task, trained = load_models(paths, data, overrides, settings)
+    for path, model in zip(paths, models, strict=True):
+        if not model.predicts_next_token:
+            raise UserError(
+                f"{path}: {type(model).__name__} is an encoder, which does not predict the next token; give a "
+                "language model (fairseq-validate computes the loss of encoders)"
+            )
+    return models, task, trained
+
+
+def check_no_begin(task: FairseqTask, path: str | Path) -> None:
+    """Raise UserError if *task*, of the model at *path*, puts ``<s>`` before rows, for readers that do not."""
+    if task.cfg.add_bos_token:
+        raise UserError(f"{path}: was trained with --add-bos-token, which is not supported here; give another model")
+
+
+def _arguments(
+    path: str, stored: Mapping[str, Any], overrides: Mapping[str, Any], given: Mapping[str, Any]
+) -> argparse.Namespace:
+    """The settings of the model in the checkpoint at *path*."""
+    kept = {name: value for name, value in stored.items() if name not in OF_THE_COMMAND}
+    args = argparse.Namespace(**{**kept, **overrides})
+    arch = str(vars(args).get("arch"))
+    if arch not in ARCHITECTURES:
+        raise UserError(
+            f"{path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)} (plug-ins need --user-dir)"
+        )
+    model = MODELS[ARCHITECTURES[arch].model]
+    _check_overrides(overrides, stored, args, given)
+    if not is_plugin(model):
+        check_supported(vars(args), path)
+    ARCHITECTURES[arch].fill(args)
+    _check_memory_settings(arch, given)
+    if not model.predicts_next_token and "task" in stored:
+        given = {**given, "task": stored["task"]}  # the default is for language models
+    vars(args).update({"task": "language_modeling", **vars(args), **given})
+    if "tokens_per_sample" in args:
+        args.max_target_positions = _positions(path, stored, args)
+    fields.fill(args, CommonConfig)
+    return args
+
+
+def _with_rare_words(args: argparse.Namespace) -> argparse.Namespace:
+    """*args* with a task that measures losses over rare words, whether the model has notes or not."""
+    changes: dict[str, dict[str, Any]] = {
+        "masked_lm": {"task": "tnf_masked_lm"},
+        "tnf_masked_lm": {},
+        "language_modeling": {"notes": True},
+    }
+    if args.task not in changes:
+        raise UserError(f"--rare-words: --task {args.task} does not predict words; leave the flag out")
+    return argparse.Namespace(**{**vars(args), **changes[args.task]})
+
+
+def _check_overrides(
+    overrides: Mapping[str, Any], stored: Mapping[str, Any], args: argparse.Namespace, given: Mapping[str, Any]
+) -> None:
+    """Raise UserError for *overrides* that neither the parts selected by *args* nor the loading reads."""
+    names = {"task": str(vars(args).get("task", "language_modeling")), "criterion": str(vars(args).get("criterion"))}
+    parts = [MODELS[ARCHITECTURES[args.arch].model]]
+    parts += [registry[names[kind]] for kind, registry in CHOICES.items() if names[kind] in registry]
+    read = {"arch", "task", "criterion", "keep_notes", *NEUTRAL}
+    read |= set(fields.defaults(DataConfig)) - given.keys()  # set by the flags of the command
+    for part in parts:
+        read |= set(fields.defaults(part.config_class)) if part.config_class else set()
+        read |= stored.keys() if is_plugin(part) else set()
+    read -= OF_THE_COMMAND
+    for name in map(str, overrides):
+        if name in OF_THE_COMMAND and name in given:
+            raise UserError(f"--model-overrides {name}: not a setting of the model; give {fields.flag_name(name)}")
+        if name not in read:
+            raise UserError(f"--model-overrides {name}: no such setting of {args.arch}; {nearest(name, read)}")
+
+
+def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:
+    """Raise UserError for memory settings that the model does not have."""
+    settings = MODELS[ARCHITECTURES[arch].model].config_class
+    known = fields.defaults(settings) if settings else {}
+    for name in fields.defaults(MemoryConfig):
+        if name in given and name not in known:
+            raise UserError(f"{fields.flag_name(name)}: {arch} has no such setting; leave it out")
+
+
+def _positions(path: str, stored: Mapping[str, Any], args: argparse.Namespace) -> int:
+    """Maximal tokens of a row: as in training; more for longer blocks unless positions are learned."""
+    length = args.tokens_per_sample
+    positions = vars(args).get("max_target_positions") or stored.get("tokens_per_sample", length)
+    for name, value in (("tokens_per_sample", length), ("max_target_positions", positions)):
+        if type(value) is not int or not 0 < value <= fields.LARGEST_INT:
+            raise UserError(f"{path}: its setting {name} is {fields.shortened(value)}, not a count; override it")
+    if length > positions and vars(args).get("decoder_learned_pos", False):
+        raise UserError(f"--tokens-per-sample {length}: {path} has {positions} positions; give {positions} or less")
+    return max(positions, length)
+
+
+def _task(settings: Settings, data: Path) -> FairseqTask:
+    if not os.path.isfile(data):
+        return setup_task(settings)
+    cls = TASKS[settings.chosen.task]
+    return cls(settings.given_to(cls, settings), Dictionary.load(data))
+
+
+def _check_size(path: str, parameters: Mapping[str, Tensor], dictionary: Dictionary, data: str | Path) -> None:
+    tables = [parameters[f"{table}.weight"] for table in EMBEDDINGS if f"{table}.weight" in parameters] or [
+        parameters[name]
+        for name in parameters
+        if name.startswith(f"{EMBEDDINGS[0]}.embeddings.") and name.endswith(".0.weight")
+    ]
+    trained = sum(table.size(0) for table in tables if table.dim() > 0)
+    if trained and trained != len(dictionary):
+        raise UserError(
+            f"{path}: was trained with a dictionary of {trained} symbols, but that of {data} has {len(dictionary)}; "
+            + ADVICE
+        )

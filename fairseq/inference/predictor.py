@@ -1,0 +1,175 @@
+"""Next-token probabilities of one model or several, for a batch of texts read through the key-value cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq.errors import UserError
+from fairseq.inference.engine import Reader
+from fairseq.models import BaseFairseqModel
+
+Model = BaseFairseqModel | Reader
+"""A model, or a reader of it that several predictors share."""
+
+
+def can_generate(model: BaseFairseqModel) -> bool:
+    """Return whether *model* has a key-value cache and an output layer."""
+    return hasattr(model, "new_cache") and model.output_layer is not None
+
+
+def reach(model: Any) -> int:
+    """The longest distance, in tokens, that the model attends over, the current token included."""
+    memory_length = model.model.memory_length if isinstance(model, Reader) else model.memory_length
+    return int(model.new_cache(1, 1).segment_length + memory_length)
+
+
+def reader_of(model: Model) -> Reader:
+    """A reader of *model*; a reader is returned unchanged."""
+    return model if isinstance(model, Reader) else Reader(model)
+
+
+class Predictor:
+    """Log-probabilities of the next token of each of several texts.
+
+    All texts have the same number of tokens, so they share one cache without padding. Probabilities of
+    several models are averaged.
+
+    Args:
+        models: in evaluation mode, on one device, over one dictionary.
+        rows: number of texts.
+        forbidden: tokens that get probability zero.
+        longest: most tokens that will be read of a text (default: no limit); limits the memory's allocation.
+    """
+
+    def __init__(
+        self, models: Sequence[Model], rows: int, forbidden: Sequence[int] = (), longest: int | None = None
+    ) -> None:
+        self.rows = [_Rows(reader_of(model), rows, longest) for model in models]
+        self.device = self.rows[0].reader.device
+        self.forbidden = list(forbidden)
+        self._checked = False
+
+    def read(self, tokens: Sequence[Sequence[int]], first: int = 0) -> Tensor:
+        """Read *tokens* [rows, T]; return log-probabilities of the next token for the rows from *first* on.
+
+        T may be 0 at the start of texts for models that begin with ``<s>``.
+
+        Returns:
+            [rows − first, V], float32.
+
+        Raises:
+            UserError: a model's probabilities are NaN.
+        """
+        found = [rows.reader.log_probs(hidden) for rows, hidden in self._hidden(tokens, first)]
+        lprobs = found[0]
+        if len(found) > 1:
+            lprobs = torch.stack(found).logsumexp(0) - math.log(len(found))
+        self._check(lprobs)
+        lprobs[:, self.forbidden] = -torch.inf
+        return lprobs
+
+    def best(self, tokens: Sequence[Sequence[int]], count: int, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Read *tokens* as :meth:`read` does; return the *count* most probable next tokens in falling order.
+
+        Returns:
+            Scores, float32: log-probabilities up to a constant for each row; and tokens. Both [rows − first, count],
+            with fewer columns if the dictionary is smaller.
+
+        Raises:
+            UserError: a model's probabilities are NaN.
+        """
+        if len(self.rows) > 1:
+            lprobs = self.read(tokens, first)
+            return lprobs.topk(min(count, lprobs.size(-1)))
+        ((rows, hidden),) = self._hidden(tokens, first)
+        scores, words = rows.reader.best(hidden, count, self.forbidden)
+        self._check(scores)
+        return scores, words
+
+    def keep_rows(self, rows: int) -> None:
+        """Drop all but the first *rows* texts."""
+        for each in self.rows:
+            each.keep_rows(rows)
+
+    def select_rows(self, index: Tensor) -> None:
+        """Make text *index[i]* the new text i: [new rows], on any device."""
+        for each in self.rows:
+            each.select_rows(index.to(self.device))
+
+    def _hidden(self, tokens: Sequence[Sequence[int]], first: int) -> list[tuple[_Rows, Tensor]]:
+        """Last hidden states [rows − first, C] of each model."""
+        source = torch.tensor(tokens, dtype=torch.long, device=self.device)
+        return [(rows, rows.hidden(source)[first:]) for rows in self.rows]
+
+    def _check(self, scores: Tensor) -> None:
+        # Only once: reading a value synchronises with the GPU, and NaN weights give NaN at the first token.
+        if not self._checked and bool(scores.isnan().any()):
+            raise UserError(
+                "the model's probabilities are NaN: its training diverged, or it exceeds the range of float16; "
+                "use bfloat16 or float32"
+            )
+        self._checked = True
+
+
+class _Rows:
+    """Rows of tokens that a model reads through its cache: segment after segment, or window after window.
+
+    A model with memory reads each token once, at a constant cost. A model without memory has a window of positions;
+    when it is full, its second half is read again as the start of the next window. Every window begins with the
+    reader's ``begin``, as every row does in training.
+    """
+
+    def __init__(self, reader: Reader, rows: int, longest: int | None) -> None:
+        self.reader = reader
+        self.cache = reader.new_cache(rows, longest)
+        self.window: Tensor | None = None
+        if not reader.model.memory_length:
+            self.window = torch.zeros(rows, self.cache.segment_length, dtype=torch.long, device=reader.device)
+        # A window of one position would have no room for text beside it.
+        self.begin = reader.begin if self.cache.segment_length > 1 else None
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Read *tokens* [B, T]; return the last hidden states [B, C]."""
+        hidden: Tensor | None = None
+        if self.cache.held == 0:
+            tokens = self._begun(tokens)
+        while tokens.size(1):
+            if self.cache.room == 0:
+                tokens = self._make_room(tokens)
+            piece, tokens = tokens[:, : self.cache.room], tokens[:, self.cache.room :]
+            if self.window is not None:
+                start = self.cache.in_segment
+                self.window[:, start : start + piece.size(1)] = piece
+            hidden = self.reader.read(piece, self.cache)[:, -1]  # (B, C)
+        assert hidden is not None
+        return hidden
+
+    def keep_rows(self, rows: int) -> None:
+        self.cache.keep_rows(rows)
+        if self.window is not None:
+            self.window = self.window[:rows]
+
+    def select_rows(self, index: Tensor) -> None:
+        self.cache.select_rows(index)
+        if self.window is not None:
+            self.window = self.window[index]
+
+    def _make_room(self, tokens: Tensor) -> Tensor:
+        """Begin a new segment or window; return *tokens* [B, T] preceded by the tokens to read again."""
+        if self.window is None:
+            self.cache.next_segment()
+            return tokens
+        self.cache.clear()
+        length = self.window.size(1)
+        again = (length - (self.begin is not None)) // 2
+        return self._begun(torch.cat([self.window[:, length - again :], tokens], dim=1))
+
+    def _begun(self, tokens: Tensor) -> Tensor:
+        """*tokens* [B, T] after the symbol that rows begin with."""
+        return tokens if self.begin is None else F.pad(tokens, (1, 0), value=self.begin)

@@ -1,0 +1,178 @@
+"""Text generation for commands: models, decoding and text conversion, made from the command's flags."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fairseq import distributed
+from fairseq.config.command_settings import GenerationConfig
+from fairseq.config.fields import parse_dict
+from fairseq.config.settings import Settings
+from fairseq.errors import UserError
+from fairseq.inference.decoding import Decoding
+from fairseq.inference.detokenize import RawText
+from fairseq.inference.engine import Reader
+from fairseq.inference.loading import load_language_models
+from fairseq.inference.predictor import can_generate, reach
+from fairseq.inference.sampling import Progress, continuations, generator_of, stream
+from fairseq.inference.text import Detokenizer, detokenizer_of, never_written
+from fairseq.modules.precision import Precision
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.text_corpus import TextReader, log_tokens
+
+logger = logging.getLogger(__name__)
+
+MOST_TOKENS = 10**8  # of all continuations of a run
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Models and settings of a generating command.
+
+    Attributes:
+        models: their weights in the precision of the command, cast and packed once.
+        how: choice of tokens; samples depend on ``seed`` and the number of the text only.
+        detokenizer: conversion between text and tokens.
+    """
+
+    models: list[Reader]
+    task: FairseqTask
+    how: Decoding
+    seed: int
+    batch_size: int
+    detokenizer: Detokenizer
+    device: torch.device
+
+    @classmethod
+    def load(cls, settings: Settings, paths: Sequence[str], device: torch.device | None = None) -> Writer:
+        """Load the checkpoints *paths* for a command with a :class:`GenerationConfig`.
+
+        *device* is where they run; None: as the settings say.
+
+        Raises:
+            UserError: flags contradict each other, or a checkpoint or the dictionary cannot be used.
+        """
+        cfg: GenerationConfig = settings.command
+        how, common = decoding(cfg), settings.common
+        if common.compile:
+            raise UserError("--compile: generation reads token by token and is not compiled; leave it out")
+        device, precision = device or distributed.device_of(common), Precision(common)
+        overrides = parse_dict("--model-overrides", cfg.model_overrides)
+        models, task, _ = load_language_models(paths, settings.data_path, overrides, settings.namespace)
+        for path, model in zip(paths, models, strict=True):
+            if not can_generate(model):
+                raise UserError(f"--path {path}: {type(model).__name__} has no key-value cache and cannot generate")
+            precision.place(model, device)
+        begin = task.source_dictionary.begin() if task.cfg.add_bos_token else None
+        readers = [Reader(model, precision.dtype, int8=cfg.int8, begin=begin) for model in models]
+        detokenizer = detokenizer_for(settings.data_path, task.source_dictionary, cfg.remove_bpe)
+        return cls(readers, task, how, common.seed, cfg.batch_size, detokenizer, device)
+
+    @functools.cached_property
+    def forbidden(self) -> list[int]:
+        """Tokens that are never generated."""
+        return never_written(self.task.source_dictionary)
+
+    @functools.cached_property
+    def window(self) -> int:
+        """The shortest attention distance of the models, in tokens."""
+        with torch.inference_mode():
+            return min(reach(reader) for reader in self.models)
+
+    def continue_one(self, prompt: Sequence[int], number: int, sample: int) -> Iterator[int]:
+        """Tokens of one text, each as soon as it is chosen."""
+        generator = generator_of(self.seed, number, sample)
+        return stream(self.models, prompt, self.how, generator=generator, forbidden=self.forbidden)
+
+    def continue_all(
+        self, prompts: Sequence[Sequence[int]], samples: int, progress: Progress, numbers: Sequence[int] | None = None
+    ) -> Iterator[tuple[tuple[int, int], list[int]]]:
+        """*samples* continuations of each prompt, each as soon as it is complete: ((prompt, sample), tokens).
+
+        With *numbers*, of those prompts only; a text does not depend on which others are continued.
+        """
+        chosen = range(len(prompts)) if numbers is None else numbers
+        keys = [(number, sample) for number in chosen for sample in range(samples)]
+        texts = continuations(
+            self.models,
+            [prompts[number] for number, _ in keys],
+            self.how,
+            generators=lambda index: generator_of(self.seed, *keys[index]),
+            batch_size=self.batch_size,
+            forbidden=self.forbidden,
+            progress=progress,
+        )
+        return ((keys[index], tokens) for index, tokens in texts)
+
+    def warn_of_length(self, prompts: dict[str, int]) -> None:
+        """Log once the prompts, given as name → tokens, that exceed the attention distance of a model."""
+        long = [f"{name} ({length} tokens)" for name, length in prompts.items() if length > self.window]
+        if long:
+            more = f" and {len(long) - 3} more" if len(long) > 3 else ""
+            logger.warning(
+                "%s%s: longer than segment and memory of the model, %d tokens",
+                ", ".join(long[:3]),
+                more,
+                self.window,
+            )
+
+
+def detokenizer_for(data: str | Path, dictionary: Dictionary, remove_bpe: str | None) -> Detokenizer:
+    """Return the detokenizer with the tokenizer of *data*; without one, text is tokens, and the log says so.
+
+    Raises:
+        UserError: the tokenizer is damaged or of another dictionary, or *remove_bpe* is given beside it.
+    """
+    tokenizer = TextReader.of(data, dictionary).tokenizer
+    if tokenizer is None:
+        detokenizer = detokenizer_of(dictionary, remove_bpe)
+        if type(detokenizer) is Detokenizer:  # not of characters or bytes
+            log_tokens(dictionary)
+        return detokenizer
+    if remove_bpe is not None:
+        raise UserError(f"--remove-bpe: the data has a tokenizer ({tokenizer}), which joins subwords; leave it out")
+    return RawText(dictionary, tokenizer)
+
+
+def decoding(cfg: GenerationConfig) -> Decoding:
+    """The decoding that the flags describe.
+
+    Raises:
+        UserError: flags contradict each other.
+    """
+    if cfg.finds_hypotheses and (cfg.nbest or 1) > cfg.beam:
+        raise UserError(f"--nbest {cfg.nbest}: a beam has {cfg.beam} hypotheses; raise --beam")
+    if cfg.sampling:
+        if cfg.beam > 1 and not cfg.finds_hypotheses:
+            raise UserError(f"--beam {cfg.beam} --sampling: beam search does not sample; give one of the two")
+        return Decoding(cfg.max_new_tokens, cfg.temperature, cfg.sampling_topk, cfg.sampling_topp)
+    given = {
+        "--sampling-topk": cfg.sampling_topk != 0,
+        "--sampling-topp": cfg.sampling_topp != 1,
+        "--temperature": cfg.temperature != 1,
+    }
+    for flag in (flag for flag, is_given in given.items() if is_given):
+        raise UserError(f"{flag}: has no effect without --sampling; add it")
+    return Decoding(cfg.max_new_tokens, temperature=0.0, beam=cfg.beam)
+
+
+def check_samples(cfg: GenerationConfig, each: int, texts: int = 1) -> None:
+    """Reject *each* continuations of *texts* if those of one would be equal, or all be more than a run can generate.
+
+    Raises:
+        UserError: there is no sampling, or the continuations have more than :data:`MOST_TOKENS` tokens.
+    """
+    if texts * each * cfg.max_new_tokens > MOST_TOKENS:
+        raise UserError(
+            f"--num-samples: {texts * each} continuations of --max-new-tokens {cfg.max_new_tokens} are more than "
+            f"{MOST_TOKENS:,} tokens; lower one of them"
+        )
+    if each > 1 and not cfg.sampling:
+        raise UserError(f"--num-samples: {each} continuations of one text are equal without --sampling; add it")

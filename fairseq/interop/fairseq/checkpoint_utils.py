@@ -1,0 +1,66 @@
+"""``fairseq.checkpoint_utils``: models from checkpoints, as scripts written for fairseq load them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq import checkpoint
+from fairseq.config.fields import parse_dict
+from fairseq.inference.loading import load_models
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks.fairseq_task import FairseqTask
+
+
+def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, load_on_all_ranks: bool = False) -> dict[str, Any]:
+    """The checkpoint at *path*, with ``args`` as a namespace, changed by *arg_overrides*; nothing in it is run.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    state = checkpoint.load(path)
+    return {
+        **state,
+        "args": argparse.Namespace(**{**state["args"], **parse_dict("arg_overrides", arg_overrides or {})}),
+    }
+
+
+def load_model_ensemble_and_task(
+    filenames: Sequence[str],
+    arg_overrides: Mapping[str, Any] | None = None,
+    task: FairseqTask | None = None,
+    **unused: Any,
+) -> tuple[list[BaseFairseqModel], argparse.Namespace, FairseqTask]:
+    """The models of several checkpoints in evaluation mode, the settings of the first, and their task.
+
+    Args:
+        filenames: checkpoints of this project or of fairseq.
+        arg_overrides: settings to change; ``data`` names the data folder (default: that of the training).
+        task: whose dictionary is meant; its data folder is used.
+
+    Raises:
+        UserError: a checkpoint or the data cannot be used.
+    """
+    overrides = dict(arg_overrides or {})
+    data = overrides.pop("data", None)
+    if data is None:
+        data = task.settings.data_path if task is not None else checkpoint.load(filenames[0])["args"].get("data", "")
+    models, own, settings = load_models(list(filenames), data, overrides)
+    return models, settings.namespace, own
+
+
+def load_model_ensemble(
+    filenames: Sequence[str], arg_overrides: Mapping[str, Any] | None = None, task: FairseqTask | None = None
+) -> tuple[list[BaseFairseqModel], argparse.Namespace]:
+    """The first two of :func:`load_model_ensemble_and_task`."""
+    return load_model_ensemble_and_task(filenames, arg_overrides, task)[:2]
+
+
+def checkpoint_paths(path: str, pattern: str = r"checkpoint(\d+)\.pt") -> list[str]:
+    """The checkpoints in the folder *path* whose names match *pattern*, the highest number first."""
+    found = [(match, file) for file in Path(path).iterdir() if (match := re.fullmatch(pattern, file.name))]
+    numbered = [(float(match[1]) if match.groups() else 0.0, str(file)) for match, file in found]
+    return [file for _, file in sorted(numbered, reverse=True)]

@@ -1,0 +1,135 @@
+"""``fairseq.dataclass``: settings of plug-ins as dataclasses, and their translation to those of this package."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import re
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from fairseq.config import fields
+from fairseq.interop.fairseq import names
+
+names.stand_in_for_omegaconf()
+
+__path__: list[str] = []  # fairseq has a package here: fairseq.dataclass.utils is this module, too
+
+REFERENCE = re.compile(r"\$\{(?:\w+\.)*(\w+)\}")
+MISSING = "???"
+
+
+class StrEnum(enum.Enum):
+    """Words as an enumeration, equal to the plain words."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self.value == other
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+
+def ChoiceEnum(choices: list[str]) -> type[StrEnum]:
+    """The type of a setting that is one of *choices*."""
+    return StrEnum("Choices", {word: word for word in choices})  # type: ignore[return-value, call-arg]
+
+
+DATASET_IMPL_CHOICES = ChoiceEnum(["mmap"])
+DDP_BACKEND_CHOICES = ChoiceEnum(["c10d", "fully_sharded", "legacy_ddp", "no_c10d", "pytorch_ddp", "slowmo"])
+DDP_COMM_HOOK_CHOICES = ChoiceEnum(["none", "fp16"])
+LOG_FORMAT_CHOICES = ChoiceEnum(["json", "none", "simple", "tqdm"])
+ZERO_SHARDING_CHOICES = ChoiceEnum(["none", "os"])
+
+
+@dataclasses.dataclass
+class FairseqDataclass:
+    """Base of a plug-in's settings; defaults may refer to other settings with omegaconf's ``II``."""
+
+    _name: str | None = None
+
+    @classmethod
+    def as_config(cls) -> type:
+        """The same settings as a dataclass of this package, of which the plug-in's flags are made."""
+        hints = typing.get_type_hints(cls)
+        own = [field for field in dataclasses.fields(cls) if not field.name.startswith("_") and field.name != "data"]
+        fields = [(field.name, *_translated(hints[field.name], field)) for field in own]
+        return dataclasses.make_dataclass(cls.__name__, fields, frozen=True, namespace={"__doc__": cls.__doc__})
+
+    @classmethod
+    def from_namespace(cls, args: argparse.Namespace) -> FairseqDataclass:
+        """The settings among *args*."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in vars(args).items() if name in known})
+
+
+def gen_parser_from_dataclass(
+    parser: argparse.ArgumentParser,
+    dataclass_instance: FairseqDataclass,
+    delete_default: bool = False,
+    with_prefix: str | None = None,
+) -> None:
+    """Add the flags of *dataclass_instance* to *parser*, without defaults where an architecture has them."""
+    settings = type(dataclass_instance).as_config()
+    before = list(parser._actions)
+    fields.add_flags(parser, settings)
+    defaults = {} if delete_default else fields.defaults(settings)
+    for action in parser._actions:
+        if action not in before and action.dest in defaults:
+            action.default = defaults[action.dest]
+
+
+def _translated(hint: Any, field: dataclasses.Field[Any]) -> tuple[Any, Any]:
+    """Type and field of a setting in the terms of :mod:`fairseq.config.fields`."""
+    metadata: Mapping[str, Any] = field.metadata
+    if "bounds" in metadata:  # a field of this package's, see fairseq.interop.fairseq.extendable
+        given = {name: getattr(field, name) for name in ("default", "default_factory")}
+        given = {name: value for name, value in given.items() if value is not dataclasses.MISSING}
+        return hint, dataclasses.field(**given, metadata=metadata)
+    default = field.default
+    if default is dataclasses.MISSING:
+        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else None
+    reference = REFERENCE.fullmatch(default) if isinstance(default, str) else None
+    if isinstance(default, dict):
+        default = str(default)
+    kind, optional, choices = _kind(hint, default)
+    if reference or default == MISSING or default is None:
+        default, optional = (False, False) if kind is bool else (None, True)
+    elif isinstance(default, tuple):
+        default = list(default)
+    elif isinstance(default, enum.Enum):
+        default = default.value
+    alias = metadata.get("argparse_alias")
+    made = fields.flag(
+        default,
+        str(metadata.get("help", "")).strip(),
+        aliases=(alias,) if alias else (),
+        choices=choices,
+        const=metadata.get("argparse_const"),
+        same_as=reference[1] if reference else None,
+    )
+    return (kind | None if optional else kind), made
+
+
+def _kind(hint: Any, default: Any) -> tuple[Any, bool, tuple[str, ...] | None]:
+    """(type, may be None, choices) of a setting annotated with *hint*."""
+    optional = False
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        members = [member for member in typing.get_args(hint) if member is not type(None)]
+        optional, hint = len(members) < len(typing.get_args(hint)), members[0]
+    origin = typing.get_origin(hint)
+    if origin in (list, tuple):
+        item = typing.get_args(hint)[0] if typing.get_args(hint) else str
+        return list[item if item in (int, float, str) else str], optional, None  # type: ignore[misc]
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return str, optional, tuple(str(member.value) for member in hint)
+    if hint in (bool, int, float, str):
+        return hint, optional, None
+    if isinstance(default, list | tuple) and default:
+        return list[type(default[0])], optional, None  # type: ignore[misc]
+    return (type(default) if isinstance(default, bool | int | float) else str), optional, None

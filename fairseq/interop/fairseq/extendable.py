@@ -1,0 +1,39 @@
+"""Settings of this package's parts under fairseq's names, as dataclasses that a plug-in's settings can extend."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+from fairseq.criterions.cross_entropy import CrossEntropyConfig
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyConfig
+from fairseq.interop.fairseq.dataclass import FairseqDataclass
+from fairseq.models.architectures.transformer_lm import PLAIN
+from fairseq.models.lstm_lm import LSTMLMConfig
+from fairseq.models.transformer_lm import TransformerLMConfig
+
+
+def extendable(name: str, config: type, **defaults: Any) -> type:
+    """A dataclass called *name* with the fields of *config*, which is frozen and so cannot be extended itself.
+
+    *defaults* are those of fairseq's dataclass that differ.
+    """
+    hints = typing.get_type_hints(config)
+    fields = []
+    for field in dataclasses.fields(config):
+        default = (
+            dataclasses.field(default=defaults.get(field.name, field.default), metadata=field.metadata)
+            if field.default_factory is dataclasses.MISSING
+            else dataclasses.field(default_factory=field.default_factory, metadata=field.metadata)
+        )
+        fields.append((field.name, hints[field.name], default))
+    return dataclasses.make_dataclass(name, fields, bases=(FairseqDataclass,), namespace={"__doc__": config.__doc__})
+
+
+CrossEntropyCriterionConfig = extendable("CrossEntropyCriterionConfig", CrossEntropyConfig)
+LabelSmoothedCrossEntropyCriterionConfig = extendable(
+    "LabelSmoothedCrossEntropyCriterionConfig", LabelSmoothedCrossEntropyConfig
+)
+LSTMLanguageModelConfig = extendable("LSTMLanguageModelConfig", LSTMLMConfig)
+TransformerLanguageModelConfig = extendable("TransformerLanguageModelConfig", TransformerLMConfig, **PLAIN)

@@ -1,0 +1,60 @@
+"""fairseq's lines of generation: source, hypotheses with scores, and the score of every token (base 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from fairseq.config.command_settings import GenerationConfig
+from fairseq.inference.decoding import Decoding
+from fairseq.inference.detokenize import RawText
+from fairseq.inference.hypotheses import Search, hypotheses
+from fairseq.inference.sampling import generator_of
+from fairseq.inference.writer import Writer
+from fairseq.text.dictionary import Dictionary
+
+
+def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[int], target: bool) -> Iterator[str]:
+    """The lines of text *number*: ``S-``, with *target* ``T-``, then ``H-``, ``D-`` and ``P-`` of each hypothesis.
+
+    ``D-`` has plain text where the data has a tokenizer; the others have symbols.
+
+    Args:
+        writer: models and dictionary.
+        cfg: flags.
+        number: that of the text, which the lines name and sampling depends on.
+        line: its tokens, without ``</s>``; ``--prefix-size`` of them begin every hypothesis (0: all).
+        target: whether the line is also what fairseq calls the target.
+    """
+    dictionary: Dictionary = writer.task.source_dictionary
+    prefix = list(line[: cfg.prefix_size or len(line)])
+    max_len = int((cfg.max_len_a or 0) * len(line)) + (200 if cfg.max_len_b is None else cfg.max_len_b)
+    how = Search(
+        beam=cfg.beam,
+        max_len=max_len,
+        min_len=1 if cfg.min_len is None else cfg.min_len,
+        lenpen=1.0 if cfg.lenpen is None else cfg.lenpen,
+        no_repeat_ngram=cfg.no_repeat_ngram_size or 0,
+        sampling=Decoding(1, cfg.temperature, cfg.sampling_topk, cfg.sampling_topp) if cfg.sampling else None,
+    )
+    yield f"S-{number}\t{dictionary.string(line)}"
+    if target:
+        yield f"T-{number}\t{dictionary.string(line)}"
+    generator = generator_of(writer.seed, number, 0)
+    found = hypotheses(
+        writer.models,
+        prefix,
+        how,
+        eos=dictionary.eos(),
+        start=() if writer.models[0].begin is not None else None,  # fairseq reads <s> in place of </s>, not before it
+        forbidden=[dictionary.pad()],
+        generator=generator,
+    )
+    for hypothesis in found[: cfg.nbest or 1]:
+        text = dictionary.string(hypothesis.tokens, cfg.remove_bpe)
+        scores = " ".join(f"{lprob / math.log(2):.4f}" for lprob in hypothesis.lprobs)
+        yield f"H-{number}\t{hypothesis.score / math.log(2)}\t{text}"
+        if isinstance(writer.detokenizer, RawText):
+            text = writer.detokenizer.decode(hypothesis.tokens[:-1])  # without </s>
+        yield f"D-{number}\t{hypothesis.score / math.log(2)}\t{text}"
+        yield f"P-{number}\t{scores}"

@@ -1,0 +1,131 @@
+"""``fairseq.hub_utils``: language models for scripts, in the form that fairseq's ``from_pretrained`` returned."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq.errors import UserError
+from fairseq.hub import LanguageModel
+from fairseq.inference.loading import load_language_models
+
+
+class GeneratorHubInterface:
+    """A language model under the method names of fairseq's hub.
+
+    Attributes:
+        models: the loaded models.
+        task: with the dictionary.
+        args: the settings of the first model.
+        lm: the model in this package's interface.
+    """
+
+    def __init__(self, args: argparse.Namespace, task: Any, models: list[Any]) -> None:
+        self.args, self.cfg, self.task, self.models = args, args, task, models
+        self.lm = LanguageModel(models[0], task.source_dictionary, task.cfg.tokens_per_sample, task.cfg.add_bos_token)
+
+    def eval(self) -> GeneratorHubInterface:
+        """Return the interface: its models are in evaluation mode."""
+        return self
+
+    def to(self, device: Any) -> GeneratorHubInterface:
+        """Move the models to *device*."""
+        for model in self.models:
+            model.to(device)
+        return self
+
+    def cuda(self) -> GeneratorHubInterface:
+        """Move the models to the GPU."""
+        return self.to("cuda")
+
+    def encode(self, sentence: str) -> Tensor:
+        """The ids of a tokenised line, its end included: int64 [T]."""
+        return torch.from_numpy(self.task.source_dictionary.encode_line(sentence)).long()
+
+    def decode(self, tokens: Tensor) -> str:
+        """The words of *tokens*."""
+        return self.task.source_dictionary.string(tokens)
+
+    def score(self, sentences: str | list[str], replace_newline_with_eos: bool = False) -> Any:
+        """``{"tokens", "positional_scores", "score"}`` of a text, or a list of them: log-probabilities, their mean.
+
+        As in fairseq, ``</s>`` is scored between lines only, never at the end, and a model trained with ``<s>`` reads
+        it in place of the ``</s>`` before a text.
+
+        Args:
+            sentences: texts, each one line.
+            replace_newline_with_eos: line feeds are ``</s>`` instead of white space.
+
+        Raises:
+            ValueError: a text has no symbol.
+        """
+        if not isinstance(sentences, str):
+            return [self.score(sentence, replace_newline_with_eos) for sentence in sentences]
+        dictionary = self.task.source_dictionary
+        lines = sentences.splitlines() if replace_newline_with_eos else [sentences]
+        encoded = torch.cat([self.encode(line) for line in lines] or [torch.empty(0, dtype=torch.long)])
+        words = (encoded != dictionary.eos()).nonzero()
+        if not len(words):
+            raise ValueError(f"score: {sentences!r} has no symbol to score")
+        tokens = encoded[int(words[0]) : int(words[-1]) + 1]
+        start = dictionary.begin() if self.lm.add_bos_token else dictionary.eos()
+        row = torch.cat([tokens.new_tensor([start]), tokens])[None]
+        segment, memory = self.lm.tokens_per_sample, self.models[0].memory_length
+        lprobs = -self.lm.score_tokens(row, segment, memory)[0]
+        return {"tokens": tokens, "positional_scores": lprobs, "score": lprobs.mean()}
+
+    def sample(
+        self,
+        sentences: str | list[str],
+        beam: int = 1,
+        sampling: bool = False,
+        sampling_topk: int = -1,
+        sampling_topp: float = -1.0,
+        temperature: float = 1.0,
+        max_len_b: int = 200,
+        seed: int | None = None,
+    ) -> Any:
+        """Each text and a continuation of up to *max_len_b* tokens; without *sampling* the most probable one.
+
+        Raises:
+            UserError: *beam* is above 1; ``fairseq-interactive --beam`` searches.
+        """
+        if beam > 1 and not sampling:
+            raise UserError(f"beam={beam}: sample() takes the most probable token; fairseq-interactive --beam searches")
+        if not isinstance(sentences, str):
+            given = (beam, sampling, sampling_topk, sampling_topp, temperature, max_len_b, seed)
+            return [self.sample(sentence, *given) for sentence in sentences]
+        top_k = max(sampling_topk, 0) if sampling else 1
+        top_p = sampling_topp if sampling and sampling_topp > 0 else 1.0
+        return self.lm.sample(sentences, max_len_b, temperature, top_k, top_p, seed)
+
+
+def from_pretrained(
+    model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **settings: Any
+) -> GeneratorHubInterface:
+    """The language model in the folder *model_name_or_path*.
+
+    Args:
+        model_name_or_path: folder of the checkpoint.
+        checkpoint_file: its name in the folder; several are joined by colons.
+        data_name_or_path: folder with ``dict.txt``, inside the model's folder or anywhere.
+        settings: settings of the checkpoint to change; ``tokenizer`` and ``bpe`` are those of the data.
+
+    Raises:
+        UserError: the model or its dictionary is missing, or a setting does not exist.
+    """
+    folder = Path(model_name_or_path)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: folder not found; models are not downloaded, give the folder of a checkpoint")
+    data = folder / data_name_or_path
+    data = data if data.exists() else Path(data_name_or_path)
+    if (data / "dict.txt").is_file():
+        data = data / "dict.txt"
+    overrides = {name: value for name, value in settings.items() if name not in ("tokenizer", "bpe", "bpe_codes")}
+    paths = [folder / name for name in checkpoint_file.split(":")]
+    models, task, used = load_language_models(paths, data, overrides)
+    return GeneratorHubInterface(used.namespace, task, models)

@@ -1,0 +1,238 @@
+"""``fairseq.utils``: small functions that plug-ins call."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq.errors import UserError
+from fairseq.interop.fairseq import plugins
+from fairseq.logging.figures import safe_power
+from fairseq.modules.transformer_layer import ACTIVATIONS
+
+SPACE_NORMALIZER = re.compile(r"\s+")
+
+
+def tokenize_line(line: str) -> list[str]:
+    """The words of *line*."""
+    return line.split()
+
+
+def split_paths(paths: str, separator: str = os.pathsep) -> list[str]:
+    """The paths in a list joined by colons; URLs stay whole."""
+    return paths.split(separator) if "://" not in paths else paths.split("|")
+
+
+def eval_str_list(x: Any, type: Callable[[Any], Any] = float, x_type: Callable[[Any], Any] | None = None) -> Any:
+    """The list that a text such as ``[0.9, 0.98]`` names, its items as *type*; of a single value a list of one.
+
+    Raises:
+        UserError: the text is no literal; it is read, not run.
+    """
+    make = x_type or type
+    value = _literal(x)
+    if value is None:
+        return None
+    return [make(part) for part in value] if isinstance(value, list | tuple) else [make(value)]
+
+
+def eval_str_dict(x: Any, type: Callable[[Any], Any] = dict) -> Any:
+    """The dict that a text names; see :func:`eval_str_list`."""
+    return _literal(x)
+
+
+def eval_bool(x: Any, default: bool = False) -> bool:
+    """The truth value that a text such as ``True`` names."""
+    return default if x is None else bool(_literal(x))
+
+
+def csv_str_list(x: str) -> list[str]:
+    """The words of a list with commas."""
+    return x.split(",")
+
+
+def _literal(x: Any) -> Any:
+    if not isinstance(x, str):
+        return x
+    try:
+        return ast.literal_eval(x)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise UserError(f"{x!r}: expected a Python literal such as (0.9, 0.98)") from None
+
+
+def item(tensor: Any) -> Any:
+    """The number in a tensor of one element; anything else unchanged."""
+    return tensor.item() if hasattr(tensor, "item") else tensor
+
+
+def get_perplexity(loss: Any, round: int = 2, base: int = 2) -> float:
+    """The perplexity of *loss*, in bits unless *base* is another."""
+    if loss is None:
+        return 0.0
+    value = float(loss)
+    return safe_power(value) if base == 2 else float(base) ** value
+
+
+def softmax(x: Tensor, dim: int, onnx_trace: bool = False) -> Tensor:
+    """Softmax in float32."""
+    return F.softmax(x, dim=dim, dtype=torch.float32)
+
+
+def log_softmax(x: Tensor, dim: int, onnx_trace: bool = False) -> Tensor:
+    """Logarithm of the softmax, in float32."""
+    return F.log_softmax(x, dim=dim, dtype=torch.float32)
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """The square of the positive part."""
+    return F.relu(x).square()
+
+
+_OTHER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu_squared": relu_squared,
+    "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "linear": lambda x: x,
+    "swish": F.silu,
+}
+
+
+def get_activation_fn(activation: str) -> Callable[[Tensor], Tensor]:
+    """The activation called *activation*.
+
+    Raises:
+        UserError: there is none.
+    """
+    known: dict[str, Any] = {**_OTHER_ACTIVATIONS, **ACTIVATIONS}
+    if activation not in known:
+        raise UserError(f"--activation-fn {activation}: choose from {', '.join(sorted(known))}")
+    return known[activation]
+
+
+def get_available_activation_fns() -> list[str]:
+    """The names of the activations."""
+    return sorted({**_OTHER_ACTIVATIONS, **ACTIVATIONS})
+
+
+def apply_to_sample(f: Callable[[Tensor], Any], sample: Any) -> Any:
+    """*sample*, nested dicts, lists and tuples, with *f* applied to its tensors."""
+    if isinstance(sample, Tensor):
+        return f(sample)
+    if isinstance(sample, dict):
+        return {name: apply_to_sample(f, value) for name, value in sample.items()}
+    if isinstance(sample, list | tuple | set):
+        return type(sample)(apply_to_sample(f, value) for value in sample)
+    return sample
+
+
+def move_to_cuda(sample: Any, device: Any = None) -> Any:
+    """*sample* on a GPU."""
+    return apply_to_sample(lambda tensor: tensor.cuda(device, non_blocking=True), sample)
+
+
+def move_to_cpu(sample: Any) -> Any:
+    """*sample* on the host; half precision becomes float32."""
+    halves = (torch.float16, torch.bfloat16)
+    return apply_to_sample(lambda t: t.to("cpu", torch.float32 if t.dtype in halves else t.dtype), sample)
+
+
+def make_positions(tensor: Tensor, padding_idx: int, onnx_trace: bool = False) -> Tensor:
+    """The position of each token, from ``padding_idx`` + 1; that of padding is *padding_idx*: [B, T]."""
+    kept = tensor.ne(padding_idx).int()
+    return (kept.cumsum(1).type_as(kept) * kept).long() + padding_idx
+
+
+def strip_pad(tensor: Tensor, pad: int) -> Tensor:
+    """*tensor* without padding."""
+    return tensor[tensor != pad]
+
+
+def new_arange(x: Tensor, *size: int) -> Tensor:
+    """Numbers from 0 along the last axis, of *size* or the size of *x*."""
+    shape = size or tuple(x.shape)
+    return torch.arange(shape[-1], device=x.device).expand(*shape).contiguous()
+
+
+def fill_with_neg_inf(t: Tensor) -> Tensor:
+    """Minus infinity everywhere, in the type of *t*."""
+    return torch.full_like(t, float("-inf"))
+
+
+def clip_grad_norm_(params: Any, max_norm: float, aggregate_norm_fn: Any = None) -> Tensor:
+    """Scale gradients down to a norm of *max_norm* (0: no limit); return the norm before."""
+    found = [p for p in ([params] if isinstance(params, Tensor) else params) if p.grad is not None]
+    return nn.utils.clip_grad_norm_(found, max_norm if max_norm > 0 else float("inf"))
+
+
+def has_parameters(module: nn.Module) -> bool:
+    """Return whether *module* has any parameter."""
+    return next(module.parameters(), None) is not None
+
+
+@contextlib.contextmanager
+def model_eval(model: nn.Module) -> Iterator[None]:
+    """*model* in evaluation mode, inside a ``with`` statement."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@contextlib.contextmanager
+def set_torch_seed(seed: int) -> Iterator[None]:
+    """Random numbers of *seed*, inside a ``with`` statement."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def get_incremental_state(module: nn.Module, incremental_state: Any, key: str) -> Any:
+    """The entry *key* of *module* in the state of incremental decoding; None without one."""
+    return None if incremental_state is None else incremental_state.get(f"{id(module)}.{key}")
+
+
+def set_incremental_state(module: nn.Module, incremental_state: Any, key: str, value: Any) -> Any:
+    """The state of incremental decoding with the entry *key* of *module* set."""
+    if incremental_state is not None:
+        incremental_state[f"{id(module)}.{key}"] = value
+    return incremental_state
+
+
+def import_user_module(args: argparse.Namespace) -> None:
+    """Import the package that ``args.user_dir`` names, if any."""
+    folder = vars(args).get("user_dir")
+    if folder:
+        plugins.import_user_module(folder)
+
+
+def deprecation_warning(message: str, stacklevel: int = 3) -> None:
+    """Warn with *message*."""
+    warnings.warn(message, stacklevel=stacklevel)
+
+
+def is_xla_tensor(tensor: Any) -> bool:
+    """Return False: there are no TPUs here."""
+    return False
+
+
+def safe_getattr(obj: Any, k: str, default: Any = None) -> Any:
+    """The attribute *k* of settings, or *default*."""
+    return getattr(obj, k, default)
+
+
+def safe_hasattr(obj: Any, k: str) -> bool:
+    """Return whether settings have an attribute *k* that is not None."""
+    return getattr(obj, k, None) is not None

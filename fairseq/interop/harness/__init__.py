@@ -1,0 +1,1 @@
+"""Models for EleutherAI's lm-eval."""

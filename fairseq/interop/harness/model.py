@@ -1,0 +1,83 @@
+"""Model class of lm-evaluation-harness, which must be installed; :mod:`fairseq.interop.harness.requests` does without.
+
+Releases of the harness with plug-ins find it by the entry point ``lm_eval.models`` of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+
+from fairseq.errors import UserError
+from fairseq.hub import LanguageModel
+from fairseq.interop.harness.requests import Requests
+
+logger = logging.getLogger(__name__)
+
+ARGUMENTS = "path, data, batch_size, device, max_gen_toks"
+
+
+@register_model("fairseq")
+class FairseqLM(LM):
+    """A language model, with the harness's three kinds of requests.
+
+    Args:
+        path: checkpoint.
+        data: data folder or ``dict.txt`` (None: beside the checkpoint).
+        batch_size: rows read at once.
+        device: of the model (None: a GPU if there is one).
+        max_gen_toks: most generated tokens of a request that names no number.
+        max_batch_size: not used; the harness gives it to every model.
+
+    Raises:
+        UserError: an argument is unknown or invalid, or the model cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str = "",
+        data: str | None = None,
+        batch_size: int | str = 8,
+        device: str | None = None,
+        max_gen_toks: int | str = 256,
+        max_batch_size: Any = None,
+        **unknown: Any,
+    ) -> None:
+        super().__init__()
+        if unknown or not path:
+            what = f"{next(iter(unknown))}: unknown" if unknown else "path=CHECKPOINT is missing"
+            raise UserError(f"--model_args: {what}; the arguments are {ARGUMENTS}")
+        if not str(batch_size).isdecimal() or not int(batch_size):
+            raise UserError(f"batch_size {batch_size}: expected a number of rows, at least 1")
+        if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+            logger.warning("device %s: there is no GPU, the CPU is used", device)  # the harness's default is a GPU
+            device = "cpu"
+        model = LanguageModel.from_pretrained(path, data, device=device or "auto")
+        self.requests = Requests(model, int(batch_size), int(max_gen_toks))
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Return the log-probability of each continuation, and whether it is the most probable."""
+        return self.requests.log_likelihoods([_plain(request.args, 2) for request in requests])
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-probability of each text."""
+        return self.requests.rolling(_plain(request.args, 1)[0] for request in requests)
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Return the continuation of each context."""
+        return self.requests.generations(_plain(request.args, 2) for request in requests)
+
+    def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+        """Refuse."""
+        raise UserError("apply_chat_template: the model has no chat template; choose tasks of plain text")
+
+
+def _plain(args: tuple[Any, ...], count: int) -> Any:
+    """Return the arguments of a request, if they are text."""
+    if len(args) != count:
+        raise UserError("the task asks for images or sound; choose tasks of plain text")
+    return args

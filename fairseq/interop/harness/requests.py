@@ -1,0 +1,268 @@
+"""Adapter for EleutherAI's lm-evaluation-harness: its three kinds of requests, answered by a language model.
+
+:class:`Requests` does not need the harness; :func:`harness_model` gives its model class (``harness_lm.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fairseq.errors import UserError
+from fairseq.evaluation.scorer import Scorer, Scoring
+from fairseq.hub import LanguageModel
+from fairseq.inference import sample
+from fairseq.inference.predictor import can_generate
+from fairseq.text.text_corpus import TextCorpus, report_unknown
+from fairseq.text.tokenizers.byte_level import GPT2
+from fairseq.text.tokenizers.hf import HuggingFace
+
+logger = logging.getLogger(__name__)
+
+LINE_FEED = "Ċ"  # in byte-level vocabularies
+TOGETHER = 512  # hidden states projected to the vocabulary at once
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
+KNOWN = {"until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS}
+PACKAGES = ("datasets", "huggingface_hub", "httpx", "requests", "aiohttp", "urllib3")  # that load data of tasks
+EXTRA = "pip install 'fairseq-short[eval]'"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens that are read as one row.
+
+    Attributes:
+        row: number of the request.
+        tokens: the first is not scored.
+        first: place of the first scored token.
+    """
+
+    row: int
+    tokens: list[int]
+    first: int
+
+
+class Requests:
+    """Answers of a language model.
+
+    Texts begin with ``</s>``, and line feeds are ``</s>``, or the vocabulary's own symbol where it has one. A model
+    with memory reads a text in segments; a model without reads the last tokens that fit into one, after ``<s>`` if it
+    was trained with it (``--add-bos-token``).
+
+    Args:
+        model: whose texts are independent.
+        batch_size: rows read at once.
+        max_tokens: most generated tokens of a request that names no number.
+
+    Raises:
+        UserError: the model has no distribution over words.
+    """
+
+    def __init__(self, model: LanguageModel, batch_size: int = 8, max_tokens: int = 256) -> None:
+        if model.model.output_layer is None:
+            raise UserError(f"{type(model.model).__name__}: has no output layer that scores words; use another model")
+        self.model, self.batch_size, self.max_tokens = model, batch_size, max_tokens
+        self.eos, self.segment = model.dictionary.eos(), model.tokens_per_sample
+        self.begin = model.dictionary.begin() if model.add_bos_token else None
+        self.keeps_lines = model.tokenizer is not None and LINE_FEED in model.dictionary
+        scoring = Scoring(self.segment, batch_size=1, add_bos_token=model.add_bos_token)
+        self.device = next(model.model.parameters()).device
+        self.scorer = Scorer([model.model], model.dictionary, scoring, device=self.device)
+        if not _is_open(model):
+            logger.warning(
+                "the vocabulary is closed: other words are read as <unk>, so that results do not compare with those of "
+                "models that can read any text"
+            )
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of *text*; a line feed is the symbol between lines."""
+        lines = [text] if self.keeps_lines else re.split(r"\r\n|\r|\n", text)
+        dictionary, tokenizer = self.model.dictionary, self.model.tokenizer
+        symbols = lines if tokenizer is None else tokenizer.encode_lines(lines)
+        ids: list[int] = []
+        for number, line in enumerate(symbols):
+            ids += [self.eos] * (number > 0) + dictionary.encode_line(line, append_eos=False).tolist()
+        return ids
+
+    def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """Return for each context and continuation the log-probability, and whether greedy search would choose it.
+
+        White space at the end of a context belongs to the continuation.
+        """
+        pieces, read = [], []
+        for number, (context, continuation) in enumerate(pairs):
+            stem = context.rstrip()
+            whole, before = self.encode(context + continuation), self.encode(stem)
+            common = (a == b for a, b in zip(whole, before, strict=False))
+            first = next((place for place, same in enumerate(common) if not same), min(len(whole), len(before)))
+            pieces += self._pieces(number, [self.eos, *whole], 1 + first)
+            read += whole
+        self._report(read)
+        results = [(0.0, True)] * len(pairs)
+        pieces.sort(key=lambda piece: -len(piece.tokens))
+        for start in range(0, len(pieces), self.batch_size):
+            batch = pieces[start : start + self.batch_size]
+            for piece, (lprob, greedy) in zip(batch, self._scored(batch), strict=True):
+                total, all_greedy = results[piece.row]
+                results[piece.row] = total + lprob, all_greedy and greedy
+        return results
+
+    def rolling(self, texts: Iterable[str]) -> list[float]:
+        """Return the log-probability of each text, read as ``fairseq-eval-lm`` reads a corpus of its own."""
+        found, read = [], []
+        for text in texts:
+            ids = self.encode(text)
+            corpus = TextCorpus(np.array(ids, np.int32), np.array([len(ids)], np.int32))
+            found.append(float(self.scorer.score(corpus).lprobs.sum(dtype=np.float64)) if ids else 0.0)
+            read += ids
+        self._report(read)
+        return found
+
+    def generations(self, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+        """Return what follows each context, by its settings, up to the first of the strings ``until``.
+
+        Raises:
+            UserError: *settings* ask for what is not implemented, or the model cannot generate.
+        """
+        if not can_generate(self.model.model):
+            raise UserError(f"{type(self.model.model).__name__}: has no cache to generate with; choose other tasks")
+        found, read = [], []
+        for context, settings in prompts:
+            prompt = self.encode(context)
+            found.append(self._generated(prompt, settings))
+            read += prompt
+        self._report(read)
+        return found
+
+    def _generated(self, prompt: list[int], settings: Mapping[str, Any]) -> str:
+        if unknown := sorted(settings.keys() - KNOWN):
+            raise UserError(f"generation setting {unknown[0]}: not implemented; known: {', '.join(sorted(KNOWN))}")
+        until = settings.get("until") or []
+        stops = [until] if isinstance(until, str) else list(until)
+        longest = next((int(settings[name]) for name in LENGTHS if settings.get(name) is not None), self.max_tokens)
+        before, chosen, text = self.model.text(prompt), [], ""
+        for token in self._sampled([self.eos, *prompt], longest, settings):
+            if token == self.eos and self.keeps_lines:
+                break
+            chosen.append(token)
+            text = self.model.text([*prompt, *chosen]).removeprefix(before)
+            if ends := [text.index(stop) for stop in stops if stop and stop in text]:
+                return text[: min(ends)]
+        return text
+
+    def _report(self, tokens: list[int]) -> None:
+        report_unknown(tokens, self.model.dictionary, ())
+
+    def _sampled(self, prompt: Sequence[int], longest: int, settings: Mapping[str, Any]) -> Iterable[int]:
+        temperature = float(settings.get("temperature") or 0.0)
+        greedy = temperature == 0 or not settings.get("do_sample", True)
+        return sample(
+            self.model.reader(),
+            prompt,
+            longest,
+            temperature=1.0 if greedy else temperature,
+            top_k=1 if greedy else int(settings.get("top_k") or 0),
+            top_p=1.0 if greedy else float(settings.get("top_p") or 1.0),
+            forbidden=self.model.never_sampled,
+        )
+
+    def _pieces(self, row: int, tokens: list[int], first: int) -> list[Piece]:
+        """The rows in which tokens from *first* on are scored: all of them, or windows counted from the end."""
+        if first >= len(tokens):
+            return []
+        if self.model.model.memory_length:
+            return [Piece(row, tokens, first)]
+        pieces, end = [], len(tokens)
+        while end > first:
+            start = max(0, end - 1 - self.segment)
+            pieces.append(Piece(row, tokens[start:end], max(first - start, 1)))
+            end = start + 1
+        return pieces
+
+    @torch.inference_mode()
+    def _scored(self, pieces: Sequence[Piece]) -> list[tuple[float, bool]]:
+        """The summed log-probability of each piece, and whether each of its tokens is the most probable."""
+        model: Any = self.model.model
+        longest = max(len(piece.tokens) for piece in pieces)
+        rows = [piece.tokens + [self.eos] * (longest - len(piece.tokens)) for piece in pieces]
+        tokens = torch.tensor(rows, device=self.device)  # (B, T + 1)
+        places = torch.arange(1, longest, device=self.device)
+        firsts = torch.tensor([piece.first for piece in pieces], device=self.device)[:, None]
+        ends = torch.tensor([len(piece.tokens) for piece in pieces], device=self.device)[:, None]
+        wanted = (places >= firsts) & (places < ends)  # (B, T)
+        sums = torch.zeros(len(pieces), dtype=torch.float64, device=self.device)
+        misses, memory = torch.zeros_like(sums), None
+        for start in range(0, longest - 1, self.segment):
+            part = slice(start, min(start + self.segment, longest - 1))
+            segment = tokens[:, part]
+            if self.begin is not None:  # models with memory are trained without
+                hidden, extra = model(F.pad(segment, (1, 0), value=self.begin))
+                hidden = hidden[:, 1:]
+            else:
+                hidden, extra = model(segment) if memory is None else model(segment, memory=memory)
+            memory = extra.get("memory")
+            chosen = wanted[:, part].nonzero()  # (N, 2)
+            targets = tokens[:, 1:][:, part][wanted[:, part]]
+            for some in torch.arange(len(chosen), device=self.device).split(TOGETHER):
+                lprobs = model.output_layer.log_probs(hidden[tuple(chosen[some].t())])  # (n, V)
+                found = lprobs.gather(1, targets[some, None])[:, 0]
+                sums.index_add_(0, chosen[some, 0], found.double())
+                misses.index_add_(0, chosen[some, 0], (lprobs.argmax(1) != targets[some]).double())
+        return [(float(total), not miss) for total, miss in zip(sums.tolist(), misses.tolist(), strict=True)]
+
+
+def _is_open(model: LanguageModel) -> bool:
+    """Return whether the model's vocabulary has symbols for any text."""
+    subwords = model.tokenizer.subwords if model.tokenizer is not None else None
+    return isinstance(subwords, GPT2) or (isinstance(subwords, HuggingFace) and subwords.byte_level)
+
+
+def require_harness() -> None:
+    """Raise UserError unless the harness is installed."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UserError(f"needs lm-eval, which is not installed; {EXTRA}")
+
+
+@contextlib.contextmanager
+def task_data() -> Iterator[None]:
+    """Turn a failure to load or download the data of tasks into a UserError: their libraries raise many kinds.
+
+    Raises:
+        UserError: the data cannot be loaded.
+    """
+    try:
+        yield
+    except Exception as error:
+        unreachable = isinstance(error, ConnectionError | FileNotFoundError | TimeoutError)
+        if isinstance(error, BrokenPipeError) or not (unreachable or _package(type(error)) in PACKAGES):
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(
+            f"--tasks: their data cannot be loaded ({reason}); connect to the network once, or give tasks of local "
+            "files with --include-path"
+        ) from error
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def harness_model() -> Any:
+    """Return the model class of the harness, which is registered there as ``fairseq``.
+
+    Raises:
+        UserError: the harness is not installed.
+    """
+    require_harness()
+    from fairseq.interop.harness.model import FairseqLM
+
+    return FairseqLM

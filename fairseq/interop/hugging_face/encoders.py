@@ -1,0 +1,313 @@
+"""Import and export of BERT, RoBERTa and ELECTRA's generator and discriminator as Hugging Face folders.
+
+Positions of BERT and ELECTRA begin at 0 there and at ``padding_idx + 1`` here: the table here begins with that many
+rows of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq.errors import UserError
+from fairseq.interop.hugging_face.encoder_names import (
+    BASES,
+    HEADS,
+    OUTPUT,
+    OUTPUT_BIAS,
+    OUTPUT_BIASES,
+    OUTPUT_WEIGHTS,
+    POSITIONS,
+    TOKENS,
+    TYPES,
+    EncoderSizes,
+    Parameter,
+    parameters,
+)
+from fairseq.interop.hugging_face.model_folder import CONFIG, read_json, read_tensors
+from fairseq.interop.pickles.named_tensors import Tensors, cut
+
+FAMILIES = {
+    "bert": "bert",
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+    "electra": "electra",
+}
+ACTIVATIONS = {  # theirs: ours
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_accurate",
+    "gelu_fast": "gelu_accurate",
+    "gelu_pytorch_tanh": "gelu_accurate",
+    "relu": "relu",
+}
+WRITTEN_ACTIVATIONS = {"gelu": "gelu", "gelu_accurate": "gelu_new", "gelu_fast": "gelu_new", "relu": "relu"}
+GELU_HEADS = ("roberta", "generator")  # output layer with gelu, whatever the activation of the layers
+UNUSED = ("pooler", "seq_relationship", "position_ids", "token_type_ids")  # next-sentence prediction, and buffers
+CLASSES = {
+    "bert": "BertForMaskedLM",
+    "roberta": "RobertaForMaskedLM",
+    "generator": "ElectraForMaskedLM",
+    "discriminator": "ElectraForPreTraining",
+}
+CLASSIFIERS = {
+    "bert": "BertForSequenceClassification",
+    "roberta": "RobertaForSequenceClassification",
+    "discriminator": "ElectraForSequenceClassification",
+}
+COMMON: dict[str, Any] = {  # values that a configuration may leave out
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "bert": COMMON,
+    "roberta": {**COMMON, "vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+    "electra": {
+        **COMMON,
+        "embedding_size": 128,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+    },
+}
+
+
+def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int]]:
+    """Read the model of a folder, under the names of this project.
+
+    Returns:
+        Parameters by name; ``args``; and the ids of the special symbols that the configuration names, by role.
+
+    Raises:
+        UserError: a file is missing, the model is of another type, or tensors and configuration disagree.
+    """
+    path = folder / CONFIG
+    given = read_json(path)
+    family = FAMILIES.get(str(given.get("model_type")))
+    if family is None:
+        known = ", ".join((*FAMILIES, "transfo-xl", "gpt2", "fairseq_lm"))
+        raise UserError(f"{path}: model_type is {cut(given.get('model_type'))}; known: {known}")
+    settings = {**DEFAULTS[family], **{name: value for name, value in given.items() if value is not None}}
+    _check_computation(settings, path)
+    state = {_modern(name): value for name, value in read_tensors(folder).items()}
+    kind = family
+    if family == "electra":
+        kind = "discriminator" if any(name.startswith("discriminator_predictions.") for name in state) else "generator"
+    sizes = _sizes(kind, settings, path)
+    _check_head(state, sizes, str(folder))
+    model = _convert(state, sizes, str(folder))
+    roles = {role: _id(settings[f"{role}_token_id"], f"{role}_token_id", sizes, path) for role in _roles(settings)}
+    return model, _args(sizes, settings, path), roles
+
+
+def write(
+    model: Mapping[str, Tensor], sizes: EncoderSizes, names: Iterable[Parameter] | None = None
+) -> dict[str, Tensor]:
+    """Return Hugging Face tensors by name for the parameters *model*; missing token types get zero embeddings.
+
+    Args:
+        model: parameters by their names here.
+        sizes: of the encoder.
+        names: of all parameters (default: those of the encoder and its output layer).
+    """
+    zero = torch.zeros(sizes.token_types, sizes.embed_dim)
+    tensors = {}
+    for ours, theirs, _ in parameters(sizes) if names is None else names:
+        value = model.get(TYPES, zero) if ours == TYPES else model[ours]
+        tensors[theirs] = value[sizes.first_position :] if ours == POSITIONS else value
+        if ours == OUTPUT and sizes.kind != "generator":  # an untied projection has its own bias
+            tensors[theirs.replace("weight", "bias")] = model[OUTPUT_BIAS]
+    return {
+        name: value.detach().float().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()
+    }
+
+
+def configuration(sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[str, int]) -> dict[str, Any]:
+    """Return ``config.json`` of a model.
+
+    Args:
+        sizes: its sizes.
+        shape: fields of :class:`fairseq.modules.encoder.EncoderShape`.
+        roles: ids of ``bos``, ``pad`` and ``eos``.
+
+    Raises:
+        UserError: the activation of its output layer is not possible in transformers.
+    """
+    act, head = shape["activation_fn"], shape["head_activation_fn"]
+    if act not in WRITTEN_ACTIVATIONS or head != ("gelu" if sizes.kind in GELU_HEADS else act):
+        raise UserError(
+            f"--activation-fn {act}, --head-activation-fn {head}: not possible in {CLASSES[sizes.kind]} of transformers"
+        )
+    return _configuration(sizes, shape, roles, CLASSES[sizes.kind])
+
+
+def classifier_configuration(
+    sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[str, int], labels: Sequence[str], dropout: float
+) -> dict[str, Any]:
+    """Return ``config.json`` of a classifier.
+
+    Args:
+        sizes, shape, roles: see :func:`configuration`.
+        labels: the classes by number; empty in regression.
+        dropout: dropout rate of the head.
+
+    Raises:
+        UserError: the activation of its layers is not possible in transformers.
+    """
+    if (act := shape["activation_fn"]) not in WRITTEN_ACTIVATIONS:
+        raise UserError(f"--activation-fn {act}: not possible in {CLASSIFIERS[sizes.kind]} of transformers")
+    named = list(labels) or ["score"]
+    return {
+        **_configuration(sizes, shape, roles, CLASSIFIERS[sizes.kind]),
+        "id2label": {str(number): label for number, label in enumerate(named)},
+        "label2id": {label: number for number, label in enumerate(named)},
+        "problem_type": "single_label_classification" if labels else "regression",
+        "classifier_dropout": dropout,
+    }
+
+
+def _configuration(
+    sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[str, int], architecture: str
+) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": "electra" if sizes.kind in ("generator", "discriminator") else sizes.kind,
+        "vocab_size": sizes.vocabulary,
+        "hidden_size": sizes.dim,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": shape["heads"],
+        "intermediate_size": sizes.ffn_dim,
+        "hidden_act": WRITTEN_ACTIVATIONS[shape["activation_fn"]],
+        "hidden_dropout_prob": shape["dropout"],
+        "attention_probs_dropout_prob": shape["attention_dropout"],
+        "max_position_embeddings": sizes.positions,
+        "type_vocab_size": sizes.token_types,
+        "layer_norm_eps": shape["layer_norm_eps"],
+        "tie_word_embeddings": not sizes.untied,
+        "dtype": "float32",
+        **{f"{role}_token_id": roles.get(role) for role in ("bos", "pad", "eos")},
+    }
+    return config | ({"embedding_size": sizes.embed_dim} if config["model_type"] == "electra" else {})
+
+
+def _check_computation(settings: Mapping[str, Any], path: Path) -> None:
+    """Raise UserError for settings that models here do not implement."""
+    known = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+    for name, value in known.items():
+        if settings.get(name, value) != value:
+            raise UserError(f"{path}: {name} is {cut(settings[name])}; only {value} is supported")
+    if settings["hidden_act"] not in list(ACTIVATIONS):
+        raise UserError(f"{path}: hidden_act is {cut(settings['hidden_act'])}; known: {', '.join(ACTIVATIONS)}")
+
+
+def _sizes(kind: str, settings: Mapping[str, Any], path: Path) -> EncoderSizes:
+    def count(name: str, least: int = 1) -> int:
+        value = settings[name]
+        if type(value) is not int or not least <= value < 1 << 31:
+            raise UserError(f"{path}: {name} is {cut(value)}; expected a whole number from {least}")
+        return value
+
+    dim, heads, padding = count("hidden_size"), count("num_attention_heads"), count("pad_token_id", 0)
+    if dim % heads:
+        raise UserError(f"{path}: num_attention_heads {heads} does not divide hidden_size {dim}; correct it")
+    sizes = EncoderSizes(
+        kind=kind,
+        vocabulary=count("vocab_size"),
+        padding_idx=padding,
+        embed_dim=count("embedding_size") if kind in ("generator", "discriminator") else dim,
+        dim=dim,
+        ffn_dim=count("intermediate_size"),
+        layers=count("num_hidden_layers"),
+        positions=count("max_position_embeddings", padding + 2 if kind == "roberta" else 1),
+        token_types=count("type_vocab_size"),
+        untied=not settings["tie_word_embeddings"] and kind != "discriminator",
+    )
+    _id(padding, "pad_token_id", sizes, path)
+    return sizes
+
+
+def _roles(settings: Mapping[str, Any]) -> list[str]:
+    return [role for role in ("bos", "pad", "eos") if settings.get(f"{role}_token_id") is not None]
+
+
+def _id(value: Any, name: str, sizes: EncoderSizes, path: Path) -> int:
+    if type(value) is not int or not 0 <= value < sizes.vocabulary:
+        raise UserError(f"{path}: {name} is {cut(value)}, but there are {sizes.vocabulary} words; correct it")
+    return value
+
+
+def _check_head(state: Mapping[str, Tensor], sizes: EncoderSizes, where: str) -> None:
+    """Raise UserError for a model without an output layer that predicts tokens, such as a classifier."""
+    if not any(name.removeprefix("module.").startswith(HEADS[sizes.kind]) for name in state):
+        classes = [CLASSES[kind] for kind in CLASSES if BASES[kind] == BASES[sizes.kind]]
+        raise UserError(f"{where}: the model has no output layer for tokens; save it as {' or '.join(classes)}")
+
+
+def _convert(state: Mapping[str, Tensor], sizes: EncoderSizes, where: str) -> dict[str, Tensor]:
+    tensors = Tensors(state, where)
+    for name in [name for name in tensors.left if not set(UNUSED).isdisjoint(name.split("."))]:
+        del tensors.left[name]
+    if sizes.untied and (own := OUTPUT_WEIGHTS[sizes.kind].replace("weight", "bias")) in tensors.left:
+        tensors.left[OUTPUT_BIASES[sizes.kind]] = tensors.left.pop(own)  # the one that an untied model reads
+    model = {ours: tensors.take(theirs, *shape) for ours, theirs, shape in parameters(sizes)}
+    model[POSITIONS] = torch.cat([torch.zeros(sizes.first_position, sizes.embed_dim), model[POSITIONS]])
+    if sizes.kind != "discriminator":
+        if not sizes.untied:
+            model[OUTPUT] = tensors.tied(OUTPUT_WEIGHTS[sizes.kind], model[TOKENS])
+        tensors.tied(OUTPUT_WEIGHTS[sizes.kind].replace("weight", "bias"), model[OUTPUT_BIAS])
+    tensors.finish()
+    return model
+
+
+def _args(sizes: EncoderSizes, settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """``args`` of a checkpoint with this model."""
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps"):
+        if type(settings[name]) not in (int, float) or not 0 <= settings[name] < 1:
+            raise UserError(f"{path}: {name} is {cut(settings[name])}; expected a number from 0, below 1")
+    most = sizes.positions - (sizes.padding_idx + 1 if sizes.kind == "roberta" else 0)
+    activation = ACTIVATIONS[settings["hidden_act"]]
+    args = {
+        "arch": {"bert": "bert", "roberta": "roberta"}.get(sizes.kind, f"electra_{sizes.kind}"),
+        "task": "masked_lm",
+        "criterion": "electra" if sizes.kind == "discriminator" else "masked_lm",
+        "encoder_layers": sizes.layers,
+        "encoder_embed_dim": sizes.dim,
+        "encoder_input_dim": sizes.embed_dim,
+        "encoder_ffn_embed_dim": sizes.ffn_dim,
+        "encoder_attention_heads": settings["num_attention_heads"],
+        "activation_fn": activation,
+        "head_activation_fn": "gelu" if sizes.kind in GELU_HEADS else activation,
+        "dropout": settings["hidden_dropout_prob"],
+        "attention_dropout": settings["attention_probs_dropout_prob"],
+        "activation_dropout": 0.0,
+        "max_positions": most,
+        "tokens_per_sample": most,
+        "token_types": sizes.token_types,
+        "layer_norm_eps": settings["layer_norm_eps"],
+        "untie_weights_roberta": sizes.untied,
+    }
+    return args | ({"generator_size": 0.0} if sizes.kind == "discriminator" else {})
+
+
+def _modern(name: str) -> str:
+    """*name* as transformers writes it today: layer norms in files of 2018 have ``gamma`` and ``beta``."""
+    for former, today in ((".gamma", ".weight"), (".beta", ".bias")):
+        if name.endswith(f"LayerNorm{former}"):
+            return name.removesuffix(former) + today
+    return name

@@ -1,0 +1,179 @@
+"""Export of a language model: tensors, configuration, tokenizer, model card, and the code that transformers runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import fairseq
+from fairseq.inference.loading import check_no_begin
+from fairseq.interop.hugging_face import decoders, exported
+from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE, read_json
+from fairseq.models import BaseFairseqModel
+from fairseq.system.files import atomic_folder
+from fairseq.system.terminal import printable
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import find_tokenizer
+
+CODE = ("configuration_fairseq.py", "layers_fairseq.py", "modeling_fairseq.py", "tokenization_fairseq.py")
+CARD, DICTIONARY = "README.md", "dict.txt"
+MODEL_CLASS, TOKENIZER_CLASS = "FairseqForCausalLM", "FairseqTokenizer"
+MOST_CHARACTERS = 1000  # of a text in the model card
+FIGURES = {  # of a results.json: name, format
+    "perplexity": ("Perplexity of a token", ".2f"),
+    "loss_base2": ("Bits per token", ".4f"),
+    "word_perplexity": ("Perplexity of a word", ".2f"),
+    "bits_per_character": ("Bits per character", ".4f"),
+    "bits_per_byte": ("Bits per byte of raw text", ".4f"),
+    "raw_word_perplexity": ("Perplexity of a word of raw text", ".2f"),
+    "unknown_share": ("Share of `<unk>`", ".2%"),
+    "tokens": ("Tokens", ",d"),
+}
+
+
+@dataclass(frozen=True)
+class Export:
+    """Flags of an export.
+
+    Attributes:
+        source: the checkpoint.
+        out: the folder to write.
+        data: data folder or ``dict.txt``; None: beside the checkpoint.
+        results: ``results.json`` of ``fairseq-eval-lm`` or ``fairseq-harness``, or None.
+    """
+
+    source: str
+    out: Path
+    data: str | None = None
+    results: str | None = None
+
+
+def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any], job: Export) -> None:
+    """Write *model*, which was loaded from the checkpoint *state*.
+
+    Raises:
+        UserError: the model cannot be expressed, a file cannot be read, or the folder cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    dictionary = task.source_dictionary
+    config = decoders.configuration(model, job.source)
+    check_no_begin(task, job.source)
+    tokenizer = find_tokenizer(dictionary.path or job.source, dictionary.symbols)
+    results = read_json(Path(job.results)) if job.results is not None else {}
+    tensors = decoders.tensors(model)
+    card = "\n".join(_card(config, state, results, sum(value.numel() for value in tensors.values()))) + "\n"
+    with atomic_folder(job.out, flag="--out") as folder:
+        save_file(tensors, folder / SAFE, {"format": "pt"})
+        for name in CODE:
+            shutil.copyfile(Path(exported.__file__).parent / name, folder / name)
+        dictionary.save(folder / DICTIONARY)
+        if tokenizer is not None:
+            tokenizer.save(folder, dictionary.symbols)
+        (folder / CARD).write_text(card, encoding="utf-8")
+        _write_json(folder / "tokenizer_config.json", _tokenizer_config(config))
+        _write_json(folder / "generation_config.json", _generation_config(dictionary))
+        _write_json(folder / CONFIG, {**_header(dictionary), **config})
+        # The weights are as readable as the rest, by the umask; safetensors gives them to their owner alone.
+        (folder / SAFE).chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))
+    print(f"Wrote {job.out}: {CONFIG}, {SAFE}, {CARD}, tokenizer and code; transformers needs trust_remote_code=True")
+
+
+def _header(dictionary: Dictionary) -> dict[str, Any]:
+    return {
+        "architectures": [MODEL_CLASS],
+        "model_type": decoders.MODEL_TYPE,
+        "auto_map": {
+            "AutoConfig": "configuration_fairseq.FairseqConfig",
+            "AutoModelForCausalLM": f"modeling_fairseq.{MODEL_CLASS}",
+        },
+        "dtype": "float32",
+        "dictionary": dictionary.digest(),
+        **_special_ids(dictionary),
+    }
+
+
+def _special_ids(dictionary: Dictionary) -> dict[str, int]:
+    """A text begins with the end-of-line symbol."""
+    ids = {"bos_token_id": dictionary.eos(), "eos_token_id": dictionary.eos(), "pad_token_id": dictionary.pad()}
+    return {name: index for name, index in ids.items() if index >= 0}
+
+
+def _generation_config(dictionary: Dictionary) -> dict[str, Any]:
+    """The ids but for the end-of-line symbol, at which a text goes on."""
+    return {name: index for name, index in _special_ids(dictionary).items() if name != "eos_token_id"}
+
+
+def _tokenizer_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "tokenizer_class": TOKENIZER_CLASS,
+        "auto_map": {"AutoTokenizer": [f"tokenization_fairseq.{TOKENIZER_CLASS}", None]},
+        "model_max_length": config["segment_length"] + config["memory_length"],
+    }
+
+
+def _card(config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[str, Any], size: int) -> Iterator[str]:
+    """The lines of the model card; what checkpoint and results say in text stands in :func:`_code`."""
+    arch = str(state["args"].get("arch"))
+    head = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["fairseq-short", arch]}
+    yield from ("---", yaml.safe_dump(head, sort_keys=False, allow_unicode=False).rstrip("\n"), "---", "")
+    yield from (f"# {_code(arch)}", "")
+    yield (
+        f"A language model of {size:,} parameters: {config['num_hidden_layers']} layers of width "
+        f"{config['hidden_size']}, {config['num_attention_heads']} heads, {config['vocab_size']:,} symbols, "
+        f"{config['positions']} positions, segments of {config['segment_length']} tokens, "
+        f"memory of {config['memory_length']}. "
+        f"Trained with fairseq-short and exported with version {fairseq.__version__}."
+    )
+    yield from ("", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "")
+    yield 'tokenizer = AutoTokenizer.from_pretrained("DIR", trust_remote_code=True)'
+    yield 'model = AutoModelForCausalLM.from_pretrained("DIR", trust_remote_code=True)'
+    yield 'prompt = tokenizer("The", return_tensors="pt")'
+    yield "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=50, do_sample=True, top_k=50)[0]))"
+    yield from ("```", "", "## Measured figures", "", "| figure | value |", "| --- | --- |")
+    rows = [*_training_figures(state), *_evaluation_figures(results)]
+    yield from (f"| {name} | {value} |" for name, value in rows or [("none", "")])
+
+
+def _training_figures(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    history, extra = state.get("optimizer_history") or [], state.get("extra_state") or {}
+    if history and history[-1].get("num_updates"):
+        yield "Updates", f"{history[-1]['num_updates']:,}"
+    if isinstance(extra.get("val_loss"), float):
+        metric = state["args"].get("best_checkpoint_metric") or "loss"
+        yield f"Validation during training, {_code(metric)}", f"{extra['val_loss']:.4f}"
+
+
+def _evaluation_figures(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The figures of ``fairseq-eval-lm`` or ``fairseq-harness``, and the command."""
+    for name, (title, form) in FIGURES.items():
+        if isinstance(results.get(name), int | float):
+            yield title, format(results[name], form)
+    tasks = results.get("tasks")
+    for task, metrics in tasks.items() if isinstance(tasks, dict) else ():
+        for name, value in metrics.items() if isinstance(metrics, dict) else ():
+            if isinstance(value, int | float):
+                yield _code(f"{task}, {name}"), f"{value:.6g}"
+    if isinstance(results.get("command"), str):
+        yield "Command", _code(results["command"])
+
+
+def _code(value: Any) -> str:
+    """*value* as a Markdown code span of one line, in which no HTML, link or other markup has a meaning.
+
+    Its backticks become quotes and its bars are escaped, because a bar ends a cell of a table also in a code span.
+    """
+    text = " ".join(printable(str(value)).split())[:MOST_CHARACTERS]
+    return "`" + (text.replace("`", "'").replace("|", "\\|") or " ") + "`"
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

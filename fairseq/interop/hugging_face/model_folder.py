@@ -1,0 +1,129 @@
+"""Readers for Hugging Face model folders: configuration, tensors by name, vocabulary."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fairseq.errors import UserError, read_failure
+from fairseq.interop.pickles import inert, pickled_module
+from fairseq.interop.pickles.inert import Inert
+from fairseq.system import json_files
+from fairseq.system.opening import open_regular
+
+CONFIG, PICKLE, SAFE = "config.json", "pytorch_model.bin", "model.safetensors"
+TOKENIZER = "tokenizer.json"
+VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.pkl", "vocab.bin", TOKENIZER)  # the first that exists is read
+
+
+def vocabulary(folder: Path) -> list[str] | None:
+    """Return the words in the order of their ids; None if the folder has no vocabulary.
+
+    Raises:
+        UserError: the file is damaged or of an unknown format.
+    """
+    for path in (folder / name for name in VOCABULARIES):
+        if path.exists():
+            if path.name == TOKENIZER:
+                return _tokenizer_words(read_json(path), path)
+            if path.suffix == ".txt":
+                return _lines(path)
+            content = _any_json(path) if path.suffix == ".json" else _unpickled(path)
+            return _words(content, path)
+    return None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a configuration.
+
+    Raises:
+        UserError: the file is missing, or not a JSON object.
+    """
+    content = _any_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}; use another file")
+    return content
+
+
+def _any_json(path: Path) -> Any:
+    return json_files.read_json(path, f"give a folder with {path.name}")
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Read the tensors of a folder by name, from safetensors if it has them, otherwise from a pickle.
+
+    Raises:
+        UserError: both files are missing, or the file is damaged.
+    """
+    if (folder / SAFE).exists():
+        return _safetensors(folder / SAFE)
+    if not (folder / PICKLE).exists():
+        for name in (SAFE, PICKLE):
+            if (folder / f"{name}.index.json").exists():
+                raise UserError(f"{folder}: the model is sharded ({name}.index.json); save it as one {SAFE}")
+        raise UserError(f"{folder / SAFE}: file not found; give a folder with {SAFE} or {PICKLE}")
+    state, settings = pickled_module.read(folder / PICKLE)
+    if settings is not None:
+        raise UserError(f"{folder / PICKLE}: holds a saved module; save its state dict instead")
+    return state
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        from safetensors.torch import load_file
+    except ImportError:
+        raise UserError(f"{path}: needs the safetensors package; install the [hub] extra") from None
+    try:
+        open_regular(path).close()  # safetensors would wait for a pipe
+        return load_file(path)
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; check its permissions") from None
+    except Exception as error:  # the package raises its own error types for damaged files
+        reason = " ".join(str(error).split())[:80]
+        raise UserError(f"{path}: truncated, damaged or in another format ({reason}); use another file") from None
+
+
+def _lines(path: Path) -> list[str]:
+    """Read one word a line; the rest of the line, such as a count, is ignored."""
+    try:
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
+            lines = file.read().removesuffix("\n").split("\n")
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; check its permissions") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; convert it, as with iconv") from None
+    return [(line.split() or [""])[0] for line in lines]
+
+
+def _unpickled(path: Path) -> Any:
+    root = inert.load(path).root
+    content = root.state if isinstance(root, Inert) else root
+    if isinstance(content, dict):
+        return content.get("idx2sym") or content.get("sym2idx") or content
+    return content
+
+
+def _words(content: Any, path: Path) -> list[str]:
+    """The words of a list, or of a mapping of words to ids."""
+    if isinstance(content, list) and all(isinstance(word, str) for word in content):
+        return content
+    if isinstance(content, dict) and content and all(isinstance(word, str) for word in content):
+        indices = {index for index in content.values() if type(index) is int}
+        if indices == set(range(len(content))):
+            return sorted(content, key=content.__getitem__)
+    raise UserError(f"{path}: unknown vocabulary format; expected a list of words, or words and their ids")
+
+
+def _tokenizer_words(content: dict[str, Any], path: Path) -> list[str]:
+    """The words of a file of the tokenizers package, including added tokens."""
+    model = content.get("model")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(words, list):  # pieces and their scores
+        words = {piece[0]: index for index, piece in enumerate(words) if isinstance(piece, list) and piece}
+    added = content.get("added_tokens")
+    if isinstance(words, dict) and isinstance(added, list):
+        words = words | {token.get("content"): token.get("id") for token in added if isinstance(token, dict)}
+    return _words(words, path)

@@ -1,0 +1,399 @@
+"""Safe reader for pickles: no name is imported and no code of the file is executed.
+
+A module saved with ``torch.save`` refers to its classes by name. This reader interprets the pickle opcodes: names stay
+text, objects of unknown classes become :class:`Inert` with their state, and calls are rejected except those in
+:data:`CALLS`, which have implementations here. Time and memory are linear in the size of the file, and nothing
+recurses.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickletools
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from fairseq.errors import UserError, read_failure
+from fairseq.interop.pickles.stored_tensor import Storage, Stored
+from fairseq.system.opening import open_regular
+
+NAME_LENGTH = 256  # most characters in the name of a module or a class
+BITS = 128  # most bits of an integer
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # first pickle of a file in the format before PyTorch 1.6
+DTYPES = {
+    "FloatStorage": torch.float32,
+    "DoubleStorage": torch.float64,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+}
+
+
+class Refused(Exception):
+    """A pickle contains a call that is not allowed."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """A global of a pickle, ``module.name``, as text."""
+
+    path: str
+
+
+@dataclass(eq=False, repr=False)
+class Inert:
+    """An object of an unknown class.
+
+    Attributes:
+        path: the class, ``module.name``.
+        state: its attributes.
+        items: its list items; *pairs*: its mapping items.
+    """
+
+    path: str
+    state: dict[Any, Any] = field(default_factory=dict)
+    items: list[Any] = field(default_factory=list)
+    pairs: dict[Any, Any] = field(default_factory=dict)
+
+    def append(self, item: Any) -> None:
+        """Add *item* to ``items``."""
+        self.items.append(item)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.pairs[key] = value
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Stored:
+    if not isinstance(storage, Storage) or not isinstance(size, tuple) or not isinstance(stride, tuple):
+        raise ValueError("invalid tensor")
+    return Stored(storage, offset, size, stride)
+
+
+def _parameter(data: Any, *rest: Any) -> Any:
+    return data
+
+
+def _mapping(content: Any = (), *rest: Any) -> dict[Any, Any]:
+    return _keyed(content.items() if isinstance(content, dict) else content)
+
+
+def _nothing(*content: Any) -> dict[Any, Any]:
+    return {}
+
+
+def _listed(*content: Any) -> list[Any]:
+    return list(*content)
+
+
+def _object(cls: Any, *rest: Any) -> Inert:
+    return Inert(cls.path)
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+    "collections.OrderedDict": _mapping,
+    "collections.Counter": _mapping,
+    "collections.defaultdict": _nothing,
+    "re._compile": _nothing,  # patterns of tokenizers
+    "torch.device": _nothing,
+    "builtins.set": _listed,
+    "__builtin__.set": _listed,
+    "copyreg._reconstructor": _object,
+    "copy_reg._reconstructor": _object,
+}
+
+
+class _Machine:
+    """Interpreter of one pickle; opcodes other than :data:`LITERALS` and :data:`OPERATIONS` are rejected.
+
+    Attributes:
+        storages: descriptions of tensor data outside the pickle.
+    """
+
+    def __init__(self) -> None:
+        self.storages: set[Storage] = set()
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[int, Any] = {}
+        self.allowance = 0  # items that may still be copied; grows with the file
+
+    def run(self, file: Any) -> Any:
+        """Read the pickle at the position of *file*, and leave *file* after it."""
+        for code, argument, _ in pickletools.genops(file):
+            self.allowance += 4
+            if code.name == "STOP":
+                return self.stack.pop()
+            if code.name in LITERALS:
+                if isinstance(argument, int) and argument.bit_length() > BITS:
+                    raise ValueError("integer too large")
+                self.push(argument)
+            elif code.name in OPERATIONS:
+                OPERATIONS[code.name](self, argument)
+            elif code.name not in ("PROTO", "FRAME"):
+                raise Refused(f"the opcode {code.name}")
+        raise ValueError("no STOP opcode")
+
+    def spend(self, items: Any) -> None:
+        self.allowance -= len(items)
+        if self.allowance < 0:
+            raise ValueError("too many repeated copies")
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def pop(self, count: int) -> list[Any]:
+        if len(self.stack) < count:
+            raise ValueError("stack underflow")
+        taken = self.stack[len(self.stack) - count :]
+        del self.stack[len(self.stack) - count :]
+        return taken
+
+    def since_mark(self) -> list[Any]:
+        return self.pop(len(self.stack) - self.marks.pop())
+
+    def name(self, argument: str) -> None:
+        self.push(Name(".".join(argument.split(" ", 1))))
+
+    def name_of_two(self, _: Any) -> None:
+        parts = self.pop(2)
+        if not all(isinstance(part, str) and len(part) <= NAME_LENGTH for part in parts):
+            raise ValueError("invalid name")
+        self.push(Name(".".join(parts)))
+
+    def call(self, name: Any, arguments: Any) -> None:
+        if not isinstance(name, Name) or not isinstance(arguments, tuple | list):
+            raise ValueError("invalid call")
+        if name.path not in CALLS:
+            raise Refused(name.path)
+        self.spend(arguments)
+        for argument in arguments:
+            if isinstance(argument, tuple | list | dict):
+                self.spend(argument)
+        self.push(CALLS[name.path](*arguments))
+
+    def instantiate(self, arguments: list[Any]) -> None:
+        name, given, *_ = arguments
+        if not isinstance(name, Name):
+            raise ValueError("invalid class")
+        if name.path in CALLS:
+            self.call(name, given)
+        else:
+            self.push(Inert(name.path))
+
+    def build(self, _: Any) -> None:
+        (state,) = self.pop(1)
+        parts = state if isinstance(state, tuple) else (state,)
+        if isinstance(self.stack[-1], Inert):
+            self.spend(parts)
+            for part in parts:
+                if isinstance(part, dict):
+                    self.spend(part)
+                    self.stack[-1].state.update(part)
+
+    def extend(self, values: list[Any]) -> None:
+        if not isinstance(self.stack[-1], list | Inert):
+            raise ValueError("items appended to an object that is not a list")
+        for value in values:
+            self.stack[-1].append(value)
+
+    def assign(self, values: list[Any]) -> None:
+        if not isinstance(self.stack[-1], dict | Inert):
+            raise ValueError("items assigned to an object that is not a mapping")
+        for key, value in _pairs(values).items():
+            self.stack[-1][key] = value
+
+    def pop_one(self, _: Any) -> None:
+        if self.marks and self.marks[-1] == len(self.stack):
+            self.marks.pop()
+        else:
+            self.pop(1)
+
+    def load_persistent(self, _: Any) -> None:
+        (reference,) = self.pop(1)
+        if not isinstance(reference, tuple) or len(reference) > 6:
+            raise ValueError("invalid persistent id")
+        kind, what, *rest = reference
+        if kind == "module":  # the old format stored classes with their source code
+            self.push(what)
+            return
+        key, _, count, *view = rest
+        dtype = DTYPES.get(what.path.rpartition(".")[2]) if isinstance(what, Name) else None
+        if kind != "storage" or dtype is None or any(view):
+            raise ValueError("unknown type of tensor")
+        self.push(Storage(key, dtype, count))
+        self.storages.add(self.stack[-1])
+
+
+def _pairs(values: list[Any]) -> dict[Any, Any]:
+    return _keyed(zip(values[::2], values[1::2], strict=True))
+
+
+def _keyed(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A mapping with scalar keys only: hashing nested tuples would recurse."""
+    mapping = {}
+    for key, value in pairs:
+        if not isinstance(key, str | int | Name | None):
+            raise ValueError("invalid key of a mapping")
+        mapping[key] = value
+    return mapping
+
+
+def _first_and_rest(values: list[Any]) -> tuple[Any, list[Any]]:
+    return values[0], values[1:]
+
+
+Operation = Callable[[_Machine, Any], Any]
+LITERALS = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT"),
+    *("BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"),
+    *("BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+}
+OPERATIONS: dict[str, Operation] = {
+    "NONE": lambda m, _: m.push(None),
+    "NEWTRUE": lambda m, _: m.push(True),
+    "NEWFALSE": lambda m, _: m.push(False),
+    "MARK": lambda m, _: m.marks.append(len(m.stack)),
+    "POP": _Machine.pop_one,
+    "POP_MARK": lambda m, _: m.since_mark(),
+    "DUP": lambda m, _: m.push(m.stack[-1]),
+    "EMPTY_TUPLE": lambda m, _: m.push(()),
+    "TUPLE1": lambda m, _: m.push(tuple(m.pop(1))),
+    "TUPLE2": lambda m, _: m.push(tuple(m.pop(2))),
+    "TUPLE3": lambda m, _: m.push(tuple(m.pop(3))),
+    "TUPLE": lambda m, _: m.push(tuple(m.since_mark())),
+    "EMPTY_LIST": lambda m, _: m.push([]),
+    "LIST": lambda m, _: m.push(m.since_mark()),
+    "EMPTY_SET": lambda m, _: m.push([]),
+    "FROZENSET": lambda m, _: m.push(m.since_mark()),
+    "APPEND": lambda m, _: m.extend(m.pop(1)),
+    "APPENDS": lambda m, _: m.extend(m.since_mark()),
+    "ADDITEMS": lambda m, _: m.extend(m.since_mark()),
+    "EMPTY_DICT": lambda m, _: m.push({}),
+    "DICT": lambda m, _: m.push(_pairs(m.since_mark())),
+    "SETITEM": lambda m, _: m.assign(m.pop(2)),
+    "SETITEMS": lambda m, _: m.assign(m.since_mark()),
+    "GLOBAL": _Machine.name,
+    "STACK_GLOBAL": _Machine.name_of_two,
+    "REDUCE": lambda m, _: m.call(*m.pop(2)),
+    "INST": lambda m, argument: m.call(Name(".".join(argument.split(" ", 1))), m.since_mark()),
+    "OBJ": lambda m, _: m.call(*_first_and_rest(m.since_mark())),
+    "NEWOBJ": lambda m, _: m.instantiate(m.pop(2)),
+    "NEWOBJ_EX": lambda m, _: m.instantiate(m.pop(3)),
+    "BUILD": _Machine.build,
+    "BINPERSID": _Machine.load_persistent,
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda m, number: m.memo.__setitem__(number, m.stack[-1])),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda m, number: m.push(m.memo[number])),
+    "MEMOIZE": lambda m, _: m.memo.__setitem__(len(m.memo), m.stack[-1]),
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Content of a file.
+
+    Attributes:
+        path: the file.
+        root: plain data, :class:`Inert` objects and :class:`Stored` tensors.
+        numbers: bytes of each storage, by key.
+    """
+
+    path: Path
+    root: Any
+    numbers: dict[str, bytearray]
+
+    def tensor(self, stored: Stored) -> Tensor:
+        """Return the tensor; tensors of one storage share memory.
+
+        Raises:
+            UserError: PyTorch rejects its shape or strides.
+        """
+        try:
+            flat = torch.frombuffer(self.numbers[stored.storage.key] or bytearray(8), dtype=stored.storage.dtype)
+            return flat.as_strided(stored.size, stored.stride, stored.offset)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise UserError(f"{self.path}: invalid tensor ({_line(error)}); use another file") from None
+
+
+def load(path: Path) -> Loaded:
+    """Read a file of ``torch.save`` (either format) or a plain pickle.
+
+    Raises:
+        UserError: it cannot be read, is damaged, or contains a call that is not allowed.
+    """
+    try:
+        with open_regular(path) as file:
+            return Loaded(path, *(_load_zip(file) if file.peek(2).startswith(b"PK") else _load_pickles(file)))
+    except Refused as refused:
+        raise UserError(
+            f"{path}: rejected: the pickle contains {_line(refused)}, which models do not need and which could run "
+            "code; nothing was executed; use a file from a source you trust"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; check the path and its permissions") from None
+    except Exception as error:  # damaged and hostile files raise errors of any type
+        raise UserError(
+            f"{path}: cannot be read: truncated, damaged or in another format "
+            f"({type(error).__name__}: {_line(error)}); use another file"
+        ) from None
+
+
+def _line(error: Exception) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in str(error)[:120])
+
+
+Content = tuple[Any, dict[str, bytearray]]  # root object, bytes of each storage
+
+
+def _load_zip(file: BinaryIO) -> Content:
+    with zipfile.ZipFile(file) as archive:
+        names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        if len(names) != 1:
+            raise ValueError("not an archive of torch.save")
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("compressed archive; torch.save writes uncompressed ones")
+        if sum(entry.compress_size for entry in archive.infolist()) > os.fstat(file.fileno()).st_size:
+            raise ValueError("overlapping entries in the archive")
+        folder = names[0].removesuffix("data.pkl")
+        if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
+            raise ValueError("big-endian data")
+        machine = _Machine()
+        root = machine.run(io.BytesIO(archive.read(names[0])))
+        keys = {storage.key for storage in machine.storages}
+        return _complete(root, machine, {key: bytearray(archive.read(f"{folder}data/{key}")) for key in keys})
+
+
+def _load_pickles(file: BinaryIO) -> Content:
+    """The format before torch 1.6 (magic number, version, system, content, storages), or one plain pickle."""
+    machine = _Machine()
+    root = machine.run(file)
+    if root != LEGACY_MAGIC:
+        return _complete(root, machine, {})
+    _, _, machine = _Machine().run(file), _Machine().run(file), _Machine()
+    root, keys = machine.run(file), _Machine().run(file)
+    kinds = {storage.key: storage for storage in machine.storages}
+    numbers = {}
+    for key in keys:
+        if not isinstance(key, str) or key not in kinds or int.from_bytes(file.read(8), "little") != kinds[key].count:
+            raise ValueError("data without a tensor")
+        numbers[key] = bytearray(file.read(kinds[key].nbytes))
+    return _complete(root, machine, numbers)
+
+
+def _complete(root: Any, machine: _Machine, numbers: dict[str, bytearray]) -> Content:
+    if any(storage.key not in numbers or len(numbers[storage.key]) != storage.nbytes for storage in machine.storages):
+        raise ValueError("tensor data truncated")
+    return root, numbers

@@ -1,0 +1,1 @@
+"""Checkpoints of Transformer-XL's originals."""

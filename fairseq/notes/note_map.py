@@ -1,0 +1,83 @@
+"""HTML page with a labelled map of notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fairseq.evaluation.labels import without_overlap
+from fairseq.notes.study import Neighbour, Note
+from fairseq.system import pages
+from fairseq.system.terminal import page_text
+
+SIDE = 900
+FONT = 9  # size of a label, in the units of the map
+HEAD = ("word", "occurrences", "taken", "age", "norm", "nearest notes", "nearest tokens")
+LABELS = 60  # most points labelled on the map; the others are labelled under the pointer
+
+
+def as_page(
+    notes: Sequence[Note],
+    places: np.ndarray,
+    neighbours: Mapping[str, tuple[Sequence[Neighbour], Sequence[Neighbour]]],
+    facts: Mapping[str, Any],
+) -> str:
+    """One self-contained HTML page.
+
+    Args:
+        notes: the points of the map.
+        places: their coordinates, [n, 2].
+        neighbours: nearest notes and nearest tokens of some words.
+        facts: name → value, for the head of the page.
+    """
+    scaled = _scaled(places)
+    named = set(without_overlap(scaled, [note.word for note in notes], FONT, LABELS))
+    points = "\n".join(
+        _point(note, x, y, number in named) for number, (note, (x, y)) in enumerate(zip(notes, scaled, strict=True))
+    )
+    drawn = f'<svg viewBox="0 0 {SIDE} {SIDE}">\n{points}\n</svg>'
+    by_word = {note.word: note for note in notes}
+    rows = [HEAD, *(_row(by_word.get(word), word, *found) for word, found in neighbours.items())]
+    said = pages.paragraphs(["The first two principal components. Point at a note to see its numbers."])
+    body = [pages.section("Map", said, drawn), pages.section("Neighbours", pages.table(rows))]
+    return pages.page("Notes", facts, "\n".join(body), _STYLE)
+
+
+def _scaled(places: np.ndarray) -> np.ndarray:
+    """*places* scaled to a square of :data:`SIDE` with a margin."""
+    low, high = places.min(0), places.max(0)
+    return 20 + (places - low) / np.maximum(high - low, 1e-12) * (SIDE - 40)
+
+
+def _point(note: Note, x: float, y: float, named: bool) -> str:
+    word = page_text(note.word)
+    title = f"{word}: {note.count} occurrences, {note.taken} taken, norm {note.norm:.3g}"
+    return (
+        f'<g{" class=named" if named else ""}><title>{title}</title><circle cx="{x:.1f}" cy="{SIDE - y:.1f}" r="3"/>'
+        f'<text x="{x + 4:.1f}" y="{SIDE - y + 3:.1f}">{word}</text></g>'
+    )
+
+
+def _row(note: Note | None, word: str, near: Sequence[Neighbour], tokens: Sequence[Neighbour]) -> list[str]:
+    numbers = ("", "", "", "") if note is None else (note.count, note.taken, _age(note), f"{note.norm:.3g}")
+    return [word, *map(str, numbers), listed(near), listed(tokens)]
+
+
+def listed(neighbours: Sequence[Neighbour]) -> str:
+    """Words with their cosines in one line."""
+    return ", ".join(f"{one.word} {one.cosine:.2f}" for one in neighbours)
+
+
+def _age(note: Note) -> str:
+    return "never written" if note.age is None else str(note.age)
+
+
+_STYLE = """
+svg { width: 100%; max-width: 70rem; background: #fff; border: 1px solid var(--line); } circle { fill: #0072B2; }
+svg text { font: 9px system-ui, sans-serif; fill: #333; visibility: hidden; } .named text { visibility: visible; }
+g:hover circle { fill: #D55E00; }
+g:hover text { font-size: 14px; font-weight: bold; fill: #000; visibility: visible; }
+td:nth-last-child(-n+2), th:nth-last-child(-n+2) { text-align: start; }
+"""

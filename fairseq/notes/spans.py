@@ -1,0 +1,312 @@
+"""Positions of the rare words of a corpus: two arrays aligned with its tokens, in files.
+
+``PREFIX.notes.bin`` holds an unsigned number a token, little endian: 0 where its word has no note, else the word's
+number in ``notes.txt``, from 1. ``PREFIX.notes.idx`` holds, little endian: the magic bytes, a version (uint64), the
+bytes of such a number (uint8), tokens (uint64), words (uint64), a fingerprint of dictionary and ``notes.txt``
+(32 bytes), and a bit a token, lowest first: whether a word begins there. A line's ``</s>`` is a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import numpy as np
+
+from fairseq.data.checked import Checked
+from fairseq.data.indexed_dataset import token_count
+from fairseq.data.joined import JoinedArray
+from fairseq.errors import UserError, read_failure
+from fairseq.notes.words import AGAIN, NOTES, NoteWords
+from fairseq.system.checksums import Checksum, Verification
+from fairseq.system.files import atomic_file
+from fairseq.system.lazy_array import LazyArray
+from fairseq.system.opening import open_regular
+from fairseq.system.stored_array import StoredArray, stamp
+from fairseq.text.dictionary import Dictionary
+
+MAGIC = b"FSNOTES\x00"
+VERSION = 1
+_HEADER = struct.Struct("<8sQBQQ32s")  # magic, version, bytes a number, tokens, words, fingerprint
+
+
+def number_dtype(words: int) -> np.dtype:
+    """The smallest type that holds the numbers 0 … *words*."""
+    return next(np.dtype(name) for name in ("<u1", "<u2", "<u4") if words <= np.iinfo(name).max)
+
+
+class NoteSpansWriter:
+    """Writes the two files of a corpus; used as a context manager, it leaves both whole or none.
+
+    Args:
+        prefix: path of the corpus without ``.bin`` and ``.idx``.
+        notes: the words that have notes.
+        dictionary: of the corpus.
+    """
+
+    def __init__(self, prefix: str | Path, notes: NoteWords, dictionary: Dictionary) -> None:
+        self.prefix = os.fspath(prefix)
+        self._words = len(notes)
+        self._fingerprint = notes.fingerprint(dictionary)
+        self._dtype = number_dtype(self._words)
+        self._tokens = 0
+        self._rest = np.empty(0, dtype=bool)  # bits that do not fill a byte yet
+        self._files = contextlib.ExitStack()
+        self._numbers: BinaryIO
+        self._index: BinaryIO
+
+    def __enter__(self) -> NoteSpansWriter:
+        # Closed in the opposite order: the numbers are in place before the index, whose presence implies them.
+        self._index = self._files.enter_context(atomic_file(f"{self.prefix}.notes.idx"))
+        self._numbers = self._files.enter_context(atomic_file(f"{self.prefix}.notes.bin"))
+        self._index.write(bytes(_HEADER.size))
+        return self
+
+    def add(self, numbers: np.ndarray, begins: np.ndarray) -> None:
+        """Append tokens: the number of each one's word [N] (0: no note), whether a word begins there, bool [N]."""
+        self._numbers.write(np.ascontiguousarray(numbers, dtype=self._dtype).data)
+        bits = np.concatenate([self._rest, begins])
+        whole = len(bits) - len(bits) % 8
+        self._index.write(np.packbits(bits[:whole], bitorder="little").data)
+        self._rest = bits[whole:]
+        self._tokens += len(numbers)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._index.write(np.packbits(self._rest, bitorder="little").data)
+                self._index.seek(0)
+                size = self._dtype.itemsize
+                self._index.write(_HEADER.pack(MAGIC, VERSION, size, self._tokens, self._words, self._fingerprint))
+        except BaseException as failure:
+            self._files.__exit__(type(failure), failure, failure.__traceback__)
+            raise
+        self._files.__exit__(kind, error, trace)
+
+
+class NoteSpans:
+    """The occurrences of rare words in windows of a corpus.
+
+    A word has a span where the window contains all of its tokens. A word cut by an edge has none: half of it is another
+    word, and there are at most two a window.
+
+    Args:
+        prefix: path of the corpus without ``.bin`` and ``.idx``, or several that are read one after the other.
+        dictionary: of the corpus (default: the ``dict.txt`` beside it).
+        notes: the words (default: the ``notes.txt`` beside the corpus).
+
+    Raises:
+        UserError: a file is missing, truncated or corrupt, has a number that is not a word's, or was made for another
+            corpus, dictionary or ``notes.txt``.
+
+    Attributes:
+        notes: the words; a span's word is a number of theirs.
+        fingerprint: of dictionary and words.
+    """
+
+    def __init__(
+        self,
+        prefix: str | Path | Sequence[str | Path],
+        dictionary: Dictionary | None = None,
+        notes: NoteWords | None = None,
+    ) -> None:
+        prefixes = [os.fspath(p) for p in ([prefix] if isinstance(prefix, str | Path) else prefix)]
+        folder = os.path.dirname(prefixes[0])
+        # Taken before they are read, so that a change while they are read is one.
+        self._stamps = {path: stamp(path) for path in (os.path.join(folder, name) for name in ("dict.txt", NOTES))}
+        self.notes = notes or NoteWords.load(folder)
+        dictionary = dictionary or Dictionary.load(os.path.join(folder, "dict.txt"))
+        verification = Verification(folder, (f"{path}.notes.{kind}" for path in prefixes for kind in ("idx", "bin")))
+        self.fingerprint = self.notes.fingerprint(dictionary)  # once: it takes long where there are many words
+        expected = _Expected(self.fingerprint, len(self.notes), dictionary.path)
+        files = [_open(path, expected) for path in prefixes]
+        self._files = files
+        self._numbers = JoinedArray([numbers for numbers, _ in files])
+        self._begins = JoinedArray([_Bits(bits, len(numbers)) for numbers, bits in files])
+        for numbers, bits in files:
+            if _examine(numbers, bits, verification) > len(self.notes):
+                raise UserError(f"{numbers.path}: number of a word that {NOTES} does not have; {AGAIN}")
+
+    def __len__(self) -> int:
+        """Tokens of the corpus."""
+        return len(self._numbers)
+
+    def spans(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the rare words in the windows ``tokens[starts[b] : starts[b] + lengths[b]]``.
+
+        Args:
+            starts: integers [B]; −1 for a row that begins with the ``</s>`` before the corpus.
+            lengths: integers [B], at least 1; the windows lie in the corpus.
+
+        Returns:
+            int64 [S, 4], by row and place: row, first token and end (exclusive) within the row, word.
+        """
+        places, lengths = _places(starts, lengths)
+        return self.spans_at(places, lengths)
+
+    def spans_at(self, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the same for rows that read the corpus at *places*.
+
+        Args:
+            places: int64 [B, T + 1], the token at each column of a row and the one after it, of which each word's are
+                consecutive; outside the corpus (−1, or its length) there is no word.
+            lengths: integers [B], up to T; columns behind a row's length are not read.
+        """
+        begins, numbers = self._begins_at(places), self._numbers_at(places)
+        column = np.arange(places.shape[1])
+        lengths = np.asarray(lengths)[:, None]
+        first = begins & (column < lengths) & (numbers > 0)
+        rows, columns = np.nonzero(first)
+        if len(rows) == 0:
+            return np.empty((0, 4), dtype=np.int64)
+        # The next beginning after each word's, over all rows: where it is not within the row, the word is cut.
+        flat = np.flatnonzero(begins.ravel())
+        width = places.shape[1]
+        here = rows * width + columns
+        after = np.searchsorted(flat, here, side="right")
+        ends = np.append(flat, begins.size)[after] - rows * width
+        whole = ends <= lengths[rows, 0]
+        words = numbers[rows, columns].astype(np.int64) - 1
+        return np.stack([rows, columns, ends, words], axis=1)[whole].astype(np.int64)
+
+    def rare_at(self, places: np.ndarray) -> np.ndarray:
+        """Return whether the tokens at *places*, int64 of any shape, belong to rare words, whole or not: bool."""
+        return self._numbers_at(places) > 0
+
+    def word_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return bool [B, T]: whether a word, rare or not, begins at each token of the windows of :meth:`spans`.
+
+        T is the longest length; False behind a row's end. A row that begins inside a word has its first beginning
+        at the word after it.
+        """
+        places, lengths = _places(starts, lengths)
+        begins = self._begins_at(places)
+        begins[np.arange(places.shape[1]) >= lengths[:, None]] = False
+        return begins[:, :-1]
+
+    def checksums(self) -> dict[str, int]:
+        """CRC-32 of the numbers and of the beginnings of words, by name of their file."""
+        return {os.path.basename(array.path): array.crc for pair in self._files for array in pair}
+
+    def is_unchanged(self) -> bool:
+        """Return whether the files, ``dict.txt`` and ``notes.txt`` are still those that were opened."""
+        words = all(stamp(path) == before for path, before in self._stamps.items())
+        return words and all(numbers.is_unchanged() and bits.is_unchanged() for numbers, bits in self._files)
+
+    def _numbers_at(self, places: np.ndarray) -> np.ndarray:
+        """The numbers at *places*, 0 outside the corpus."""
+        inside, nearest = self._inside(places)
+        return np.where(inside, self._numbers[nearest], 0)
+
+    def _begins_at(self, places: np.ndarray) -> np.ndarray:
+        """Return whether a word begins at each of *places*; true outside the corpus."""
+        inside, nearest = self._inside(places)
+        return self._begins[nearest] | ~inside
+
+    def _inside(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of *places* are in the corpus, and the nearest ones that are: rows stay runs of the file."""
+        return (places >= 0) & (places < len(self)), np.clip(places, 0, len(self) - 1)
+
+
+class _Bits(LazyArray):
+    """Bits of stored bytes, lowest first, as booleans."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, stored: StoredArray, count: int) -> None:
+        super().__init__("?", count)
+        self._bytes = stored
+
+    def _run(self, first: int, last: int) -> np.ndarray:
+        return self._gather(np.arange(first, last))
+
+    def _gather(self, flat: np.ndarray) -> np.ndarray:
+        return (self._bytes[flat >> 3] >> (flat & 7).astype(np.uint8)) & 1 > 0
+
+
+def reopen_spans(prefixes: Sequence[str], notes: NoteWords | None = None) -> NoteSpans:
+    """Return the checked :class:`NoteSpans` of corpora that are read one after the other.
+
+    Files that an earlier epoch or stage of this process has checked are not checked again.
+
+    Raises:
+        UserError: as :class:`NoteSpans`.
+    """
+    key = os.path.abspath(prefixes[0]), len(prefixes)
+    spans = SPANS.get(key, lambda: NoteSpans(prefixes, notes=notes))
+    if notes is not None and notes != spans.notes:
+        return NoteSpans(prefixes, notes=notes)  # raises: the files were made for others
+    return spans
+
+
+SPANS: Checked[NoteSpans] = Checked()  # about 1 KB a file, and the words
+
+
+def _places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The places [B, T + 1] of windows and of the token after each, and their lengths."""
+    lengths = np.asarray(lengths, dtype=np.int64)
+    column = np.arange(int(lengths.max(initial=0)) + 1)
+    return np.asarray(starts, dtype=np.int64)[:, None] + column, lengths
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What the index of each file must hold: fingerprint and number of words; *dictionary* is a path, for messages."""
+
+    fingerprint: bytes
+    words: int
+    dictionary: str | None
+
+
+def _open(prefix: str, expected: _Expected) -> tuple[StoredArray, StoredArray]:
+    """The numbers [N] and bits of one corpus, once they are known to belong to it."""
+    index, numbers = f"{prefix}.notes.idx", f"{prefix}.notes.bin"
+    header = _read(index)
+    if len(header) < _HEADER.size or not header.startswith(MAGIC):
+        raise UserError(f"{index}: not an index of notes; {AGAIN}")
+    _, version, size, tokens, words, fingerprint = _HEADER.unpack(header)
+    if version != VERSION or size not in (1, 2, 4):
+        raise UserError(f"{index}: version {version} of the format, known is {VERSION}; {AGAIN}")
+    for path, length in ((index, _HEADER.size + -(-tokens // 8)), (numbers, tokens * size)):
+        if (found := _size(path)) != length:
+            raise UserError(f"{path}: {found} bytes instead of {length} for {tokens} tokens; {AGAIN}")
+    if (fingerprint, words) != (expected.fingerprint, expected.words):
+        raise UserError(f"{index}: made for another dict.txt or {NOTES} than those of {expected.dictionary}; {AGAIN}")
+    corpus = token_count(prefix)
+    if corpus != tokens:
+        raise UserError(f"{index}: made for {tokens} tokens, but {prefix}.bin has {corpus}; {AGAIN}")
+    return StoredArray(numbers, f"<u{size}", tokens), StoredArray(index, "<u1", -(-tokens // 8), _HEADER.size)
+
+
+def _examine(numbers: StoredArray, bits: StoredArray, verification: Verification) -> int:
+    """Read both files once, compare them with ``checksums.txt``, and return the highest number."""
+    highest = 0
+    for array in (bits, numbers):
+        checksum = Checksum(array.path, verification)
+        for piece in array.examine(checksum):
+            highest = max(highest, int(piece.max())) if array is numbers else 0
+        checksum.check()
+    return highest
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read(_HEADER.size)
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None

@@ -1,0 +1,97 @@
+"""Notes as carried state: taken in every forward pass, written after each update that counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
+from fairseq.distributed import World
+from fairseq.errors import UserError
+from fairseq.models import BaseFairseqModel
+from fairseq.notes.dictionary import NoteDictionary
+
+Taken = tuple[tuple[Tensor, Tensor], ...]
+"""For each batch of an update, sums and counts as :meth:`NoteDictionary.take` returns them."""
+
+
+class NoteState:
+    """The notes that the batches of an update took, until the update counts.
+
+    The value is a :data:`Taken`. The table itself is a buffer of the model, ``model.notes.table``, and saved with it.
+    """
+
+    name = "notes"
+
+    def check(self, model: BaseFairseqModel, criterion: FairseqCriterion, plugin_criterion: bool) -> None:
+        """Raise UserError for a model with notes under a criterion that overrides ``forward``."""
+        if plugin_criterion and dictionary_of(model) is not None:
+            raise UserError(
+                f"--criterion: {type(criterion).__name__} overrides forward, so it cannot carry the model's notes; "
+                "define compute_loss instead"
+            )
+
+    def inputs(self, value: Taken | None, sample: Sample) -> dict[str, Any]:
+        """Return no arguments: the model reads its own table."""
+        return {}
+
+    def advance(self, value: Taken | None, extra: Mapping[str, Any], sample: Sample) -> Taken:
+        """Append the notes that the model returned as ``notes``."""
+        notes = extra.get("notes")
+        return (value or ()) if notes is None else (*(value or ()), notes)
+
+    def commit(self, before: Any, after: Taken | None, model: BaseFairseqModel, world: World) -> Taken:
+        """Write the notes of all batches and ranks into the table; the next update starts with none."""
+        notes = dictionary_of(model)
+        if notes is not None:
+            notes.write(*gather_notes(after or (), notes, world))
+        return ()
+
+    def skip(self, before: Any, after: Taken | None) -> Taken:
+        """Drop the notes: the table changes with the weights only."""
+        return ()
+
+    def restart(self, value: Any) -> Taken:
+        """Return no notes: the table is kept across epochs."""
+        return ()
+
+    def save(self, value: Any, world: World) -> None:
+        """Save nothing: between updates all notes are in the table."""
+
+    def load(self, saved: Any, rows: int, world: World) -> Taken:
+        """Return no notes."""
+        return ()
+
+
+def dictionary_of(model: BaseFairseqModel) -> NoteDictionary | None:
+    """The note dictionary of *model*; None if it has none."""
+    notes = getattr(model, "notes", None)
+    return notes if isinstance(notes, NoteDictionary) else None
+
+
+def with_no_rare_words(sample: Sample) -> Sample:
+    """Add an empty ``rare`` to a dummy *sample*, so that it has the same sums as others."""
+    return {**sample, "rare": torch.zeros_like(sample["target"], dtype=torch.bool)}
+
+
+@torch.no_grad()
+def gather_notes(taken: Taken, notes: NoteDictionary, world: World) -> tuple[Tensor, Tensor]:
+    """The notes of all batches of an update, in the order of ranks and batches; equal on all ranks.
+
+    Only the rows of S occurrences are sent, [S, C].
+
+    Returns:
+        Sums [N, C] and counts [N], sparse, for :meth:`NoteDictionary.write`.
+    """
+    table = notes.table
+    words = [sums._indices()[0] for sums, _ in taken] or [table.new_empty(0, dtype=torch.int64)]
+    values = [sums._values() for sums, _ in taken] or [table[:0]]
+    counts = [counts._values() for _, counts in taken] or [table.new_empty(0, dtype=torch.int64)]
+    word, value, count = world.gather_rows(torch.cat(words), torch.cat(values), torch.cat(counts))
+    return (
+        torch.sparse_coo_tensor(word[None], value, table.shape, check_invariants=False),
+        torch.sparse_coo_tensor(word[None], count, table.shape[:1], check_invariants=False),
+    )

@@ -1,0 +1,226 @@
+"""Taking Notes on the Fly: an encoder that reads notes of rare words and takes new ones (Wu et al. 2021)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.config.fields import flag, typed
+from fairseq.config.registry import register_model
+from fairseq.errors import UserError
+from fairseq.models.base import BaseFairseqModel
+from fairseq.models.bert import BertConfig, BertModel
+from fairseq.models.electra import ElectraConfig, ElectraModel
+from fairseq.modules.output_layer import OutputLayer
+from fairseq.notes.dictionary import NoteDictionary, generator_apart
+from fairseq.notes.settings import EncoderNoteConfig, dictionary_settings, notes_of, without_notes, words_of
+
+PREFIX = "tnf_"
+"""Prefix of architectures and tasks with notes; the rest is the name without notes."""
+
+
+class NotedModel(BaseFairseqModel):
+    """An encoder with notes.
+
+    The parts of the encoder keep their names, so that parameters, optimizer state and checkpoints differ from those
+    without notes only by the names ``notes.…`` and ``note_projection.…``.
+
+    Args:
+        encoder: called as ``encoder(src_tokens, infuse=…, …)``, where *infuse* is a function of the summed embeddings
+            [B, T, E]; it returns a pair of which the second holds ``hidden``, its last hidden states [B, T, C].
+        notes: note dictionary of width C.
+        padding_idx: id of the padding symbol.
+        embed_dim: width E; if not C, notes pass a learned projection, which is dropped with them.
+        readers: arguments of the encoder that say which of its networks read notes.
+
+    Raises:
+        ValueError: the encoder has parameters or buffers outside its parts.
+    """
+
+    encoder_class: ClassVar[Any]
+    predicts_next_token = False
+
+    def __init__(
+        self,
+        encoder: BaseFairseqModel,
+        notes: NoteDictionary,
+        padding_idx: int,
+        embed_dim: int | None = None,
+        readers: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        super().__init__()
+        if encoder._parameters or encoder._buffers:
+            raise ValueError(f"{type(encoder).__name__}: parameters and buffers must belong to its submodules")
+        for name, part in encoder.named_children():
+            self.add_module(name, part)
+        self._encoder = (encoder,)  # in a tuple: its submodules are registered on this model
+        self.readers = dict(readers)
+        self.notes = notes
+        self.padding_idx = padding_idx
+        dim = notes.table.size(1)
+        self.note_projection = _projection(dim, embed_dim) if embed_dim not in (None, dim) else None
+
+    @property
+    def encoder_model(self) -> BaseFairseqModel:
+        """The encoder without notes; it shares its submodules with this model."""
+        return self._encoder[0]
+
+    @property
+    def cfg(self) -> Any:
+        """The settings of the encoder."""
+        return self.encoder_model.cfg
+
+    @property
+    def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
+        return self.encoder_model.output_layer
+
+    @property
+    def decisive_settings(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*self.encoder_model.decisive_settings, "note_lambda", "note_form", "note_read_window")
+
+    def max_positions(self) -> int | None:
+        return self.encoder_model.max_positions()
+
+    def train(self, mode: bool = True) -> NotedModel:
+        self.encoder_model.train(mode)
+        return super().train(mode)
+
+    def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Rename the parameters of the encoder; keep those of notes."""
+        return {**notes_of(state), **self.encoder_model.upgrade_state_dict(without_notes(state))}
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        spans: Tensor | None = None,
+        longest_span: int | None = None,
+        **inputs: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Run the encoder with notes at rare words.
+
+        Args:
+            src_tokens: int64 [B, T], padded on the right.
+            spans: occurrences of rare words that may read their notes, int64 [S, 4] (row, first token, end, word);
+                None: no notes are read or taken.
+            longest_span: most tokens of a span; None: computed from the spans, which synchronises a GPU.
+            inputs: further arguments of the encoder.
+
+        Returns:
+            The output of the encoder, with ``notes`` in its extra: sums and counts of
+            :meth:`~fairseq.notes.dictionary.NoteDictionary.take`.
+        """
+        encoder = self.encoder_model
+        if spans is None:
+            if self.note_projection is None:
+                return encoder(src_tokens, **inputs)
+            # A rank without a batch must reduce the projection's gradient, too: the graph is that of no rare words.
+            spans = src_tokens.new_empty(0, 4)
+
+        def infuse(x: Tensor) -> Tensor:
+            return self.notes.read(x, spans, longest_span, self.note_projection)
+
+        output, extra = encoder(src_tokens, infuse=infuse, **self.readers, **inputs)
+        lengths = src_tokens.ne(self.padding_idx).sum(1)
+        return output, {**extra, "notes": self.notes.take(extra["hidden"], spans, lengths, longest_span)}
+
+    @classmethod
+    def finished(
+        cls, args: argparse.Namespace, parameters: Mapping[str, Tensor]
+    ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
+        """Return settings and parameters of the encoder without notes.
+
+        Raises:
+            UserError: the architecture of a plug-in does not name that of its encoder.
+        """
+        arch = str(vars(args).get("arch"))
+        if not arch.startswith(PREFIX):
+            raise UserError(
+                f"--arch {arch}: unknown architecture without notes; register the model as {PREFIX}NAME, where NAME is "
+                "the architecture of its encoder, or give --keep-notes"
+            )
+        changed = {name: vars(args)[name].removeprefix(PREFIX) for name in ("arch", "task") if name in args}
+        return argparse.Namespace(**{**vars(args), **changed}), without_notes(parameters)
+
+
+@dataclass(frozen=True)
+class TNFBertConfig(EncoderNoteConfig, BertConfig):
+    """Settings of BERT with notes."""
+
+
+@dataclass(frozen=True)
+class TNFElectraConfig(EncoderNoteConfig, ElectraConfig):
+    """Settings of ELECTRA with notes."""
+
+    note_readers: str = flag(
+        "both",
+        "networks that read notes; a note shows the discriminator that its word is original",
+        choices=("both", "generator"),
+    )
+
+
+@register_model("tnf_bert", dataclass=TNFBertConfig)
+class TNFBert(NotedModel):
+    """BERT with notes."""
+
+    encoder_class = BertModel
+
+    @classmethod
+    def build_model(cls, args: TNFBertConfig | argparse.Namespace, task: Any) -> NotedModel:
+        return with_notes(cls, cls.encoder_class.build_model(args, task), args, task)
+
+
+@register_model("tnf_electra", dataclass=TNFElectraConfig)
+class TNFElectra(NotedModel):
+    """ELECTRA with notes.
+
+    Generator and discriminator share their embeddings, so both read notes, unless told otherwise; notes are taken from
+    the discriminator, which is the finished model.
+    """
+
+    encoder_class = ElectraModel
+
+    @property
+    def decisive_settings(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*super().decisive_settings, "note_readers")
+
+    @classmethod
+    def build_model(cls, args: TNFElectraConfig | argparse.Namespace, task: Any) -> NotedModel:
+        generator_only = typed(TNFElectraConfig, args).note_readers == "generator"
+        return with_notes(
+            cls, cls.encoder_class.build_model(args, task), args, task, {"infuse_generator_only": generator_only}
+        )
+
+
+def with_notes(
+    cls: type[NotedModel],
+    encoder: Any,
+    args: EncoderNoteConfig | argparse.Namespace,
+    task: Any,
+    readers: Mapping[str, Any] = MappingProxyType({}),
+) -> NotedModel:
+    """Return *encoder* with a note for each rare word of *task*, read by the networks that *readers* say.
+
+    Raises:
+        UserError: the task has no rare words.
+    """
+    words = words_of(task, f"--arch {task.settings.chosen.arch}")
+    cfg = typed(EncoderNoteConfig, args)
+    dim = encoder.cfg.encoder_embed_dim
+    notes = NoteDictionary(len(words), dim, **dictionary_settings(cfg), read_window=cfg.note_read_window)
+    notes.name_words(words.words)
+    return cls(encoder, notes, task.source_dictionary.pad(), encoder.cfg.encoder_input_dim or dim, readers)
+
+
+def _projection(dim: int, embed_dim: int | None) -> nn.Linear:
+    """Projection from notes to embeddings; its initialization leaves the global generator unchanged."""
+    assert embed_dim is not None
+    projection = nn.utils.skip_init(nn.Linear, dim, embed_dim, bias=False)
+    with torch.no_grad():
+        projection.weight.normal_(0, dim**-0.5, generator=generator_apart("projection"))
+    return projection

@@ -1,0 +1,1 @@
+"""The machine: files, checksums, terminal, limits, HTML pages, worker processes."""

@@ -1,0 +1,165 @@
+"""Sizes and checksums of a data folder's files, in ``checksums.txt`` beside them; the fingerprint of a dictionary.
+
+A line ``crc32 size name`` for each file that ``fairseq-preprocess`` wrote. fairseq ignores the file; folders without it
+are read unchecked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from fairseq.errors import UserError, read_failure
+from fairseq.system.files import atomic_file
+from fairseq.system.opening import open_regular, read_regular
+
+logger = logging.getLogger(__name__)
+
+NAME = "checksums.txt"
+INTERVAL = 10.0  # seconds between lines of progress
+_PIECE = 1 << 22
+
+
+def record(written: Path, folder: Path) -> None:
+    """Write ``checksums.txt`` for the files of *written*, which move to *folder*; those it has already are kept."""
+    entries = _read(folder / NAME) if (folder / NAME).exists() else {}
+    for entry in sorted(os.scandir(written), key=lambda entry: entry.name):
+        if entry.is_file():
+            entries[entry.name] = _measure(entry.path)
+    with atomic_file(written / NAME) as file:
+        for name, (size, crc) in sorted(entries.items()):
+            file.write(f"{crc:08x} {size} {name}\n".encode())
+
+
+class Verification:
+    """The checks of a folder's files while they are opened: ``checksums.txt``, read once, and a log of the progress.
+
+    Args:
+        folder: the folder.
+        files: those that will be checked, for the progress; none: no progress is logged.
+    """
+
+    def __init__(self, folder: str | Path, files: Iterable[str] = ()) -> None:
+        listed = Path(folder) / NAME
+        self.folder = folder
+        self._entries = _read(listed) if listed.exists() else {}
+        self._done = 0
+        self._all = sum(os.path.getsize(path) for path in files if os.path.exists(path))
+        self._logged = time.monotonic()
+
+    def expected(self, path: str | Path) -> tuple[int, int] | None:
+        """Return size and CRC-32 of *path*, a file of the folder; None if they were not recorded."""
+        return self._entries.get(os.path.basename(path))
+
+    def advance(self, size: int) -> None:
+        """Log that *size* more bytes were checked, if the last line is some seconds old."""
+        self._done += size
+        if self._all and time.monotonic() - self._logged >= INTERVAL:
+            self._logged = time.monotonic()
+            logger.info("%s: checked %.1f of %.1f GB", self.folder, self._done / 1e9, self._all / 1e9)
+
+
+def check(path: str | Path, pieces: Iterable[bytes | memoryview] | None = None) -> None:
+    """Compare a file with its line in ``checksums.txt``, if there is one.
+
+    Args:
+        path: the file.
+        pieces: its content, where it has been read already.
+
+    Raises:
+        UserError: the file is missing, damaged or was changed.
+    """
+    expected = Verification(os.path.dirname(path)).expected(path)
+    if expected is None:
+        return
+    found = _measure(path) if pieces is None else _sum(pieces)
+    if found != expected:
+        raise _damaged(path, found, expected)
+
+
+def fingerprint(symbols: Iterable[str]) -> str:
+    """Return the SHA-256 of *symbols* in their order, in hexadecimal digits."""
+    return hashlib.sha256("".join(f"{symbol}\n" for symbol in symbols).encode()).hexdigest()
+
+
+class Checksum:
+    """A checksum that is computed while a file is read for another purpose.
+
+    Args:
+        path: the file.
+        verification: of its folder.
+
+    Attributes:
+        crc: the CRC-32 of what was added so far.
+    """
+
+    def __init__(self, path: str | Path, verification: Verification) -> None:
+        self.path = path
+        self._verification = verification
+        self._size = self.crc = 0
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """Add the next part of the content."""
+        self.crc = zlib.crc32(piece, self.crc)
+        self._size += len(piece)
+        self._verification.advance(len(piece))
+
+    def check(self) -> None:
+        """Raise UserError if the content differs from ``checksums.txt``."""
+        expected = self._verification.expected(self.path)
+        if expected not in (None, (self._size, self.crc)):
+            raise _damaged(self.path, (self._size, self.crc), expected)
+
+
+def _damaged(path: str | Path, found: tuple[int, int], expected: tuple[int, int] | None) -> UserError:
+    """Return the error for a file whose size or checksum is not the recorded one."""
+    sizes = f"{found[0]} bytes" if expected and found[0] != expected[0] else "its content"
+    wanted = f", {expected[0]} expected" if expected and found[0] != expected[0] else ""
+    return UserError(
+        f"{path}: {sizes} differs from {NAME}{wanted}: damaged or changed since preprocessing; preprocess the text "
+        f"again, or remove {NAME} if the change is intended"
+    )
+
+
+def _read(path: Path) -> dict[str, tuple[int, int]]:
+    """(size, CRC-32) of each file that ``checksums.txt`` lists."""
+    try:
+        content = read_regular(path).decode("utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; preprocess the text again") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; preprocess the text again") from None
+    if content and not content.endswith("\n"):
+        raise UserError(f"{path}: its last line is cut off; preprocess the text again")
+    lines = content.splitlines()
+    entries: dict[str, tuple[int, int]] = {}
+    for number, line in enumerate(lines, 1):
+        crc, size, name = (line.split(" ", 2) + ["", ""])[:3]
+        try:
+            entries[name] = int(size), int(crc, 16)
+        except ValueError:
+            raise UserError(
+                f"{path}: line {number}: expected `crc32 size name`, found {line[:80]!r}; preprocess the text again"
+            ) from None
+    return entries
+
+
+def _measure(path: str | Path) -> tuple[int, int]:
+    """(size, CRC-32) of a file."""
+    try:
+        with open_regular(path) as file:
+            return _sum(iter(lambda: file.read(_PIECE), b""))
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; make it with fairseq-preprocess") from None
+
+
+def _sum(pieces: Iterable[bytes | memoryview]) -> tuple[int, int]:
+    size = crc = 0
+    for piece in pieces:
+        size, crc = size + len(piece), zlib.crc32(piece, crc)
+    return size, crc

@@ -1,0 +1,391 @@
+"""Atomic writing of files and folders: complete under their names, or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import platform
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from fairseq.errors import UserError
+from fairseq.system.opening import is_special
+
+ARCHIVE = b"PK\x03\x04"  # how files of torch.save and numpy.savez begin
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_HOST = re.sub(r"[^A-Za-z0-9_-]", "-", platform.node())[:32] or "host"
+_TEMPORARY = re.compile(r"\..*\.([A-Za-z0-9_-]+)\.\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
+
+
+class FileGroup:
+    """Files that appear together; see :func:`atomic_files`."""
+
+    def __init__(self, temporaries: contextlib.ExitStack) -> None:
+        self._temporaries = temporaries
+        self._written: list[tuple[str | Path, str, Path | BinaryIO]] = []
+
+    @contextlib.contextmanager
+    def file(self, path: str | Path, flag: str = "") -> Iterator[BinaryIO]:
+        """A binary file, readable and writable, for the content of *path*; it is on disk when the ``with`` block ends.
+
+        Args:
+            path: the file to write.
+            flag: the command-line flag that named it, for error messages.
+
+        Raises:
+            UserError: a system error (disk full, no permission, …); the message names *flag* and *path*.
+        """
+        with _system_errors(flag, path):
+            if is_special(path):  # the writers of archives seek, which pipes cannot
+                content = self._temporaries.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed there
+                yield content
+                self._written.append((path, flag, content))
+                return
+            temporary, file = self._temporaries.enter_context(_temporary_file(Path(os.path.realpath(path))))
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            self._written.append((path, flag, temporary))
+
+    def move(self) -> None:
+        """Give all files their names. After a failure those moved before are as they were.
+
+        Raises:
+            UserError: a system error; the message names the flag and the file.
+        """
+        with contextlib.ExitStack() as undo:
+            for path, flag, written in self._written:
+                with _system_errors(flag, path):
+                    if not isinstance(written, Path):
+                        written.seek(0)
+                        with open(path, "wb") as special:
+                            shutil.copyfileobj(written, special, 1 << 20)
+                        continue
+                    target = Path(os.path.realpath(path))
+                    if len(self._written) > 1:
+                        undo.callback(_restore, target, self._temporaries.enter_context(_backup(target)))
+                    os.replace(written, target)
+                    sync_folder(target.parent)
+            undo.pop_all()
+
+
+@contextlib.contextmanager
+def atomic_files() -> Iterator[FileGroup]:
+    """A group of files that appear together when the ``with`` block ends without an exception, or not at all.
+
+    They are written under temporary names in their own folders, flushed to disk, and renamed one right after the other.
+    After an exception, also of a rename, they are removed, and the former contents remain. Of a symbolic link the
+    target is replaced. A device or a pipe is written to at the end, never replaced.
+    """
+    with contextlib.ExitStack() as temporaries:
+        group = FileGroup(temporaries)
+        yield group
+        group.move()
+
+
+Create = Callable[[str | Path, str], contextlib.AbstractContextManager[BinaryIO]]
+"""Begins a file, given its path and flag: :func:`atomic_file`, or :meth:`FileGroup.file` of a group."""
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | Path, flag: str = "") -> Iterator[BinaryIO]:
+    """A group of one: see :func:`atomic_files` and :meth:`FileGroup.file`."""
+    with atomic_files() as group, group.file(path, flag) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: str = "") -> Iterator[Path]:
+    """A temporary folder whose files move to *folder* when the ``with`` block ends without an exception.
+
+    *folder* is made if needed, and removed again if it is new and stays empty.
+
+    Args:
+        folder: where the files belong.
+        names: every file that a run may write, in the order in which they move; those not written this time are
+            removed from *folder*. The last one is removed first and moves last, so that its presence implies that
+            the others are of the same run. By default whatever was written moves, in the order of its names.
+        flag: the command-line flag that named *folder*, for error messages.
+
+    Raises:
+        UserError: a system error, or one of *names* is a folder; the message names *flag* and *folder*.
+    """
+    folder = Path(folder)
+    is_new = not folder.exists()
+    try:
+        with _system_errors(flag, folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(folder)
+            with _temporary_folder(folder) as temporary:
+                try:
+                    yield temporary
+                except UserError as error:
+                    raise UserError(str(error).replace(str(temporary), str(folder))) from None
+                _move_files(temporary, folder, names, flag)
+            sync_folder(folder)
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A temporary folder that becomes *path*, which must not exist, when the ``with`` block ends without an exception.
+
+    Raises:
+        UserError: a system error; the message names *path*.
+    """
+    path = Path(path)
+    with _system_errors("", path):
+        with _temporary_folder(path.parent) as temporary:
+            yield temporary
+            temporary.chmod(stat.S_IMODE(path.parent.stat().st_mode))
+            sync_folder(temporary)
+            os.rename(temporary, path)
+        sync_folder(path.parent)
+
+
+def point_to(path: str | Path, name: str) -> None:
+    """Make *path* a symbolic link to *name* in the same folder, atomically.
+
+    Raises:
+        UserError: a system error; the message names *path*.
+    """
+    path = Path(path)
+    temporary = path.with_name(_temporary_name(path.name))
+    with _system_errors("", path):
+        os.symlink(name, temporary)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Make *target* a hard link of *source*, atomically; a copy where the filesystem has no hard links.
+
+    Raises:
+        UserError: a system error; the message names *target*.
+    """
+    real = Path(os.path.realpath(target))
+    temporary = real.with_name(_temporary_name(real.name))
+    try:
+        os.link(source, temporary)
+        os.replace(temporary, real)
+        sync_folder(real.parent)
+    except OSError:
+        with open(source, "rb") as content, atomic_file(target) as file:
+            shutil.copyfileobj(content, file, 1 << 20)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def remove_leftovers(folder: str | Path) -> None:
+    """Remove temporary files and folders that killed processes of this host left in *folder*.
+
+    A live writer holds a lock on its temporary file, which the kernel releases with the process; other hosts are told
+    apart by name, since locks need not reach across a network filesystem.
+    """
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            match = _TEMPORARY.fullmatch(entry.name)
+            if match and match[1] == _HOST and not entry.is_symlink():
+                _remove_unlocked(entry.path, entry.is_dir())
+
+
+def prepare_folder(flag: str, folder: str | Path) -> None:
+    """Make *folder* if needed, and check before any work is done that files can be written in it.
+
+    Raises:
+        UserError: it cannot be made or written; the message names *flag*.
+    """
+    with _system_errors(flag, folder):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
+def prepare_file(
+    flag: str, path: str | Path, inputs: Mapping[str, str | Path | None] | None = None, begins: bytes = b""
+) -> None:
+    """Check before any work is done that :func:`atomic_file` can write *path*; make its folder if needed.
+
+    Args:
+        flag: the flag that named the file.
+        path: the file.
+        inputs: the files that the command reads, by flag: none of them is replaced.
+        begins: the first bytes of every file of the kind that is written: a file of another kind is not replaced.
+
+    Raises:
+        UserError: it cannot be written, or is one of *inputs* or of another kind; the message names *flag*.
+    """
+    if Path(path).is_dir():
+        raise UserError(f"{flag} {path}: cannot be written (Is a directory); choose another file")
+    if os.path.islink(os.path.realpath(path)):
+        raise UserError(f"{flag} {path}: cannot be written (a symbolic link to itself); choose another file")
+    for name, source in (inputs or {}).items():
+        if source is not None and _are_same(path, source):
+            raise UserError(f"{flag} {path}: is the same file as {name}; choose another file")
+    if begins and os.path.isfile(path) and os.path.getsize(path):
+        with _system_errors(flag, path), open(path, "rb") as file:
+            if file.read(len(begins)) != begins:
+                raise UserError(f"{flag} {path}: is a file of another kind, which is not replaced; choose another file")
+    if is_special(path):
+        if not os.access(path, os.W_OK):
+            raise UserError(f"{flag} {path}: cannot be written (Permission denied); choose another file")
+    else:
+        prepare_folder(flag, os.path.dirname(os.path.realpath(path)))
+
+
+def _are_same(path: str | Path, other: str | Path) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):
+        return False
+
+
+def sync_folder(folder: str | Path) -> None:
+    """Flush renames in *folder* to disk, where the filesystem supports it."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _system_errors(flag: str, path: str | Path) -> Iterator[None]:
+    """Turn system errors of writing *path* into a UserError; errors about other files pass unchanged."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        cause = _system_error(error)
+        if cause is None or not _is_about(cause, path):
+            raise
+        named = f"{flag} {path}" if flag else str(path)
+        reason = cause.strerror or str(cause)
+        advice = "free some space or choose another place" if cause.errno in FULL else "choose another place"
+        raise UserError(f"{named}: cannot be written ({reason}); {advice}") from None
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    """The OSError behind *error*: torch's writer hides it behind a RuntimeError of its own."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _is_about(error: OSError, path: str | Path) -> bool:
+    """Return whether *error* concerns *path*, a folder of it, or a temporary file; errors of ``write`` name no file."""
+    if error.filename is None:
+        return True
+    named, target = Path(os.path.realpath(error.filename)), Path(os.path.realpath(path))
+    return (
+        named.is_relative_to(target)
+        or target.is_relative_to(named)
+        or any(_TEMPORARY.fullmatch(part) for part in named.parts)
+    )
+
+
+def _temporary_name(name: str) -> str:
+    short = name.encode(errors="ignore")[:64].decode(errors="ignore")  # names have at most 255 bytes
+    return f".{short}.{_HOST}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+
+
+@contextlib.contextmanager
+def _temporary_file(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    while True:
+        temporary = target.with_name(_temporary_name(target.name))
+        with open(temporary, "x+b") as file:
+            try:
+                with contextlib.suppress(OSError):  # a filesystem without locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if os.fstat(file.fileno()).st_nlink == 0:  # removed as a leftover before it was locked
+                    continue
+                yield temporary, file
+                return
+            except BaseException:
+                with contextlib.suppress(OSError):  # of the rest that cannot be written, either: the first error counts
+                    file.close()
+                raise
+            finally:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+
+
+@contextlib.contextmanager
+def _backup(target: Path) -> Iterator[Path | None]:
+    """Another name of the file *target* for a while; None if there is no such file."""
+    if not target.exists():
+        yield None
+        return
+    backup = target.with_name(_temporary_name(target.name))
+    link_or_copy(target, backup)
+    try:
+        yield backup
+    finally:
+        with contextlib.suppress(OSError):
+            backup.unlink()
+
+
+def _restore(target: Path, backup: Path | None) -> None:
+    """Make *target* what it was when *backup* was made."""
+    with contextlib.suppress(OSError):
+        if backup is None:
+            target.unlink()
+        else:
+            os.replace(backup, target)
+
+
+@contextlib.contextmanager
+def _temporary_folder(parent: Path) -> Iterator[Path]:
+    temporary = parent / _temporary_name("")
+    temporary.mkdir(mode=0o700)
+    descriptor = os.open(temporary, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield temporary
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _move_files(source: Path, folder: Path, names: Sequence[str] | None, flag: str) -> None:
+    """Make those of *names* in *folder* what they are in *source*, the last one last."""
+    moving = sorted(os.listdir(source)) if names is None else names
+    for name in moving:
+        if (folder / name).is_dir():
+            raise UserError(f"{flag} {folder / name}: cannot be written (Is a directory); remove it".lstrip())
+    if names:
+        (folder / names[-1]).unlink(missing_ok=True)
+    for name in moving:
+        if (source / name).exists():
+            os.replace(source / name, folder / name)
+        else:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _remove_unlocked(path: str, is_folder: bool) -> None:
+    """Remove a temporary file or folder unless its writer lives."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_folder:
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+        finally:
+            os.close(descriptor)

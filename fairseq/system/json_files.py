@@ -1,0 +1,89 @@
+"""JSON of files, read within bounds: UTF-8, not too large or deep, finite numbers, text without lone surrogates."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fairseq.errors import UserError, read_failure
+from fairseq.system.opening import LARGEST_TEXT, read_regular
+
+DEPTH = 64
+DIGITS = 40  # of a whole number
+
+
+def read_json(path: str | Path, advice: str, largest: int = LARGEST_TEXT) -> Any:
+    """Return the value in a JSON file.
+
+    Args:
+        path: the file.
+        advice: what to do about a file that cannot be used, the end of the message.
+        largest: most bytes; a vocabulary of a million words takes some 50 MB.
+
+    Raises:
+        UserError: it cannot be read, is no regular file, is too large, or is not JSON as :func:`parse_json` reads it.
+    """
+    try:
+        return parse_json(read_regular(path, largest))
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; {advice}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON ({error}); {advice}") from None
+
+
+def parse_json(content: bytes | str, any_text: bool = False) -> Any:
+    """Return the value of JSON in UTF-8, without a byte order mark.
+
+    Args:
+        content: the JSON.
+        any_text: take text that UTF-8 cannot represent, halves of surrogate pairs.
+
+    Raises:
+        ValueError: it is not JSON, is nested deeper than :data:`DEPTH`, or has NaN, Infinity, a number beyond float64
+            or of more than :data:`DIGITS` digits, or text that UTF-8 cannot represent.
+    """
+    try:
+        text = content.decode("utf-8") if isinstance(content, bytes) else content
+        value = json.loads(text, parse_constant=_reject, parse_float=_finite, parse_int=_whole)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte offset {error.start} is not UTF-8") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if is_deep(value):
+        raise ValueError(f"nested deeper than {DEPTH} levels")
+    if not any_text and ("\\ud" in text or "\\uD" in text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("half of a surrogate pair") from None
+    return value
+
+
+def is_deep(value: Any) -> bool:
+    """Return whether lists and objects of *value* are nested deeper than :data:`DEPTH` levels."""
+    level = [value]
+    for _ in range(DEPTH + 1):
+        parts = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [inner for part in parts for inner in part if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _reject(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is beyond float64")
+    return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)

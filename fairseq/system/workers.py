@@ -1,0 +1,86 @@
+"""One task over many pieces of work, in this process or in several, with results in the order of the work."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import multiprocessing
+import pickle
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from fairseq.errors import UserError
+from fairseq.interop.fairseq.plugins import import_user_module, imported_folders
+
+R = TypeVar("R")
+
+
+class Workers(Generic[R]):
+    """Runs one task in this process, or in several; a context manager that keeps the processes between uses.
+
+    Args:
+        task: picklable.
+        count: processes.
+    """
+
+    def __init__(self, task: Callable[..., R], count: int) -> None:
+        self._task = task
+        self.count = count
+        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Workers[R]:
+        if self.count > 1:
+            self._pool = concurrent.futures.ProcessPoolExecutor(
+                self.count,
+                multiprocessing.get_context("spawn"),
+                initializer=_set_task,
+                initargs=(imported_folders(), pickle.dumps(self._task)),
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def map(self, work: Iterable[tuple[Any, ...]]) -> Iterator[R]:
+        """Yield ``task(*arguments)`` for each of *work*, in order.
+
+        Raises:
+            UserError: a process died.
+        """
+        if self._pool is None:
+            for arguments in work:
+                yield self._task(*arguments)
+            return
+        # Bound the pieces in flight: they, and finished results, wait in memory until their turn.
+        waiting: collections.deque[concurrent.futures.Future[R]] = collections.deque()
+        try:
+            for arguments in work:
+                waiting.append(self._pool.submit(_run_task, *arguments))
+                if len(waiting) >= 2 * self.count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise UserError(f"--workers {self.count}: a process died, possibly out of memory; use fewer") from None
+
+
+_process_task: Callable[..., Any]
+
+
+def _set_task(plugins: list[str], pickled: bytes) -> None:
+    """Initialise a worker process: store its task, and leave interrupts to the main process, which ends this one."""
+    global _process_task
+    for folder in plugins:  # before the task, which may name their classes
+        import_user_module(folder)
+    _process_task = pickle.loads(pickled)  # made by the main process, never read from a file
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run_task(*arguments: Any) -> Any:
+    return _process_task(*arguments)

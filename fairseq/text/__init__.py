@@ -1,0 +1,1 @@
+"""From and to what people read: text files, tokenizers, dictionaries."""

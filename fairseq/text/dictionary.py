@@ -1,0 +1,337 @@
+"""Words and their ids, in fairseq's ``dict.txt`` format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq.system import checksums
+from fairseq.errors import UserError, read_failure
+from fairseq.system.files import atomic_file
+from fairseq.system.opening import read_regular
+
+ROLES = ("bos", "pad", "eos", "unk")
+MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
+HEADER = "#specials"  # first line of a file that lists all its symbols: "#specials eos=WORD unk=WORD"
+OVERWRITE = "#fairseq:overwrite"  # ends the line of a word that gets an id of its own beside an equal symbol
+DIGITS = 18  # of a count, at most: it fits into 64 bits
+NONE = -1  # the id of a special symbol that a dictionary does not have
+
+
+class Dictionary:
+    """A two-way mapping between symbols and consecutive ids.
+
+    The four special symbols come first (``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3) and are not written to the
+    file. A special symbol that occurs as a word of the text is that special symbol.
+
+    The vocabulary of a model from elsewhere has its own ids: :meth:`of_listed` makes a dictionary of just its symbols,
+    some of which are special; the special symbols that it lacks have the id -1. Its file begins with a line that names
+    the special ones, ``#specials eos=<eos> unk=<unk>``, and lists all symbols in the order of their ids.
+
+    Attributes:
+        symbols: the symbol of each id.
+        count: how often each occurred.
+        indices: the id of each symbol.
+        nspecial: number of special symbols at the start; 0 where all symbols are listed.
+        path: the file that it was read from; None if it was not.
+    """
+
+    def __init__(
+        self,
+        *,
+        bos: str = "<s>",
+        pad: str = "<pad>",
+        eos: str = "</s>",
+        unk: str = "<unk>",
+        extra_special_symbols: Iterable[str] = (),
+    ) -> None:
+        self.bos_word, self.pad_word, self.eos_word, self.unk_word = bos, pad, eos, unk
+        self.symbols: list[str] = []
+        self.count: list[int] = []
+        self.indices: dict[str, int] = {}
+        self.bos_index, self.pad_index, self.eos_index, self.unk_index = (
+            self.add_symbol(word, 0) for word in (bos, pad, eos, unk)
+        )
+        for word in extra_special_symbols:
+            self.add_symbol(word, 0)
+        self.nspecial = len(self.symbols)
+        self.mask_index = NONE
+        self.path: str | None = None
+
+    @classmethod
+    def of_listed(cls, symbols: Sequence[str], roles: Mapping[str, str]) -> Dictionary:
+        """The dictionary of exactly *symbols*, with their places as ids.
+
+        Args:
+            symbols: all different.
+            roles: which of them is ``bos``, ``pad``, ``eos``, ``unk``; ``eos`` is needed.
+        """
+        dictionary = cls(**{role: roles.get(role, "") for role in ROLES})
+        dictionary.symbols, dictionary.count, dictionary.nspecial = list(symbols), [0] * len(symbols), 0
+        dictionary.indices = {word: index for index, word in enumerate(symbols)}
+        dictionary._place(roles)
+        return dictionary
+
+    def _place(self, roles: Mapping[str, str]) -> None:
+        """Find the ids of the special symbols among those that are listed."""
+        self.bos_index, self.pad_index, self.eos_index, self.unk_index = (
+            self.indices.get(roles.get(role, ""), NONE) for role in ROLES
+        )
+        self.mask_index = self.indices.get(roles.get(MASK, ""), NONE)
+
+    def add_mask(self, word: str = "<mask>") -> None:
+        """Let *word* be the mask symbol; it is added at the end unless the dictionary has a mask symbol already."""
+        if self.mask_index == NONE:
+            self.mask_index = self.add_symbol(word, 0)
+
+    def mask(self) -> int:
+        """The id of the mask symbol, or -1."""
+        return self.mask_index
+
+    def bos(self) -> int:
+        """The id of the begin-of-sentence symbol."""
+        return self.bos_index
+
+    def begin(self) -> int:
+        """The id of the begin-of-sentence symbol, for ``--add-bos-token``.
+
+        Raises:
+            UserError: the dictionary has none.
+        """
+        if self.bos_index == NONE:
+            raise UserError(f"--add-bos-token: {self.path or 'the dictionary'} has no bos symbol; leave it out")
+        return self.bos_index
+
+    def pad(self) -> int:
+        """The id of the padding symbol."""
+        return self.pad_index
+
+    def eos(self) -> int:
+        """The id of the end-of-line symbol."""
+        return self.eos_index
+
+    def unk(self) -> int:
+        """The id of the unknown symbol."""
+        return self.unk_index
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def __getitem__(self, index: int) -> str:
+        return self.symbols[index]
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.indices
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both give the same id to every symbol; counts do not matter."""
+        return isinstance(other, Dictionary) and self.symbols == other.symbols
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the symbols in the order of their ids, in hexadecimal digits.
+
+        A mask symbol at the end is left out: tasks of masked tokens add it to the dictionary of a data folder.
+        """
+        last = len(self) - 1
+        return checksums.fingerprint(self.symbols[:last] if self.mask_index == last else self.symbols)
+
+    def __repr__(self) -> str:
+        return f"Dictionary({len(self)} symbols)"
+
+    def index(self, word: str) -> int:
+        """The id of *word*, or that of the unknown symbol.
+
+        Raises:
+            UserError: the dictionary has neither.
+        """
+        index = self.indices.get(word, self.unk_index)
+        if index == NONE:
+            raise UserError(f"{word[:80]!r}: {self.lack()}")
+        return index
+
+    def lack(self) -> str:
+        """Return the error message for an unknown word of a dictionary without an unknown symbol."""
+        which = f"the dictionary {self.path}" if self.path else "the dictionary"
+        if all(symbol == placeholder(index) for index, symbol in enumerate(self.symbols)):
+            return (
+                f"{which} has placeholders ({placeholder(0)}, {placeholder(1)}, …) for words, because the model came "
+                "without any; score ids with LanguageModel.score_tokens, or put the model's own words into its file, "
+                "in the order of their ids"
+            )
+        return (
+            f"{which} has no such word, and no symbol for unknown ones; use its words only, or name the one "
+            "that stands for unknown ones in its first line, as unk=WORD"
+        )
+
+    def add_symbol(self, word: str, n: int = 1) -> int:
+        """Count *n* more occurrences of *word*, adding it at the end if it is new; returns its id."""
+        index = self.indices.get(word)
+        if index is None:
+            index = self.indices[word] = len(self.symbols)
+            self.symbols.append(word)
+            self.count.append(0)
+        self.count[index] += n
+        return index
+
+    def update(self, counter: Mapping[str, int]) -> None:
+        """Count the words of *counter*; new ones are added in code-point order."""
+        for word in sorted(counter):
+            self.add_symbol(word, counter[word])
+
+    def finalize(self, threshold: int = -1, nwords: int = -1, padding_factor: int = 8) -> None:
+        """Order the words by falling count, ties by code points, and leave out the rare ones.
+
+        Args:
+            threshold: words that occur less often than this are left out.
+            nwords: most symbols to keep, the special ones counted; 0 or less: no limit.
+            padding_factor: the size is rounded up to a multiple of this; 0 and 1: it is not.
+        """
+        counted = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
+        kept = sorted(((word, n) for word, n in counted if n >= threshold), key=lambda item: (-item[1], item[0]))
+        if nwords > 0:
+            kept = kept[: max(0, nwords - self.nspecial)]
+        self.symbols = self.symbols[: self.nspecial] + [word for word, _ in kept]
+        self.count = self.count[: self.nspecial] + [n for _, n in kept]
+        self.indices = {word: index for index, word in enumerate(self.symbols)}
+        self.pad_to_multiple_(padding_factor)
+
+    def pad_to_multiple_(self, padding_factor: int) -> None:
+        """Add ``madeupword0000``, … (count 0) until the size is a multiple of *padding_factor*."""
+        number = 0
+        while padding_factor > 1 and len(self) % padding_factor != 0:
+            self.add_symbol(f"madeupword{number:04d}", 0)
+            number += 1
+
+    @classmethod
+    def load(cls, path: str | Path) -> Dictionary:
+        """Read a ``dict.txt``.
+
+        Raises:
+            UserError: the file is missing, or see :meth:`parse`.
+        """
+        return cls.parse(read_dictionary(path), path)
+
+    @classmethod
+    def parse(cls, content: bytes, path: str | Path) -> Dictionary:
+        """Return the dictionary of a ``dict.txt``: a line for each symbol that is not special, or each after a header.
+
+        A line is ``word count``. One that ends in ``#fairseq:overwrite`` gives a word that is already there, such as
+        ``<pad>``, a new id as a word of the text; the special symbol keeps its own.
+
+        Args:
+            content: of the file.
+            path: where it was read.
+
+        Raises:
+            UserError: the content is empty, not UTF-8 or differs from ``checksums.txt``, a line has no count, a word
+                is there twice, or the header names a word that is not there.
+        """
+        checksums.check(path, [content])
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            bad = content.count(b"\n", 0, error.start) + 1
+            raise UserError(
+                f"{path}: line {bad}, byte offset {error.start}: not UTF-8; make the dictionary again"
+            ) from None
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
+        if lines == [""]:
+            raise UserError(f"{path}: the dictionary is empty; make it again with fairseq-preprocess")
+        roles = _read_header(lines[0], f"{path}: line 1")
+        dictionary = cls() if roles is None else cls.of_listed([], roles)
+        dictionary.path = str(path)
+        for number, line in enumerate(lines[roles is not None :], 1 + (roles is not None)):
+            dictionary._add_line(line, f"{path}: line {number}")
+        if roles is not None:
+            dictionary._place(roles)
+            absent = [f"{role}={word}" for role, word in roles.items() if word not in dictionary]
+            if absent:
+                raise UserError(f"{path}: line 1: {absent[0][:80]}: the dictionary has no such word; make it again")
+        return dictionary
+
+    def _add_line(self, line: str, where: str) -> None:
+        line = line.rstrip()
+        overwrite = line.endswith(f" {OVERWRITE}")
+        word, _, count = line.removesuffix(f" {OVERWRITE}").rpartition(" ")
+        if not word or not (count.isascii() and count.isdigit() and len(count) <= DIGITS):
+            raise UserError(f"{where}: expected `word count`, found {line[:80]!r}; make the dictionary again")
+        if word in self.indices and not overwrite:
+            raise UserError(
+                f"{where}: {word[:80]!r} is in the dictionary already; remove one of the two lines, or end this one "
+                f"with {OVERWRITE} to give the word of the text an id of its own"
+            )
+        if overwrite:
+            self.indices.pop(word, None)
+        self.add_symbol(word, int(count))
+
+    def save(self, path: str | Path) -> None:
+        """Write the symbols that are not special (or all, after a header) as ``word count``, whole or not at all."""
+        words = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
+        before = set(self.symbols[: self.nspecial])
+        with atomic_file(path) as file:
+            if not self.nspecial:
+                file.write(f"{HEADER} {' '.join(self._roles())}\n".encode())
+            for index, (word, n) in enumerate(words, self.nspecial):
+                mark = f" {OVERWRITE}" if word in before and self.indices[word] == index else ""
+                file.write(f"{word} {n}{mark}\n".encode())
+                before.add(word)
+
+    def _roles(self) -> list[str]:
+        indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK)}
+        return [f"{role}={self.symbols[index]}" for role, index in indices.items() if index != NONE]
+
+    def encode_line(self, text: str, append_eos: bool = True) -> np.ndarray:
+        """The ids of the words of *text*, split at any white space: int32 [words], or [words + 1] with ``</s>``."""
+        ids = [self.index(word) for word in text.split()]
+        if append_eos:
+            ids.append(self.eos_index)
+        return np.array(ids, dtype=np.int32)
+
+    def string(self, ids: Iterable[Any], bpe_symbol: str | None = None) -> str:
+        """The words of *ids* (a list, array or tensor of one dimension), without ``<s>``, ``<pad>`` and ``</s>``.
+
+        Args:
+            bpe_symbol: mark at the end of a subword that joins it to the next one, as ``"@@ "``.
+        """
+        silent = {self.bos_index, self.pad_index, self.eos_index}
+        text = " ".join(self.symbols[index] for index in map(int, ids) if index not in silent)
+        if bpe_symbol is None:
+            return text
+        return (text + " ").replace(bpe_symbol.rstrip() + " ", "").rstrip()
+
+
+def read_dictionary(path: str | Path) -> bytes:
+    """Return the content of a ``dict.txt``.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return read_regular(path)
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; give a dict.txt made by fairseq-preprocess") from None
+
+
+def placeholder(index: int) -> str:
+    """Return the symbol of an id whose word is not known, or cannot occur in text."""
+    return f"token{index}"
+
+
+def _read_header(line: str, where: str) -> dict[str, str] | None:
+    """The special symbols that a first line names; None if it is an ordinary one, which ends in a number.
+
+    Raises:
+        UserError: it names something else, or no ``eos``.
+    """
+    fields = line.split()[1:]
+    if not line.startswith(f"{HEADER} ") or not fields or "=" not in fields[-1]:
+        return None
+    roles = {role: word for role, _, word in (field.partition("=") for field in fields)}
+    if not roles.keys() <= {*ROLES, MASK} or "eos" not in roles:
+        raise UserError(
+            f"{where}: expected {HEADER} eos=WORD, with bos=, pad=, unk=, mask= if there; found {line[:80]!r}"
+        )
+    return roles

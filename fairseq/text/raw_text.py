@@ -1,0 +1,322 @@
+"""Raw text of files: compressed or not, lines, hard-wrapped paragraphs or JSON lines, in blocks of bounded size."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import io
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+from fairseq.errors import UserError, read_failure
+from fairseq.system.json_files import parse_json
+from fairseq.system.opening import open_input, open_regular
+from fairseq.text.tokenizers.base import EXTRA
+
+BLOCK_BYTES = 1 << 20  # read at once
+COMPRESSED_BYTES = 1 << 10  # decompressed at once
+LONGEST_LINE = 1 << 20  # bytes; a longer line is read in parts
+LONGEST_ROW = 1 << 26  # bytes of a row of JSON lines, which is read as a whole
+BOM = b"\xef\xbb\xbf"
+BLANKS = b" \t\r\n"
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """What the lines of a file are.
+
+    Attributes:
+        field: of JSON lines, whose text has lines of its own; None: a line is a paragraph.
+        join_lines: whether lines up to a blank one make a paragraph, as in hard-wrapped books.
+    """
+
+    field: str | None = None
+    join_lines: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive bytes of a file.
+
+    Attributes:
+        path: the file.
+        first: number of its first line, from 1.
+        data: whole lines but for the ends of a line that is too long.
+        unfinished: whether the last line goes on in the next block.
+    """
+
+    path: str
+    first: int
+    data: bytes
+    unfinished: bool
+
+
+@dataclass(frozen=True)
+class RawCounts:
+    """Size of raw text: UTF-8 bytes with one line feed a line, words between white space, and lines."""
+
+    bytes: int = 0
+    words: int = 0
+    lines: int = 0
+
+    @classmethod
+    def of(cls, lines: Sequence[str], unfinished: bool = False) -> RawCounts:
+        """Return the size of *lines*, of which the last may be unfinished."""
+        whole = len(lines) - (unfinished and bool(lines))
+        return cls(len("".join(lines).encode()) + whole, sum(len(line.split()) for line in lines), whole)
+
+    def __add__(self, other: RawCounts) -> RawCounts:
+        return RawCounts(self.bytes + other.bytes, self.words + other.words, self.lines + other.lines)
+
+
+def format_of(path: str, field: str, join_lines: bool) -> TextFormat:
+    """Return the format of a file by its name: JSON lines end in ``.jsonl``, compressed or not."""
+    plain = path.removesuffix(_suffix(path))
+    return TextFormat(field if plain.endswith(".jsonl") else None, join_lines)
+
+
+def is_plain(path: str) -> bool:
+    """Return whether a file is neither compressed nor JSON lines, by its name."""
+    return not _suffix(path) and not path.endswith(".jsonl")
+
+
+def read_blocks(path: str, form: TextFormat, report: Callable[[int], Any] = lambda count: None) -> Iterator[Block]:
+    """Yield the blocks of a file; memory is bounded but for long JSON lines.
+
+    Args:
+        report: called with the bytes of the file, as it is on disk, that were read since the last call.
+
+    Raises:
+        UserError: the file cannot be read, or is not what its suffix says.
+    """
+    try:
+        with open_input(path) as raw, _decompressed(raw, path) as file:
+            before = 0
+            for block in blocks_of(path, file, form):
+                yield block
+                report(raw.tell() - before)
+                before = raw.tell()
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise _damaged(path, error) from None
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; give a text file") from None
+
+
+def lines_of(block: Block, form: TextFormat) -> list[str]:
+    """Return the lines of text of a block, without line ends.
+
+    Raises:
+        UserError: the block is not UTF-8 or, of JSON lines, not JSON, or lacks the field.
+    """
+    text = _decoded(block)
+    if form.field is not None:
+        return [line for document in _documents(text, block, form.field) for line in document]
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return _paragraphs(lines) if form.join_lines else lines
+
+
+def documents_of(block: Block, form: TextFormat) -> list[list[str]]:
+    """Return the lines of each document of a block: a row of JSON lines, or else a line.
+
+    Raises:
+        UserError: as :func:`lines_of`.
+    """
+    if form.field is None:
+        return [[line] for line in lines_of(block, form)]
+    return [document for document in _documents(_decoded(block), block, form.field) if document]
+
+
+def _decoded(block: Block) -> str:
+    try:
+        text = block.data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = block.first + block.data.count(b"\n", 0, error.start)
+        byte = block.data[error.start : error.start + 1].hex()
+        raise UserError(f"{block.path}: line {line}: 0x{byte} is not UTF-8; convert the text, as with iconv") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def _documents(text: str, block: Block, field: str) -> Iterator[list[str]]:
+    for number, row in enumerate(text.split("\n")):
+        yield _values(row, block, number, field)
+
+
+def _suffix(path: str) -> str:
+    return next((suffix for suffix in (".gz", ".xz", ".zst") if path.endswith(suffix)), "")
+
+
+@contextlib.contextmanager
+def _decompressed(raw: BinaryIO, path: str) -> Iterator[BinaryIO]:
+    suffix = _suffix(path)
+    if suffix == ".gz":
+        with gzip.GzipFile(fileobj=raw) as file:
+            yield cast(BinaryIO, io.BufferedReader(file))
+    elif suffix == ".xz":
+        yield cast(BinaryIO, io.BufferedReader(_Frames(raw, path, lzma.LZMADecompressor, b"\0"), BLOCK_BYTES))
+    elif suffix == ".zst":
+        yield cast(BinaryIO, io.BufferedReader(_zstandard(raw, path), BLOCK_BYTES))
+    else:
+        yield raw
+
+
+class _Frames(io.RawIOBase):
+    """Reader of compressed frames one behind the other, to the last byte of the file.
+
+    The packages' own readers ignore what follows a frame, or that its end is missing. Little is decompressed at once:
+    128 KiB of zeros are four bytes of Zstandard.
+
+    Args:
+        raw: the file.
+        path: its name, for messages.
+        new: makes the decompressor of a frame, with ``decompress``, ``eof`` and ``unused_data``.
+        padding: bytes that may lie between frames.
+    """
+
+    def __init__(self, raw: BinaryIO, path: str, new: Callable[[], Any], padding: bytes = b"") -> None:
+        self._raw, self._path, self._new, self._padding = raw, path, new, padding
+        self._frame: Any = None
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b"start"
+        while not self._ready and data:
+            data = self._raw.read(COMPRESSED_BYTES)
+            self._decompress(data)
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _decompress(self, data: bytes) -> None:
+        if not data and self._frame is not None:
+            raise _damaged(self._path, "its end is missing")
+        ready = []
+        while data:
+            if self._frame is None:
+                data = data.lstrip(self._padding) if self._padding else data
+                if not data:
+                    break
+                self._frame = self._new()
+            try:
+                ready.append(self._frame.decompress(data))
+            except Exception as error:  # each package has errors of its own
+                raise _damaged(self._path, error) from None
+            data = self._frame.unused_data if self._frame.eof else b""
+            self._frame = None if self._frame.eof else self._frame
+        self._ready = memoryview(b"".join(ready))
+
+
+def _zstandard(raw: BinaryIO, path: str) -> io.RawIOBase:
+    try:
+        import zstandard
+    except ImportError:
+        raise UserError(f"{path}: needs the package zstandard; {EXTRA}") from None
+    return _Frames(raw, path, lambda: zstandard.ZstdDecompressor().decompressobj())
+
+
+def _damaged(path: str, error: object) -> UserError:
+    reason = " ".join(str(error).split())
+    return UserError(f"{path}: not a whole {_suffix(path)} file ({reason}); compress or download it again")
+
+
+def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
+    """Yield the blocks of an open file; *path* is its name in messages."""
+    parts: list[bytes] = []
+    first = number = 1
+    size = 0
+    limit = LONGEST_LINE if form.field is None else LONGEST_ROW
+    while line := file.readline(limit):
+        if not size and first == 1:
+            line = line.removeprefix(BOM)
+        whole = line.endswith(b"\n")
+        number += whole
+        rest = b""
+        if not whole and len(line) == limit:
+            if form.field is not None:
+                raise UserError(
+                    f"{path}: line {number}: longer than {LONGEST_ROW >> 20} MiB; split the text of this row"
+                )
+            line, rest = _cut(line)
+        parts.append(line)
+        size += len(line)
+        is_end = whole and not (form.join_lines and line.strip(BLANKS))
+        if rest or size >= BLOCK_BYTES and (is_end or size >= 2 * LONGEST_LINE):
+            data = b"".join(parts)
+            if data:
+                yield Block(path, first, data, not is_end if form.join_lines else not data.endswith(b"\n"))
+            parts, size, first = [rest] * bool(rest), len(rest), number
+    if parts:
+        yield Block(path, first, b"".join(parts), False)
+
+
+def _cut(line: bytes) -> tuple[bytes, bytes]:
+    """Cut a part of a line behind its last space, or else before its last character."""
+    at = line.rfind(b" ") + 1
+    if not at:
+        at = len(line) - 1
+        while at and line[at] & 0xC0 == 0x80:  # inside a character
+            at -= 1
+    while line[at - 1 : at] == b"\r":  # its line feed may follow
+        at -= 1
+    return line[:at], line[at:]
+
+
+def _values(row: str, block: Block, number: int, field: str) -> list[str]:
+    """The lines of text in a row of JSON lines."""
+    if not row.strip():
+        return []
+    try:
+        value = parse_json(row, any_text=True)
+    except ValueError:
+        value = None
+    text = value.get(field) if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        known = f"fields {', '.join(map(str, value))}"[:100] if isinstance(value, dict) else "no JSON object"
+        raise UserError(
+            f"{block.path}: line {block.first + number}: no text in field {field!r}, found {known}; see --text-field"
+        )
+    text = text.encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs
+    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
+
+
+def _paragraphs(lines: list[str]) -> list[str]:
+    found: list[list[str]] = [[]]
+    for line in lines:
+        if line.strip():
+            found[-1].append(line.strip())
+        elif found[-1]:
+            found.append([])
+    return [" ".join(paragraph) for paragraph in found if paragraph]
+
+
+def check_raw(path: str) -> int:
+    """Return the size on disk of a file of text.
+
+    Raises:
+        UserError: it cannot be read, is no regular file, or is empty.
+    """
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise UserError(
+                f"{path}: not a regular file; the text is read more than once, so save it to a file first"
+            ) from None
+        raise UserError(f"{path}: {read_failure(error)}; give a text file") from None
+    if size == 0:
+        raise no_words(path)
+    return size
+
+
+def no_words(path: str) -> UserError:
+    """Return the error for a text without words."""
+    return UserError(f"{path}: the text is empty; give a file with at least one word")

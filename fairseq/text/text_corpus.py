@@ -1,0 +1,170 @@
+"""Text as a corpus in memory, encoded by the tokenizer of the data or split at white space."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.raw_text import (
+    Block,
+    RawCounts,
+    TextFormat,
+    blocks_of,
+    check_raw,
+    documents_of,
+    lines_of,
+    no_words,
+    read_blocks,
+)
+from fairseq.text.tokenizers import Tokenizer, find_tokenizer
+
+logger = logging.getLogger(__name__)
+
+STDIN = "-"  # as the name of a file
+MOST_NAMED = 10  # unknown symbols in a message
+
+
+@dataclass(frozen=True)
+class TextCorpus:
+    """Tokens of a text.
+
+    Attributes:
+        tokens: int32 [N], ``</s>`` at the end of each line.
+        sizes: int32 [lines].
+        counts: size of the raw text; None where the text was tokens already.
+    """
+
+    tokens: np.ndarray
+    sizes: np.ndarray
+    counts: RawCounts | None = None
+    offsets: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        offsets = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
+        object.__setattr__(self, "offsets", offsets)
+
+
+def report_unknown(tokens: Iterable[int], dictionary: Dictionary, symbols: Iterable[str]) -> None:
+    """Log the share of *tokens* that are the unknown symbol, if there are any.
+
+    Args:
+        tokens: ids of a text; ends of lines do not count.
+        symbols: those of the text that the dictionary lacks.
+    """
+    counts = Counter(tokens)
+    unknown, total = counts[dictionary.unk()], counts.total() - counts[dictionary.eos()]
+    if unknown:
+        names = list(dict.fromkeys(symbols))
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        named = f", not in the dictionary: {' '.join(names[:MOST_NAMED])}{more}" if names else ""
+        logger.warning("%.3g %% of %d tokens are read as <unk>%s", 100 * unknown / total, total, named)
+
+
+def log_tokens(dictionary: Dictionary) -> None:
+    """Log that text is read as tokens."""
+    path = dictionary.path or "the dictionary"
+    logger.info("no tokenizer beside %s: text is read as tokens between white space", path)
+
+
+class TextReader:
+    """Reader of text for a model: raw text where its data has a tokenizer, else tokens between white space.
+
+    Args:
+        dictionary: of the model.
+        tokenizer: None: text is tokens.
+    """
+
+    def __init__(self, dictionary: Dictionary, tokenizer: Tokenizer | None) -> None:
+        self.dictionary = dictionary
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def of(cls, data: str | Path, dictionary: Dictionary) -> TextReader:
+        """Return the reader with the tokenizer beside the dictionary of *data*.
+
+        Raises:
+            UserError: the tokenizer is damaged or belongs to another dictionary.
+        """
+        return cls(dictionary, find_tokenizer(dictionary.path or data, dictionary.symbols))
+
+    def corpus(self, text: str) -> TextCorpus:
+        """Return the tokens of *text*, whose lines end as in Python's text files."""
+        lines = re.split(r"\r\n|\r|\n", text)
+        if len(lines) > 1 and not lines[-1]:
+            lines.pop()  # end of the last line
+        return self._corpus([lines])
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of *tokens*; the symbol at the end of a line is a line feed."""
+        lines: list[list[str]] = [[]]
+        for token in tokens:
+            if token == self.dictionary.eos():
+                lines.append([])
+            else:
+                lines[-1].append(self.dictionary[token])
+        join = " ".join if self.tokenizer is None else self.tokenizer.decode
+        return "\n".join(join(line) for line in lines)
+
+    def read(self, path: str, form: TextFormat) -> TextCorpus:
+        """Return the tokens of a file of text; ``-`` is stdin.
+
+        Raises:
+            UserError: the file cannot be read, has no words or is not UTF-8.
+        """
+        return self._with_words(path, (lines_of(block, form) for block in _blocks(path, form)))
+
+    def read_documents(self, path: str, form: TextFormat) -> TextCorpus:
+        """Return the tokens of a file of text with the sizes of documents, rows of JSON lines or else lines.
+
+        Raises:
+            UserError: as :meth:`read`.
+        """
+        lengths: list[int] = []
+
+        def lines() -> Iterator[list[str]]:
+            for block in _blocks(path, form):
+                documents = documents_of(block, form)
+                lengths.extend(map(len, documents))
+                yield [line for document in documents for line in document]
+
+        corpus = self._with_words(path, lines())
+        sizes = np.add.reduceat(corpus.sizes, np.cumsum([0, *lengths[:-1]]))
+        return TextCorpus(corpus.tokens, sizes, corpus.counts)
+
+    def _with_words(self, path: str, blocks: Iterable[Sequence[str]]) -> TextCorpus:
+        corpus = self._corpus(blocks)
+        if len(corpus.tokens) == len(corpus.sizes):
+            raise no_words(path)
+        return corpus
+
+    def _corpus(self, blocks: Iterable[Sequence[str]]) -> TextCorpus:
+        tokens, sizes = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
+        unknown: dict[str, None] = {}
+        counts = RawCounts()
+        for lines in blocks:
+            symbols = self.tokenizer.encode_lines(lines) if self.tokenizer is not None else lines
+            encoded = [self.dictionary.encode_line(line) for line in symbols]
+            tokens += encoded
+            sizes.append(np.array([len(line) for line in encoded], np.int32))
+            counts += RawCounts.of(lines)
+            for line in symbols:
+                unknown |= dict.fromkeys(symbol for symbol in line.split() if symbol not in self.dictionary)
+        size = counts if self.tokenizer is not None else None
+        corpus = TextCorpus(np.concatenate(tokens), np.concatenate(sizes), size)
+        report_unknown(corpus.tokens.tolist(), self.dictionary, unknown)
+        return corpus
+
+
+def _blocks(path: str, form: TextFormat) -> Iterator[Block]:
+    if path == STDIN:
+        return blocks_of("stdin", sys.stdin.buffer, form)
+    check_raw(path)
+    return read_blocks(path, form)

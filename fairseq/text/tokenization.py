@@ -1,0 +1,234 @@
+"""Tokenisation of files in several processes; the same output for any number of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from fairseq.data.binarizer import count_words
+from fairseq.errors import UserError, read_failure
+from fairseq.system import checksums
+from fairseq.system.files import atomic_file
+from fairseq.system.json_files import parse_json
+from fairseq.system.opening import read_regular
+from fairseq.system.terminal import byte_bar
+from fairseq.system.workers import Workers
+from fairseq.text.raw_text import (
+    Block,
+    RawCounts,
+    TextFormat,
+    blocks_of,
+    check_raw,
+    format_of,
+    is_plain,
+    lines_of,
+    no_words,
+    read_blocks,
+)
+from fairseq.text.tokenizers import Subwords, Tokenizer, WordTokenizer
+
+LEARNED = "--learn-bpe"  # source of codes that were learned on the training text
+FEWEST_KNOWN = 0.5  # share of a text's characters that its codes must know
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """A text of a split.
+
+    Attributes:
+        source: the file that the user named.
+        path: its symbols, separated by white space; the source itself if that holds symbols.
+        counts: size of the raw text; None if the source holds symbols.
+    """
+
+    source: str
+    path: str
+    counts: RawCounts | None = None
+
+
+@contextlib.contextmanager
+def tokenized_texts(
+    splits: Mapping[str, str], tokenizer: Tokenizer | None, options: TextOptions, folder: str | Path
+) -> Iterator[dict[str, TokenizedText]]:
+    """Tokenise the text of each split into temporary files of *folder*, which are removed at the end.
+
+    Without a tokenizer, plain text is symbols and is left where it is.
+
+    Raises:
+        UserError: see :func:`tokenize_file`.
+    """
+    texts = {}
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as temporary,
+        Workers(TokenizeBlock(tokenizer), options.workers) as workers,
+    ):
+        for name, source in splits.items():
+            form = options.format_of(source)
+            if tokenizer is None and is_plain(source) and not form.join_lines:
+                texts[name] = TokenizedText(source, source)
+                continue
+            path = os.path.join(temporary, name)
+            with open(path, "wb") as file:
+                counts = tokenize_file(source, form, workers, file)
+            texts[name] = TokenizedText(source, path, counts if tokenizer is not None else None)
+        yield texts
+
+
+def learn_subwords(
+    kind: type[Subwords],
+    size: int,
+    words: WordTokenizer | None,
+    sources: Sequence[str],
+    options: TextOptions,
+    folder: str | Path,
+) -> Subwords:
+    """Learn *size* merges or pieces of the words of *sources*; temporary files are made in *folder*.
+
+    Raises:
+        UserError: see :func:`tokenize_file`; or nothing can be learned.
+    """  # fmt: skip
+    splits = {str(number): source for number, source in enumerate(sources)}
+    tokenizer = Tokenizer(words=words) if words is not None else None
+    with tokenized_texts(splits, tokenizer, options, folder) as texts:
+        counts = count_words([text.path for text in texts.values()], options.workers)
+    return kind(kind.learn(counts, size), LEARNED)
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How files of text are read.
+
+    Attributes:
+        field: field with the text in JSON lines.
+        join_lines: see :class:`TextFormat`.
+        workers: processes.
+    """
+
+    field: str = "text"
+    join_lines: bool = False
+    workers: int = 1
+
+    def format_of(self, path: str) -> TextFormat:
+        """The format of a file by its name."""
+        return format_of(path, self.field, self.join_lines)
+
+
+@dataclass(frozen=True)
+class TokenizeBlock:
+    """Tokenises a block: bytes of its lines, each with symbols separated by spaces, and the size of the raw text.
+
+    Attributes:
+        tokenizer: None leaves lines as they are.
+    """
+
+    tokenizer: Tokenizer | None
+
+    def __call__(self, block: Block, form: TextFormat) -> tuple[bytes, RawCounts]:
+        lines = lines_of(block, form)
+        if block.first == 1:
+            check_alphabet(self.tokenizer, lines)
+        encoded = lines if self.tokenizer is None else self.tokenizer.encode_lines(lines)
+        return _joined(encoded, block), RawCounts.of(lines, block.unfinished)
+
+
+@dataclass(frozen=True)
+class DetokenizeBlock:
+    """Turns symbols into text: the counterpart of :class:`TokenizeBlock`."""
+
+    tokenizer: Tokenizer
+
+    def __call__(self, block: Block, form: TextFormat) -> tuple[bytes, RawCounts]:
+        lines = lines_of(block, form)
+        text = [self.tokenizer.decode(line.split()) for line in lines]
+        return _joined(text, block), RawCounts.of(lines, block.unfinished)
+
+
+def _joined(lines: Sequence[str], block: Block) -> bytes:
+    """The lines of a block; after a line that goes on in the next one, a space."""
+    return ("\n".join(lines) + (" " if block.unfinished else "\n") * bool(lines)).encode()
+
+
+def tokenize_stream(file: BinaryIO, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]], out: BinaryIO) -> None:
+    """Write the result for each line of an open file to *out*; see :func:`tokenize_file`."""
+    for text, _ in workers.map((block, form) for block in blocks_of("stdin", file, form)):
+        out.write(text)
+
+
+def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]], out: BinaryIO) -> RawCounts:
+    """Write the symbols of each line of a text to *out*, with a progress bar.
+
+    Args:
+        workers: of a :class:`TokenizeBlock`.
+
+    Returns:
+        The size of the raw text.
+
+    Raises:
+        UserError: the text cannot be read, has no words or is not UTF-8.
+    """
+    total = RawCounts()
+    for text, counts in _progress(path, form, workers):
+        out.write(text)
+        total += counts
+    if not total.words:
+        raise no_words(path)
+    return total
+
+
+def _progress(
+    path: str, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]]
+) -> Iterator[tuple[bytes, RawCounts]]:
+    with byte_bar(check_raw(path), f"tokenising {os.path.basename(path)}") as report:
+        yield from workers.map((block, form) for block in read_blocks(path, form, report))
+
+
+def check_alphabet(tokenizer: Tokenizer | None, lines: Sequence[str]) -> None:
+    """See that a tokenizer's codes, unless they are learned in this run, were learned on text like *lines*.
+
+    Raises:
+        UserError: they know fewer than half of its characters.
+    """
+    subwords = tokenizer.subwords if tokenizer is not None else None
+    text = " ".join(lines)[:10_000]
+    if subwords is None or subwords.source == LEARNED or not text.strip():
+        return
+    known = subwords.knows(text)
+    if known < FEWEST_KNOWN:
+        raise UserError(
+            f"{subwords.source or '--bpe-codes'}: learned on another alphabet, with {100 * known:.0f} % of the text; "
+            "use codes of such text, or --learn-bpe"
+        )
+
+
+def save_counts(prefix: str | Path, counts: RawCounts) -> None:
+    """Write the size of a split's raw text to ``PREFIX.raw.json``."""
+    with atomic_file(f"{prefix}.raw.json") as file:
+        file.write(json.dumps(asdict(counts)).encode() + b"\n")
+
+
+def load_counts(prefix: str | Path) -> RawCounts | None:
+    """Return the size of a split's raw text; None if it was not recorded.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = f"{prefix}.raw.json"
+    if not os.path.exists(path):
+        return None
+    checksums.check(path)
+    try:
+        values = parse_json(read_regular(path))
+        are_counts = all(type(value) is int and value > 0 for value in values.values())
+        if are_counts and values.keys() == asdict(RawCounts()).keys():
+            return RawCounts(**values)
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess again") from None
+    except (ValueError, AttributeError):
+        pass
+    raise UserError(f"{path}: damaged: expected bytes, words and lines; run fairseq-preprocess again")

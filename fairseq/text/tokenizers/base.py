@@ -1,0 +1,159 @@
+"""Interfaces of the two steps of a tokenizer: text to words, words to subword symbols."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fairseq.errors import UserError
+from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
+
+UNKNOWN = "<unk>"
+EXTRA = "pip install 'fairseq-short[tokenizers]'"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A frozen dataclass that may cache what it computes from its fields; only the fields are compared and pickled."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+@dataclass(frozen=True)
+class WordTokenizer(Value):
+    """Words of a line of text and back. A subclass is a frozen dataclass whose fields are plain values."""
+
+    def split(self, line: str) -> list[str]:
+        """Return the words of *line*, without white space in them."""
+        raise NotImplementedError
+
+    def join(self, words: Sequence[str]) -> str:
+        """Return the text of *words*."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Check the settings.
+
+        Raises:
+            UserError: one is invalid; the message begins with its name.
+        """
+
+
+@dataclass(frozen=True)
+class Subwords(Value):
+    """Subword symbols of a line of words and back.
+
+    Attributes:
+        content: the file of codes or of the model.
+        source: where it came from, for messages.
+    """
+
+    content: bytes = dataclasses.field(repr=False)
+    source: str = dataclasses.field(default="", compare=False)
+
+    rule: ClassVar[WordRule] = SubwordMarks()
+    glue: ClassVar[str] = " "
+    """What separates the texts around an unknown symbol."""
+
+    @property
+    def words(self) -> WordRule:
+        """The rule that groups symbols into the words they were made of."""
+        return self.rule
+
+    @classmethod
+    def learn(cls, counts: Mapping[str, int], size: int) -> bytes:
+        """Return the content learned from words and their counts.
+
+        Args:
+            size: merges or symbols to learn.
+
+        Raises:
+            UserError: this kind cannot be learned here, or not from these words.
+        """
+        raise UserError("--learn-bpe: only subword_nmt and sentencepiece are learned; give a file with --bpe-codes")
+
+    def check(self) -> None:
+        """Load the content.
+
+        Raises:
+            UserError: it is damaged or of another kind, or a package is missing.
+        """
+        raise NotImplementedError
+
+    def encode(self, lines: Sequence[str]) -> list[str]:
+        """Return the symbols of each of *lines*, separated by spaces."""
+        raise NotImplementedError
+
+    def decode(self, symbols: Sequence[str]) -> str:
+        """Return the words, or the text, of the symbols of one line."""
+        raise NotImplementedError
+
+    def knows(self, text: str) -> float:
+        """Return the share of the characters of *text*, white space left out, that the encoding has symbols for."""
+        letters = Counter("".join(text.split()))
+        known = zip(letters, self.encode(list(letters)), strict=True)
+        return sum(letters[letter] for letter, symbols in known if UNKNOWN not in symbols) / max(1, letters.total())
+
+    @contextlib.contextmanager
+    def library(self) -> Iterator[None]:
+        """Turn what a library raises about the content, or about text that it cannot encode, into a UserError.
+
+        Libraries raise errors of every type.
+        """
+        try:
+            yield
+        except (UserError, KeyboardInterrupt, GeneratorExit, MemoryError):
+            raise
+        except BaseException as error:  # the panic of a library written in Rust is no Exception
+            raise self.invalid(f"{type(error).__name__}: {error}") from None
+
+    def invalid(self, reason: object) -> UserError:
+        """Return the error for a content that cannot be read."""
+        text = " ".join(str(reason).split())[:200]
+        return UserError(f"{self.source or '--bpe-codes'}: cannot be read ({text}); give the file of the right kind")
+
+
+class Vocabulary:
+    """Symbols of a library's ids.
+
+    Symbols of a text are separated by white space; those that hold some are written with ``<0x20>`` for a space.
+
+    Args:
+        symbols: the symbol of each id.
+        unknown: id of the unknown symbol, which is written ``<unk>``; None if there is none.
+        source: the file, for messages.
+
+    Raises:
+        UserError: two symbols are written alike.
+    """
+
+    def __init__(self, symbols: Mapping[int, str], unknown: int | None, source: str) -> None:
+        escaped = {index: _escaped(symbol) for index, symbol in symbols.items() if symbol.split() != [symbol]}
+        table = {**symbols, **escaped} | ({unknown: UNKNOWN} if unknown is not None else {})
+        self._plain = {table[index]: symbols[index] for index in escaped}
+        if len(set(table.values())) < len(table):
+            written = Counter(table.values()).most_common(1)[0][0]
+            raise UserError(f"{source}: two symbols are written {written[:40]!r}; remove one of them")
+        # Where ids have no gaps, a list: this lookup is the only loop over symbols in Python.
+        dense = table.keys() == set(range(len(table)))
+        self._symbol = ([table[index] for index in range(len(table))] if dense else table).__getitem__
+
+    def line(self, ids: Iterable[int]) -> str:
+        """Return the symbols of *ids*, separated by spaces."""
+        return " ".join(map(self._symbol, ids))
+
+    def plain(self, symbols: Iterable[str]) -> list[str]:
+        """Return written *symbols* as the library has them."""
+        return [self._plain.get(symbol, symbol) for symbol in symbols]
+
+
+def _escaped(symbol: str) -> str:
+    return "".join(f"<0x{ord(letter):02X}>" if letter.isspace() else letter for letter in symbol) or "<0x>"

@@ -1,0 +1,55 @@
+"""The tokenizer that a command's flags describe."""
+
+from __future__ import annotations
+
+from fairseq.config.command_settings import TextConfig
+from fairseq.config.registry import BPES, TOKENIZERS
+from fairseq.errors import UserError, read_failure
+from fairseq.system.opening import read_regular
+from fairseq.text.tokenizers import Subwords, WordTokenizer
+from fairseq.text.tokenizers.moses import Moses
+
+
+def chosen_words(config: TextConfig) -> WordTokenizer | None:
+    """Return the word tokenizer of ``--tokenizer``.
+
+    Raises:
+        UserError: there is none of that name, or its settings are invalid, as an unknown language is.
+    """
+    if config.moses_source_lang != "en" and config.tokenizer != "moses":
+        raise UserError("--moses-source-lang: has an effect with --tokenizer moses only; leave it out")
+    if config.tokenizer is None:
+        return None
+    kind = TOKENIZERS[config.tokenizer]
+    words = Moses(config.moses_source_lang) if kind is Moses else kind()
+    try:
+        words.check()
+    except UserError as error:
+        flag = "--moses-source-lang" if kind is Moses else f"--tokenizer {config.tokenizer}"
+        raise UserError(f"{flag}: {error}") from None
+    return words
+
+
+def chosen_subwords(config: TextConfig) -> Subwords | None:
+    """Return the encoding of ``--bpe`` with the content of ``--bpe-codes``; None without that file.
+
+    Raises:
+        UserError: there is none of that name, or the file cannot be used.
+    """
+    if config.bpe is None:
+        if config.bpe_codes is not None:
+            raise UserError("--bpe-codes: needs the kind of the codes; add --bpe subword_nmt, or another")
+        return None
+    kind = BPES[config.bpe]
+    if config.bpe_codes is None:
+        return None
+    path = config.bpe_codes
+    try:
+        content = read_regular(path)
+    except OSError as error:
+        raise UserError(f"--bpe-codes {path}: {read_failure(error)}; give the file of --bpe {config.bpe}") from None
+    if not content.strip():
+        raise UserError(f"--bpe-codes {path}: is empty; give the file of --bpe {config.bpe}")
+    subwords = kind(content, f"--bpe-codes {path}")
+    subwords.check()
+    return subwords

@@ -1,0 +1,124 @@
+"""Tokenizers of Hugging Face's library ``tokenizers``: any ``tokenizer.json``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq.config.registry import register_bpe
+from fairseq.errors import UserError
+from fairseq.system.json_files import parse_json
+from fairseq.system.terminal import silent_stderr
+from fairseq.text.tokenizers.base import EXTRA, Subwords, Vocabulary
+from fairseq.text.tokenizers.rules import BeginMarks, ByteLevelWords, ContinuationMarks, EndMarks, WordRule
+
+PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
+"""Text that uses what a tokenizer has for unknown characters, none at all, and long words."""
+
+
+@register_bpe("hf")
+@dataclass(frozen=True)
+class HuggingFace(Subwords):
+    """Symbols of a ``tokenizer.json``, without those that its post-processor adds; its unknown one is ``<unk>``."""
+
+    @property
+    def words(self) -> WordRule:
+        """The rule of the file's decoder.
+
+        Raises:
+            UserError: the decoder marks neither beginnings nor ends of words.
+        """
+        for kind, rule in _RULES.items():
+            if kind in self._names:
+                return rule
+        raise UserError(
+            f"{self.source}: --notes needs words, and the decoder of this tokenizer does not mark them; "
+            f"known decoders: {', '.join(_RULES)}"
+        )
+
+    @property
+    def byte_level(self) -> bool:
+        """Whether symbols are sequences of bytes."""
+        return "ByteLevel" in self._names
+
+    def check(self) -> None:
+        _ = self._vocabulary, self._names
+        # A panic of the library is a damaged file, and is reported on descriptor 2 before it is raised. Its other
+        # errors, as for characters without a symbol, depend on the text.
+        with self.library(), silent_stderr(), contextlib.suppress(Exception):
+            for probe in PROBES:
+                symbols = self._tokenizer.encode(probe, add_special_tokens=False).tokens
+                if self._tokenizer.decoder is not None:
+                    self._tokenizer.decoder.decode(symbols)
+
+    def encode(self, lines: Sequence[str]) -> list[str]:
+        with self.library():
+            found = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
+            return [self._vocabulary.line(encoding.ids) for encoding in found]
+
+    def decode(self, symbols: Sequence[str]) -> str:
+        plain = self._vocabulary.plain(symbols)
+        with self.library():
+            decoder = self._tokenizer.decoder
+            return str(decoder.decode(plain)) if decoder is not None else " ".join(plain)
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        """The types of the file's decoder and of those that it is a sequence of."""
+        try:
+            values = parse_json(self.content)
+        except ValueError as error:
+            raise self.invalid(error) from None
+        if not isinstance(values, dict):
+            raise self.invalid("not a JSON object")
+        return _names(values.get("decoder"))
+
+    @functools.cached_property
+    def _vocabulary(self) -> Vocabulary:
+        with self.library():
+            ids = self._tokenizer.get_vocab()
+            unknown = ids.get(getattr(self._tokenizer.model, "unk_token", None))
+            return Vocabulary({index: symbol for symbol, index in ids.items()}, unknown, self.source)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        library, _ = import_tokenizers("hf"), self._names  # the file is read within bounds first
+        with self.library(), silent_stderr():
+            tokenizer = library.Tokenizer.from_str(self.content.decode("utf-8"))
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            return tokenizer
+
+
+_RULES: dict[str, WordRule] = {
+    "WordPiece": ContinuationMarks(),
+    "ByteLevel": ByteLevelWords(),
+    "Metaspace": BeginMarks("▁"),
+    "BPEDecoder": EndMarks(),
+}
+
+
+def import_tokenizers(kind: str) -> Any:
+    """Return the package ``tokenizers``.
+
+    Raises:
+        UserError: it is missing.
+    """
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError(f"--bpe {kind}: the package tokenizers is missing; {EXTRA}") from None
+    return tokenizers
+
+
+def _names(decoder: Any) -> list[str]:
+    """The types of a decoder and of those that it is a sequence of."""
+    if not isinstance(decoder, dict):
+        return []
+    inner = decoder.get("decoders")
+    parts = [name for part in (inner if isinstance(inner, list) else []) for name in _names(part)]
+    marks = ["Metaspace"] if (decoder.get("type"), decoder.get("pattern")) == ("Replace", {"String": "▁"}) else []
+    return [str(decoder.get("type")), *parts, *marks]

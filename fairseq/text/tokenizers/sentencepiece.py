@@ -1,0 +1,79 @@
+"""Subwords of SentencePiece models (Kudo and Richardson 2018)."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fairseq.config.registry import register_bpe
+from fairseq.errors import UserError
+from fairseq.text.tokenizers.base import EXTRA, Subwords, Vocabulary
+from fairseq.text.tokenizers.rules import BeginMarks, WordRule
+
+SPACE = "▁"
+
+
+@register_bpe("sentencepiece")
+@dataclass(frozen=True)
+class SentencePiece(Subwords):
+    """Pieces of a SentencePiece model; ``▁`` stands for a space."""
+
+    rule: ClassVar[WordRule] = BeginMarks(SPACE)
+
+    @classmethod
+    def learn(cls, counts: Mapping[str, int], size: int) -> bytes:
+        library, model = _library(), io.BytesIO()
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "words.tsv")
+            with open(path, "w", encoding="utf-8") as file:
+                file.writelines(f"{word}\t{counts[word]}\n" for word in sorted(counts))
+            try:
+                library.SentencePieceTrainer.train(
+                    input=path, input_format="tsv", model_writer=model, vocab_size=size, num_threads=1,
+                    character_coverage=1.0, minloglevel=2,
+                )  # fmt: skip
+            except (RuntimeError, OSError) as error:
+                reason = " ".join(str(error).split())[-200:]
+                raise UserError(f"--learn-bpe {size}: sentencepiece: {reason}; give another number") from None
+        return model.getvalue()
+
+    def check(self) -> None:
+        self.decode(self.encode(["The cat  sat, ż 語 🙂"])[0].split())
+
+    def encode(self, lines: Sequence[str]) -> list[str]:
+        with self.library():
+            return [self._vocabulary.line(ids) for ids in self._model.encode(list(lines), out_type=int)]
+
+    def decode(self, symbols: Sequence[str]) -> str:
+        with self.library():
+            return str(self._model.decode_pieces(self._vocabulary.plain(symbols)))
+
+    @functools.cached_property
+    def _vocabulary(self) -> Vocabulary:
+        with self.library():  # a piece need not be UTF-8
+            pieces = {index: self._model.id_to_piece(index) for index in range(len(self._model))}
+            return Vocabulary(pieces, self._model.unk_id(), self.source)
+
+    @functools.cached_property
+    def _model(self) -> Any:
+        library = _library()
+        try:
+            model = library.SentencePieceProcessor(model_proto=self.content)
+        except (RuntimeError, TypeError):
+            raise self.invalid("not a SentencePiece model") from None
+        if not len(model):
+            raise self.invalid("a SentencePiece model without symbols")
+        return model
+
+
+def _library() -> Any:
+    try:
+        import sentencepiece
+    except ImportError:
+        raise UserError(f"--bpe sentencepiece: the package is missing; {EXTRA}") from None
+    return sentencepiece

@@ -1,0 +1,202 @@
+"""A tokenizer, made of words and subwords, and its file ``tokenization.json``."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairseq.config.registry import BPES, TOKENIZERS
+from fairseq.errors import UserError, read_failure
+from fairseq.system import checksums
+from fairseq.system.files import atomic_file
+from fairseq.system.json_files import parse_json
+from fairseq.system.opening import read_regular
+from fairseq.text.tokenizers.base import UNKNOWN, Subwords, Value, WordTokenizer
+from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
+
+TOKENIZATION = "tokenization.json"
+ENTRIES = {"version", "dictionary", "tokenizer", "bpe"}
+VERSION = 1
+AGAIN = "run fairseq-preprocess again"
+
+
+@dataclass(frozen=True)
+class Tokenizer(Value):
+    """Text to symbols and back: words, then subwords; at least one of the two.
+
+    ``<unk>`` in text is the unknown symbol.
+
+    Attributes:
+        words: the word tokenizer; None: subwords are made of the text as it is.
+        subwords: the subword encoding; None: words are symbols.
+    """
+
+    words: WordTokenizer | None = None
+    subwords: Subwords | None = None
+
+    @property
+    def rule(self) -> WordRule:
+        """The rule that groups symbols into words."""
+        return self.subwords.words if self.subwords is not None else SubwordMarks()
+
+    def __str__(self) -> str:
+        names = [_name(self.words, TOKENIZERS)] if self.words is not None else []
+        return ", ".join(names + ([_name(self.subwords, BPES)] if self.subwords is not None else []))
+
+    def encode_lines(self, lines: Sequence[str]) -> list[str]:
+        """Return the symbols of each of *lines*, separated by spaces."""
+        if any(UNKNOWN in line for line in lines):
+            return [self.encode(line) for line in lines]
+        return self._encode(lines)
+
+    def encode(self, line: str) -> str:
+        """Return the symbols of one line, separated by spaces."""
+        parts = self._encode(line.split(UNKNOWN))
+        return f" {UNKNOWN} ".join(parts).strip() if len(parts) > 1 else parts[0]
+
+    def decode(self, symbols: Iterable[str]) -> str:
+        """Return the text of the symbols of one line."""
+        symbols = list(symbols)
+        if self.subwords is None:
+            assert self.words is not None
+            return self.words.join(symbols)
+        text = self._decode(symbols, self.subwords)
+        return self.words.join(text.split()) if self.words is not None else text
+
+    def save(self, folder: str | Path, symbols: Sequence[str]) -> None:
+        """Write ``tokenization.json`` beside the ``dict.txt`` with *symbols*."""
+        values = {
+            "version": VERSION,
+            "dictionary": checksums.fingerprint(symbols),
+            "tokenizer": None,
+            "bpe": None,
+        }
+        if self.words is not None:
+            values["tokenizer"] = {"name": _name(self.words, TOKENIZERS), **dataclasses.asdict(self.words)}
+        if self.subwords is not None:
+            values["bpe"] = {"name": _name(self.subwords, BPES), **_written(self.subwords.content)}
+        with atomic_file(Path(folder) / TOKENIZATION) as file:
+            file.write(json.dumps(values, ensure_ascii=False, indent=1).encode() + b"\n")
+
+    @classmethod
+    def load(cls, path: str | Path, symbols: Sequence[str] | None = None) -> Tokenizer:
+        """Read a ``tokenization.json``.
+
+        Args:
+            symbols: those of the dictionary that it must have been made with; None: of any.
+
+        Raises:
+            UserError: it is missing or damaged, or was made with another dictionary, or a package is missing.
+        """
+        _, values = read_tokenization(path)
+        if symbols is not None and values.get("dictionary") != checksums.fingerprint(symbols):
+            raise UserError(f"{path}: made for another dict.txt; use both files of one data folder")
+        tokenizer = cls(_words(values.get("tokenizer"), path), _subwords(values.get("bpe"), path))
+        if tokenizer == cls():
+            raise UserError(f"{path}: names neither a tokenizer nor subwords; {AGAIN}")
+        return tokenizer
+
+    def _encode(self, lines: Sequence[str]) -> list[str]:
+        if self.words is not None:
+            split = self.words.split
+            lines = [" ".join(split(line)) for line in lines]
+        return self.subwords.encode(lines) if self.subwords is not None else list(lines)
+
+    def _decode(self, symbols: Sequence[str], subwords: Subwords) -> str:
+        """The words of *symbols*; unknown ones stand for themselves."""
+        parts: list[list[str]] = [[]]
+        for symbol in symbols:
+            if symbol == UNKNOWN:
+                parts.append([])
+            else:
+                parts[-1].append(symbol)
+        mark = f"{subwords.glue}{UNKNOWN}{subwords.glue}"
+        return mark.join(subwords.decode(part) if part else "" for part in parts).strip(subwords.glue)
+
+
+def read_tokenization(path: str | Path) -> tuple[bytes, dict[str, Any]]:
+    """Return the content of a ``tokenization.json``, and its values.
+
+    Raises:
+        UserError: it is missing, damaged or something else; a pipe or device is not waited for.
+    """
+    try:
+        content = read_regular(path)
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; {AGAIN}") from None
+    checksums.check(path, [content])
+    try:
+        values = parse_json(content)
+    except ValueError as error:
+        raise UserError(f"{path}: damaged: not JSON in UTF-8 ({error}); {AGAIN}") from None
+    if not isinstance(values, dict) or values.get("version") != VERSION or not values.keys() <= ENTRIES:
+        raise UserError(f"{path}: not a tokenization of version {VERSION}; {AGAIN}")
+    return content, values
+
+
+def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None:
+    """Return the tokenizer beside the dictionary of *data*, a folder or a ``dict.txt``; None if there is none.
+
+    Args:
+        symbols: those of the dictionary.
+
+    Raises:
+        UserError: see :meth:`Tokenizer.load`.
+    """
+    folder = Path(data) if Path(data).is_dir() else Path(data).parent
+    path = folder / TOKENIZATION
+    return Tokenizer.load(path, symbols) if os.path.lexists(path) else None
+
+
+def _name(part: WordTokenizer | Subwords, registry: Any) -> str:
+    return next(name for name in registry if registry[name] is type(part))
+
+
+def _written(content: bytes) -> dict[str, str]:
+    try:
+        return {"text": content.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+
+
+def _words(values: Any, path: str | Path) -> WordTokenizer | None:
+    if values is None:
+        return None
+    name, settings = _named(values, TOKENIZERS, path)
+    known = {field.name: field for field in dataclasses.fields(TOKENIZERS[name])}
+    if not known.keys() >= settings.keys() or not all(isinstance(value, str) for value in settings.values()):
+        raise UserError(f"{path}: settings of tokenizer {name}: {str(sorted(settings))[:200]}; known: {sorted(known)}")
+    words: WordTokenizer = TOKENIZERS[name](**settings)
+    try:
+        words.check()
+    except UserError as error:
+        raise UserError(f"{path}: {error}; {AGAIN}") from None
+    return words
+
+
+def _subwords(values: Any, path: str | Path) -> Subwords | None:
+    if values is None:
+        return None
+    name, content = _named(values, BPES, path)
+    try:
+        data = content["text"].encode() if "text" in content else base64.b64decode(content["base64"], validate=True)
+    except (KeyError, AttributeError, TypeError, binascii.Error, UnicodeEncodeError):
+        raise UserError(f"{path}: damaged: no content of {name}; {AGAIN}") from None
+    subwords = BPES[name](data, str(path))
+    subwords.check()
+    return subwords
+
+
+def _named(values: Any, registry: Any, path: str | Path) -> tuple[str, Mapping[str, Any]]:
+    name = values.get("name") if isinstance(values, dict) else None
+    if not isinstance(name, str) or name not in registry:
+        known = ", ".join(registry)
+        raise UserError(f"{path}: unknown {registry.kind} {str(name)[:40]}; known: {known} (plug-ins need --user-dir)")
+    return name, {key: value for key, value in values.items() if key != "name"}

@@ -1,0 +1,183 @@
+"""Models trained with ``--add-bos-token`` generate and score with ``<s>`` wherever training put it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import naive
+import numpy as np
+import pytest
+import torch
+
+from fairseq.config import options
+from fairseq.data.indexed_dataset import IndexedWriter
+from fairseq.errors import UserError
+from fairseq.hub import LanguageModel
+from fairseq.interop.harness.requests import Requests
+from fairseq.text.dictionary import Dictionary
+from fairseq_cli import attention, eval_lm, export_model, generate, interactive, recl
+
+VOCABULARY, LENGTH = 30, 8
+BOS, EOS = 0, 2
+FORBIDDEN = [0, 1, 3]  # <s>, <pad>, <unk>
+
+
+class Reference(naive.NaiveLM):
+    """A naive model, and what it makes of a row of tokens."""
+
+    def last(self, row: list[int]) -> torch.Tensor:
+        """Log-probabilities of the token after *row*."""
+        return self.log_probs(self.hidden(torch.tensor(row))[0][-1:])[0]
+
+    def greedy(self, text: list[int], count: int) -> list[int]:
+        """The *count* most probable tokens after *text*, read in windows of LENGTH that begin with <s>."""
+        window, found = [BOS], list[int]()
+        for token in text:
+            window = self._with(window, token)
+        while len(found) < count:
+            lprobs = self.last(window)
+            lprobs[FORBIDDEN] = -math.inf
+            found.append(int(lprobs.argmax()))
+            window = self._with(window, found[-1])
+        return found
+
+    @staticmethod
+    def _with(window: list[int], token: int) -> list[int]:
+        if len(window) == LENGTH:  # the second half is read again
+            window = [BOS, *window[LENGTH - (LENGTH - 1) // 2 :]]
+        return [*window, token]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    """A folder with a random checkpoint, its dictionary and a split, and the naive model."""
+    folder = tmp_path_factory.mktemp("begin")
+    dictionary = Dictionary()
+    for word in range(VOCABULARY - 4):
+        dictionary.add_symbol(f"w{word}")
+    dictionary.save(folder / "dict.txt")
+    with IndexedWriter(folder / "test", np.dtype(np.uint16)) as writer:
+        writer.add(np.array([7, 8, 9, 10, 2, 11, 12, 13, 2, 14, 15, 16, 17, 18, 2]), np.array([5, 4, 6]))
+    settings = {"tokens_per_sample": LENGTH, "add_bos_token": True}
+    return folder, Reference(*naive.checkpoint(folder / "checkpoint.pt", VOCABULARY, seed=3, **settings))
+
+
+@pytest.fixture
+def model(trained: tuple[Path, Reference]) -> LanguageModel:
+    return LanguageModel.from_pretrained(trained[0])
+
+
+def words(*ids: int) -> str:
+    return " ".join(f"w{index - 4}" for index in ids)
+
+
+def run(command: Any, parser: Any, folder: Path, *flags: str) -> Any:
+    argv = [str(folder), "--path", str(folder / "checkpoint.pt"), "--cpu", *flags]
+    return command(options.parse_args_and_arch(parser(), argv))
+
+
+@pytest.mark.parametrize("prompt", [[], [5, 6], [5, 6, 7, 8, 9, 10, 11, 12, 13]])
+def test_python_generates_in_windows_that_begin_with_the_symbol(
+    trained: tuple[Path, Reference], model: LanguageModel, prompt: list[int]
+) -> None:
+    expected = trained[1].greedy([EOS, *prompt], 12)
+    assert model.sample(words(*prompt), 12, top_k=1) == model.text([*prompt, *expected])
+
+
+def test_generated_passages_and_prompts_begin_with_the_symbol(
+    trained: tuple[Path, Reference], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, reference = trained
+    flags = ["--context-tokens", "4", "--max-new-tokens", "3", "--num-samples", "2", "--results-path"]
+    for passage in run(generate.main, options.get_generation_parser, folder, *flags, str(tmp_path)):
+        assert passage.continuation.tokens == reference.greedy(passage.context.tokens, 3)
+    capsys.readouterr()
+    (tmp_path / "in").write_text(words(5, 6) + "\n\n")
+    flags = ["--input", str(tmp_path / "in"), "--max-new-tokens", "4", "--json"]
+    run(interactive.main, options.get_interactive_generation_parser, folder, *flags)
+    found = [json.loads(line)["tokens"] for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert found == [reference.greedy([EOS, 5, 6], 4), reference.greedy([EOS], 4)]
+
+
+def test_fairseqs_lines_are_scored_after_the_symbol_alone(
+    trained: tuple[Path, Reference], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, reference = trained
+    (tmp_path / "in").write_text(words(5, 6) + "\n")
+    flags = ["--input", str(tmp_path / "in"), "--beam", "2", "--nbest", "1", "--max-len-b", "4"]
+    run(interactive.main, options.get_interactive_generation_parser, folder, *flags)
+    lines = dict(line.split("\t", 1) for line in capsys.readouterr().out.splitlines() if re.match(r"[HP]-", line))
+    text = [4 + int(word[1:]) for word in lines["H-0"].split("\t")[1].split()]
+    ids = [*text, EOS]
+    expected = [float(reference.last([BOS, *ids[:i]])[token]) / math.log(2) for i, token in enumerate(ids)]
+    assert [float(value) for value in lines["P-0"].split()] == pytest.approx(expected, abs=1e-3)
+
+
+def test_both_kinds_of_likelihood_of_the_harness_agree(trained: tuple[Path, Reference], model: LanguageModel) -> None:
+    ids = [5, 6, 7, 8, 9]
+    row = [BOS, EOS, *ids]
+    want = sum(float(trained[1].last(row[: i + 2])[token]) for i, token in enumerate(ids))
+    requests = Requests(model)
+    [(likelihood, _)] = requests.log_likelihoods([("", words(*ids))])
+    assert likelihood == pytest.approx(want, abs=1e-4)
+    assert requests.rolling([words(*ids)]) == pytest.approx([want], abs=1e-4)
+
+
+def test_windows_of_a_long_likelihood_begin_with_the_symbol(
+    trained: tuple[Path, Reference], model: LanguageModel
+) -> None:
+    ids = [EOS, *range(5, 5 + 13)]
+    want = 0.0
+    for place in range(1, len(ids)):  # windows of LENGTH are counted from the end
+        start = max(0, len(ids) - 1 - LENGTH * ((len(ids) - 1 - place) // LENGTH + 1))
+        want += float(trained[1].last([BOS, *ids[start:place]])[ids[place]])
+    [(likelihood, _)] = Requests(model).log_likelihoods([("", words(*ids[1:]))])
+    assert likelihood == pytest.approx(want, abs=1e-4)
+
+
+def test_the_sample_of_an_evaluation_begins_with_the_symbol(
+    trained: tuple[Path, Reference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eval_lm, "SAMPLE_TOP_K", 1)
+    run(eval_lm.main, options.get_eval_lm_parser, trained[0], "--sample", str(tmp_path / "sample"))
+    text = LanguageModel.from_pretrained(trained[0]).text(trained[1].greedy([EOS], 100))
+    assert (tmp_path / "sample").read_text() == text + "\n"
+
+
+def test_what_reads_rows_without_the_symbol_refuses_the_model(trained: tuple[Path, Reference], tmp_path: Path) -> None:
+    folder = trained[0]
+    with pytest.raises(UserError, match=r"checkpoint\.pt: was trained with --add-bos-token"):
+        run(attention.main, options.get_attention_parser, folder, "--results-path", str(tmp_path / "a"))
+    with pytest.raises(UserError, match=r"checkpoint\.pt: was trained with --add-bos-token"):
+        flags = ["--results-path", str(tmp_path / "r"), "--step", "2", "--max-context", "6"]
+        run(recl.main, options.get_recl_parser, folder, *flags)
+    with pytest.raises(UserError, match=r"checkpoint\.pt: was trained with --add-bos-token"):
+        flags = [str(folder / "checkpoint.pt"), "--to", "hf", "--out", str(tmp_path / "e")]
+        export_model.main(options.get_export_parser().parse_args(flags))
+
+
+def test_fairseqs_hub_scores_words_after_the_symbol_and_no_end(trained: tuple[Path, Reference], tmp_path: Path) -> None:
+    from fairseq.models.transformer_lm import TransformerLanguageModel
+
+    folder, reference = trained
+    state = torch.load(folder / "checkpoint.pt", weights_only=False)
+    state["args"].add_bos_token = False
+    torch.save(state, tmp_path / "plain.pt")
+    shutil.copy(folder / "checkpoint.pt", tmp_path)
+    ids = [5, 6, 7, 8]
+    for file, start in (("checkpoint.pt", BOS), ("plain.pt", EOS)):
+        hub = TransformerLanguageModel.from_pretrained(str(tmp_path), file, str(folder))
+        want = [float(reference.last([start, *ids[:i]])[token]) for i, token in enumerate(ids)]
+        found = hub.score(words(*ids))
+        assert found["tokens"].tolist() == ids
+        assert found["positional_scores"].tolist() == pytest.approx(want, abs=1e-4)
+        assert float(found["score"]) == pytest.approx(sum(want) / len(want), abs=1e-4)
+        lines = hub.score(f"{words(5)}\n{words(6)}\n\n", replace_newline_with_eos=True)
+        assert lines["tokens"].tolist() == [5, EOS, 6] and hub.score([words(5)])[0]["tokens"].tolist() == [5]
+        with pytest.raises(ValueError, match="no symbol"):
+            hub.score(" ")

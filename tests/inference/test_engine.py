@@ -1,0 +1,245 @@
+"""The reader of models for inference: its kernels compute what the modules do, and the exact best words."""
+
+from __future__ import annotations
+
+import naive
+import pytest
+import torch
+
+from fairseq.inference.engine import Reader, inference_copy
+from fairseq.inference.kernels import build
+from fairseq.inference.kernels.packed import dequantized, quantize
+from fairseq.inference.loading import load_language_models
+from fairseq.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLDecoder
+from fairseq.text.dictionary import Dictionary
+
+VOCABULARY, LENGTH = 40, 8
+BANDS = {
+    "adaptive_input": True,
+    "adaptive_input_cutoff": "10,20",
+    "adaptive_softmax_cutoff": "10,20",
+    "adaptive_input_factor": 2,
+    "adaptive_softmax_factor": 2,
+}
+LANGUAGE_MODELS = {
+    "baseline": {},
+    "shortformer": {"tokens_from_prev": 8},
+    "short cache": {"tokens_from_prev": 5},
+    "learned positions": {"decoder_learned_pos": True},
+    "post-norm": {"decoder_normalize_before": False, "no_decoder_final_norm": True},
+    "gelu": {"activation_fn": "gelu"},
+    "tanh gelu": {"activation_fn": "gelu_fast"},
+    "tanh": {"activation_fn": "tanh"},
+    "bands": {**BANDS, "tokens_from_prev": 8},
+    "tied bands": {**BANDS, "tie_adaptive_weights": True, "tie_adaptive_proj": True},
+}
+TRANSFORMER_XL = {
+    "xl": {},
+    "xl, pre-norm": {"pre_lnorm": True},
+    "xl, same length": {"same_length": True},
+    "xl, shaw": {"position_encoding": "shaw"},
+    "xl, zeros": {"memory_start": "zeros"},
+    "xl, bands": {"cutoffs": [10, 20], "div_val": 2},
+    "xl, untied": {"untie_r": True},
+}
+needs_compiler = pytest.mark.skipif(build.library() is None, reason="no C compiler")
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    """A random model by its name."""
+    folder, made = tmp_path_factory.mktemp("models"), {}
+    dictionary = Dictionary()
+    for word in range(VOCABULARY - 4):
+        dictionary.add_symbol(f"w{word}")
+    dictionary.save(folder / "dict.txt")
+
+    def language_model(**settings):
+        naive.checkpoint(folder / "c.pt", VOCABULARY, tokens_per_sample=LENGTH, **settings)
+        return load_language_models([folder / "c.pt"], folder / "dict.txt")[0][0]
+
+    def transformer_xl(**settings):
+        sizes = {"n_layer": 2, "d_model": 20, "n_head": 2, "d_head": 7, "d_inner": 24, "mem_len": 8}
+        torch.manual_seed(0)
+        cfg = TransformerXLConfig(**{**sizes, "tokens_per_sample": LENGTH, **settings})
+        model = TransformerXL(TransformerXLDecoder(cfg, VOCABULARY, apex=False)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        return model
+
+    def make(name):
+        if name not in made:
+            own = name in LANGUAGE_MODELS
+            make = language_model if own else transformer_xl
+            made[name] = make(**(LANGUAGE_MODELS if own else TRANSFORMER_XL)[name])
+        return made[name]
+
+    return make
+
+
+def segments(reader, tokens, count=3):
+    """Hidden states [B, C] of token after token, through several segments."""
+    cache = reader.new_cache(tokens.size(0))
+    for _ in range(count):
+        for column in range(tokens.size(1)):
+            yield reader.read(tokens[:, column : column + 1], cache)[:, -1]
+        if reader.model.memory_length:
+            cache.next_segment()
+        else:
+            cache.clear()
+
+
+def random_tokens(rows):
+    return torch.randint(0, VOCABULARY, (rows, LENGTH), generator=torch.Generator().manual_seed(rows))
+
+
+@needs_compiler
+@torch.inference_mode()
+@pytest.mark.parametrize("rows", [1, 3, 17])
+@pytest.mark.parametrize("name", [*LANGUAGE_MODELS, *TRANSFORMER_XL])
+def test_kernels_compute_what_the_modules_do(load, name, rows):
+    model, tokens = load(name), random_tokens(rows)
+    for int8 in (False, True):
+        slow, fast = Reader(model, int8=int8, kernels=False), Reader(model, int8=int8)
+        assert fast.packed is not None and slow.packed is None
+        for expected, found in zip(segments(slow, tokens), segments(fast, tokens), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)
+            torch.testing.assert_close(fast.log_probs(found), slow.log_probs(expected), rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.15), (torch.float16, 0.015)])
+@pytest.mark.parametrize("name", ["shortformer", "bands", "xl", "xl, shaw"])
+def test_kernels_agree_with_the_modules_in_half_precision(load, name, dtype, tolerance):
+    model, tokens = load(name), random_tokens(5)
+    slow, fast = Reader(model, dtype, kernels=False), Reader(model, dtype)
+    assert fast.packed is not None and fast.new_cache(1).layers[0].keys.dtype == dtype
+    for expected, found in zip(segments(slow, tokens), segments(fast, tokens), strict=True):
+        difference = (fast.log_probs(found) - slow.log_probs(expected)).abs()
+        assert difference.max() < tolerance and difference.mean() < tolerance / 5
+
+
+@needs_compiler
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["shortformer", "bands", "tied bands", "xl, bands"])
+@pytest.mark.parametrize("count", [1, 3, 9, 25, 100])
+def test_best_words_are_those_of_the_whole_distribution(load, name, count):
+    reader, forbidden = Reader(load(name)), [0, 3, 12, 39]
+    hidden = torch.cat(list(segments(reader, random_tokens(3))))
+    lprobs = reader.log_probs(hidden)
+    lprobs[:, forbidden] = -torch.inf
+    expected = lprobs.topk(min(count, VOCABULARY))
+    for rows in (slice(0, None), *(slice(i, i + 1) for i in range(12))):  # alone, a row may skip bands
+        scores, words = reader.best(hidden[rows], count, forbidden)
+        finite = expected.values[rows] > -torch.inf
+        assert torch.equal(words[finite], expected.indices[rows][finite])
+        torch.testing.assert_close(scores.softmax(-1), expected.values[rows].softmax(-1))
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_bands_that_cannot_reach_the_best_words_are_not_computed(load):
+    reader = Reader(load("bands"))
+    hidden = torch.cat(list(segments(reader, random_tokens(1))))
+    output, computed = reader.packed.output, []
+    for number, tail in enumerate(output.tails):
+        logits = tail.logits
+        object.__setattr__(tail, "logits", lambda *a, f=logits, n=number: computed.append(n) or f(*a))
+    for row in range(len(hidden)):
+        output.best(hidden[row : row + 1], 4)
+    assert 0 < len(computed) < 2 * len(hidden)
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_tokens_together_are_tokens_one_by_one(load):
+    reader, tokens = Reader(load("shortformer")), random_tokens(3)
+    both = reader.new_cache(3), reader.new_cache(3)
+    together = reader.read_each(tokens, both[0])
+    one_by_one = torch.cat([reader.read(tokens[:, i : i + 1], both[1]) for i in range(LENGTH)], dim=1)
+    torch.testing.assert_close(together, one_by_one)
+    assert both[0].held == both[1].held == LENGTH
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_rows_may_leave_and_part(load):
+    model, tokens = load("shortformer"), random_tokens(4)
+    results = []
+    for reader in (Reader(model, kernels=False), Reader(model)):
+        cache = reader.new_cache(4)
+        reader.read(tokens[:, :3], cache)
+        cache.keep_rows(3)
+        first = reader.read(tokens[:3, 3:4], cache)
+        cache.select_rows(torch.tensor([2, 0, 0, 1, 2]))
+        results.append((first, reader.read(tokens[[2, 0, 0, 1, 2], 4:5], cache)))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_results_do_not_depend_on_the_number_of_threads(load, monkeypatch):
+    monkeypatch.setattr("fairseq.inference.kernels.stack.LEAST_WORK", 1)
+    model, tokens, threads = load("xl, bands"), random_tokens(3), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        several = list(segments(Reader(model), tokens))
+    finally:
+        torch.set_num_threads(threads)
+    for found, expected in zip(several, segments(Reader(model, kernels=False), tokens), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_more_tokens_than_the_segment_has_room_for_are_rejected(load):
+    reader = Reader(load("shortformer"))
+    with pytest.raises(ValueError, match="9 tokens: the cache's segment has room for 8"):
+        reader.read_each(torch.zeros(1, 9, dtype=torch.long), reader.new_cache(1))
+
+
+def test_without_a_compiler_the_modules_read(load, monkeypatch, caplog):
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    build.library.cache_clear()
+    try:
+        reader = Reader(load("baseline"))
+        with torch.inference_mode():
+            assert reader.packed is None and len(list(segments(reader, random_tokens(1)))) == 3 * LENGTH
+    finally:
+        build.library.cache_clear()
+    assert "decoding kernels: not compiled (" in caplog.text
+
+
+def test_a_model_that_is_watched_or_extended_is_read_by_its_modules(load):
+    model = load("baseline")
+    hook = model.decoder.layers[0].register_forward_hook(lambda *_: None)
+    assert Reader(model).packed is None
+    hook.remove()
+
+    class Extended(type(model)):
+        pass
+
+    assert Reader(Extended(model.decoder)).packed is None
+
+
+def test_weights_are_cast_once_and_the_model_stays_as_it_was(load):
+    model = load("tied bands")
+    copy = inference_copy(model, torch.bfloat16)
+    dtypes = {name: parameter.dtype for name, parameter in copy.named_parameters()}
+    assert {dtype for name, dtype in dtypes.items() if "norm" in name} == {torch.float32}
+    assert {dtype for name, dtype in dtypes.items() if "norm" not in name} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert copy.output_layer.tail[0][2].weight is copy.decoder.embed_tokens.weights(1)[0]
+
+
+def test_int8_is_symmetric_and_has_a_scale_for_each_output():
+    weight = torch.randn(5, 30, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1e-3], [1], [9], [0], [2]])
+    values, scale = quantize(weight)
+    assert (
+        values.dtype == torch.int8 and values.min() >= -127 and (values[weight[:, 0] != 0].abs().amax(1) == 127).all()
+    )
+    assert ((weight - values * scale[:, None]).abs() <= scale[:, None] * 0.501).all()
+    assert torch.equal(dequantized(dequantized(weight)), dequantized(weight))

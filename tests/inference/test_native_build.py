@@ -1,0 +1,104 @@
+"""The cache of compiled kernels holds nothing that another user may have written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairseq.inference.kernels import build
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the cache; the "compiler" writes the text of its own, different each time it runs."""
+    runs = iter(range(100))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_compile", lambda compiler, target: target.write_text(f"compiled {next(runs)}"))
+    monkeypatch.setattr(
+        subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, stdout=b"a compiler", stderr=b"")
+    )
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    yield tmp_path / "fairseq-short"
+    assert not list((tmp_path / "temporary").iterdir()), "no folder is left"
+
+
+def loaded() -> str:
+    """The content of the library that would be loaded."""
+    with build._compiled() as path:
+        return Path(path).read_text()
+
+
+def library(cache: Path) -> Path:
+    (path,) = cache.glob("*.so")
+    return path
+
+
+def test_a_library_is_compiled_once_for_a_source(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [loaded(), loaded()] == ["compiled 0"] * 2
+    other = tmp_path / "step.c"
+    other.write_text(build.SOURCE.read_text() + "\n")
+    monkeypatch.setattr(build, "SOURCE", other)
+    assert loaded() == "compiled 1"
+
+
+def test_an_open_umask_leaves_a_library_that_only_this_user_writes(cache: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert [loaded(), loaded()] == ["compiled 0"] * 2
+    finally:
+        os.umask(before)
+    assert library(cache).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_library_that_others_can_write_is_compiled_again(cache: Path) -> None:
+    loaded()
+    for mode in (0o720, 0o702):
+        library(cache).write_text("theirs")
+        library(cache).chmod(mode)
+        assert loaded().startswith("compiled")
+
+
+def test_a_link_in_place_of_the_library_is_not_followed(cache: Path, tmp_path: Path) -> None:
+    loaded()
+    (tmp_path / "theirs").write_text("theirs")
+    path = library(cache)
+    path.unlink()
+    path.symlink_to(tmp_path / "theirs")
+    assert loaded() == "compiled 1"
+    assert (tmp_path / "theirs").read_text() == "theirs" and not path.is_symlink()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+@pytest.mark.parametrize("what", ["library", "folder"])
+def test_a_library_or_folder_of_another_user_is_not_used(cache: Path, what: str) -> None:
+    loaded()
+    path = library(cache)
+    path.write_text("theirs")
+    os.chown(path if what == "library" else cache, 12345, -1)
+    assert loaded() == "compiled 1"
+
+
+@pytest.mark.parametrize("kind", ["others may write it", "a link"])
+def test_a_folder_that_others_may_change_is_not_used(kind: str, cache: Path, tmp_path: Path) -> None:
+    loaded()
+    library(cache).write_text("theirs")
+    if kind == "a link":
+        cache.rename(tmp_path / "elsewhere")
+        cache.symlink_to(tmp_path / "elsewhere")
+    else:
+        cache.chmod(0o770)
+    assert loaded() == "compiled 1"
+
+
+def test_a_folder_in_place_of_the_library_is_left_alone(cache: Path) -> None:
+    loaded()
+    path = library(cache)
+    path.unlink()
+    path.mkdir()
+    assert loaded().startswith("compiled") and path.is_dir()

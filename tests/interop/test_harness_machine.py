@@ -1,0 +1,75 @@
+"""The evaluation harness on a machine without a GPU or a network; a stand-in where it is not installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import runs
+import torch
+
+from fairseq.errors import UserError
+from fairseq.interop.harness.requests import harness_model, task_data
+from fairseq_cli import lm_eval
+
+MODULE = "fairseq.interop.harness.model"
+
+
+@pytest.fixture
+def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The harness, or modules with the names that the adapter imports."""
+    known, find = MODULE in sys.modules, importlib.util.find_spec
+    if find("lm_eval") is None:
+        for name in ("lm_eval", "lm_eval.api", "lm_eval.api.model", "lm_eval.api.registry", "lm_eval.__main__"):
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        sys.modules["lm_eval.api.model"].LM = object  # type: ignore[attr-defined]
+        sys.modules["lm_eval.api.registry"].register_model = lambda name: lambda cls: cls  # type: ignore[attr-defined]
+        sys.modules["lm_eval.__main__"].cli_evaluate = lambda: None  # type: ignore[attr-defined]
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: "there" if name == "lm_eval" else find(name))
+    yield
+    if not known:
+        sys.modules.pop(MODULE, None)
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda", None])
+def test_without_a_gpu_the_model_runs_on_the_cpu(
+    device: str | None, harness: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    lm = harness_model()(str(runs.GOLDEN / "baseline.pt"), str(runs.DATA), device=device)
+    assert lm.requests.device.type == "cpu"
+    warnings = [message for message in caplog.messages if "no GPU" in message]
+    assert warnings == ([f"device {device}: there is no GPU, the CPU is used"] if device else [])
+
+
+class DatasetNotFoundError(Exception):
+    """An error of a library that loads data."""
+
+
+DatasetNotFoundError.__module__ = "datasets.exceptions"
+
+
+@pytest.mark.parametrize("error", [ConnectionError, FileNotFoundError, TimeoutError, DatasetNotFoundError])
+def test_data_that_cannot_be_loaded_is_one_line(
+    error: type[Exception], harness: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> Any:
+        raise error("Couldn't reach\nthe Hub")
+
+    monkeypatch.setattr(importlib.import_module("lm_eval.__main__"), "cli_evaluate", fail)
+    monkeypatch.setattr("sys.argv", ["fairseq-lm-eval", "--tasks", "hellaswag"])
+    with pytest.raises(SystemExit) as stop:
+        lm_eval.cli_main()
+    message = f"--tasks: their data cannot be loaded ({error.__name__}: Couldn't reach the Hub); connect to the network"
+    assert stop.value.code == 2 and capsys.readouterr().err.startswith(f"fairseq-lm-eval: error: {message}")
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, KeyError, UserError])
+def test_other_errors_pass(error: type[Exception]) -> None:
+    with pytest.raises(error), task_data():
+        raise error("x")

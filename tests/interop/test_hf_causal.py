@@ -1,0 +1,349 @@
+"""Language models as Hugging Face folders: the same numbers in transformers, exact copies back, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from runs import DATA, arguments, model_of
+from subword_encodings import encodings
+from torch import Tensor
+
+from fairseq import checkpoint
+from fairseq.config import options
+from fairseq.errors import UserError
+from fairseq.inference import sample
+from fairseq.inference.engine import Reader
+from fairseq.interop.hugging_face import decoders
+from fairseq.interop.hugging_face.export import FIGURES, _card
+from fairseq.models.loading import stored_parameters
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import Tokenizer
+from fairseq.text.tokenizers.moses import Moses
+from fairseq.text.tokenizers.space import Space
+from fairseq.text.tokenizers.subword_nmt import SubwordNMT
+from fairseq_cli import export_model, import_model
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+BASE = "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48 --decoder-attention-heads 4"
+BASE += " --tokens-per-sample 8 --max-tokens 64"
+LM = f"--arch transformer_lm {BASE} --criterion cross_entropy"
+TINY = f"--arch transformer_lm_tiny {BASE} --criterion adaptive_loss"
+BANDS = "--adaptive-softmax-cutoff 200,600 --criterion adaptive_loss"
+XL = "--arch transformer_xl --criterion cross_entropy --n-layer 2 --n-head 4 --d-model 32 --d-inner 48 --max-tokens 64"
+XL += " --tokens-per-sample 8 --mem-len 8"
+MODELS = {
+    "baseline": TINY,
+    "projections not tied": f"{LM} {BANDS} --adaptive-input --adaptive-input-cutoff 200,600 --tie-adaptive-weights",
+    "narrow ends": f"{TINY} --decoder-input-dim 16 --decoder-output-dim 16",
+    "adaptive output alone": f"{LM} {BANDS}",
+    "plain": f"{LM} --decoder-input-dim 16 --decoder-output-dim 24",
+    "gpt": f"{LM} --decoder-learned-pos --share-decoder-input-output-embed --activation-fn gelu_accurate",
+    "post-norm": f"{LM} --no-decoder-normalize-before --layernorm-embedding --no-token-positional-embeddings",
+    "position-infused": f"{TINY} --position-infused-attention",
+    "shortformer": f"--arch shortformer_tiny {BASE} --criterion adaptive_loss --tokens-from-prev 12",
+    "transformer-xl": XL,
+    "transformer-xl bands": f"{XL} --cutoffs 200,600 --div-val 2 --tie-projs tails --untie-r --pre-lnorm",
+    "transformer-xl window": f"{XL} --clamp-len 5 --same-length --d-embed 16 --cutoffs 200 --tie-projs all",
+    "transformer-xl zeros": f"{XL} --cutoffs 200,600 --memory-start zeros --mem-len 12 --no-tie-weight",
+}
+REMEMBERING = [name for name in MODELS if name.startswith(("short", "transformer-xl"))]
+WORDS = 1200
+
+
+def parsed(parser: Any, *argv: object) -> Any:
+    return options.parse_args_and_arch(parser, [str(word) for word in argv])
+
+
+def exported(source: Path, out: Path, *flags: object) -> Path:
+    export_model.main(parsed(options.get_export_parser(), source, "--to", "hf", "--out", out, *flags))
+    return out
+
+
+def imported(source: Path, out: Path) -> Path:
+    import_model.main(parsed(options.get_import_parser(), source, "--from", "hf", "--out", out))
+    return out / "checkpoint.pt"
+
+
+def made(name: str) -> Any:
+    """A model with parameters far enough from their initial values that every one matters."""
+    model = model_of(MODELS[name], "--cpu").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    return model
+
+
+def saved(model: Any, folder: Path, *flags: str) -> Path:
+    """A checkpoint of *model* with its ``dict.txt``."""
+    folder.mkdir()
+    shutil.copy(DATA / "dict.txt", folder)
+    state = {"args": vars(arguments(*flags)), "model": stored_parameters(model), "extra_state": {"val_loss": 9.5}}
+    checkpoint.save(folder / "checkpoint.pt", {**state, "optimizer_history": [{"num_updates": 1234}]})
+    return folder / "checkpoint.pt"
+
+
+def theirs(model: Any) -> Any:
+    """*model* in the code that exported folders have."""
+    pytest.importorskip("transformers")
+    from fairseq.interop.hugging_face.exported.configuration_fairseq import FairseqConfig
+    from fairseq.interop.hugging_face.exported.modeling_fairseq import FairseqForCausalLM
+
+    found = FairseqForCausalLM(FairseqConfig(**decoders.configuration(model, "model"))).eval()
+    found.load_state_dict(decoders.tensors(model))
+    return found
+
+
+def tokens(rows: int, count: int) -> Tensor:
+    return torch.randint(4, WORDS, (rows, count), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_exported_code_gives_our_log_probabilities_and_greedy_text(name: str) -> None:
+    model = made(name)
+    other = theirs(model)
+    text = tokens(3, 8)
+    want = model.output_layer.log_probs(model(text)[0])
+    torch.testing.assert_close(other(text).logits.log_softmax(-1), want, atol=1e-5, rtol=1e-6)
+    prompt = text[:1, :5]
+    found = other.generate(prompt, max_new_tokens=20, do_sample=False, pad_token_id=1)  # more than two segments
+    assert found[0, 5:].tolist() == list(sample(Reader(model), prompt[0].tolist(), 20, top_k=1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_exported_code_remembers_segments_as_ours(name: str) -> None:
+    model, memory, parts = made(name), None, []
+    text = tokens(2, 28)
+    for start in range(0, 28, 8):
+        hidden, extra = model(text[:, start : start + 8], memory=memory)
+        memory = extra["memory"]
+        parts.append(model.output_layer.log_probs(hidden))
+    want, other = torch.cat(parts, dim=1), theirs(model)
+    torch.testing.assert_close(other(text, use_cache=True).logits, want, atol=1e-5, rtol=1e-6)
+    cache, parts = None, []
+    for start, end in ((0, 3), (3, 4), (4, 5), (5, 17), (17, 18), (18, 28)):
+        out = other(text[:, start:end], past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    torch.testing.assert_close(torch.cat(parts, dim=1), want, atol=1e-5, rtol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["baseline", "gpt", "position-infused", "shortformer", "transformer-xl bands"])
+def test_padding_at_the_left_and_beams_change_no_row(name: str) -> None:
+    other = theirs(made(name))
+    rows = tokens(2, 6)
+    padded = torch.cat([torch.tensor([[1, 1], [5, 6]]), rows], dim=1)
+    mask = torch.ones_like(padded)
+    mask[0, :2] = 0
+    want = other(rows[:1]).logits
+    torch.testing.assert_close(other(padded, attention_mask=mask).logits[:1, 2:], want, atol=1e-5, rtol=1e-6)
+    first = other(padded[:, :5], attention_mask=mask[:, :5], use_cache=True)
+    then = other(padded[:, 5:], attention_mask=mask, past_key_values=first.past_key_values)
+    torch.testing.assert_close(then.logits[:1], want[:, 3:], atol=1e-5, rtol=1e-6)
+    beams = {"num_beams": 3, "do_sample": False, "max_new_tokens": 9, "pad_token_id": 1}
+    both = other.generate(rows, **beams)
+    assert both[1:].tolist() == other.generate(rows[1:], **beams).tolist()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["baseline", "shortformer", "transformer-xl bands"])
+def test_exported_code_runs_in_half_precision(name: str) -> None:
+    other, text = theirs(made(name)), tokens(2, 20)
+    want = other(text, use_cache=True).logits
+    found = other.bfloat16()(text, use_cache=True).logits
+    assert found.dtype == torch.float32 and float((found - want).abs().mean()) < 0.1 * float(want.std())
+
+
+def test_labels_give_the_mean_loss_of_the_next_token() -> None:
+    model = made("baseline")
+    text = tokens(2, 8)
+    lprobs = model.output_layer.log_probs(model(text[:, :-1])[0])
+    want = -lprobs.gather(-1, text[:, 1:, None]).mean()
+    torch.testing.assert_close(theirs(model)(text, labels=text).loss, want, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_exported_comes_back_exactly(name: str, tmp_path: Path) -> None:
+    model = made(name)
+    source = saved(model, tmp_path / "in", MODELS[name])
+    folder = exported(source, tmp_path / "hf")
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1, "the weights are as readable as the rest"
+    back = checkpoint.load(imported(folder, tmp_path / "back"))
+    want, kept = stored_parameters(model), dict(back["model"])
+    parameters = {key for key in want if not key.endswith(("version", "_float_tensor"))}
+    assert kept.keys() == parameters and all(torch.equal(kept[key], want[key]) for key in parameters)
+    assert (tmp_path / "back" / "dict.txt").read_bytes() == (DATA / "dict.txt").read_bytes()
+    again = exported(tmp_path / "back" / "checkpoint.pt", tmp_path / "again")
+    for file in ("config.json", "model.safetensors", "modeling_fairseq.py"):
+        assert (again / file).read_bytes() == (folder / file).read_bytes()
+
+
+OUTSIDE = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folder = sys.argv[1]
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+prompt = tokenizer(sys.argv[2], return_tensors="pt")
+text = model.generate(**prompt, max_new_tokens=20, do_sample=False)[0]
+model.save_pretrained(folder + "2")
+tokenizer.save_pretrained(folder + "2")
+again = AutoModelForCausalLM.from_pretrained(folder + "2", trust_remote_code=True)
+assert torch.equal(again(prompt.input_ids).logits, model(prompt.input_ids).logits)
+same = AutoTokenizer.from_pretrained(folder + "2", trust_remote_code=True)
+assert same(sys.argv[2])["input_ids"] == prompt.input_ids[0].tolist()
+ours = [name for name in sys.modules if name.split(".")[0] in ("fairseq", "fairseq_cli")]
+print(json.dumps([text.tolist(), tokenizer.decode(text, skip_special_tokens=True), ours]))
+"""
+
+
+def test_transformers_loads_the_folder_outside_the_repository_without_this_package(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model = made("shortformer")
+    folder = exported(saved(model, tmp_path / "in", MODELS["shortformer"]), tmp_path / "hf")
+    dictionary = Dictionary.load(DATA / "dict.txt")
+    words = f"{dictionary[10]} {dictionary[20]}\n{dictionary[30]} nowhere"
+    env = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-I", "-c", OUTSIDE, str(folder), words]
+    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    ids, text, modules = json.loads(run.stdout.splitlines()[-1])
+    prompt = [2, 10, 20, 2, 30, 3]
+    assert ids == [*prompt, *sample(Reader(model), prompt, 20, top_k=1)]
+    assert text.startswith(words.removesuffix("nowhere")) and not modules
+
+
+def test_the_card_has_the_measured_figures(tmp_path: Path) -> None:
+    results = {"perplexity": 87.654, "bits_per_byte": 1.23456, "tokens": 12345, "command": "fairseq-eval-lm x\n|"}
+    results["tasks"] = {"lambada": {"acc": 0.25}}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    source = saved(made("baseline"), tmp_path / "in", MODELS["baseline"])
+    card = (exported(source, tmp_path / "hf", "--results", tmp_path / "results.json") / "README.md").read_text()
+    rows = ["Updates | 1,234", "`loss` | 9.5000", "Perplexity of a token | 87.65", "raw text | 1.2346"]
+    rows += ["`lambada, acc` | 0.25", "Command | `fairseq-eval-lm x \\|`"]
+    assert all(f"{row} |\n" in card for row in rows)
+    assert "Tokens | 12,345 |" in card and "transformer_lm_tiny" in card
+
+
+def test_markup_in_settings_and_results_stays_text_on_the_card(tmp_path: Path) -> None:
+    markup = "</td>`|<script>x</script>\n\n# [a](http://b) **c** https://d\x1b[31m ---\n- e: !f"
+    source = saved(made("baseline"), tmp_path / "in", MODELS["baseline"])
+    state = checkpoint.load(source)
+    state["args"]["best_checkpoint_metric"] = markup
+    results: dict[str, Any] = dict.fromkeys((*FIGURES, "command", "machine", "versions", "commit"), markup)
+    results["tasks"] = {markup: {markup: 0.25}, "a": markup}
+    config = decoders.configuration(made("baseline"), str(source))
+    config["settings"]["arch"] = state["args"]["arch"] = markup
+    card = "\n".join(_card(config, state, results, 1))
+    _, head, body = re.split(r"^---$", card, maxsplit=2, flags=re.MULTILINE)
+    assert yaml.safe_load(head)["tags"] == ["fairseq-short", markup]
+    outside = re.sub(r"`[^`\n]*`", "", body.split("```")[0] + body.split("```")[2])
+    assert body.count("script") == 2 * 5
+    assert not re.search(r"[<>\[\]*\x1b]|http|^- ", outside, flags=re.MULTILINE)
+    rows = [line for line in body.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3} and len(rows) == 6
+
+
+def tokenizers() -> dict[str, Tokenizer]:
+    """A tokenizer of each kind, with the package that it needs."""
+    kinds = {name: Tokenizer(subwords=subwords) for name, subwords in encodings().items()}
+    both = Tokenizer(Moses(), SubwordNMT(SubwordNMT.learn({"the": 5, "lower": 3, "newest": 2}, 9)))
+    return {**kinds, "moses": Tokenizer(Moses()), "space": Tokenizer(Space()), "moses and subword_nmt": both}
+
+
+def test_the_exported_tokenizer_is_ours(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from fairseq.interop.hugging_face.exported.tokenization_fairseq import FairseqTokenizer
+
+    lines = ["the lower the <unk> widest, isn't it?", "", "low-lying  rivers (new) 世界 ."]
+    for name, tokenizer in tokenizers().items():
+        dictionary = Dictionary()
+        for line in lines[:1] * 2 + ["the river ."]:
+            for symbol in tokenizer.encode(line).split():
+                dictionary.add_symbol(symbol)
+        folder = tmp_path / name
+        folder.mkdir()
+        dictionary.save(folder / "dict.txt")
+        tokenizer.save(folder, dictionary.symbols)
+        other = FairseqTokenizer(str(folder / "dict.txt"), str(folder / "tokenization.json"))
+        want = [dictionary.index(symbol) for line in lines for symbol in [*tokenizer.encode(line).split(), "</s>"]][:-1]
+        assert other("\n".join(lines))["input_ids"] == [2, *want], name
+        symbols = [tokenizer.encode(line).split() for line in lines[:1] * 2]
+        ids = [dictionary.index(symbol) for line in symbols for symbol in [*line, "</s>"]][:-1]
+        assert other.decode([2, *ids], skip_special_tokens=False).split("\n")[1:] == [*map(tokenizer.decode, symbols)]
+
+
+def test_dictionaries_are_read_alike(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from fairseq.interop.hugging_face.exported.tokenization_fairseq import read_dictionary
+
+    for number, text in enumerate(("a 3\nb c 2\n<pad> 2 #fairseq:overwrite\n", "#specials eos=z unk=a\na 1\nz 1\n")):
+        path = tmp_path / f"{number}.txt"
+        path.write_text(text)
+        want = Dictionary.load(path)
+        symbols, ids, roles = read_dictionary(str(path))
+        assert symbols == want.symbols and ids == want.indices and ids[roles["eos"]] == want.eos()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--arch transformer_xl --position-encoding learned --mem-len 0", "--position-encoding learned"),
+        ("--arch lstm_lm", "LSTM.* cannot be exported; known: transformer_lm"),
+    ],
+)
+def test_models_that_cannot_be_expressed_are_refused_in_one_line(flags: str, message: str, tmp_path: Path) -> None:
+    flags = f"{flags} --tokens-per-sample 8 --max-tokens 64"
+    source = saved(model_of(flags, "--cpu"), tmp_path / "in", flags)
+    with pytest.raises(UserError, match=message) as error:
+        exported(source, tmp_path / "hf")
+    assert "\n" not in str(error.value) and not (tmp_path / "hf").exists()
+
+
+def test_a_folder_with_files_and_flags_of_other_models_are_refused(tmp_path: Path) -> None:
+    source = saved(made("baseline"), tmp_path / "in", MODELS["baseline"])
+    with pytest.raises(UserError, match="--half generator"):
+        exported(source, tmp_path / "hf", "--half", "generator")
+    with pytest.raises(UserError, match="missing.json"):
+        exported(source, tmp_path / "hf", "--results", tmp_path / "missing.json")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="--out .*: is a file or not empty; give a new folder"):
+        exported(source, tmp_path / "hf")
+    assert [file.name for file in (tmp_path / "hf").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"settings": None}, "settings are missing"),
+        ({"settings": {"arch": "bert"}}, "name the model 'bert'"),
+        ({"decoder_layers": 3}, "layers.2.* is missing"),
+        ({"decoder_layers": 10**9}, "larger model|at most|out of range"),
+        ({"decoder_embed_dim": "wide"}, "decoder-embed-dim"),
+        ({"decoder_ffn_embed_dim": 64}, "the configuration says"),
+    ],
+)
+def test_changed_folders_are_refused_in_one_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = exported(saved(made("baseline"), tmp_path / "in", MODELS["baseline"]), tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text())
+    if "settings" not in change:
+        change = {"settings": {**config["settings"], **change}}
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(UserError, match=message) as error:
+        imported(folder, tmp_path / "back")
+    assert "\n" not in str(error.value) and not (tmp_path / "back").exists()

@@ -1,0 +1,126 @@
+"""The names that plug-ins and scripts written for fairseq import, and what they do."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+
+from fairseq.errors import UserError
+from fairseq.interop.fairseq import names
+
+
+@pytest.mark.parametrize("name", sorted(names.MODULES))
+def test_every_former_module_is_one_object_under_both_names(name: str) -> None:
+    assert importlib.import_module(name) is importlib.import_module(names.MODULES[name])
+
+
+@pytest.mark.parametrize("module", sorted(names.NAMES))
+def test_every_former_name_exists_and_an_unknown_one_does_not(module: str) -> None:
+    found = importlib.import_module(module)
+    for name in names.NAMES[module]:
+        assert getattr(found, name)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = found.Nothing
+
+
+def test_nothing_of_compat_is_loaded_until_it_is_asked_for() -> None:
+    loaded = "print(sorted(name for name in sys.modules if name.startswith('fairseq.interop.fairseq.')))"
+    program = f"import sys, fairseq.config.options, fairseq.training; {loaded}; from fairseq import metrics; {loaded}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=runs.environment(), timeout=runs.TIMEOUT
+    )
+    assert done.stdout.splitlines() == ["[]", "['fairseq.interop.fairseq.metrics']"], done.stderr
+
+
+def test_utils_compute_what_their_names_say() -> None:
+    from fairseq import utils
+
+    assert utils.eval_str_list("(0.9, 0.98)") == [0.9, 0.98] and utils.eval_str_list("3", type=int) == [3]
+    assert utils.eval_str_list(None) is None
+    with pytest.raises(UserError, match="expected a Python literal"):
+        utils.eval_str_list("__import__('os').getcwd()")
+    assert utils.split_paths("a:b") == ["a", "b"] and utils.item(torch.tensor(2.5)) == 2.5 and utils.item(3) == 3
+    x = torch.tensor([[1.0, 2.0]], dtype=torch.float16)
+    assert utils.softmax(x, dim=-1).dtype == torch.float32 and utils.log_softmax(x, -1).exp().sum() == 1
+    assert utils.make_positions(torch.tensor([[5, 6, 1]]), 1).tolist() == [[2, 3, 1]]
+    assert utils.get_perplexity(3) == 8 and utils.get_perplexity(None) == 0
+    assert utils.get_activation_fn("relu")(torch.tensor(-1.0)) == 0
+    assert utils.apply_to_sample(lambda t: t + 1, {"a": [torch.tensor(1)], "b": "c"}) == {
+        "a": [torch.tensor(2)],
+        "b": "c",
+    }
+
+
+def test_rows_are_collated_and_masks_made_of_lengths() -> None:
+    from fairseq.data import data_utils
+
+    rows = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
+    assert data_utils.collate_tokens(rows, 1).tolist() == [[4, 5, 2], [6, 2, 1]]
+    assert data_utils.collate_tokens(rows, 1, left_pad=True).tolist() == [[4, 5, 2], [1, 6, 2]]
+    assert data_utils.collate_tokens(rows, 1, eos_idx=2, move_eos_to_beginning=True).tolist() == [[2, 4, 5], [2, 6, 1]]
+    assert data_utils.lengths_to_mask(torch.tensor([2, 1])).tolist() == [[True, True], [True, False]]
+    assert data_utils.post_process("a@@ b c", "subword_nmt") == "ab c"
+
+
+def test_meters_average_and_count() -> None:
+    from fairseq import meters
+
+    meter = meters.AverageMeter(round=1)
+    meter.update(1.0, 1)
+    meter.update(2.0, 3)
+    assert (meter.avg, meter.smoothed_value, meter.val) == (1.75, 1.8, 2.0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    runs.train(folder, runs.SHORT, "--disable-validation")
+    return folder
+
+
+def test_checkpoint_utils_load_models_settings_and_task(trained: Path) -> None:
+    from fairseq import checkpoint_utils
+
+    path = str(trained / "checkpoint_last.pt")
+    models, args, task = checkpoint_utils.load_model_ensemble_and_task([path], arg_overrides={"data": str(runs.DATA)})
+    assert (
+        args.arch == "transformer_lm_tiny" and len(task.source_dictionary) == models[0].decoder.embed_tokens.bounds[-1]
+    )
+    assert checkpoint_utils.load_model_ensemble([path], task=task)[0][0].training is False
+    assert checkpoint_utils.load_checkpoint_to_cpu(path, {"dropout": 0.25})["args"].dropout == 0.25
+    assert checkpoint_utils.checkpoint_paths(str(trained)) == []
+    assert checkpoint_utils.checkpoint_paths(str(trained), r"checkpoint_last\.pt") == [path]
+
+
+def test_from_pretrained_scores_and_samples_as_the_hub_did(trained: Path) -> None:
+    from fairseq.hub import LanguageModel
+    from fairseq.models.transformer_lm import TransformerLanguageModel
+
+    lm = TransformerLanguageModel.from_pretrained(
+        str(trained), "checkpoint_last.pt", str(runs.DATA), tokenizer="moses", bpe="fastbpe"
+    )
+    own = LanguageModel.from_pretrained(trained / "checkpoint_last.pt", runs.DATA)
+    text = "the tower is old ."
+    scored = lm.eval().score(text)
+    torch.testing.assert_close(scored["positional_scores"], own.score(text)[1][:-1])  # fairseq's has no </s>
+    word = lm.task.source_dictionary[9]
+    assert lm.decode(lm.encode(word)) == word and len(scored["tokens"]) == len(scored["positional_scores"])
+    assert lm.sample(text, sampling=True, sampling_topk=5, max_len_b=4, seed=1) == own.sample(text, 4, top_k=5, seed=1)
+    with pytest.raises(UserError, match="beam=5"):
+        lm.sample(text, beam=5)
+    with pytest.raises(UserError, match="models are not downloaded"):
+        TransformerLanguageModel.from_pretrained("transformer_lm.wmt19.en")
+
+
+def test_hubconf_offers_language_models(trained: Path) -> None:
+    lm: Any = torch.hub.load(
+        str(runs.ROOT), "language_model", trained / "checkpoint_last.pt", runs.DATA, source="local"
+    )
+    assert lm.perplexity("the") > 1

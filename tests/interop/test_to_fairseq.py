@@ -1,0 +1,100 @@
+"""``fairseq-export --to fairseq`` writes what fairseq wrote: the same names, numbers and kinds of settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+
+from fairseq import checkpoint
+from fairseq.config import options
+from fairseq.errors import UserError
+from fairseq.tasks import setup_task
+from fairseq.tasks.typed import training_settings
+from fairseq.training.trainer import Trainer
+from fairseq_cli import export_model
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "fairseq_variants"
+VARIANTS: dict[str, Any] = json.loads((GOLDEN / "variants.json").read_text())
+
+
+def export(source: Path, out: Path) -> dict[str, Any]:
+    """The exported file, as fairseq's ``torch.load`` would read it."""
+    words = [str(source), "--to", "fairseq", "--out", str(out)]
+    export_model.main(options.parse_args_and_arch(options.get_export_parser(), words))
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(out, weights_only=True)
+
+
+def plain(value: Any) -> Any:
+    """A setting as a value that two spellings have in common: "20,40", [20, 40]; 0, 0.0; "(0.9, 0.98)"."""
+    text = str(value).strip("()[]").replace(" ", "")
+    return [float(part) if part.replace(".", "", 1).isdecimal() else part for part in text.split(",")]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_fairseq_wrote_comes_back(name: str, tmp_path: Path) -> None:
+    former = "--decoder-normalize-before --decoder-input-dim 24 --decoder-output-dim 24"  # defaults up to 0.10.2
+    args = runs.arguments(VARIANTS[name]["flags"], former, data=GOLDEN / "data-bin")
+    task = setup_task(args)
+    trainer = Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
+    trainer.load_state_dict(checkpoint.load(GOLDEN / f"{name}.pt"), name)
+    checkpoint.save(tmp_path / "ours.pt", trainer.state_dict())
+    written, theirs = export(tmp_path / "ours.pt", tmp_path / "out.pt"), checkpoint.read(GOLDEN / f"{name}.pt")
+
+    assert list(written["model"]) == list(theirs["model"])
+    assert runs.difference(written["model"], dict(theirs["model"])) is None
+    state, expected = written["last_optimizer_state"], theirs["last_optimizer_state"]
+    assert state["param_groups"][0]["params"] == expected["param_groups"][0]["params"]
+    assert expected["state"].keys() == state["state"].keys()
+    for number, entry in expected["state"].items():
+        for key, value in entry.items():
+            assert float(torch.as_tensor(state["state"][number][key] - value).abs().max()) == 0, (number, key)
+    last = theirs["optimizer_history"][-1]
+    for key in ("criterion_name", "optimizer_name", "num_updates"):
+        assert written["optimizer_history"][-1][key] == last[key]
+    settings, theirs_args = vars(written["args"]), vars(theirs["args"])
+    assert None not in settings.values()
+    both = (settings.keys() & theirs_args.keys()) - {"data", "max_update", "min_lr", "warmup_init_lr"}
+    assert len(both) > 35
+    different = {key: (settings[key], theirs_args[key]) for key in both if theirs_args[key] is not None
+                 and plain(settings[key]) != plain(theirs_args[key])}  # fmt: skip
+    assert different == {}
+
+
+def test_settings_are_written_in_fairseqs_spelling_and_read_again(tmp_path: Path) -> None:
+    runs.train(tmp_path, runs.BASELINE, "--optimizer adam --max-update 2 --no-epoch-checkpoints")
+    written = export(tmp_path / "checkpoint_last.pt", tmp_path / "fairseq.pt")
+    args = written["args"]
+    assert (args.arch, args.adaptive_softmax_cutoff, args.adam_betas) == ("transformer_lm", "200,600", "(0.9, 0.999)")
+    assert args.decoder_input_dim == args.decoder_output_dim == 32 and args.decoder_normalize_before
+    assert args.max_target_positions == 16 and not hasattr(args, "batch_size")
+    assert written["extra_state"]["train_iterator"].keys() == {"version", "epoch", "iterations_in_epoch", "shuffle"}
+    (tmp_path / "again").mkdir()
+    (tmp_path / "fairseq.pt").rename(tmp_path / "again" / "checkpoint_last.pt")
+    more = [runs.BASELINE, "--optimizer adam --max-update 5 --no-epoch-checkpoints --reset-dataloader"]
+    again, whole = runs.train(tmp_path / "again", *more), runs.train(tmp_path, *more)
+    assert runs.losses(again) == pytest.approx(runs.losses(whole)) and len(runs.losses(again)) == 3
+
+
+XL = """--cpu --train-subset valid --valid-subset test --batch-size 4 --arch transformer_xl_tiny
+    --criterion cross_entropy --log-format none"""
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (runs.SHORTFORMER, "has position_infused_attention=True, which fairseq's transformer_lm lacks"),
+        (XL, "is a model that fairseq lacks"),
+    ],
+)
+def test_models_that_fairseq_lacks_are_refused(flags: str, message: str, tmp_path: Path) -> None:
+    runs.train(tmp_path, flags, "--max-update 1 --no-epoch-checkpoints --disable-validation")
+    with pytest.raises(UserError, match=message):
+        export(tmp_path / "checkpoint_last.pt", tmp_path / "out.pt")
+    assert not (tmp_path / "out.pt").exists()

@@ -1,0 +1,103 @@
+"""Causal models train with notes, resume exactly, and lose nothing but the notes when they are finished."""
+
+from __future__ import annotations
+
+import noted
+import numpy as np
+import pytest
+import runs
+import torch
+
+from fairseq.config import options
+from fairseq.errors import UserError
+from fairseq.hub import load_model
+from fairseq_cli import preprocess
+
+COMMON = """--cpu --tokens-per-sample 12 --max-tokens 48 --required-batch-size-multiple 1 --lr 0.05 --clip-norm 0.1
+    --seed 3 --log-format json --log-interval 1 --no-epoch-checkpoints --validate-interval 99"""
+BANDS = "--adaptive-softmax-cutoff 10,20 --adaptive-input-cutoff 10,20"
+ARCHS = {
+    "transformer_lm": f"--arch transformer_lm_tiny {BANDS} --criterion cross_entropy {COMMON}",
+    "shortformer": f"--arch shortformer_tiny {BANDS} --criterion cross_entropy --tokens-from-prev 12 {COMMON}",
+    "transformer_xl": f"--arch transformer_xl_tiny --criterion cross_entropy --mem-len 12 {COMMON}",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return noted.corpus(tmp_path_factory.mktemp("noted"))
+
+
+def trained(data, *flags, weight=None):
+    """Parameters after three updates, and the model."""
+    trainer = noted.trainer(data, *flags)
+    if weight is not None:
+        trainer.model.notes.note_lambda = weight
+    torch.manual_seed(2)
+    batches = trainer.task.iterator("train", trainer.model, trainer.criterion, training=True)
+    for _, sample in zip(range(3), batches, strict=False):
+        trainer.train_step([sample])
+    return dict(trainer.model.named_parameters()), trainer.model
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_notes_are_taken_and_change_training_and_without_weight_they_do_not(arch, data):
+    plain, _ = trained(data, ARCHS[arch])
+    idle, _ = trained(data, ARCHS[arch], "--notes", weight=0.0)
+    noted_parameters, model = trained(data, ARCHS[arch], "--notes")
+    for name, value in plain.items():
+        assert torch.equal(idle[name], value), name
+    assert any(not torch.equal(noted_parameters[name], value) for name, value in plain.items())
+    assert int(model.notes.updates) == 3 and int((model.notes.written > 0).sum()) > 0
+
+
+@pytest.mark.parametrize("arch", ["shortformer", "transformer_xl"])
+def test_an_interrupted_run_goes_on_exactly_with_memory_and_table(arch, data, tmp_path):
+    flags = [ARCHS[arch], "--notes"]
+    whole = runs.train(tmp_path / "whole", *flags, "--max-update 7", data=data)
+    runs.train(tmp_path / "parts", *flags, "--max-update 3", data=data)
+    rest = runs.train(tmp_path / "parts", *flags, "--max-update 7", data=data)
+    assert runs.updates(rest) == runs.updates(whole)[3:]
+    one, other = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "parts"))
+    assert runs.difference(one, other) is None
+
+
+def test_the_finished_model_has_no_notes_unless_they_are_kept(data, tmp_path):
+    runs.train(tmp_path, ARCHS["transformer_xl"], "--notes --max-update 2", data=data)
+    file = tmp_path / "checkpoint_last.pt"
+    model, _ = load_model(file, data)
+    kept, _ = load_model(file, data, overrides={"keep_notes": True})
+    assert model.notes is None and int(kept.notes.updates) == 2
+    tokens = torch.full((1, 5), 7)
+    assert torch.equal(model(tokens)[0], kept(tokens)[0])
+
+
+def test_symbols_that_look_like_marks_do_not_delay_notes(tmp_path):
+    """Text that is tokens already has ``@@`` marks or none, whatever else its dictionary holds."""
+    (tmp_path / "text").write_text("a ## b ##x ▁ ▁y\n" * 5)
+    flags = f"--only-source --notes --note-min-count 5 --trainpref {tmp_path}/text --destdir {tmp_path}/bin"
+    preprocess.main(options.get_preprocessing_parser().parse_args(runs.words(flags)))
+    model = noted.trainer(tmp_path / "bin", ARCHS["transformer_lm"].replace("10,20", "6,8"), "--notes").model
+    assert model.notes.delay == 0
+
+
+def test_a_word_that_ends_in_the_unknown_symbol_is_not_read(tmp_path):
+    """Its note would tell that the word ends there: ``<unk>`` may stand for a symbol that the next token continues."""
+    (tmp_path / "text").write_text("a@@ x b a@@ y a@@ x b\n" * 3 + "a@@ x\n")
+    flags = f"--only-source --thresholdsrc 6 --notes --note-min-count 3 --note-max-count 7 --destdir {tmp_path}/bin"
+    flags += f" --trainpref {tmp_path}/text"
+    preprocess.main(options.get_preprocessing_parser().parse_args(runs.words(flags)))
+    task = noted.trainer(tmp_path / "bin", ARCHS["transformer_lm"].replace("10,20", "5,6"), "--notes").task
+    spans = task.dataset("train").batch(np.arange(1))["net_input"]["spans"]
+    assert task.note_words.words == ("ax", "b", "ay")
+    assert set(spans[:, 3].tolist()) == {0, 1}
+
+
+def test_bad_input_is_one_line(data):
+    with pytest.raises(UserError, match="run fairseq-preprocess --notes"):
+        noted.trainer(runs.DATA, ARCHS["transformer_lm"], "--notes")
+    with pytest.raises(UserError, match="--add-bos-token"):
+        noted.trainer(data, ARCHS["transformer_lm"], "--notes --add-bos-token")
+    with pytest.raises(UserError, match="--decoder-output-dim 64"):
+        narrow = "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 64 --decoder-output-dim 32"
+        noted.trainer(data, ARCHS["transformer_lm"], "--notes", narrow)

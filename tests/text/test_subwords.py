@@ -1,0 +1,138 @@
+"""Subword encodings: the libraries' symbols, text that comes back, words from symbols, and damaged files."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from subword_encodings import COUNTS, MERGES, TEXT, encodings
+
+from fairseq.errors import UserError
+from fairseq.text.tokenizers import BPES, Subwords
+from fairseq.text.tokenizers.base import Vocabulary
+from fairseq.text.tokenizers.byte_level import GPT2
+from fairseq.text.tokenizers.sentencepiece import SentencePiece
+from fairseq.text.tokenizers.subword_nmt import SubwordNMT
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Subwords]:
+    return encodings()
+
+
+NAMES = ["subword_nmt", "sentencepiece", "gpt2", "wordpiece", "byte", "metaspace"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_words_come_back_from_symbols(name: str, made: dict[str, Subwords]) -> None:
+    line = "the lowest river , the newest low riverbed"
+    [symbols] = made[name].encode([line])
+    assert "".join(made[name].decode(symbols.split()).split()) == "".join(line.split())
+    words, sizes = made[name].words.group(symbols.split())
+    assert words == line.split() and sum(sizes) == len(symbols.split()) and min(sizes) > 0
+    assert len(symbols.split()) > len(line.split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_are_encoded_one_by_one(name: str, made: dict[str, Subwords]) -> None:
+    lines = ["the river", "", "low low lowest", "  the  wide "]
+    assert made[name].encode(lines) == [made[name].encode([line])[0] for line in lines]
+    assert made[name].encode(lines)[1] == "" and made[name].decode([]) == ""
+
+
+def test_subword_nmt_gives_its_commands_codes_and_symbols() -> None:
+    from subword_nmt.apply_bpe import BPE
+    from subword_nmt.learn_bpe import learn_bpe
+
+    codes = io.StringIO()
+    learn_bpe(io.StringIO(TEXT), codes, 15)
+    learned = SubwordNMT.learn(COUNTS, 15)
+    assert learned == codes.getvalue().encode()
+    reference = BPE(io.StringIO(codes.getvalue()))
+    assert SubwordNMT(learned).encode(TEXT.split("\n")) == [reference.process_line(line) for line in TEXT.split("\n")]
+
+
+def test_sentencepiece_gives_the_librarys_pieces(made: dict[str, Subwords]) -> None:
+    library = pytest.importorskip("sentencepiece")
+    model = library.SentencePieceProcessor(model_proto=made["sentencepiece"].content)
+    assert made["sentencepiece"].encode([TEXT]) == [" ".join(model.encode(TEXT, out_type=str))]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(max_size=30))
+def test_byte_level_text_comes_back_exactly(text: str) -> None:
+    pytest.importorskip("tokenizers")
+    encoding = GPT2(MERGES)
+    [symbols] = encoding.encode([text])
+    assert encoding.decode(symbols.split()) == text.encode("utf-8", "replace").decode()
+
+
+def test_gpt2_merges_in_their_order() -> None:
+    pytest.importorskip("tokenizers")
+    assert GPT2(MERGES).encode(["the the low lot"]) == ["th e Ġthe Ġlow Ġ lo t"]
+
+
+def test_the_unknown_symbol_of_a_tokenizer_json_is_the_dictionarys(made: dict[str, Subwords]) -> None:
+    assert made["wordpiece"].encode(["the 世 the"]) == ["the <unk> the"]
+    assert "[UNK]" not in made["wordpiece"].encode(["世"])[0]
+
+
+def test_symbols_with_white_space_are_written_without_and_come_back() -> None:
+    symbols = ["a", "b c", " ", "\xa0x", "[UNK]"]
+    vocabulary = Vocabulary(dict(enumerate(symbols)), 4, "file")
+    line = vocabulary.line([0, 2, 1, 3, 4])
+    assert line == "a <0x20> b<0x20>c <0xA0>x <unk>"
+    assert vocabulary.plain(line.split()) == ["a", " ", "b c", "\xa0x", "<unk>"]
+    with pytest.raises(UserError, match="file: two symbols are written '<0x20>'"):
+        Vocabulary({0: " ", 1: "<0x20>"}, None, "file")
+
+
+DAMAGED = {
+    "subword_nmt": [b"a b c\n", b"\xff\xfe", b"#version: 0.2\n"],
+    "sentencepiece": [b"nothing of a model", b"a b\n"],
+    "gpt2": [b"a b c\n", b"#version: 0.2\n", b"\xff", "世 界\n".encode(), b"ab c\n"],
+    "hf": [b"{}", b"[1", b"\xff", b"a b\n", json.dumps({"version": "1.0", "model": {}}).encode()],
+}
+
+
+@pytest.mark.parametrize("kind, content", [(kind, content) for kind, all in DAMAGED.items() for content in all])
+def test_files_that_are_damaged_or_of_another_kind_are_refused_in_one_line(kind: str, content: bytes) -> None:
+    if kind != "subword_nmt":
+        pytest.importorskip("sentencepiece" if kind == "sentencepiece" else "tokenizers")
+    with pytest.raises(UserError, match="--bpe-codes x: ") as caught:
+        BPES[kind](content, "--bpe-codes x").check()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind, package", [("sentencepiece", "sentencepiece"), ("gpt2", "tokenizers"), ("hf", "tokenizers")]
+)
+def test_a_missing_package_is_named_with_its_extra(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"--bpe {kind}: .*fairseq-short\[tokenizers\]"):
+        BPES[kind](MERGES).check()
+
+
+def test_only_two_kinds_are_learned() -> None:
+    for kind in ("gpt2", "hf"):
+        with pytest.raises(UserError, match="--learn-bpe: only subword_nmt and sentencepiece"):
+            BPES[kind].learn(COUNTS, 10)
+    with pytest.raises(UserError, match="one character"):
+        SubwordNMT.learn({"a": 3, "b": 2}, 10)
+    pytest.importorskip("sentencepiece")
+    with pytest.raises(UserError, match="--learn-bpe 100000: sentencepiece: "):
+        SentencePiece.learn(COUNTS, 100000)
+
+
+def test_codes_say_how_much_of_a_text_they_know(made: dict[str, Subwords]) -> None:
+    words = {"".join(word): 2 for word in itertools.product("abcde", "fghij", "klmno")}
+    many, few = (SubwordNMT(SubwordNMT.learn(words, merges)) for merges in (120, 9))
+    assert many.knows("big ñ") == 1 and many.knows("big 世") == 0.75 and many.knows("世界") == 0
+    assert few.knows("世界") == 1
+    assert made["sentencepiece"].knows("the low river") == 1 and made["sentencepiece"].knows("世界 ñ") == 0
+    assert made["wordpiece"].knows("the low river") == 1 and made["wordpiece"].knows("世界 ñ") == 0
