@@ -1,7 +1,8 @@
 """Efficient transformer language models, with fairseq's command lines, formats and plug-in points."""
 
 from fairseq.interop.fairseq import names
+from fairseq.system.version import __version__
 
-__version__ = "0.3.0"
+__all__ = ["__version__"]
 
 names.install()

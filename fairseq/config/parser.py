@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fairseq import __version__
 from fairseq.config import fields
 from fairseq.config.fields import LARGEST_INT, shortened
 from fairseq.config.registry import Registry
 from fairseq.errors import UserError
+from fairseq.system.version import __version__
 
 
 @dataclass(frozen=True)

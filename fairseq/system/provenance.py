@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import fairseq
+from fairseq.system.version import __version__
 
 SECONDS = 10  # most time to wait for git, which may read a slow network filesystem
 
@@ -23,7 +23,7 @@ def about_run() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, torch and this package."""
-    return {"python": platform.python_version(), "torch": torch.__version__, "fairseq": fairseq.__version__}
+    return {"python": platform.python_version(), "torch": torch.__version__, "fairseq": __version__}
 
 
 def machine() -> dict[str, Any]:
@@ -43,7 +43,7 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def commit(folder: Path = Path(__file__).parents[1]) -> str | None:
+def commit(folder: Path = Path(__file__).parents[2]) -> str | None:
     """Return the commit of the checkout *folder*, by default this package's, with ``-dirty`` if files were changed.
 
     Returns:

@@ -68,7 +68,7 @@ def test_the_urls_are_those_of_the_papers_in_readme_and_citation() -> None:
 
 
 def test_the_version_is_stated_once() -> None:
-    assert 'version = { attr = "fairseq.__version__" }' in project_table("tool.setuptools.dynamic")
+    assert 'version = { attr = "fairseq.system.version.__version__" }' in project_table("tool.setuptools.dynamic")
     assert not re.search(r"^version = \"", project_table("project"), flags=re.MULTILINE)
     assert "version" not in (ROOT / "setup.py").read_text(encoding="utf-8")
     assert f"[{fairseq.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -26,7 +26,12 @@ from fairseq.tasks.typed import training_settings, typed_settings
 from fairseq.training.stages import Stage, settings_at
 
 PACKAGE = Path(fairseq.__file__).parent
-ENTRANCES = {"options.py", "config.py", "tasks/typed.py", "models/architectures"}  # where a flat namespace is at home
+ENTRANCES = {
+    "config/options.py",
+    "config/fields.py",
+    "tasks/typed.py",
+    "models/architectures",
+}  # where a flat namespace is at home
 
 
 def settings(*flags: Any) -> TrainingSettings:
@@ -36,11 +41,11 @@ def settings(*flags: Any) -> TrainingSettings:
 def configs() -> list[type]:
     """Every dataclass of the package whose name ends in Config.
 
-    Files for exported folders need transformers, ``harness_lm`` the evaluation harness; settings of plug-ins for
-    fairseq may be changed, as there.
+    Files for exported folders need transformers, the harness's model lm-eval; settings of plug-ins for fairseq may
+    be changed, as there.
     """
     names = [found.name for found in pkgutil.walk_packages([str(PACKAGE)], "fairseq.")]
-    others = re.compile(r"\.(exported|compat)\.|\.harness_lm$")
+    others = re.compile(r"\.(exported|interop\.fairseq)\.|\.harness\.model$")
     modules = [importlib.import_module(name) for name in names if not others.search(name)]
     found = {cls for module in modules for _, cls in inspect.getmembers(module, inspect.isclass)}
     return sorted((cls for cls in found if cls.__name__.endswith("Config") and dataclasses.is_dataclass(cls)), key=repr)
