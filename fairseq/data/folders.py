@@ -6,11 +6,11 @@ import itertools
 import os
 from pathlib import Path
 
-from fairseq.system.checksums import Verification
 from fairseq.data.checked import Checked
-from fairseq.text.dictionary import Dictionary, read_dictionary
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, token_count
 from fairseq.errors import UserError
+from fairseq.system.checksums import Verification
+from fairseq.text.dictionary import Dictionary, read_dictionary
 
 
 def data_folders(data: str | Path) -> list[Path]:

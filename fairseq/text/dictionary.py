@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.system import checksums
 from fairseq.errors import UserError, read_failure
+from fairseq.system import checksums
 from fairseq.system.files import atomic_file
 from fairseq.system.opening import read_regular
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import runs
 
-from fairseq.system import opening
 from fairseq.config import options
-from fairseq.text.dictionary import Dictionary
 from fairseq.data.folders import corpus_prefixes, data_folders, load_dictionary, open_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
+from fairseq.system import opening
 from fairseq.tasks import setup_task
+from fairseq.text.dictionary import Dictionary
 
 
 def folder(path: Path, **splits: str) -> Path:

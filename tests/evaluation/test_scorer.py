@@ -12,15 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq.text.dictionary import Dictionary
+from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scoring
 from fairseq.evaluation import scorer as scorer_module
+from fairseq.inference.loading import load_models
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import check_settings
 from fairseq.modules.precision import Precision
-from fairseq.config.settings import CommonConfig
-from fairseq.inference.loading import load_models
+from fairseq.text.dictionary import Dictionary
 
 VOCABULARY = 40
 DICTIONARY = Dictionary()
