@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,6 +31,12 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
     """
 
     sliceable = True
+
+    # torch excludes these from compilation, and imports its compiler to do so: two seconds at the start of every run.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    _restore = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
     def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
         """Return the initial state of a parameter; *zeros* makes a tensor of its shape in the state's dtype."""
@@ -95,7 +102,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             adopt: use tensors that have device and type already instead of copying them.
         """
         defaults = dict(self.defaults)  # torch adds names of its own
-        super().load_state_dict(state_dict)
+        self._restore(state_dict)
         for group in self.param_groups:
             for name, value in defaults.items():
                 group.setdefault(name, value)

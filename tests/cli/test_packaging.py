@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import runs
+import warm
 
 import fairseq
 
@@ -38,16 +40,42 @@ def project_table(name: str) -> str:
     return found.group(1)
 
 
-@pytest.mark.parametrize("module", ["fairseq", *(f"fairseq_cli.{command}" for command in COMMANDS)])
-def test_an_import_loads_nothing_heavy_beside_torch(module: str) -> None:
-    code = f"import sys, {module}; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+def test_commands_import_nothing_heavy_beside_torch() -> None:
+    modules = ["fairseq", *(f"fairseq_cli.{command}" for command in COMMANDS)]
+    code = f"""
+import importlib, sys
+for module in {modules}:
+    importlib.import_module(module)
+    print(*(f"{{module}} imports {{name}}" for name in {HEAVY} if name in sys.modules))
+"""
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.split() == []
 
 
+def test_a_run_is_trained_saved_and_resumed_without_torchs_compiler(tmp_path: Path) -> None:
+    code = """
+import sys
+from fairseq_cli import train
+_, folder, *flags = sys.argv
+for optimizer in ("nag", "sgd", "adam", "adafactor", "lamb", "muon"):
+    for updates in ("2", "4"):
+        more = ["--optimizer", optimizer, "--max-update", updates, "--save-dir", f"{folder}/{optimizer}"]
+        sys.argv = ["train.py", *flags, *more]
+        train.cli_main()
+print("torch._dynamo" in sys.modules)
+"""
+    words = runs.words(
+        tmp_path, runs.DATA, runs.BASELINE, "--log-format none --disable-validation --no-epoch-checkpoints"
+    )
+    result = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("--max-update 4 is reached after 4 updates") == 6, result.stderr
+    assert result.stdout == "False\n"
+
+
 @pytest.mark.parametrize("command", ROOT_SCRIPTS)
 def test_the_script_at_the_root_shows_its_help(command: str) -> None:
-    result = subprocess.run([sys.executable, f"{command}.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    result = warm.command(f"{command}.py", "--help")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("usage:")
 

@@ -1,0 +1,163 @@
+"""Commands in forks of this process, which has imported everything: a start costs no imports.
+
+A fork differs from a process of its own in what it inherits (modules, their caches) and in how it starts further
+processes: it forks them too. ``runs.command`` starts one of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import logging
+import multiprocessing
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import runs
+import torch
+
+# What replicated and sharded training import on their way: seconds.
+PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional")
+
+# A client of `interpreter`: it imports nothing that takes time. What is no script and no module it leaves to Python.
+CLIENT = """#!{python} -SE
+import os, socket, sys
+words = sys.argv[1:]
+if not words or words[0] != "-m" and not words[0].endswith(".py") or words[:2] == ["-m", "torch.distributed.run"]:
+    os.execv({python!r}, [{python!r}, *words])
+import json
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    request = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
+    socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
+    server.sendall(request)
+    code = int(server.recv(100) or b"1")
+sys.exit(128 - code if code < 0 else code)
+"""
+
+
+def start(script: str | Path, *flags: Any, variables: Mapping[str, str] = {}, **settings: Any) -> subprocess.Popen[str]:
+    """Start a script, e.g. ``train.py`` at the root, in a fork.
+
+    Args:
+        script: its path below the root.
+        flags: command-line words, as :func:`runs.words` takes them.
+        variables: of its environment, beside those of a process that uses one thread.
+        settings: of :class:`subprocess.Popen`; by default its output is piped.
+    """
+    for name in PRELOADED:
+        importlib.import_module(name)
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    become = functools.partial(_become, [str(runs.ROOT / script), *runs.words(*flags)], runs.environment(**variables))
+    # The function before the program is executed never returns, so that it never is.
+    return subprocess.Popen(["never"], preexec_fn=become, **{**piped, "text": True, **settings})
+
+
+def command(script: str | Path, *flags: Any, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as :func:`runs.command` does, in a fork."""
+    with start(script, *flags, variables=variables) as process:
+        stdout, stderr = process.communicate(timeout=runs.TIMEOUT)
+    return subprocess.CompletedProcess(script, process.returncode, stdout, stderr)
+
+
+@contextlib.contextmanager
+def interpreter(folder: Path) -> Iterator[Path]:
+    """A program in *folder* that stands for ``python`` in shell scripts: scripts and modules run in forks."""
+    program, address = folder / "python", str(folder / "python.socket")
+    program.write_text(CLIENT.format(python=sys.executable, address=address))
+    program.chmod(0o700)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        server = multiprocessing.get_context("fork").Process(target=_serve, args=(listener,), daemon=False)
+        server.start()
+    try:
+        yield program
+    finally:
+        server.kill()
+        server.join()
+
+
+def _serve(listener: socket.socket) -> NoReturn:
+    while True:
+        client, _ = listener.accept()
+        if os.fork() == 0:
+            os._exit(_answer(client))
+        client.close()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _answer(client: socket.socket) -> int:
+    """Run what *client* asks for, and send it the exit code."""
+    size, streams, _, _ = socket.recv_fds(client, 8, 3)
+    with client.makefile("rb") as request:
+        words, folder, environment = json.loads(request.read(int.from_bytes(size, "big")))
+    pid = os.fork()
+    if pid == 0:
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        os.chdir(folder)
+        _become(words, environment)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    client.sendall(str(code).encode())
+    return 0
+
+
+def _become(words: list[str], environment: Mapping[str, str]) -> NoReturn:
+    """Be a new interpreter that runs *words*: a script, or ``-m`` and a module, and flags."""
+    code = 1
+    try:
+        os.closerange(3, 1 << 16)
+        os.environ.clear()
+        os.environ.update(environment)
+        _forget()
+        if words[0] == "-m":
+            sys.path.insert(0, os.getcwd())
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(words[0]).resolve().parent))
+            sys.argv = words
+            runpy.run_path(words[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _forget() -> None:
+    """Put aside what the tests' process has that a new one has not."""
+    gc.enable()
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+    warnings.resetwarnings()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    fork = multiprocessing.get_context("fork")
+    multiprocessing.get_context = torch.multiprocessing.get_context = lambda method=None: fork  # type: ignore[assignment]
