@@ -1,14 +1,17 @@
 """Runs the mutants of a place in one pytest session, started by :mod:`scripts.mutation` inside its ``mutants/`` folder.
 
 A forked process runs all tests without a mutant, and reports the tests that reach each function. Then a process is
-forked for each mutant, with everything imported, and runs the tests that reach its function, the fastest first, until
-one fails. The session itself runs no test: threads that a test starts, such as autograd's, are missing after a fork.
+forked for each mutant, with everything imported that tests import, and runs tests that reach its function until one
+fails: the fast ones that reach few functions first, and so many that they take *seconds* in all. The session itself
+runs no test: threads that a test starts, such as autograd's, are missing after a fork.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import gc
+import importlib
 import json
 import os
 import resource
@@ -16,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,11 +29,13 @@ from _pytest.runner import runtestprotocol
 from mutmut.mutation.trampoline import set_mutant_under_test
 from mutmut.state import state
 
-FACTOR, LEAST = 10, 10
-"""Limit of a mutant's processor time: a factor of that of its tests, and seconds more."""
+FACTOR, LEAST = 5, 5
+"""Limit of the processor time of a test on a mutant: a factor of that without, and seconds more."""
 
-WAIT = 5
+WAIT = 10
 """Limit of its time on the clock, as a factor of that of its processor time: the machine may be busy."""
+
+ENDED = (signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL)  # of a process at its limit
 
 
 class Session:
@@ -38,26 +43,28 @@ class Session:
 
     Args:
         results: JSON file of outcomes by mutant; mutants that it has are not run again.
+        most: seconds of the tests that a mutant meets; one that survives may be killed by others.
         globs: names of the mutants to run, also those that have a result; none: all without a result.
     """
 
-    def __init__(self, results: Path, globs: list[str]) -> None:
-        self.results, self.globs = results, globs
+    def __init__(self, results: Path, most: float, globs: list[str]) -> None:
+        self.results, self.most, self.globs = results, most, globs
         self.outcomes: dict[str, str] = json.loads(results.read_text()) if results.exists() else {}
         self.seconds: dict[str, float] = {}
         self.reaching: dict[str, list[Any]] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self._reach(session.items)
         gc.collect()
         gc.freeze()  # a collection in a fork would copy every page
-        self._reach(session.items)
         for meta in sorted(Path("fairseq").rglob("*.py.meta")):
             mutants = [name for name in json.loads(meta.read_text())["exit_code_by_key"] if self._is_chosen(name)]
-            for name in mutants:
+            for number, name in enumerate(mutants, start=1):
                 self.outcomes[name] = self._outcome(name)
+                if number % 20 == 0 or number == len(mutants):
+                    self.results.write_text(json.dumps(self.outcomes, indent=0))
             if mutants:
-                self.results.write_text(json.dumps(self.outcomes, indent=0))
                 words = [self.outcomes[name] for name in mutants]
                 counts = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
                 print(f"{str(meta).removesuffix('.meta')}: {len(mutants)} run, {counts}", file=sys.stderr, flush=True)
@@ -67,15 +74,25 @@ class Session:
         return any(fnmatch.fnmatch(name, glob) for glob in self.globs) if self.globs else name not in self.outcomes
 
     def _reach(self, items: list[Any]) -> None:
-        """Find the tests that reach each function, without those that fail without a mutant."""
+        """Find the tests to run for each function, without those that fail without a mutant; import what they do."""
         with tempfile.NamedTemporaryFile("r") as file:
-            _forked(lambda: Path(file.name).write_text(json.dumps(_reached(items))) and 0, limit=3600)
-            reached, self.seconds, failing = json.loads(file.read())
+            _forked(lambda: Path(file.name).write_text(json.dumps(_reached(items))) and 0)
+            reached, self.seconds, failing, modules = json.loads(file.read())
         for test in failing:
             print(f"fails without a mutant, left out: {test}", file=sys.stderr, flush=True)
+        for module in modules:
+            with contextlib.suppress(Exception):  # a plug-in of a test
+                importlib.import_module(module)
         by_name = {item.nodeid: item for item in items}
+        breadth = Counter(test for tests in reached.values() for test in tests)
         for function, tests in reached.items():
-            self.reaching[function] = [by_name[test] for test in sorted(tests, key=self.seconds.__getitem__)]
+            chosen: list[Any] = []
+            total = 0.0
+            for test in sorted(tests, key=lambda test: self.seconds[test] * breadth[test]):
+                if not chosen or total + self.seconds[test] <= self.most:
+                    chosen.append(by_name[test])
+                    total += self.seconds[test]
+            self.reaching[function] = chosen
 
     def _outcome(self, name: str) -> str:
         tests = self.reaching.get(name.rpartition("__mutmut_")[0], [])
@@ -84,58 +101,63 @@ class Session:
 
         def run() -> int:
             set_mutant_under_test(name)
-            return int(any(_fails(item) for item in tests))
+            return int(any(self._fails_in_time(item) for item in tests))
 
-        code = _forked(run, LEAST + int(FACTOR * sum(self.seconds[item.nodeid] for item in tests)))
-        return {0: "survived", -signal.SIGXCPU: "timeout", -signal.SIGKILL: "timeout"}.get(code, "killed")
+        code = _forked(run)
+        return "survived" if code == 0 else "timeout" if -code in ENDED else "killed"
+
+    def _fails_in_time(self, item: Any) -> bool:
+        """Return whether a test fails; at a limit of its time the process ends."""
+        seconds = LEAST + FACTOR * self.seconds[item.nodeid]
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + seconds) + 1, resource.RLIM_INFINITY))
+        signal.setitimer(signal.ITIMER_REAL, WAIT * seconds)
+        return _fails(item)
 
 
 def _fails(item: Any) -> bool:
     return any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
 
 
-def _reached(items: list[Any]) -> tuple[dict[str, list[str]], dict[str, float], list[str]]:
-    """Run every test: the tests that reach each function, the seconds of each test, and the tests that fail."""
+def _reached(items: list[Any]) -> tuple[dict[str, list[str]], dict[str, float], list[str], list[str]]:
+    """Run every test: the tests that reach each function, seconds of each, tests that fail, modules they import."""
     set_mutant_under_test("stats")
     reached: dict[str, list[str]] = defaultdict(list)
     seconds, failing = {}, []
+    before = set(sys.modules)
     for item in items:
         state()._stats.clear()
-        before = time.process_time()
+        start = time.process_time()
         failed = _fails(item)
-        seconds[item.nodeid] = time.process_time() - before
+        seconds[item.nodeid] = time.process_time() - start
         if failed:
             failing.append(item.nodeid)
             continue
         for function in state()._stats:
             reached[function].append(item.nodeid)
-    return reached, seconds, failing
+    return reached, seconds, failing, [name for name in sys.modules if name not in before]
 
 
-def _forked(run: Callable[[], int], limit: int) -> int:
-    """Exit code of *run* in a forked process, negative for a signal, with *limit* seconds of processor time."""
+def _forked(run: Callable[[], int]) -> int:
+    """Exit code of *run* in a forked process, negative for a signal."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
             os.setsid()  # processes that a test starts end with it
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
             code = run()
         finally:
             os._exit(code)
-    end = time.monotonic() + WAIT * limit  # a test that waits for ever takes no processor time
-    while (done := os.waitpid(child, os.WNOHANG))[0] == 0:
-        if time.monotonic() > end:
-            os.killpg(child, signal.SIGKILL)
-        time.sleep(0.002)
-    return os.waitstatus_to_exitcode(done[1])
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    return code
 
 
 def main() -> int:
-    """Run the mutants: ``RESULTS TESTS… -- [MUTANTS…]``."""
-    results, *rest = sys.argv[1:]
+    """Run the mutants: ``RESULTS SECONDS TESTS… -- [MUTANTS…]``."""
+    results, most, *rest = sys.argv[1:]
     cut = rest.index("--")
-    plugin = Session(Path(results), rest[cut + 1 :])
+    plugin = Session(Path(results), float(most), rest[cut + 1 :])
     return int(pytest.main(["-q", "--tb=no", "-p", "no:cacheprovider", "--rootdir=.", *rest[:cut]], plugins=[plugin]))
 
 
