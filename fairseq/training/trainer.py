@@ -278,8 +278,9 @@ class Trainer:
             UserError: its parameters are not the model's, or its optimizer not the one asked for.
         """
         options = self.settings.checkpoint
-        load_parameters(self.model, state["model"], source)
+        # First, because it names the flag where parameters have other names or shapes by a setting.
         check_settings(self.model, state.get("args") or {}, self.settings.model, source)
+        load_parameters(self.model, state["model"], source)
         extra = state.get("extra_state") or {}
         history = (state.get("optimizer_history") or [{}])[-1]
         if "average" in extra and not options.reset_optimizer:

@@ -67,6 +67,14 @@ def test_weights_and_rates_from_python_lie_between_0_and_1(setting, value, data)
         noted.trainer(data, noted.TNF_BERT, **{setting: value})
 
 
+@pytest.mark.parametrize("forms", [("", CENTRED), (CENTRED, "")])
+def test_a_checkpoint_with_the_other_form_of_notes_names_the_flag(forms, data):
+    saved, resumed = (noted.trainer(data, noted.TNF_BERT, form) for form in forms)
+    values = [form.removeprefix("--note-form ") or "literal" for form in forms]
+    with pytest.raises(UserError, match=f"^--note-form {values[1]}: x.pt was trained with {values[0]}, "):
+        resumed.load_state_dict(saved.state_dict(), "x.pt")
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 def test_notes_change_training_and_the_table_follows_the_text(pair, data):
     plain, noted_trainer = (noted.trainer(data, flags) for flags in PAIRS[pair])
