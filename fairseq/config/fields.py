@@ -317,7 +317,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value or None
     try:
-        return [float(item) for item in _split(value)]
+        return [float(item) for item in _split(value)] or None
     except (ValueError, TypeError, OverflowError):
         return value or None
 

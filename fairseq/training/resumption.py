@@ -16,7 +16,9 @@ logger = logging.getLogger(__name__)
 
 LONGEST = 100  # items of a list, characters of a value
 
-# Where a run computes, what it writes, shows and validates, and when it ends: none of these changes an update.
+# Where a run computes, what it writes, shows and validates, and when it ends. An update is the same but for rounding,
+# with two exceptions: another number of processes changes its batches, which is logged with the random states that
+# are dropped then, and max_update is the length of some schedules, whose rates the log has.
 _APART = {
     *(field.name for cls in (CheckpointConfig, DistributedConfig, ProfileConfig) for field in dataclasses.fields(cls)),
     *("data", "user_dir", "cpu", "compile", "no_apex", "num_workers", "dataset_impl", "oom_retry"),

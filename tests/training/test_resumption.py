@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import runs
 import yaml
 
 from fairseq import checkpoint
+from fairseq.tasks.typed import training_settings
 from fairseq.training import resumption
 
 QUICK = f"{runs.BASELINE} --no-epoch-checkpoints --disable-validation"
@@ -188,3 +190,67 @@ def test_a_setting_that_the_checkpoints_optimizer_lacks_is_that_of_the_command_l
     runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 2 --adam-torch-eps")
     assert groups(tmp_path)["torch_eps"] is True
     assert warned() == ["in force, other than in the checkpoint: --adam-torch-eps on (was off)"]
+
+
+# --- the line alone, without a run
+
+
+def line(now: dict[str, Any], stored: dict[str, Any], restored: dict[str, Any], flags: str, warned: Any) -> str:
+    """The warning of a run with the settings *now* in force, of which some are *restored* ones."""
+    trainer: Any = SimpleNamespace(stored_settings=lambda: now, restored=restored)
+    given = training_settings(runs.arguments(runs.BASELINE, flags))
+    resumption.log_differences(trainer, given, stored, "checkpoint_last.pt")
+    return "".join(warned())
+
+
+def test_settings_that_only_one_side_has_or_that_mean_the_same_say_nothing(warned: Any) -> None:
+    now = {"lr": [0.1], "dropout": 0.1, "new": 1, "user_dir": "a", "save_dir": "b", "profile": "1:2", "optimizer": None}
+    stored = {"lr": 0.1, "dropout": 0.1, "old": 2, "user_dir": "c", "save_dir": "d", "profile": None, "optimizer": ""}
+    assert line(now, stored, {}, "", warned) == ""
+
+
+def test_changed_settings_come_in_order_before_those_that_are_kept(warned: Any) -> None:
+    now = {"seed": 2, "dropout": 0.3, "weight_decay": 0.1, "lr": [0.2]}
+    stored = {"seed": 1, "dropout": 0.1, "weight_decay": 0.1, "lr": [0.2]}
+    kept = {"weight_decay": 0.1, "lr": [0.2]}
+    assert line(now, stored, kept, "--lr 0.7 --optimizer adam --weight-decay 0.5", warned) == (
+        "in force, other than in the checkpoint: --dropout 0.3 (was 0.1), --seed 2 (was 1); "
+        "in force as in the checkpoint: --lr 0.2 (not 0.7), --weight-decay 0.1 (not 0.5); --reset-lr-scheduler for "
+        "another --lr, --optimizer-overrides or --reset-optimizer for new ones"
+    )
+
+
+@pytest.mark.parametrize(
+    ("restored", "ways"),
+    [
+        ({"lr": [0.2]}, "--reset-lr-scheduler for another --lr"),
+        ({"momentum": 0.2}, "--optimizer-overrides or --reset-optimizer for new ones"),
+    ],
+)
+def test_the_ways_out_are_those_of_what_is_kept(restored: dict[str, Any], ways: str, warned: Any) -> None:
+    assert line({}, {}, restored, "--lr 0.7", warned).endswith(f"); {ways}")
+
+
+def test_a_restored_setting_that_overrides_change_is_named_once(warned: Any) -> None:
+    told = line({"momentum": 0.5}, {"momentum": 0.9}, {"momentum": 0.5}, "", warned)
+    assert told == "in force, other than in the checkpoint: --momentum 0.5 (was 0.9)"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_named"),
+    [([0.1] * 100, True), ([0.1] * 101, False), ([[0.1]], False), ({"a": 1}, False), ((True, None, 1, "a"), True)],
+)
+def test_values_that_flags_have_are_named_and_cut_to_a_line(value: Any, is_named: bool, warned: Any) -> None:
+    for now, stored in ((value, 7), (7, value)):
+        told = line({"seed": now}, {"seed": stored}, {}, "", warned)
+        assert bool(told) is is_named and len(told) < 160
+    text = line({"seed": "x" * 200}, {"seed": "y"}, {}, "", warned)
+    assert text.endswith(f"--seed {'x' * 100} (was y)")
+
+
+def test_what_follows_the_stages_is_no_difference(warned: Any) -> None:
+    now = {"tokens_per_sample": 16, "max_tokens_valid": 16, "tokens_from_prev": 8, "seed": 2}
+    stored = {"tokens_per_sample": 8, "max_tokens_valid": 8, "tokens_from_prev": 4, "seed": 1}
+    changed = "in force, other than in the checkpoint: --seed 2 (was 1)"
+    assert line(now, stored, {}, "--stages 8:2,16:4 --max-tokens 64", warned).startswith(changed)
+    assert "--tokens-per-sample 16 (was 8)" in line(now, stored, {}, "", warned)
