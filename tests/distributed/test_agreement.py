@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import runs
-from ranks import on_ranks
+from ranks import Meeting, in_threads, on_ranks
 
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.tasks.typed import training_settings
 from fairseq.training import train
+from fairseq.training.agreement import check_agreement
 
 FLAGS = "--max-epoch 2 --max-tokens 256 --no-save --ddp-backend no_c10d --arch transformer_lm_tiny"
 ROWS = "--required-batch-size-multiple 1 --max-tokens"
@@ -87,3 +89,46 @@ def test_the_error_names_the_file_or_quantity_and_the_rank_on_every_process(
 
 def test_equal_data_may_lie_in_another_folder(found: list[dict[str, str]]) -> None:
     assert {errors["copied"] for errors in found} == {""}
+
+
+# --- the comparison alone
+
+
+def compared(*ranks: tuple[int, dict[str, dict[str, Any]]]) -> list[str]:
+    """The error on each rank, of which updates and facts by split are given; "" where they agree."""
+
+    def check(world: World) -> None:
+        updates, splits = ranks[world.rank]
+        data: Any = {split: SimpleNamespace(facts=lambda facts=facts: facts) for split, facts in splits.items()}
+        check_agreement(world, data, updates)
+
+    answers = in_threads(check, len(ranks))
+    assert all(answer is None or isinstance(answer, UserError) for answer in answers), answers
+    return ["" if answer is None else str(answer) for answer in answers]
+
+
+SAME = (5, {"train": {"seed": 1, "rows": 4}, "valid": {"seed": 1}})
+ADVICE = "; give all processes the same data and flags"
+
+
+def test_ranks_that_agree_exchange_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    exchange = Meeting.exchange
+    monkeypatch.setattr(Meeting, "exchange", lambda *args: (sent.append(args[-1]), exchange(*args))[1])
+    assert compared(SAME, SAME, SAME) == [""] * 3
+    assert len(sent) == 3 and all(isinstance(value, int) for value in sent)
+    assert compared(SAME) == [""] and len(sent) == 3, "alone, nothing"
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        ((6, SAME[1]), "updates so far: 6 on rank 2, 5 on rank 0"),
+        ((5, {**SAME[1], "valid": {"seed": 2}}), "valid: seed: 2 on rank 2, 1 on rank 0"),
+        ((5, {**SAME[1], "train": {"seed": 1}}), "train: rows: missing on rank 2, 4 on rank 0"),
+        ((5, {**SAME[1], "test": {"seed": 1}}), "test: seed: 1 on rank 2, missing on rank 0"),
+        ((6, {**SAME[1], "train": {"seed": 1, "rows": 8}}), "train: rows: 8 on rank 2, 4 on rank 0"),
+    ],
+)
+def test_the_first_fact_that_differs_is_named_on_every_rank(last: Any, message: str) -> None:
+    assert compared(SAME, SAME, last) == [message + ADVICE] * 3

@@ -11,7 +11,7 @@ import torch
 
 from fairseq.distributed import World
 from fairseq.logging.figures import NamedSums
-from fairseq.training.stop import StopVote, continuation
+from fairseq.training.stop import StopVote
 from fairseq.training.trainer import Trainer
 
 FLAGS = [
@@ -118,17 +118,3 @@ def test_one_process_decides_without_a_tensor():
     vote = StopVote(World(), lambda: (False, True, False))
     assert vote.reduced(sums) is sums
     assert (vote.late, vote.interrupted, vote.decided) == (False, True, True)
-
-
-@pytest.mark.parametrize(
-    "argv, command",
-    [
-        (["train.py", "data", "--lr", "1"], "python train.py data --lr 1"),
-        (["/env/bin/fairseq-train", "my data"], "fairseq-train 'my data'"),
-        (["/code/fairseq_cli/train.py", "data"], "python -m fairseq_cli.train data"),
-        (["train.py", "--restore-file", "a.pt", "data", "--reset-optimizer"], "python train.py data"),
-        (["train.py", "--restore-file=a.pt", "data"], "python train.py data"),
-    ],
-)
-def test_command_that_goes_on_starts_from_the_runs_own_checkpoint(argv, command):
-    assert continuation(argv) == command

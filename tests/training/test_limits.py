@@ -16,7 +16,7 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import NamedSums
 from fairseq.tasks.typed import training_settings
-from fairseq.training import log
+from fairseq.training import log, stop
 from fairseq.training.stages import Stage, parse_stages, plan, settings_at, stage_at
 from fairseq.training.stop import StopVote
 
@@ -200,3 +200,47 @@ def test_one_rank_decides_for_all_of_them_at_the_same_update(tmp_path: Path) -> 
         == second
         == [(*each, each[0] or each[1], names, [2.0 * number, 10.0]) for number, each in enumerate(decisions, start=1)]
     )
+
+
+def test_votes_on_a_gpu_are_read_with_the_next_update_and_a_save_answers_those_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 of a job on GPUs, whose votes are the only ones; a copy is complete when it is waited for."""
+    waits: list[list[float]] = []
+    copy = lambda votes: (votes.clone(), SimpleNamespace(synchronize=lambda: waits.append(votes.tolist())))  # noqa: E731
+    monkeypatch.setattr(stop, "_start_copy", copy)
+    wishes = [
+        (False, False, True),
+        (False, False, True),
+        (False, False, True),
+        (True, False, False),
+        (False, True, False),
+    ]
+    own = iter(wishes)
+    vote = StopVote(World(device=torch.device("cuda")), lambda: next(own))
+    vote.on_host = False
+    assert vote.delayed and not StopVote(World(), lambda: wishes[0]).delayed
+    sums = NamedSums(("loss",), torch.ones(1, dtype=torch.float64), {})
+    decisions = []
+    for number in range(len(wishes)):
+        assert vote.reduced(sums).values.tolist() == [1.0]
+        decisions.append((vote.late, vote.interrupted, vote.save_due))
+        if number == 1:
+            vote.saved()
+            assert not vote.save_due
+    none = (False, False, False)
+    assert decisions == [
+        none,
+        (False, False, True),
+        none,  # cast before the checkpoint was saved
+        (False, False, True),  # cast after it
+        (True, False, False),
+    ]
+    assert waits == [[float(wish) for wish in each] for each in wishes[:-1]], "each once, an update later"
+
+
+def test_a_save_before_the_first_vote_answers_none() -> None:
+    vote = StopVote(World(), lambda: (False, False, True))
+    vote.saved()
+    sums = NamedSums(("loss",), torch.ones(1, dtype=torch.float64), {})
+    assert vote.reduced(sums) is sums and vote.save_due and not vote.decided
