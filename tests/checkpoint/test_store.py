@@ -1,0 +1,218 @@
+"""One file: copies of tensors, what is read however it was saved, and one-line reasons why a file is not."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairseq.checkpoint import describe_mismatch, load, read, save
+from fairseq.checkpoint.store import copied
+from fairseq.checkpoint.tensor_part import TensorPart
+from fairseq.errors import UserError
+
+MODEL = {"w": torch.arange(4.0)}
+WHOLE = {"args": {"arch": "a"}, "model": MODEL}
+
+
+def rejection(path: Path) -> str:
+    with pytest.raises(UserError) as error:
+        load(path)
+    return str(error.value)
+
+
+def stored(path: Path, state: Any) -> Path:
+    torch.save(state, path)
+    return path
+
+
+# Copies
+
+
+def test_a_copy_shares_no_memory_and_tied_tensors_are_copied_once() -> None:
+    once = torch.ones(2, requires_grad=True)
+    part = TensorPart(torch.ones(2), 1, torch.Size([4]))
+    tree = {"a": once, "b": [once, {"c": part}, part], "n": 3, "t": (once,), "none": None}
+    found = copied(tree)
+    assert found.keys() == tree.keys() and found["n"] == 3 and found["none"] is None
+    assert found["a"] is found["b"][0] and found["b"][1]["c"] is found["b"][2]
+    assert torch.equal(found["a"], once) and not found["a"].requires_grad
+    assert found["a"].data_ptr() != once.data_ptr()
+    copy = found["b"][2]
+    assert isinstance(copy, TensorPart) and (copy.first, copy.shape) == (1, (4,))
+    assert torch.equal(copy.local, part.local) and copy.local.data_ptr() != part.local.data_ptr()
+
+
+def test_tensors_of_the_host_are_the_same_where_no_copy_is_asked_for() -> None:
+    part = TensorPart(torch.ones(2, requires_grad=True), 0, torch.Size([2]))
+    tree = {"a": torch.ones(2), "b": [part]}
+    found = copied(tree, again=False)
+    assert found["a"].data_ptr() == tree["a"].data_ptr() and found is not tree
+    assert found["b"][0].local.data_ptr() == part.local.data_ptr() and not found["b"][0].local.requires_grad
+
+
+def test_a_part_knows_the_bytes_of_the_whole_tensor() -> None:
+    assert TensorPart(torch.ones(1, 3).half(), 0, torch.Size([5, 3])).size_of_whole == 30
+
+
+# Reading
+
+
+def test_tied_and_overlapping_tensors_are_saved_once(tmp_path: Path) -> None:
+    matrix = torch.ones(1000, 10)
+    save(tmp_path / "c.pt", {**WHOLE, "model": {"w": matrix, "tied": matrix}, "extra_state": {"memory": [matrix[5:9]]}})
+    assert (tmp_path / "c.pt").stat().st_size < 50_000
+    model = load(tmp_path / "c.pt")["model"]
+    assert model["w"].data_ptr() == model["tied"].data_ptr()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_files_of_the_zip_format_are_mapped_into_memory(tmp_path: Path) -> None:
+    for zipped in (True, False):
+        path = tmp_path / f"{zipped}.pt"
+        torch.save(WHOLE, path, _use_new_zipfile_serialization=zipped)
+        state = load(path)
+        assert (str(path) in Path("/proc/self/maps").read_text()) == zipped
+        assert torch.equal(state["model"]["w"], MODEL["w"])
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_tensors_of_a_gpu_are_read_to_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool) -> None:
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:7")
+    torch.save(WHOLE, tmp_path / "c.pt", _use_new_zipfile_serialization=zipped)
+    monkeypatch.undo()
+    for found in (load(tmp_path / "c.pt"), read(tmp_path / "c.pt")):
+        assert found["model"]["w"].device.type == "cpu" and torch.equal(found["model"]["w"], MODEL["w"])
+
+
+def test_tensors_are_read_to_the_device_asked_for(tmp_path: Path) -> None:
+    path = stored(tmp_path / "c.pt", WHOLE)
+    for function in (load, read):
+        with pytest.raises(UserError, match="model.w is not a dense tensor"):  # the meta device holds nothing
+            function(path, "meta")
+
+
+def test_pickles_of_another_protocol_are_read_without_a_warning(tmp_path: Path) -> None:
+    torch.save(WHOLE, tmp_path / "c.pt", pickle_protocol=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(read(tmp_path / "c.pt")["model"]["w"], MODEL["w"])
+
+
+@pytest.mark.parametrize("settings", [{"args": {}}, {"args": Namespace(a=1)}, {"cfg": {}}, {"args": None, "cfg": {}}])
+def test_a_checkpoint_has_settings_under_either_name(tmp_path: Path, settings: dict[str, Any]) -> None:
+    assert load(stored(tmp_path / "c.pt", {"model": MODEL, **settings}))["model"].keys() == {"w"}
+
+
+NO_MODEL = "not a checkpoint (it holds no 'model'); give a file that training saved"
+NO_ARGS = "not a checkpoint (it holds no 'args'); give a file that training saved"
+
+
+@pytest.mark.parametrize(
+    "state, message",
+    [
+        *((state, NO_MODEL) for state in ([1], {"args": {}}, {"args": {}, "model": [1]}, torch.ones(1))),
+        ({"args": {}, "model": {"w": torch.ones(1), "v": 3}}, NO_MODEL),
+        ({"args": {}, "model": {"w": torch.ones(1), 5: torch.ones(1)}}, NO_MODEL),
+        *(
+            ({"model": MODEL, **more}, NO_ARGS)
+            for more in ({}, {"args": 3}, {"args": None}, {"cfg": "text"}, {"xx": {}})
+        ),
+    ],
+)
+def test_what_is_no_checkpoint_is_rejected_with_what_it_lacks(tmp_path: Path, state: Any, message: str) -> None:
+    path = stored(tmp_path / "c.pt", state)
+    assert rejection(path) == f"{path}: {message}"
+
+
+def test_the_parts_beside_the_weights_are_checked(tmp_path: Path) -> None:
+    path = stored(tmp_path / "c.pt", {**WHOLE, "dictionary": 3})
+    assert rejection(path) == f"{path}: not a checkpoint ('dictionary' is not text); use another checkpoint"
+
+
+# Reasons
+
+
+def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "c.pt"
+    assert rejection(path) == f"{path}: file not found; check the path"
+    assert rejection(tmp_path) == f"{tmp_path}: is a folder; name a checkpoint file in it"
+    path.touch()
+    assert rejection(path) == f"{path}: is empty; use another checkpoint"
+    path.write_bytes(b"P")
+    assert "cannot be read as a checkpoint" in rejection(path)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("fairseq.checkpoint.store.open_regular", refused)
+    message = rejection(path)
+    assert message.startswith(f"{path}: ") and message.endswith("; check the path and its permissions")
+
+
+def test_a_foreign_global_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    path.write_bytes(b"\x80\x02cos\nsystem\nX\x02\x00\x00\x00ls\x85R.")
+    assert rejection(path) == (
+        f"{path}: rejected: the pickle contains os.system, which checkpoints do not need and which could run code; "
+        "nothing was executed; use a checkpoint from a source you trust"
+    )
+
+
+def test_damage_is_named_by_its_exception_in_at_most_120_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.pt"
+    path.write_bytes(pickle.dumps(WHOLE["args"], protocol=2)[:-5])
+    text = rejection(path)
+    start = f"{path}: cannot be read as a checkpoint: truncated, damaged or in another format ("
+    assert text.startswith(start) and text.endswith("); use another checkpoint") and "\n" not in text
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise pickle.UnpicklingError(
+            f"Advice.\nWeightsUnpickler error: two\n  words {'n' * 200} Check the documentation …"
+        )
+
+    monkeypatch.setattr(torch, "load", fails)
+    reason = f"two words {'n' * 200}"[:120]
+    assert rejection(path) == f"{start}UnpicklingError: {reason}); use another checkpoint"
+
+
+# Mismatches
+
+
+def sizes(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+
+def test_a_mismatch_lists_up_to_three_names_of_each_kind() -> None:
+    wanted = sizes(a=(1,), b=(2, 3), c=(1,))
+    ending = "; use the --arch and sizes it was trained with"
+    start = "c.pt: does not fit this model: parameters "
+    assert describe_mismatch(sizes(b=(2, 3)), wanted, "c.pt") == f"{start}2 missing (a, c){ending}"
+    assert describe_mismatch({}, wanted, "c.pt") == f"{start}3 missing (a, b, c){ending}"
+    assert describe_mismatch({}, {**wanted, **sizes(d=(1,))}, "c.pt") == f"{start}4 missing (a, b, c, …){ending}"
+    found = {**sizes(a=(1,), b=(3, 2), x=(1,)), "c": torch.ones(1).long()}
+    assert describe_mismatch(found, wanted, "c.pt") == (
+        f"{start}1 unexpected (x), 1 of another shape (b [3, 2] for [2, 3]), 1 of another type (c torch.int64){ending}"
+    )
+
+
+def test_parts_of_a_tensor_fit_as_the_whole_does() -> None:
+    wanted = sizes(w=(4, 2))
+    part = TensorPart(torch.zeros(1, 2), 3, torch.Size([4, 2]))
+    assert describe_mismatch({"w": part}, wanted, "c.pt") is None
+    whole = TensorPart(torch.zeros(4, 2).long(), 0, torch.Size([4, 2]))
+    assert "1 of another type (w torch.int64)" in str(describe_mismatch({"w": whole}, wanted, "c.pt"))
+
+
+def test_numbers_of_a_buffer_do_not_fit_whole_numbers() -> None:
+    wanted = {"n": torch.zeros(2).long()}
+    for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        assert "1 of another type" in str(describe_mismatch({"n": torch.zeros(2).to(kind)}, wanted, "c.pt"))
+    assert describe_mismatch({"n": torch.zeros(2).int()}, wanted, "c.pt") is None
