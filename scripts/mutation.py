@@ -36,16 +36,19 @@ class Place:
 PLACES = {
     "optim": Place(("fairseq/optim/*.py",), ("tests/optim",)),
     "notes": Place(
-        ("fairseq/notes/dictionary.py",), ("tests/notes/test_note_dictionary.py", "tests/notes/test_centred_notes.py")
+        ("fairseq/notes/dictionary.py",),
+        (
+            "tests/notes/test_note_dictionary.py",
+            "tests/notes/test_centred_notes.py",
+            "tests/notes/test_note_properties.py",
+        ),
     ),
     "checkpoint": Place(
         ("fairseq/checkpoint/*.py",),
         (
-            "tests/checkpoint/test_checkpoint.py",
-            "tests/interop/test_inert.py",
-            "tests/checkpoint/test_integrity.py",
-            "tests/checkpoint/test_manager.py",
-            "tests/checkpoint/test_optimizer_state.py",
+            "tests/checkpoint",
+            # a whole run, slower than all others together
+            "--deselect=tests/checkpoint/test_integrity.py::test_training_goes_on_from_the_newest_good_checkpoint",
         ),
     ),
     "training": Place(
