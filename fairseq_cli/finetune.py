@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     task, updates = _checked_task(settings, _train_flags(settings, stored, cfg.lrs[0], cfg.seeds[0], 0), parameters)
     check_dictionary(state, cfg.path, task.source_dictionary)
     prepare_folder("--save-dir", folder)
-    inputs, runs = _digests(settings), []
+    inputs, runs = _digests(settings, task), []
     for lr in cfg.lrs:
         for seed in cfg.seeds:
             flags = _train_flags(settings, stored, lr, seed, updates)
@@ -226,13 +226,14 @@ def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: li
     return figures if isinstance(written, dict) and _predictions(folder, splits).items() <= written.items() else None
 
 
-def _digests(settings: Settings) -> dict[str, str]:
-    """A digest of each file that the runs read: tables, checkpoint, dictionary and tokenizer."""
-    cfg, tables = settings.command, sorted(Path(settings.data_path).glob("*.tsv"))
-    weights = Path(find_checkpoint(cfg.path))
+def _digests(settings: Settings, task: SentencePredictionTask) -> dict[str, str]:
+    """A digest of each file that the runs read: tables, checkpoint, dictionary, tokenizer and subword codes."""
+    tables = [table for folder in data_folders(settings.data_path) for table in sorted(folder.glob("*.tsv"))]
+    weights = Path(find_checkpoint(settings.command.path))
     weights = weights / parts.MANIFEST if parts.is_folder(weights) else weights
-    encoding = Path(settings.namespace.data_bin or settings.data_path)
-    files = [*tables, weights, *(encoding / name for name in ("dict.txt", TOKENIZATION))]
+    dictionary = Path(task.dictionary.path or settings.data_path)
+    codes = [Path(task.cfg.bpe_codes)] if task.cfg.bpe_codes else []
+    files = [*tables, weights, dictionary, dictionary.parent / TOKENIZATION, *codes]
     return {str(path): _digest(path) for path in files if path.is_file()}
 
 
