@@ -55,7 +55,8 @@ def _tokenizer(config: TokenizeConfig) -> Tokenizer:
         return Tokenizer(words, subwords)
     if words is not None or subwords is not None:
         raise UserError(f"--data {config.data}: has a tokenizer of its own; leave out --tokenizer and --bpe")
-    tokenizer = find_tokenizer(config.data, load_dictionary(config.data).symbols)
+    dictionary = load_dictionary(config.data)
+    tokenizer = find_tokenizer(dictionary.path or config.data, dictionary.symbols)
     if tokenizer is None:
         raise UserError(f"--data {config.data}: has no tokenizer; give --tokenizer or --bpe")
     return tokenizer

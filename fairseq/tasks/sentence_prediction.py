@@ -136,7 +136,7 @@ class SentencePredictionTask(FairseqTask):
         if path.is_dir() and not (path / "dict.txt").exists():
             raise UserError(f"--data-bin {path / 'dict.txt'}: file not found; give the data folder of pre-training")
         dictionary = Dictionary.load(path) if path.is_file() else load_dictionary(folder)
-        return cls(settings.given_to(cls, settings), dictionary, _tokenizer(path, dictionary, cfg.bpe_codes))
+        return cls(settings.given_to(cls, settings), dictionary, _tokenizer(dictionary, cfg.bpe_codes))
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -213,16 +213,17 @@ def _dictionary_folder(settings: Settings) -> str:
     return folder_beside(vars(settings.namespace).get("finetune_from_model")) or settings.data_path
 
 
-def _tokenizer(data: Path, dictionary: Dictionary, codes: str | None) -> Tokenizer | None:
-    """The tokenizer of pre-training, from the folder *data* or from subword-nmt's *codes*.
+def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:
+    """The tokenizer of pre-training, which is beside the *dictionary*, or made from subword-nmt's *codes*.
 
     Raises:
         UserError: both are given, or one cannot be read.
     """
-    found = find_tokenizer(data, dictionary.symbols)
+    assert dictionary.path is not None
+    found = find_tokenizer(dictionary.path, dictionary.symbols)
     if codes is None:
         return found
     if found is not None:
-        raise UserError(f"--bpe-codes {codes}: {data} has its tokenizer; leave the flag out")
+        raise UserError(f"--bpe-codes {codes}: {Path(dictionary.path).parent} has its tokenizer; leave the flag out")
     text = TextConfig(tokenizer="moses", bpe="subword_nmt", bpe_codes=codes)
     return Tokenizer(Moses(), chosen_subwords(text))

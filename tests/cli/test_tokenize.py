@@ -71,6 +71,7 @@ def test_a_data_folder_gives_its_tokenizer(tmp_path: Path, monkeypatch: pytest.M
     symbols = piped(monkeypatch, TEXT.encode(), "--data", data)
     assert b"@@" in symbols and symbols.count(b"\n") == 3
     assert piped(monkeypatch, symbols, "--data", data, "--undo") == TEXT.encode()
+    assert piped(monkeypatch, TEXT.encode(), "--data", f"{data}:{data}") == symbols
 
 
 def test_any_number_of_processes_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

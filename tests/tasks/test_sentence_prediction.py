@@ -12,8 +12,11 @@ import torch
 from sentences import NO_DROPOUT, SIZES, SMALL, WORDS, write_dictionary, write_pretrained, write_task, write_tsv
 
 from fairseq.config import options
+from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
+from fairseq.tokenizers import Tokenizer
+from fairseq.tokenizers.moses import Moses
 from fairseq_cli import preprocess
 
 
@@ -144,6 +147,15 @@ def test_text_is_encoded_with_the_tokenizer_of_the_data(tmp_path: Path) -> None:
     assert [task.dictionary[i] for i in tokens] == ["<s>", "None", ",", "e", ".", "</s>"]
     with pytest.raises(UserError, match="bin has its tokenizer; leave the flag out"):
         task_on(tmp_path, tmp_path / "bin", "--bpe-codes x")
+
+
+@pytest.mark.parametrize("separator", [":", ""])
+def test_text_is_encoded_with_the_tokenizer_beside_the_dictionary(separator: str, tmp_path: Path) -> None:
+    folders = [write_dictionary(tmp_path / name) for name in ("one", "two")]
+    for folder in folders:
+        Tokenizer(Moses()).save(folder, Dictionary.load(folder / "dict.txt").symbols)
+    data = ":".join(map(str, folders)) if separator else folders[0] / "dict.txt"
+    assert task_on(folders[0], data).encode.tokenizer == Tokenizer(Moses())
 
 
 def test_regression_learns_scores(tmp_path: Path) -> None:
