@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairseq import checkpoint, distributed
 from fairseq.checkpoint import parts
-from fairseq.checkpoint.manager import find_checkpoint
+from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields, options
 from fairseq.config.command_settings import FinetuneConfig
 from fairseq.config.registry import ARCHITECTURES, MODELS
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     if settings.common.seed != CommonConfig().seed:
         raise UserError(f"--seed {settings.common.seed}: give --seeds {settings.common.seed}, one run for each seed")
     _check_runs(cfg)
-    _complete(settings)
+    settings = _completed(settings)
     state, stored, parameters = _pretrained(cfg.path)
     folder = Path(cfg.save_dir)
     task, updates = _checked_task(settings, _train_flags(settings, stored, cfg.lrs[0], cfg.seeds[0], 0), parameters)
@@ -82,13 +82,14 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def _complete(settings: Settings) -> None:
-    """Find the data folder of pre-training beside ``--path``, and the classes in the training table."""
-    args = settings.namespace
+def _completed(settings: Settings) -> Settings:
+    """*settings* with the data folder of pre-training, beside ``--path``, and the classes in the training table."""
     folder = data_folders(settings.data_path)[0]
-    if args.data_bin is None and not (Path(folder) / "dict.txt").exists():
-        args.data_bin = folder_beside(settings.command.path)
-    args.labels = fields.typed(SentencePredictionConfig, args).with_labels_of(folder).labels
+    cfg = fields.typed(SentencePredictionConfig, settings.namespace).with_labels_of(folder)
+    data_bin = cfg.data_bin
+    if data_bin is None and not (folder / DICTIONARY).exists():
+        data_bin = folder_beside(settings.command.path)
+    return settings.changed(data_bin=data_bin, labels=cfg.labels)
 
 
 def _check_runs(cfg: FinetuneConfig) -> None:

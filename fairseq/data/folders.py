@@ -14,10 +14,12 @@ from fairseq.text.dictionary import Dictionary, read_dictionary
 
 
 def data_folders(data: str | Path) -> list[Path]:
-    """Return the folders of ``DATA`` or ``DATA1:DATA2:…``, one for each epoch of training in turn."""
+    """Return the folders of ``DATA`` or ``DATA1:DATA2:…``, one or more, for each epoch of training in turn."""
     names = os.fspath(data)
     # os.path.exists is false for a list longer than any name may be, where Path.exists raises an error.
-    return [Path(names)] if os.path.exists(names) else [Path(name) for name in names.split(":") if name]
+    if os.path.exists(names):
+        return [Path(names)]
+    return [Path(name) for name in names.split(":") if name] or [Path(names)]
 
 
 def load_dictionary(data: str | Path) -> Dictionary:
@@ -26,7 +28,7 @@ def load_dictionary(data: str | Path) -> Dictionary:
     Raises:
         UserError: a folder or its ``dict.txt`` is missing, or the dictionaries differ.
     """
-    folders = data_folders(data) or [Path(data)]
+    folders = data_folders(data)
     for folder in folders:
         if folder.is_file():
             raise UserError(f"{folder}: is a file; give the folder that fairseq-preprocess wrote")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +119,7 @@ class SentencePredictionTask(FairseqTask):
         for role in ("bos", "pad"):
             if getattr(dictionary, f"{role}_index") < 0:
                 raise UserError(
-                    f"{dictionary.path or 'dict.txt'}: --task sentence_prediction needs a {role} symbol, which the "
+                    f"{dictionary.path or DICTIONARY}: --task sentence_prediction needs a {role} symbol, which the "
                     f"dictionary lacks; name one as {role}=WORD in its #specials line"
                 )
         self._rows: dict[Path, SentenceRows] = {}
@@ -127,15 +128,15 @@ class SentencePredictionTask(FairseqTask):
     def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> SentencePredictionTask:
         settings = typed_settings(args)
         cfg = fields.typed(SentencePredictionConfig, settings.namespace)
-        if not Path(settings.data_path).is_file():
-            labels = cfg.with_labels_of(data_folders(settings.data_path)[0]).labels
-            settings.namespace.labels = labels  # checkpoints store the namespace
-            settings = settings.changed(labels=labels)
+        data = data_folders(settings.data_path)[0]
+        if not data.is_file():
+            settings = settings.changed(labels=cfg.with_labels_of(data).labels)
         folder = cfg.data_bin or _dictionary_folder(settings)
-        path = Path(folder)
-        if path.is_dir() and not (path / "dict.txt").exists():
-            raise UserError(f"--data-bin {path / 'dict.txt'}: file not found; give the data folder of pre-training")
-        dictionary = Dictionary.load(path) if path.is_file() else load_dictionary(folder)
+        if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, DICTIONARY)):
+            raise UserError(
+                f"--data-bin {os.path.join(folder, DICTIONARY)}: file not found; give the data folder of pre-training"
+            )
+        dictionary = Dictionary.load(folder) if os.path.isfile(folder) else load_dictionary(folder)
         return cls(settings.given_to(cls, settings), dictionary, _tokenizer(dictionary, cfg.bpe_codes))
 
     @property

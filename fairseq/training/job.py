@@ -106,6 +106,8 @@ def _train_stages(
             stage = stages.stage_at(planned, _updates(state, options))
         own = stages.settings_at(settings, planned, stage) if stage else settings
         run = Run(own, world, manager, stage, interruption)
+        if run.inferred:
+            settings = settings.changed(**run.inferred)
         dictionary = dictionary_of(run.task)
         if state is not None:
             with restoring(path) if source == path else contextlib.nullcontext():

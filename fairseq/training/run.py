@@ -51,6 +51,10 @@ class Run:
         manager: the checkpoints; None except on the first process.
         stage: the stage, in staged training.
         interruption: the signal that asks this process to stop.
+
+    Attributes:
+        settings: of the run, with what the task inferred from the data.
+        inferred: the settings that the task inferred, such as the classes of a table.
     """
 
     def __init__(
@@ -61,7 +65,6 @@ class Run:
         stage: Stage | None,
         interruption: Interruption,
     ) -> None:
-        self.settings = settings
         self.world = world
         self.stage = stage
         self.cfg = settings.optimization
@@ -72,6 +75,8 @@ class Run:
         _check(settings)
         torch.manual_seed(self.common.seed)
         self.task: FairseqTask = setup_task(settings)
+        self.inferred = _inferred(self.task, settings)
+        self.settings = settings = settings.changed(**self.inferred) if self.inferred else settings
         given = settings.given_to(type(self.task), settings)
         with build_device(settings.distributed, world):
             model = self.task.build_model(given)
@@ -408,6 +413,12 @@ def _groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
     samples = iter(batches)
     for left in range(len(batches) - batches.iterations_in_epoch, 0, -size):
         yield list(itertools.islice(samples, min(size, left)))
+
+
+def _inferred(task: FairseqTask, settings: TrainingSettings) -> dict[str, Any]:
+    """The settings that *task* changed while it was set up; a plug-in that writes to its namespace has none."""
+    before = vars(settings.namespace)
+    return {name: value for name, value in vars(task.settings.namespace).items() if value is not before.get(name)}
 
 
 def _is_due(updates: int, interval: int) -> bool:

@@ -15,12 +15,12 @@ import torch
 from sentences import write_dictionary, write_pretrained, write_task
 
 from fairseq.config import options
-from fairseq.data.dictionary import Dictionary
 from fairseq.data.glue import GLUE
 from fairseq.errors import UserError
 from fairseq.evaluation.sentences import FinetunedRun, Predictions, as_table, best_rate, summarize
-from fairseq.tokenizers import Tokenizer
-from fairseq.tokenizers.space import Space
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import Tokenizer
+from fairseq.text.tokenizers.space import Space
 from fairseq_cli import finetune
 
 

@@ -87,6 +87,7 @@ def test_folders_take_an_epoch_each_in_turn_and_are_resumed(tmp_path: Path, kind
 def test_folders_must_have_one_dictionary(tmp_path: Path) -> None:
     one, two = folder(tmp_path / "1", valid="valid"), folder(tmp_path / "2", valid="test")
     assert data_folders(f"{one}:{two}") == [one, two]
+    assert data_folders(":") == [Path(":")], "one that is not there, not none"
     assert load_dictionary(f"{one}:{two}") == Dictionary.load(one / "dict.txt")
     (two / "dict.txt").write_text("other 3\n")
     with pytest.raises(UserError) as caught:

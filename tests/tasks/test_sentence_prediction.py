@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import runs
 import torch
+import yaml
 from sentences import NO_DROPOUT, SIZES, SMALL, WORDS, write_dictionary, write_pretrained, write_task, write_tsv
 
 from fairseq.config import options
-from fairseq.data.dictionary import Dictionary
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
-from fairseq.tokenizers import Tokenizer
-from fairseq.tokenizers.moses import Moses
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import Tokenizer
+from fairseq.text.tokenizers.moses import Moses
 from fairseq_cli import preprocess
 
 
@@ -156,6 +158,56 @@ def test_text_is_encoded_with_the_tokenizer_beside_the_dictionary(separator: str
         Tokenizer(Moses()).save(folder, Dictionary.load(folder / "dict.txt").symbols)
     data = ":".join(map(str, folders)) if separator else folders[0] / "dict.txt"
     assert task_on(folders[0], data).encode.tokenizer == Tokenizer(Moses())
+
+
+def test_a_list_of_folders_may_be_longer_than_a_name(tmp_path: Path) -> None:
+    data_bin = write_dictionary(tmp_path / "bin")
+    data: Any = ":".join(f"{tmp_path}/{number:08d}" for number in range(1000))
+    assert task_on(data, data_bin).dictionary.path == str(data_bin / "dict.txt")
+
+
+PLUGIN = """
+import argparse
+
+from fairseq.tasks import register_task
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
+
+
+@register_task("my_sentences")
+class Mine(SentencePredictionTask):
+    @classmethod
+    def setup_task(cls, args, **kwargs):
+        args.mine = 1
+        task = super().setup_task(argparse.Namespace(**vars(args), copied=2), **kwargs)
+        task.args.mine += 1
+        return task
+"""
+
+
+@pytest.mark.parametrize("plugin", [False, True])
+def test_classes_of_the_training_table_are_settings_of_the_run_and_not_of_the_caller(
+    plugin: bool, tmp_path: Path
+) -> None:
+    flags: list[Any] = [SMALL, "--data-bin", write_dictionary(tmp_path / "bin"), "--max-update 1"]
+    own: dict[str, Any] = {}
+    if plugin:
+        (tmp_path / "my_sentences").mkdir()
+        (tmp_path / "my_sentences" / "__init__.py").write_text(PLUGIN)
+        flags += ["--task my_sentences --user-dir", tmp_path / "my_sentences"]
+        own = {"mine": 2, "copied": 2}
+    for name in ("train", "dev"):
+        write_tsv(tmp_path / f"{name}.tsv", ["sentence", "label"], [["w1", "no"], ["w2", "yes"]] * 4)
+    args = runs.arguments(*flags, data=tmp_path)
+    before = dict(vars(args))
+    task = setup_task(args)
+    assert {**before, **own, "labels": "no,yes"} == vars(task.args)
+    assert vars(args) == ({**before, "mine": 1} if plugin else before)
+    runs.train(tmp_path / "save", *flags, data=tmp_path)
+    stored = runs.checkpoint.load(tmp_path / "save" / "checkpoint_last.pt")["args"]
+    assert stored.items() >= {**own, "labels": "no,yes"}.items()
+    written = yaml.safe_load((tmp_path / "save" / "settings.yaml").read_text())
+    assert written.items() >= {**own, "labels": "no,yes"}.items()
+    sys.modules.pop("my_sentences", None)
 
 
 def test_regression_learns_scores(tmp_path: Path) -> None:
