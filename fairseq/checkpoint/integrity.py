@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint.tensor_part import TensorPart
+from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
 
 PLACEHOLDER = "_float_tensor"

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fairseq.checkpoint.integrity import check_archive
-from fairseq.checkpoint.tensor_part import MANIFEST, TensorPart, rows_of
+from fairseq.distributed.tensor_part import MANIFEST, TensorPart, rows_of
 from fairseq.errors import UserError
 from fairseq.system.files import FULL
 from fairseq.system.json_files import parse_json

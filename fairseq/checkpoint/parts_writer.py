@@ -7,11 +7,11 @@ from typing import Any
 
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 
-from fairseq.checkpoint.tensor_part import MANIFEST
+from fairseq.distributed.tensor_part import MANIFEST
 
 
 class Planner(DefaultSavePlanner):
-    """Writes :class:`~fairseq.checkpoint.tensor_part.TensorPart` values; copies of one part are written once."""
+    """Writes :class:`~fairseq.distributed.tensor_part.TensorPart` values; copies of one part are written once."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint import parts, schema
+from fairseq.checkpoint import former_layouts, parts, schema
 from fairseq.checkpoint.bounds import check_bounded
 from fairseq.checkpoint.integrity import FLOATS, check_finite, check_records, check_room, check_tensors
-from fairseq.checkpoint.tensor_part import TensorPart
+from fairseq.checkpoint.standins import SAFE_GLOBALS
+from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError, read_failure
-from fairseq.interop.fairseq import fairseq0x
-from fairseq.interop.pickles.standins import SAFE_GLOBALS
 from fairseq.system.files import atomic_file
 from fairseq.system.opening import open_regular
 
@@ -104,7 +103,7 @@ def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
         raise UserError(f"{path}: not a checkpoint (it holds no 'args'); give a file that training saved")
     schema.check(state, path)
     check_finite(model, path)
-    return fairseq0x.upgrade(state)
+    return former_layouts.upgrade(state)
 
 
 def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | None = None) -> Any:

@@ -42,8 +42,8 @@ from fairseq.config.settings import DEFAULT_BATCH_SIZE
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
 from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message
-from fairseq.interop.fairseq.plugins import import_user_module
 from fairseq.system.allocator import keep_freed_memory
+from fairseq.system.plugins import import_user_module
 from fairseq.system.terminal import open_standard_streams, printable, protect_terminal
 
 __all__ = [

@@ -28,8 +28,8 @@ from fairseq.distributed.plan import Launch, plan
 from fairseq.distributed.workers import USER_ERROR, Failure, Workers, end_with_launcher, leave
 from fairseq.distributed.world import World
 from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message
-from fairseq.interop.fairseq.plugins import import_user_module
 from fairseq.system.allocator import keep_freed_memory
+from fairseq.system.plugins import import_user_module
 from fairseq.system.terminal import printable
 
 _QUICK = 2.0  # seconds to reach other nodes when this one ends

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fairseq.checkpoint.tensor_part import TensorPart, rows_of
 from fairseq.config.settings import DistributedConfig
 from fairseq.distributed.ddp import DataParallel
+from fairseq.distributed.tensor_part import TensorPart, rows_of
 from fairseq.distributed.world import World
 from fairseq.errors import UserError
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint.tensor_part import rows_of
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.samplers import BlockSampler, StreamSampler, rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.distributed import World
+from fairseq.distributed.tensor_part import rows_of
 from fairseq.errors import UserError
 from fairseq.inference.engine import Reader
 from fairseq.models import BaseFairseqModel

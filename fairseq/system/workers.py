@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from fairseq.errors import UserError
-from fairseq.interop.fairseq.plugins import import_user_module, imported_folders
+from fairseq.system.plugins import import_user_module, imported_folders
 
 R = TypeVar("R")
 

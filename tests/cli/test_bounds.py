@@ -19,8 +19,8 @@ from fairseq.config.fields import parse_dict
 from fairseq.config.settings_file import read_yaml
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
-from fairseq.interop.fairseq.plugins import import_user_module
 from fairseq.system.limits import ModelLimit, limited_models, memory_bytes
+from fairseq.system.plugins import import_user_module
 from fairseq.system.workers import Workers
 from fairseq_cli import generate, interactive
 from fairseq_cli import preprocess as preprocess_command

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import runs
 
-from fairseq.interop.fairseq import plugins
+from fairseq.system import plugins
 
 CODE = re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / "plugins.md").read_text(encoding="utf-8"), re.DOTALL)
 

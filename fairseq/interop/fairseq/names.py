@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from fairseq.system import plugins
+
 _SCHEDULES = {
     "cosine_lr_scheduler": "cosine",
     "fixed_schedule": "fixed",
@@ -132,6 +134,7 @@ def install() -> None:
     """Let :data:`MODULES` and :data:`NAMES` be imported; repeated calls have no effect."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
+        plugins.before_import.append(stand_in_for_omegaconf)
 
 
 def stand_in_for_omegaconf() -> None:

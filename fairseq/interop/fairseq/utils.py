@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
-from fairseq.interop.fairseq import plugins
 from fairseq.logging.figures import safe_power
 from fairseq.modules.transformer_layer import ACTIVATIONS
+from fairseq.system import plugins
 
 SPACE_NORMALIZER = re.compile(r"\s+")
 

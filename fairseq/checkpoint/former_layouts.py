@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+
+from fairseq.checkpoint.standins import Settings
 
 PARAMETER_NAMES = [  # (pattern, current name), applied in order
     (r"\.layer_norms\.0\.", ".self_attn_layer_norm."),
@@ -37,7 +38,7 @@ def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint with current names of parameters and settings; a current checkpoint is unchanged.
 
     Args:
-        state: ``model`` (parameters by name), and ``args`` (a Namespace or a dict) or ``cfg`` (a nested dict).
+        state: ``model`` (parameters by name), and ``args`` (a namespace or a dict) or ``cfg`` (a nested dict).
     """
     args = upgrade_args(_settings(state))
     upgraded = {key: value for key, value in state.items() if key != "cfg"}
@@ -94,7 +95,7 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(state: Mapping[str, Any]) -> dict[str, Any]:
     args = state.get("args")
-    if isinstance(args, argparse.Namespace):
+    if isinstance(args, Settings):
         return dict(vars(args))
     return dict(args) if args is not None else _flatten(state["cfg"])
 
@@ -103,7 +104,7 @@ def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """The groups of settings of fairseq ≥ 0.11 as one flat dict; the ``_name`` of a group is its choice."""
     flat: dict[str, Any] = {}
     for group, settings in cfg.items():
-        if isinstance(settings, argparse.Namespace):
+        if isinstance(settings, Settings):
             settings = vars(settings)
         if not isinstance(settings, Mapping):
             continue

@@ -6,12 +6,12 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from fairseq.errors import UserError
-from fairseq.interop.fairseq import names
 
 
 def import_user_module(folder: str) -> None:
@@ -48,6 +48,9 @@ def imported_folders() -> list[str]:
 
 _imported: list[str] = []
 
+before_import: list[Callable[[], None]] = []
+"""Called before a plug-in is imported: what makes modules of other software available under the names it uses."""
+
 
 def _import(name: str, path: Path, folder: str) -> None:
     importlib.invalidate_caches()
@@ -58,7 +61,8 @@ def _import(name: str, path: Path, folder: str) -> None:
     spec = PathFinder.find_spec(name, [str(path.parent)])
     if spec is None or spec.loader is None:
         raise UserError(f"--user-dir {folder}: not a Python package; give a folder with an __init__.py")
-    names.stand_in_for_omegaconf()
+    for prepare in before_import:
+        prepare()
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
