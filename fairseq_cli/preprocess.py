@@ -10,19 +10,22 @@ from pathlib import Path
 from fairseq.config.command_settings import PreprocessConfig
 from fairseq.config.fields import typed
 from fairseq.config.registry import BPES
-from fairseq.data.binarizer import Binarizer, count_whole_words, count_words
+from fairseq.data.binarizer import Binarizer
 from fairseq.errors import UserError
+from fairseq.notes.spans import NoteMarks
 from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
 from fairseq.system.files import atomic_folder
 from fairseq.system.limits import check_processes
 from fairseq.system.terminal import printable
+from fairseq.text.counting import count_whole_words, count_words
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import check_raw, lines_of, read_blocks
 from fairseq.text.text_hints import raw_text, wrapped_at
 from fairseq.text.tokenization import TextOptions, TokenizedText, learn_subwords, save_counts, tokenized_texts
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.choice import chosen_subwords, chosen_words
+from fairseq.text.tokenizers.rules import SubwordMarks
 
 
 def main(args: argparse.Namespace) -> None:
@@ -199,13 +202,15 @@ def _binarize(
     texts: Mapping[str, TokenizedText],
     folder: Path,
 ) -> None:
-    notes, rule = None, tokenizer.rule if config.notes and tokenizer is not None else None
+    marks = None
     if config.notes:
+        rule = tokenizer.rule if tokenizer is not None else SubwordMarks()
         counter = count_whole_words(_training_texts(texts), rule, config.workers)
         notes = NoteWords.choose(counter, config.note_min_count, config.note_max_count, dictionary)
         notes.save(folder)
         print(f"{_language(config)}Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")
-    with Binarizer(dictionary, config.workers, notes, rule, tokenizer is not None) as binarizer:
+        marks = NoteMarks(notes, dictionary, rule)
+    with Binarizer(dictionary, config.workers, marks, tokenizer is not None) as binarizer:
         for name, text in texts.items():
             summary = binarizer.binarize(text.path, str(folder / name))
             share = float(f"{100 * summary.replaced / summary.tokens:.3g}")

@@ -23,13 +23,14 @@ from fairseq.data.checked import Checked
 from fairseq.data.indexed_dataset import token_count
 from fairseq.data.joined import JoinedArray
 from fairseq.errors import UserError, read_failure
-from fairseq.notes.words import AGAIN, NOTES, NoteWords
+from fairseq.notes.words import AGAIN, NOTES, NoteWords, WordMarker
 from fairseq.system.checksums import Checksum, Verification
 from fairseq.system.files import atomic_file
 from fairseq.system.lazy_array import LazyArray
 from fairseq.system.opening import open_regular
 from fairseq.system.stored_array import StoredArray, stamp
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
 
 MAGIC = b"FSNOTES\x00"
 VERSION = 1
@@ -39,6 +40,30 @@ _HEADER = struct.Struct("<8sQBQQ32s")  # magic, version, bytes a number, tokens,
 def number_dtype(words: int) -> np.dtype:
     """The smallest type that holds the numbers 0 … *words*."""
     return next(np.dtype(name) for name in ("<u1", "<u2", "<u4") if words <= np.iinfo(name).max)
+
+
+@dataclass(frozen=True)
+class NoteMarks:
+    """What ``fairseq-preprocess --notes`` writes beside a corpus: an :class:`~fairseq.data.binarizer.Annotation`.
+
+    Attributes:
+        notes: the words that have notes.
+        dictionary: of the corpus.
+        rule: how tokens make words.
+    """
+
+    notes: NoteWords
+    dictionary: Dictionary
+    rule: WordRule = SubwordMarks()
+
+    @property
+    def marker(self) -> WordMarker:
+        """Finds words with notes in text."""
+        return WordMarker(self.notes, self.rule, number_dtype(len(self.notes)))
+
+    def writer(self, prefix: str | Path) -> NoteSpansWriter:
+        """Open the files beside the corpus *prefix*."""
+        return NoteSpansWriter(prefix, self.notes, self.dictionary)
 
 
 class NoteSpansWriter:

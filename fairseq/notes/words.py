@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +19,13 @@ from fairseq.errors import UserError, read_failure
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
 from fairseq.system.opening import read_regular
+from fairseq.text.counting import read_words
 from fairseq.text.dictionary import DIGITS, Dictionary
 from fairseq.text.tokenizers import find_tokenizer
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
 
 NOTES = "notes.txt"
 AGAIN = "run fairseq-preprocess --notes again"
-LINE_END = "\n"  # among words: the </s> of a line
 
 
 @dataclass(frozen=True)
@@ -107,44 +107,6 @@ def note_rule(dictionary: Dictionary) -> WordRule:
     """
     tokenizer = find_tokenizer(dictionary.path, dictionary.symbols) if dictionary.path is not None else None
     return tokenizer.rule if tokenizer is not None else SubwordMarks()
-
-
-def read_words(blocks: Iterable[str], rule: WordRule) -> Iterator[tuple[list[str], list[int]]]:
-    """Yield the words of text that comes in *blocks*, cut at white space, and the number of tokens of each.
-
-    ``LINE_END`` stands at the end of each line. A word split between two blocks is yielded with the second.
-    """
-    pending: list[str] = []  # last word of a line that continues in the next block
-    unfinished = False
-    for text in blocks:
-        words: list[str] = []
-        lengths: list[int] = []
-        *lines, rest = text.split("\n")
-        unfinished = bool(not text.endswith("\n"))
-        for line in lines:
-            _add(words, lengths, rule, pending + line.split(), end=True)
-            pending = []
-        pending = pending + rest.split()
-        if pending:
-            held = rule.group(pending)[1][-1]
-            _add(words, lengths, rule, pending[:-held], end=False)
-            pending = pending[-held:]
-        yield words, lengths
-    if unfinished:
-        last: tuple[list[str], list[int]] = ([], [])
-        _add(*last, rule, pending, end=True)
-        yield last
-
-
-def _add(words: list[str], lengths: list[int], rule: WordRule, tokens: list[str], *, end: bool) -> None:
-    """Append the words of *tokens*, and at the *end* of a line its end."""
-    if tokens:
-        found, counts = rule.group(tokens)
-        words += found
-        lengths += counts
-    if end:
-        words.append(LINE_END)
-        lengths.append(1)
 
 
 class WordMarker:

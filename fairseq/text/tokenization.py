@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from fairseq.data.binarizer import count_words
 from fairseq.errors import UserError, read_failure
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
@@ -19,6 +18,7 @@ from fairseq.system.json_files import parse_json
 from fairseq.system.opening import read_regular
 from fairseq.system.terminal import byte_bar
 from fairseq.system.workers import Workers
+from fairseq.text.counting import count_words
 from fairseq.text.raw_text import (
     Block,
     RawCounts,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fairseq.checkpoint.integrity import check_archive, check_finite, check_records, check_room, check_tensors, tensors
-from fairseq.checkpoint.tensor_part import TensorPart
+from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
 
 MIB = 1 << 20

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from fairseq import checkpoint
 from fairseq.checkpoint import parts, parts_writer  # noqa: F401 - seconds of imports, which a test would take
-from fairseq.checkpoint.tensor_part import TensorPart, rows_of
+from fairseq.distributed.tensor_part import TensorPart, rows_of
 from fairseq.errors import UserError
 
 SHAPE = (5, 3)

@@ -13,7 +13,7 @@ import torch
 
 from fairseq.checkpoint import describe_mismatch, load, read, save
 from fairseq.checkpoint.store import copied
-from fairseq.checkpoint.tensor_part import TensorPart
+from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
 
 MODEL = {"w": torch.arange(4.0)}

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from fairseq.config import options
 from fairseq.data import binarizer
-from fairseq.data.binarizer import Binarizer, count_words
+from fairseq.data.binarizer import Binarizer
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.system.workers import Workers
+from fairseq.text import counting
+from fairseq.text.counting import count_words
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import preprocess
 
@@ -82,8 +84,8 @@ text_pieces = st.lists(
 @given(text=text_pieces, block=st.integers(1, 9), chunk=st.integers(1, 30))
 def test_text_is_read_as_pythons_text_files_are_however_it_is_cut(text: str, block: int, chunk: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(binarizer, "BLOCK_BYTES", block)
-        patch.setattr(binarizer, "CHUNK_BYTES", chunk)
+        patch.setattr(counting, "BLOCK_BYTES", block)
+        patch.setattr(counting, "CHUNK_BYTES", chunk)
         path = text_file(Path(folder), text)
         lines = plain_lines(path)
         words = Counter(word for line in lines for word in line)
@@ -114,7 +116,7 @@ def test_any_number_of_processes_agrees_on_awkward_text(tmp_path: Path, workers:
 
 
 def test_many_parts_come_back_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binarizer, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(counting, "CHUNK_BYTES", 64)
     path = text_file(tmp_path, "".join(f"w{number} common\n" for number in range(500)))
     run(tmp_path / "out", trainpref=path, workers=2)
     dictionary = Dictionary.load(tmp_path / "out" / "dict.txt")
@@ -123,7 +125,7 @@ def test_many_parts_come_back_in_order(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_line_longer_than_memory_should_hold_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binarizer, "BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(counting, "BLOCK_BYTES", 1 << 10)
     longest = 0
     split = binarizer._Encoder._words
 
@@ -224,7 +226,7 @@ def test_the_line_of_a_bad_byte_is_counted_across_pieces(
     content = bytearray(b"a\r\n\rb\n\r\n\nc\r\nd")
     content[at:at] = b"\xff"
     line = len((bytes(content[:at]).decode() + "x").replace("\r\n", "\n").replace("\r", "\n").split("\n"))
-    monkeypatch.setattr(binarizer, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(counting, "BLOCK_BYTES", 1)
     with pytest.raises(UserError, match=f"line {line}, byte offset {at}:"):
         count_words([text_file(tmp_path, bytes(content))])
 
@@ -321,7 +323,7 @@ NOTES = {"notes": True, "note_min_count": 3, "note_max_count": 45}
 def test_notes_are_the_same_bytes_for_any_number_of_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(binarizer, "CHUNK_BYTES", 97)
+    monkeypatch.setattr(counting, "CHUNK_BYTES", 97)
     text = text_file(tmp_path, SUBWORDS)
     for workers in (1, 2, 3):
         run(tmp_path / str(workers), trainpref=text, validpref=text, workers=workers, **NOTES)

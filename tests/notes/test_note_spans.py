@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq.data import binarizer
-from fairseq.data.binarizer import Binarizer, count_whole_words, count_words
+from fairseq.data.binarizer import Binarizer
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
-from fairseq.notes.spans import NoteSpans
+from fairseq.notes.spans import NoteMarks, NoteSpans
 from fairseq.notes.words import NoteWords
+from fairseq.text import counting
+from fairseq.text.counting import count_whole_words, count_words
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.rules import SubwordMarks
 
@@ -61,7 +62,7 @@ def write(text: str, folder: Path, low: int = 1, high: int = 3, workers: int = 1
     except UserError:
         return None
     notes.save(folder)
-    with Binarizer(dictionary, workers, notes) as open_binarizer:
+    with Binarizer(dictionary, workers, NoteMarks(notes, dictionary)) as open_binarizer:
         open_binarizer.binarize(str(path), folder / "train")
     return notes
 
@@ -99,8 +100,8 @@ def test_spans_are_the_rare_words_that_lie_whole_in_a_window(
     if not any(counts):
         return
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(binarizer, "BLOCK_BYTES", block)
-        patch.setattr(binarizer, "CHUNK_BYTES", chunk)
+        patch.setattr(counting, "BLOCK_BYTES", block)
+        patch.setattr(counting, "CHUNK_BYTES", chunk)
         folder = Path(name)
         notes = write(text, folder)
         rare = {word: n for word, n in counts.items() if n <= 3 and word not in ("<unk>", "</s>", "")}
@@ -186,7 +187,7 @@ def test_words_of_other_tokenizers_follow_their_rule(tmp_path: Path) -> None:
     dictionary.save(tmp_path / "dict.txt")
     notes = NoteWords.choose(counter, 2, 2, dictionary)
     notes.save(tmp_path)
-    with Binarizer(dictionary, 1, notes, Underscores()) as open_binarizer:
+    with Binarizer(dictionary, 1, NoteMarks(notes, dictionary, Underscores())) as open_binarizer:
         open_binarizer.binarize(str(path), tmp_path / "train")
     assert NoteSpans(tmp_path / "train").spans(np.array([0]), np.array([9])).tolist() == [[0, 1, 3, 0], [0, 4, 6, 0]]
 

@@ -1,0 +1,177 @@
+"""Words of text files and their counts, in several processes, a part of a file at a time."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fairseq.errors import UserError
+from fairseq.system.terminal import byte_bar
+from fairseq.system.workers import Workers
+from fairseq.text.raw_text import BOM, check_raw
+from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
+
+CHUNK_BYTES = 1 << 24  # given to a process at once
+BLOCK_BYTES = 1 << 20  # decoded at once
+LINE_END = "\n"  # among words: the </s> of a line
+
+R = TypeVar("R")
+
+
+def count_words(paths: Iterable[str], workers: int = 1) -> Counter[str]:
+    """Return the count of each word of the texts *paths*, counted by *workers* processes.
+
+    Raises:
+        UserError: a text is missing, empty or not UTF-8, or a process died.
+    """
+    return _count(_count_chunk, paths, workers, "counting")
+
+
+def count_whole_words(paths: Iterable[str], rule: WordRule | None = None, workers: int = 1) -> Counter[str]:
+    """Return the count of each word of the texts *paths*, its subwords joined by *rule* (default: ``@@`` marks).
+
+    Raises:
+        UserError: as :func:`count_words`.
+    """
+    return _count(_WordCounter(rule or SubwordMarks()), paths, workers, "counting words of")
+
+
+def _count(
+    task: Callable[[str, int, int], Counter[str]], paths: Iterable[str], workers: int, doing: str
+) -> Counter[str]:
+    counter: Counter[str] = Counter()
+    with Workers(task, workers) as pool:
+        for path in paths:
+            for counts in over(pool, path, doing):
+                counter.update(counts)
+    return counter
+
+
+def read_words(blocks: Iterable[str], rule: WordRule) -> Iterator[tuple[list[str], list[int]]]:
+    """Yield the words of text that comes in *blocks*, cut at white space, and the number of tokens of each.
+
+    ``LINE_END`` stands at the end of each line. A word split between two blocks is yielded with the second.
+    """
+    pending: list[str] = []  # last word of a line that continues in the next block
+    unfinished = False
+    for text in blocks:
+        words: list[str] = []
+        lengths: list[int] = []
+        *lines, rest = text.split("\n")
+        unfinished = bool(not text.endswith("\n"))
+        for line in lines:
+            _add(words, lengths, rule, pending + line.split(), end=True)
+            pending = []
+        pending = pending + rest.split()
+        if pending:
+            held = rule.group(pending)[1][-1]
+            _add(words, lengths, rule, pending[:-held], end=False)
+            pending = pending[-held:]
+        yield words, lengths
+    if unfinished:
+        last: tuple[list[str], list[int]] = ([], [])
+        _add(*last, rule, pending, end=True)
+        yield last
+
+
+def _add(words: list[str], lengths: list[int], rule: WordRule, tokens: list[str], *, end: bool) -> None:
+    """Append the words of *tokens*, and at the *end* of a line its end."""
+    if tokens:
+        found, counts = rule.group(tokens)
+        words += found
+        lengths += counts
+    if end:
+        words.append(LINE_END)
+        lengths.append(1)
+
+
+def over(pool: Workers[R], path: str, doing: str) -> Iterator[R]:
+    """The results of the pool's ``task(path, start, end)`` for the parts of *path*, in order, with a progress bar."""
+    size = check_raw(path)
+    chunks = list(_chunks(path, min(CHUNK_BYTES, -(-size // pool.count))))
+    with byte_bar(size, f"{doing} {os.path.basename(path)}") as report:
+        results = pool.map((path, start, end) for start, end in chunks)
+        for (start, end), result in zip(chunks, results, strict=True):
+            report(end - start)
+            yield result
+
+
+def _chunks(path: str, chunk_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cut a file, without a byte-order mark, behind line feeds into parts of about *chunk_bytes*: (first byte, end)."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        start = len(BOM) if file.read(len(BOM)) == BOM else 0
+        while start < size:
+            end = start + chunk_bytes
+            file.seek(end)
+            while end < size and (block := file.read(BLOCK_BYTES)):
+                found = block.find(b"\n")
+                if found >= 0:
+                    end += found + 1
+                    break
+                end += len(block)
+            yield start, min(end, size)
+            start = end
+
+
+def text_blocks(path: str, start: int, end: int) -> Iterator[str]:
+    """The text between two bytes, its lines ended by ``\\n``, in pieces that end behind a line or at a space.
+
+    A line longer than a piece is cut at a space, so that memory does not depend on how long lines are.
+    """
+    rest = b""
+    with open(path, "rb") as file:
+        file.seek(start)
+        while start + len(rest) < end:
+            block = file.read(min(BLOCK_BYTES, end - start - len(rest)))
+            if not block:
+                raise UserError(f"{path}: the text became shorter while it was read; start again when it is complete")
+            rest += block
+            cut = len(rest) if start + len(rest) >= end else (rest.rfind(b"\n") + 1 or rest.rfind(b" ") + 1)
+            if cut:
+                try:
+                    text = rest[:cut].decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise _not_utf8(path, start + error.start) from None
+                yield text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+                start, rest = start + cut, rest[cut:]
+
+
+def _not_utf8(path: str, offset: int) -> UserError:
+    """Return the error for an invalid UTF-8 byte, with its line number."""
+    line, at_return = 1, False
+    with open(path, "rb") as file:
+        for at in range(0, offset, BLOCK_BYTES):
+            block = file.read(min(BLOCK_BYTES, offset - at))
+            line += block.count(b"\n") + block.count(b"\r") - block.count(b"\r\n")
+            line -= at_return and block.startswith(b"\n")  # one line end, cut in two
+            at_return = block.endswith(b"\r")
+        file.seek(offset)
+        byte = file.read(1)
+    return UserError(
+        f"{path}: line {line}, byte offset {offset}: 0x{byte.hex()} is not UTF-8; convert the text, as with iconv"
+    )
+
+
+def _count_chunk(path: str, start: int, end: int) -> Counter[str]:
+    counter: Counter[str] = Counter()
+    for text in text_blocks(path, start, end):
+        counter.update(text.split())
+    return counter
+
+
+@dataclass(frozen=True)
+class _WordCounter:
+    """Counts the whole words of a part of a text."""
+
+    rule: WordRule
+
+    def __call__(self, path: str, start: int, end: int) -> Counter[str]:
+        counter: Counter[str] = Counter()
+        for words, _ in read_words(text_blocks(path, start, end), self.rule):
+            counter.update(words)
+        del counter[LINE_END]
+        return counter
