@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint.manager import find_checkpoint
+from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
+from fairseq.distributed.device import chosen_device
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.evaluation.classifier import SentenceClassifier as SentenceClassifier
@@ -29,7 +30,6 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_corpus import TextCorpus, TextReader, log_tokens
 from fairseq.text.tokenizers import Tokenizer
 
-DICTIONARY = "dict.txt"
 BATCH_SIZE = 16  # texts that are read or generated at once
 MOST = (1 << 31) - 1  # tokens of a segment or a memory
 
@@ -305,11 +305,6 @@ def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path],
     if not Path(data).exists():
         raise UserError(f"{data}: folder or file not found; give a data-bin folder or its dict.txt")
     return [path], data
-
-
-def chosen_device(name: torch.device | str) -> torch.device:
-    """Return the device called *name*; ``auto`` is a GPU if there is one."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def random_seed() -> int:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-import torch
-
 from fairseq.config import options
 from fairseq.config.command_settings import ClassifyConfig
 from fairseq.config.fields import typed
@@ -40,7 +38,7 @@ def main(args: argparse.Namespace) -> None:
         UserError: the checkpoint, its dictionary or the text cannot be used.
     """
     cfg = typed(ClassifyConfig, args)
-    device = "cuda" if torch.cuda.is_available() and not cfg.cpu else "cpu"
+    device = "cpu" if cfg.cpu else "auto"
     with _opened(args.text) as file:
         classifier = SentenceClassifier.from_pretrained(args.checkpoint, cfg.data, device=device)
         together = 1 if file.isatty() else cfg.batch_size  # a terminal is answered line by line

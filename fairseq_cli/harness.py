@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fairseq.config import fields, options
 from fairseq.config.command_settings import HarnessConfig
 from fairseq.errors import UserError
@@ -41,7 +39,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     if cfg.results_path is not None:
         prepare_folder("--results-path", cfg.results_path)
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
-    device = "cuda" if torch.cuda.is_available() and not cfg.cpu else "cpu"
+    device = "cpu" if cfg.cpu else "auto"
     model = harness_model()(args.checkpoint, cfg.data, cfg.batch_size, device, cfg.max_gen_toks)
     metrics = _evaluate(model, names, cfg)
     escape_what_stdout_lacks()

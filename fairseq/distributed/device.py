@@ -32,6 +32,11 @@ def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:
     return device
 
 
+def chosen_device(name: torch.device | str) -> torch.device:
+    """Return the device called *name*; ``auto`` is a GPU if there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
 def _has_float16_arithmetic() -> bool:
     """Return whether CPU matrix products run in float16; True where the build of PyTorch does not report it."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)

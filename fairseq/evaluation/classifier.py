@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
+from fairseq.distributed.device import chosen_device
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.models.sentence import SentenceModel
@@ -56,7 +57,7 @@ class SentenceClassifier:
         Args:
             checkpoint_path: the file, or a folder with the best or else the last one of a run.
             data: folder of the dictionary and the tokenizer, or a ``dict.txt``; None: the folder of the checkpoint.
-            device: where the model runs.
+            device: where the model runs; ``auto``: on a GPU if there is one.
 
         Raises:
             UserError: a file is missing or invalid, or the model is no classifier.
@@ -72,7 +73,7 @@ class SentenceClassifier:
         [model], task, _ = load_models([path], dictionary.parent, {"data_bin": str(dictionary)})
         if not isinstance(model, SentenceModel) or not isinstance(task, SentencePredictionTask):
             raise UserError(f"{path}: {type(model).__name__} is not a classifier of this package")
-        return cls(model.to(device), task)
+        return cls(model.to(chosen_device(device)), task)
 
     @property
     def labels(self) -> tuple[str, ...]:

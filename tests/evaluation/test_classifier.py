@@ -139,6 +139,15 @@ def test_texts_do_not_depend_on_their_batch_and_equal_a_direct_computation(tmp_p
         model.classify([("a", "b")])
 
 
+def test_the_device_can_be_left_to_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, devices = classifier(tmp_path), []
+    monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: devices.append(device) or module)
+    for is_available in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda found=is_available: found)
+        SentenceClassifier.from_pretrained(path, device="auto")
+    assert devices == [torch.device("cpu"), torch.device("cuda")]
+
+
 def test_a_file_stdin_and_a_table_give_the_same_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
