@@ -14,14 +14,14 @@ from typing import Any
 from torch import Tensor
 
 from fairseq import checkpoint, hub
-from fairseq.checkpoint.manager import find_checkpoint
+from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.evaluation.classifier import SentenceClassifier
 from fairseq.interop.fairseq.to_fairseq0x import to_fairseq
 from fairseq.interop.hugging_face import encoders, export
 from fairseq.interop.hugging_face.encoder_names import EncoderSizes, classifier_parameters
-from fairseq.interop.hugging_face.export import DICTIONARY, Export
+from fairseq.interop.hugging_face.export import Export
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE
 from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel

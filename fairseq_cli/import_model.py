@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from fairseq import checkpoint
+from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.config import options
 from fairseq.errors import UserError, read_failure
 from fairseq.inference.loading import load_models
@@ -27,7 +28,7 @@ from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.byte_level import GPT2
 from fairseq.text.tokenizers.hf import HuggingFace
 
-CHECKPOINT, DICTIONARY = "checkpoint.pt", "dict.txt"
+CHECKPOINT = "checkpoint.pt"
 FILES = (DICTIONARY, TOKENIZATION, CHECKPOINT)
 NAMES = {  # names of special symbols in vocabularies
     "bos": ("<s>", "[CLS]"),

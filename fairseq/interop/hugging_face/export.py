@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 import fairseq
+from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.inference.loading import check_no_begin
 from fairseq.interop.hugging_face import decoders, exported
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE, read_json
@@ -24,7 +25,7 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import find_tokenizer
 
 CODE = ("configuration_fairseq.py", "layers_fairseq.py", "modeling_fairseq.py", "tokenization_fairseq.py")
-CARD, DICTIONARY = "README.md", "dict.txt"
+CARD = "README.md"
 MODEL_CLASS, TOKENIZER_CLASS = "FairseqForCausalLM", "FairseqTokenizer"
 MOST_CHARACTERS = 1000  # of a text in the model card
 FIGURES = {  # of a results.json: name, format
