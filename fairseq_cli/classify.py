@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -18,6 +18,7 @@ from fairseq.errors import UserError, read_failure
 from fairseq.evaluation.classifier import Prediction, SentenceClassifier
 from fairseq.system.opening import open_input
 from fairseq.system.terminal import log_to_stderr
+from fairseq.text.raw_text import STDIN, decode_line, lines_as_they_arrive
 from fairseq_cli.common import escape_what_stdout_lacks
 
 DIGITS = 6  # of probabilities and scores, after the point
@@ -52,9 +53,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
-    if path == "-":
-        if sys.stdin is None:
-            raise UserError("stdin: is closed; give a file")
+    if path == STDIN:
         return contextlib.nullcontext(sys.stdin.buffer)
     try:
         return open_input(path)
@@ -62,33 +61,27 @@ def _opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
         raise UserError(f"{path}: {read_failure(error)}; give another file") from None
 
 
-def _texts(file: Iterable[bytes], path: str, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _texts(file: BinaryIO, path: str, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """The sentences of each line; a first line with the columns *names* is the header of a table."""
-    where = "stdin" if path == "-" else path
-    columns: Columns | None = None
-    for number, line in enumerate(file, 1):
+    where = "stdin" if path == STDIN else path
+    columns = Columns((0, 1) if len(names) == 2 else None, names)
+    for number, line in enumerate(lines_as_they_arrive(where, file), 1):
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
-            raise UserError(f"{where}: line {number}: not UTF-8; convert it") from None
+            text = decode_line(line, number).rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{where}: line {number}, byte {error.start + 1}: not UTF-8; convert the text, as with iconv"
+            ) from None
         fields = [field.strip() for field in text.split("\t")]
-        if columns is None:
-            columns = _columns(fields, names)
-            if columns.numbers is not None and set(names) <= set(fields):
-                continue
+        if number == 1 and set(names) <= set(fields):
+            columns = Columns(tuple(fields.index(name) for name in names), names)
+            continue
         yield _sentences(f"{where}: line {number}", text, fields, columns)
-
-
-def _columns(first: list[str], names: tuple[str, ...]) -> Columns:
-    """The columns of a file by its *first* line."""
-    if set(names) <= set(first):
-        return Columns(tuple(first.index(name) for name in names), names)
-    return Columns((0, 1) if len(names) == 2 else None, names)
 
 
 def _sentences(where: str, text: str, fields: list[str], columns: Columns) -> tuple[str, ...]:
     if columns.numbers is None:
-        return (" ".join(text.split("\t")),)
+        return (text.replace("\t", " "),)
     if len(fields) <= max(columns.numbers):
         expected = " and ".join(columns.names)
         raise UserError(f"{where}: {len(fields)} columns; expected {expected}, separated by a tab")

@@ -24,8 +24,8 @@ from fairseq.logging import progress_bar
 from fairseq.system.files import prepare_folder
 from fairseq.system.terminal import log_to_stderr
 from fairseq.text.dictionary import Dictionary
-from fairseq.text.raw_text import format_of
-from fairseq.text.text_corpus import STDIN, TextCorpus, TextReader
+from fairseq.text.raw_text import STDIN, format_of
+from fairseq.text.text_corpus import TextCorpus, TextReader
 
 S = TypeVar("S", bound=Settings)
 

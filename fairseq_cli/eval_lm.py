@@ -30,8 +30,8 @@ from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr, printable
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.typed import typed_settings
-from fairseq.text.raw_text import RawCounts
-from fairseq.text.text_corpus import STDIN, TextReader, log_tokens
+from fairseq.text.raw_text import STDIN, RawCounts
+from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
 from fairseq_cli.common import escape_what_stdout_lacks, progress, read_text, run_on_processes, with_models
 

@@ -23,7 +23,7 @@ from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.typed import typed_settings
-from fairseq.text.text_corpus import STDIN
+from fairseq.text.raw_text import STDIN
 from fairseq_cli.common import (
     escape_what_stdout_lacks,
     progress,

@@ -19,13 +19,13 @@ from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.system.opening import open_input
 from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.typed import typed_settings
-from fairseq.text.raw_text import BOM
+from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive
 from fairseq.text.text_corpus import report_unknown
 from fairseq_cli.common import escape_what_stdout_lacks, progress, with_models
 
 logger = logging.getLogger(__name__)
 
-LARGEST_INPUT = 1 << 26  # bytes of prompts, which are encoded together
+LARGEST_INPUT = LONGEST_ROW  # bytes of prompts, which are encoded together
 
 
 def main(args: argparse.Namespace) -> None:
@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> None:
     settings = typed_settings(args, InteractiveConfig)
     cfg: InteractiveConfig = settings.command
     check_samples(cfg, cfg.num_samples)
-    lines = None if cfg.input == "-" else _read_file(Path(cfg.input))
+    lines = None if cfg.input == STDIN else _read_file(Path(cfg.input))
     settings, paths = with_models(settings)
     writer = Writer.load(settings, paths)
     if lines is None or cfg.finds_hypotheses:
@@ -134,30 +134,26 @@ def _read_file(path: Path) -> list[str]:
 def _stdin_lines() -> Iterator[str]:
     """The lines of stdin as they arrive, with a prompt sign on a terminal; bytes that are not UTF-8 become U+FFFD."""
     asked = sys.stdin.isatty()
-    for number in range(1, sys.maxsize):
+    lines = lines_as_they_arrive("stdin", sys.stdin.buffer)
+    for number in itertools.count(1):
         if asked:
             print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.buffer.readline()
+        line = next(lines, b"")
         if not line:
             break
-        text = _without_mark(line.rstrip(b"\r\n"), number)
+        text = line.rstrip(b"\r\n")
         try:
-            yield text.decode("utf-8")
+            yield decode_line(text, number)
         except UnicodeDecodeError as error:  # not the end of a session
             logger.warning("stdin: line %d, byte %d: not UTF-8, read as U+FFFD", number, error.start + 1)
-            yield text.decode("utf-8", "replace")
+            yield decode_line(text, number, "replace")
     if asked:
         print(file=sys.stderr)
 
 
-def _without_mark(line: bytes, number: int) -> bytes:
-    """Line *number*, without a byte-order mark at the beginning of the first one."""
-    return line.removeprefix(BOM) if number == 1 else line
-
-
 def _text(line: bytes, where: str, number: int) -> str:
     try:
-        return _without_mark(line, number).decode("utf-8")
+        return decode_line(line, number)
     except UnicodeDecodeError as error:
         raise UserError(
             f"{where}: line {number}, byte {error.start + 1}: not UTF-8; convert the text, as with iconv"

@@ -16,12 +16,10 @@ from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, prepare_file
 from fairseq.system.limits import check_processes
 from fairseq.system.workers import Workers
-from fairseq.text.raw_text import TextFormat, format_of
+from fairseq.text.raw_text import STDIN, TextFormat, format_of
 from fairseq.text.tokenization import DetokenizeBlock, TokenizeBlock, tokenize_file, tokenize_stream
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.choice import chosen_subwords, chosen_words
-
-STDIN = "-"
 
 
 def main(args: argparse.Namespace) -> None:

@@ -115,6 +115,22 @@ def environment(**settings: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **settings}
 
 
+class Endless(io.RawIOBase):
+    """A stream of one line without an end, of which no more than *most* bytes may be read."""
+
+    def __init__(self, most: int) -> None:
+        self.rest = most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        assert self.rest >= 0, "the line is read without a limit"
+        self.rest -= len(buffer)
+        buffer[:] = b"a" * len(buffer)
+        return len(buffer)
+
+
 def difference(a: Any, b: Any, path: str = "") -> str | None:
     """Where *a* and *b*, two checkpoints' contents, differ in a single bit; None if they do not."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gzip
 import io
+import itertools
 import lzma
 import os
 import zlib
@@ -22,6 +23,7 @@ BLOCK_BYTES = 1 << 20  # read at once
 COMPRESSED_BYTES = 1 << 10  # decompressed at once
 LONGEST_LINE = 1 << 20  # bytes; a longer line is read in parts
 LONGEST_ROW = 1 << 26  # bytes of a row of JSON lines, which is read as a whole
+STDIN = "-"  # as the name of a file
 BOM = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
 
@@ -225,6 +227,34 @@ def _zstandard(raw: BinaryIO, path: str) -> io.RawIOBase:
 def _damaged(path: str, error: object) -> UserError:
     reason = " ".join(str(error).split())
     return UserError(f"{path}: not a whole {_suffix(path)} file ({reason}); compress or download it again")
+
+
+def lines_as_they_arrive(name: str, file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of an open file, each as soon as it is there and with its line feed.
+
+    Raises:
+        UserError: a line is longer than :data:`LONGEST_ROW`; no more than that is read of it.
+    """
+    for number in itertools.count(1):
+        line = file.readline(LONGEST_ROW + 1)
+        if len(line) > LONGEST_ROW:
+            raise UserError(f"{name}: line {number}: longer than {LONGEST_ROW >> 20} MiB; split it")
+        if not line:
+            return
+        yield line
+
+
+def decode_line(line: bytes, number: int, errors: str = "strict") -> str:
+    """Return line *number* of a text, the first without a byte-order mark.
+
+    Raises:
+        UnicodeDecodeError: its ``start`` counts the bytes of the mark too.
+    """
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8", errors)
+    except UnicodeDecodeError as error:
+        error.start += len(line) - len(error.object)
+        raise
 
 
 def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:

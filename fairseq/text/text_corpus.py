@@ -14,6 +14,7 @@ import numpy as np
 
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import (
+    STDIN,
     Block,
     RawCounts,
     TextFormat,
@@ -28,7 +29,6 @@ from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 
 logger = logging.getLogger(__name__)
 
-STDIN = "-"  # as the name of a file
 MOST_NAMED = 10  # unknown symbols in a message
 
 

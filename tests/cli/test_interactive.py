@@ -20,6 +20,7 @@ from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.inference.text import SPACES, detokenizer_of, never_written
+from fairseq.text import raw_text
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import interactive
 
@@ -136,12 +137,12 @@ def test_mistakes_are_told_in_one_line(flags, tmp_path, pipe):
 
 
 def test_a_byte_that_is_not_utf8_does_not_end_a_session(pipe, capsys, caplog):
-    pipe(b"g\xe9s\ngres\n")
+    pipe(b"\xef\xbb\xbfg\xe9s\ngres\n")
     with caplog.at_level(logging.WARNING):
         run(FLAGS, "--path", BASELINE, "--max-new-tokens 1 --json")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["prompt"] for line in lines] == [0, 1] and lines[1]["text"] == "gres"
-    assert "stdin: line 1, byte 2: not UTF-8, read as U+FFFD" in caplog.messages
+    assert "stdin: line 1, byte 5: not UTF-8, read as U+FFFD" in caplog.messages
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_prompt(pipe, capsys, tmp_path):
@@ -152,6 +153,14 @@ def test_a_byte_order_mark_is_no_part_of_the_first_prompt(pipe, capsys, tmp_path
         run(FLAGS, "--path", BASELINE, "--max-new-tokens 1 --json", *flags)
         outputs.append(json.loads(capsys.readouterr().out)["text"])
     assert outputs == ["gres", "gres"]
+
+
+def test_a_line_of_stdin_has_a_limit(monkeypatch):
+    monkeypatch.setattr(raw_text, "LONGEST_ROW", 1 << 20)
+    stdin = SimpleNamespace(buffer=io.BufferedReader(runs.Endless(2 << 20)), isatty=lambda: False)
+    monkeypatch.setattr(interactive.sys, "stdin", stdin)
+    with pytest.raises(UserError, match="^stdin: line 1: longer than 1 MiB; split it$"):
+        run(FLAGS, "--path", BASELINE)
 
 
 def test_nothing_at_all_on_stdin_ends_cleanly(pipe, capsys):

@@ -21,6 +21,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation.classifier import SentenceClassifier
 from fairseq.models.loading import stored_settings
 from fairseq.tasks import setup_task
+from fairseq.text import raw_text
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import classify, export_model, finetune
 
@@ -215,8 +216,10 @@ def test_what_cannot_be_classified_is_one_line(
 ) -> None:
     path = classifier(tmp_path)
     (tmp_path / "latin").write_bytes(b"w1\n\xff\n")
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfw\xff\n")
     for words, message in {
-        (path, tmp_path / "latin"): "latin: line 2: not UTF-8",
+        (path, tmp_path / "latin"): "latin: line 2, byte 1: not UTF-8",
+        (path, tmp_path / "marked"): "marked: line 1, byte 5: not UTF-8",
         (path, tmp_path / "none"): "none: file not found",
         (path, tmp_path): "cannot be read",
         (path, "/dev/zero"): "/dev/zero: cannot be read",
@@ -225,8 +228,9 @@ def test_what_cannot_be_classified_is_one_line(
     }.items():
         with pytest.raises(UserError, match=message):
             printed(capsys, *words)
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UserError, match="stdin: is closed"):
+    monkeypatch.setattr(raw_text, "LONGEST_ROW", 1 << 20)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(runs.Endless(2 << 20))))
+    with pytest.raises(UserError, match="stdin: line 1: longer than 1 MiB; split it"):
         printed(capsys, path)
     pretrained = write_pretrained(tmp_path / "bin" / "pre.pt", tmp_path / "bin")
     with pytest.raises(UserError, match="not a fine-tuned classifier"):
