@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ import torch
 import torch.distributed as dist
 
 from fairseq.distributed import World
-
-NONE = pickle.dumps((None, "no answer"))
 
 
 def on_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:
@@ -35,27 +33,48 @@ def on_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments: 
         arguments: inherited from this process.
 
     Raises:
-        RuntimeError: the function failed on a process; the message is the first failure's.
+        RuntimeError: the function failed on a process; the message is the first failure's. The others, which may wait
+            for it, are killed.
     """
     context = multiprocessing.get_context("fork")
     ends = [context.Pipe(duplex=False) for _ in range(size)]
-    targets = [(function, World(rank, size), folder, ends[rank][1], arguments) for rank in range(size)]
+    sends = [send for _, send in ends]
+    targets = [(function, World(rank, size), folder, sends, arguments) for rank in range(size)]
     processes = [context.Process(target=_run, args=target) for target in targets]
     for process in processes:
         process.start()
+    for send in sends:
+        send.close()  # so that the end of a process ends its pipe
+    waiting = dict(enumerate(receive for receive, _ in ends))
+    results: dict[int, Any] = {}
     try:
-        answers = [receive.recv_bytes() if receive.poll(runs.TIMEOUT) else NONE for receive, _ in ends]
+        while waiting:
+            ready = wait(list(waiting.values()), runs.TIMEOUT)
+            if not ready:
+                raise RuntimeError(f"no answer of ranks {list(waiting)}")
+            for rank in [rank for rank, receive in waiting.items() if receive in ready]:
+                results[rank], failure = _answer(waiting.pop(rank), rank)
+                if failure:
+                    raise RuntimeError(failure)
     finally:
         for process in processes:
             process.kill()
             process.join()
-    results = [pickle.loads(content) for content in answers]
-    if failures := [failure for _, failure in results if failure]:
-        raise RuntimeError(failures[0])
-    return [result for result, _ in results]
+    return [results[rank] for rank in range(size)]
 
 
-def _run(function: Callable[..., Any], world: World, folder: Path, answer: Connection, arguments: Any) -> None:
+def _answer(receive: Connection, rank: int) -> tuple[Any, str]:
+    try:
+        result, failure = pickle.loads(receive.recv_bytes())
+        return result, failure
+    except EOFError:
+        return None, f"rank {rank}: ended without an answer"
+
+
+def _run(function: Callable[..., Any], world: World, folder: Path, sends: list[Connection], arguments: Any) -> None:
+    answer = sends.pop(world.rank)
+    for other in sends:
+        other.close()
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "meeting"), world.size)
     limit = timedelta(seconds=runs.TIMEOUT)
