@@ -67,7 +67,7 @@ class Workers:
             for process in self.processes:
                 process.start()
         except BaseException:
-            self._kill()
+            self.__exit__()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -97,7 +97,7 @@ class Workers:
             return Failure(self.first + killed[0], 1, reason)
         if not self.messages.empty():
             return Failure(*self.messages.get())
-        place = next(place for place, code in enumerate(codes) if code)
+        place = next(place for place, code in enumerate(codes) if code in (1, USER_ERROR))
         return Failure(self.first + place, 1, "exited without an error message")
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,93 @@
+"""A signal that asks a run to stop is recorded; a second one ends the process, unless something else counts them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from fairseq.distributed import Interruption
+from fairseq.distributed.interruption import SIGNALS
+
+
+def raise_signals(*numbers: int) -> int:
+    """The signal that is recorded of *numbers*, sent to this process one after the other."""
+    with Interruption() as interruption:
+        for number in numbers:
+            os.kill(os.getpid(), number)
+    return interruption.signal
+
+
+def code_of(function: Callable[..., int], *args: Any) -> int:
+    """The exit code of a process that ends with what *function* returns."""
+    child = os.fork()
+    if child == 0:
+        os._exit(function(*args))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_recorded_and_is_the_exit_code(number: signal.Signals) -> None:
+    before = [signal.getsignal(other) for other in SIGNALS]
+    with Interruption() as interruption:
+        assert interruption.signal == 0 and interruption.exit_code == 0
+        os.kill(os.getpid(), number)
+        assert interruption.signal == number and interruption.exit_code == 128 + number
+    assert [signal.getsignal(other) for other in SIGNALS] == before
+
+
+def test_a_second_signal_ends_the_process_with_its_code() -> None:
+    assert code_of(raise_signals, signal.SIGINT) == signal.SIGINT
+    assert code_of(raise_signals, signal.SIGINT, signal.SIGTERM) == 128 + signal.SIGTERM
+
+
+def _answer(send: Connection) -> None:
+    send.send(raise_signals(signal.SIGUSR1, signal.SIGTERM))
+
+
+def test_a_second_signal_of_a_supervised_process_is_its_supervisors(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    worker = context.Process(target=_answer, args=(send,))
+    worker.start()
+    worker.join()
+    assert receive.poll(0) and receive.recv() == signal.SIGUSR1
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert code_of(raise_signals, signal.SIGINT, signal.SIGTERM) == signal.SIGINT
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert raise_signals(signal.SIGINT) == 0
+        assert raise_signals(signal.SIGINT, signal.SIGTERM) == signal.SIGTERM
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_the_launcher_held_back_is_recorded(number: signal.Signals) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    signal.pthread_kill(threading.get_ident(), number)
+    assert raise_signals() == number
+
+
+def test_another_thread_has_no_signals_to_record() -> None:
+    recorded: list[int] = []
+
+    def run() -> None:
+        with Interruption() as interruption:
+            recorded.append(interruption.signal)
+
+    before = [signal.getsignal(other) for other in SIGNALS]
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert recorded == [0] and [signal.getsignal(other) for other in SIGNALS] == before
