@@ -84,7 +84,7 @@ class ShardedReducer(DataParallel):
         self.sharded: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parts = {name: nn.Parameter(p.to_local().detach()) for name, p in self.sharded.items()}
         self._source = {id(part): self.sharded[name] for name, part in self.parts.items()}
-        for loaded in (module, *module.children()):
+        for loaded in module.children():
             loaded.register_load_state_dict_pre_hook(self._cut_parameters)
 
     def accumulate(self, last: bool) -> AbstractContextManager[Any]:
