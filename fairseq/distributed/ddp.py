@@ -76,8 +76,8 @@ class GradientReducer(DataParallel):
         module: nn.Module,
         world: World,
         backend: str,
-        bucket_cap_mb: int = 25,
-        find_unused_parameters: bool = False,
+        bucket_cap_mb: int,
+        find_unused_parameters: bool,
     ) -> None:
         self.world = world
         self.overlapped = world.size > 1 and backend in ("c10d", "pytorch_ddp")

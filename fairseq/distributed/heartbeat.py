@@ -147,7 +147,8 @@ class Heartbeat:
 
 def publish_failure(store: dist.Store, rank: int, reason: str) -> None:
     """Tell every process that watches *store* that the process of *rank* failed, unless another was first."""
-    store.compare_set(_FAILURE, "", f"{rank} {' '.join(reason.strip().splitlines()[-1:])}")
+    line = reason.strip().rpartition("\n")[2]
+    store.compare_set(_FAILURE, "", f"{rank} {line}")
 
 
 def _is_timeout(error: BaseException) -> bool:

@@ -101,7 +101,7 @@ def _join(job: Job, world: World, url: str, fail: Fail) -> Any:
     cfg = job.distributed
     importlib.import_module("torch.distributed.nn.functional")  # imported later, it would hold on to the group
     rank, size, timeout = world.rank, world.size, cfg.distributed_timeout
-    rendezvous.stay_on_loopback(url, os.environ)
+    rendezvous.stay_on_loopback(url)
     store = rendezvous.connect(url, rank, size, timeout)
     heartbeat = Heartbeat(
         rendezvous.connect(url, rank, size, timeout),

@@ -108,7 +108,7 @@ def _slurm_port(cfg: DistributedConfig, environment: Mapping[str, str]) -> int:
 
 
 def _from_flags(cfg: DistributedConfig, cpu: bool, gpus: int) -> Launch:
-    here = cfg.nprocs_per_node or (0 if cpu else gpus)
+    here = cfg.nprocs_per_node or gpus
     size = cfg.distributed_world_size or max(here, 1)
     url = cfg.distributed_init_method
     if cfg.distributed_rank >= size > 1:
@@ -134,7 +134,7 @@ def _from_flags(cfg: DistributedConfig, cpu: bool, gpus: int) -> Launch:
         )
     if url is None and cfg.distributed_port > 0:
         url = f"tcp://127.0.0.1:{cfg.distributed_port}"
-    return Launch(size, cfg.distributed_rank if url else 0, count, url=url)
+    return Launch(size, cfg.distributed_rank, count, url=url)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

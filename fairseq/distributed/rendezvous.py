@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Mapping
 from datetime import timedelta
 from urllib.parse import urlsplit
 
@@ -43,7 +42,6 @@ def listen(url: str | None, timeout: float) -> tuple[dist.Store, str]:
                 host,
                 port,
                 is_master=True,
-                wait_for_workers=False,
                 timeout=timedelta(seconds=timeout),
                 master_listen_fd=bound.detach(),
             )
@@ -72,7 +70,7 @@ def connect(url: str, rank: int, size: int, timeout: float) -> dist.Store:
     try:
         if url.startswith("tcp://"):
             host, port = _address(url)
-            store: dist.Store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+            store: dist.Store = dist.TCPStore(host, port, is_master=False, timeout=limit)
         else:
             if url.startswith("file://"):
                 _check_file(url)
@@ -80,7 +78,7 @@ def connect(url: str, rank: int, size: int, timeout: float) -> dist.Store:
     except (RuntimeError, ValueError, OSError, OverflowError) as error:
         raise UserError(_cannot_open(url, error)) from None
     store.set_timeout(timedelta(seconds=timeout))
-    attempt = _attempt(os.environ) if url == "env://" else ""
+    attempt = _attempt() if url == "env://" else ""
     return dist.PrefixStore(attempt, store) if attempt else store
 
 
@@ -92,16 +90,16 @@ def _check_file(url: str) -> None:
     prepare_file("--distributed-init-method", path)
 
 
-def _attempt(environment: Mapping[str, str]) -> str:
+def _attempt() -> str:
     """A name of this start of the processes, where torchrun keeps one store for all starts (``--max-restarts``).
 
     Addresses and failures of processes that were killed would be read by those started in their place. Nodes count
     restarts each for itself, so that several have no common name.
     """
-    shared = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not shared or environment.get("GROUP_WORLD_SIZE") != "1":
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not shared or os.environ.get("GROUP_WORLD_SIZE") != "1":
         return ""
-    return f"attempt {environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def hosts_store(url: str, rank: int) -> bool:
@@ -135,9 +133,9 @@ def _missing(store: dist.Store, size: int, timeout: float) -> str:
     return ""
 
 
-def stay_on_loopback(url: str, environment: Mapping[str, str]) -> None:
-    """Let gloo connect over the loopback where the rendezvous is there, unless the *environment* says otherwise."""
-    if url.startswith("tcp://") and _address(url)[0] in _LOOPBACK and "GLOO_SOCKET_IFNAME" not in environment:
+def stay_on_loopback(url: str) -> None:
+    """Let gloo connect over the loopback where the rendezvous is there, unless the environment says otherwise."""
+    if url.startswith("tcp://") and _address(url)[0] in _LOOPBACK and "GLOO_SOCKET_IFNAME" not in os.environ:
         names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
         if names:
             os.environ["GLOO_SOCKET_IFNAME"] = names[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import runs
@@ -13,7 +15,8 @@ from fairseq.distributed import GradientReducer, World
 from fairseq.tasks.typed import training_settings
 from fairseq.training import train
 
-BACKENDS = ["c10d", "no_c10d"]
+importlib.import_module("torch._dynamo")  # DistributedDataParallel's, once, before processes are forked
+BACKENDS = ["c10d", "pytorch_ddp", "no_c10d", "legacy_ddp"]
 
 
 def gradients(world: World) -> dict[str, list[torch.Tensor]]:
@@ -21,7 +24,7 @@ def gradients(world: World) -> dict[str, list[torch.Tensor]]:
     found = {}
     for backend in BACKENDS:
         linear = torch.nn.Linear(2, 1, bias=False)
-        reducer = GradientReducer(linear, world, backend)
+        reducer = GradientReducer(linear, world, backend, 25, False)
         steps = []
         for number in range(2):
             with reducer.accumulate(last=number == 1):
@@ -42,9 +45,128 @@ def test_only_the_last_batch_of_an_update_is_reduced_over_processes(of_ranks, ba
     inputs = [[1.0, 11.0], [2.0, 12.0]]  # the gradient of a sum is the input
     mean = sum(map(sum, inputs)) / 2
     for rank, found in enumerate(of_ranks):
-        first, _, end = found[backend]
+        first, last, end = found[backend]
         assert first.unique().tolist() == [inputs[rank][0]], "of this process alone"
         assert end.unique().tolist() == [mean]
+        overlapped = backend in ("c10d", "pytorch_ddp")
+        assert last.unique().tolist() == [mean if overlapped else sum(inputs[rank])], (
+            "within the backward pass, or after"
+        )
+
+
+class Buffered(torch.nn.Module):
+    """A parameter that is used, one that is not, one that is not trained, and a buffer."""
+
+    scale: torch.Tensor
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.used = torch.nn.Parameter(torch.full((2,), value))
+        self.unused = torch.nn.Parameter(torch.full((3,), value))
+        self.frozen = torch.nn.Parameter(torch.full((2,), value), requires_grad=False)
+        self.register_buffer("scale", torch.tensor(value))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.used * self.frozen * self.scale * x).sum()
+
+
+def replicated(world: World) -> dict[str, Any]:
+    found = {}
+    for backend in BACKENDS:
+        module = Buffered(world.rank + 2.0)
+        reducer = GradientReducer(module, world, backend, 25, find_unused_parameters=True)
+        start = {name: value.clone() for name, value in module.state_dict().items()}
+        module.scale.fill_(world.rank + 1.0)
+        with reducer.accumulate(last=True):
+            reducer.module(torch.ones(2)).backward()
+        reducer.reduce()
+        names = [name for name, _ in reducer.named_parameters()]
+        found[backend] = start, names, module.used.grad, module.unused.grad, module.scale.item()
+    return found
+
+
+def test_processes_start_with_the_values_of_the_first_and_keep_their_own_buffers(tmp_path: Path) -> None:
+    for rank, of_rank in enumerate(on_ranks(replicated, 2, tmp_path)):
+        for backend, (start, names, used, unused, scale) in of_rank.items():
+            assert {value.unique().item() for value in start.values()} == {2.0}
+            assert names == ["used", "unused"]
+            assert used.tolist() == [2.0 * (1 + 2) / 2] * 2 and scale == rank + 1
+            assert unused is None if backend in ("c10d", "pytorch_ddp") else unused.tolist() == [0.0] * 3
+
+
+class Wrapped(torch.nn.Module):
+    """In place of torch's DistributedDataParallel: what it was called with."""
+
+    def __init__(self, module: torch.nn.Module, **settings: Any) -> None:
+        super().__init__()
+        self.settings = settings
+
+
+class Older(Wrapped):
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: Any = "unset",
+        bucket_cap_mb: int = 0,
+        find_unused_parameters: Any = "unset",
+        broadcast_buffers: bool = True,
+    ) -> None:
+        super().__init__(module, device_ids=device_ids, mb=bucket_cap_mb, unused=find_unused_parameters)
+        self.buffers_are_sent = broadcast_buffers
+
+
+class Newer(Wrapped):
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: Any = "unset",
+        bucket_cap_mb: int = 0,
+        find_unused_parameters: Any = "unset",
+        forward_sync_buffers: bool = True,
+    ) -> None:
+        super().__init__(module, device_ids=device_ids, mb=bucket_cap_mb, unused=find_unused_parameters)
+        self.buffers_are_sent = forward_sync_buffers
+
+
+@pytest.mark.parametrize("release", [Older, Newer])
+@pytest.mark.parametrize("device, ids", [("cpu", None), ("cuda:1", [torch.device("cuda:1")])])
+def test_the_reduction_has_the_processs_device_and_the_buckets_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, release: Any, device: str, ids: Any
+) -> None:
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", release)
+    world = World(0, 2, torch.device(device))
+    wrapped = GradientReducer(torch.nn.Linear(1, 1), world, "c10d", 7, True).module
+    assert wrapped.settings == {"device_ids": ids, "mb": 7, "unused": True} and not wrapped.buffers_are_sent
+
+
+def test_gradients_are_reduced_in_buckets_of_whole_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    reduced: list[int] = []
+
+    def all_reduce(flat: torch.Tensor) -> None:
+        reduced.append(flat.numel() * flat.element_size())
+        flat.mul_(2).add_(2)  # of another process, whose gradients are greater by 2
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, rank: None)
+    half = 1 << 17  # numbers of 4 bytes in half a MB
+    sizes = [half, half, 2 * half, half - 1, half + 2, 3]
+    module = torch.nn.ParameterList([torch.full((size,), 1.0 * number) for number, size in enumerate(sizes)])
+    for parameter in module[1:]:
+        parameter.grad = parameter.detach().clone().view(-1)
+    GradientReducer(module, World(0, 2), "no_c10d", 1, False).reduce()
+    mega = 1 << 20
+    assert reduced == [mega, mega, mega + 4, 12]
+    assert [parameter.grad.unique().tolist() for parameter in module] == [[number + 1.0] for number in range(6)]
+
+
+def test_one_process_reduces_nothing() -> None:
+    for backend in BACKENDS:
+        linear = torch.nn.Linear(1, 1)
+        reducer = GradientReducer(linear, World(), backend, 25, False)
+        with reducer.accumulate(last=False):
+            reducer.module(torch.ones(1)).backward()
+        reducer.reduce()
+        assert reducer.module is linear and linear.bias.grad.tolist() == [1.0]
 
 
 def drawn(world: World, folder: Path) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +48,11 @@ def test_one_process_uses_the_gpu_that_it_is_given(selected: list[torch.device])
     (world,) = worlds("--distributed-world-size 1 --device-id 3")
     assert world.device == torch.device("cuda", 3) and selected == [world.device]
     assert worlds("--distributed-world-size 1")[0].device == torch.device("cuda", 0)
+    assert worlds("--cpu --distributed-world-size 1")[0].device == torch.device("cpu")
+
+
+def test_a_command_of_one_process_uses_the_first_gpu(selected: list[torch.device]) -> None:
+    assert distributed.device_of(CommonConfig()) == torch.device("cuda", 0) == selected[0]
 
 
 def test_a_gpu_that_does_not_exist_is_refused(selected: list[torch.device]) -> None:
@@ -72,4 +78,14 @@ def test_float16_on_a_cpu_without_its_arithmetic_names_bf16(
         distributed.device_of(CommonConfig(cpu=True, **{flag: True}))
         distributed.device_of(CommonConfig(cpu=True, bf16=True))
     assert len(caplog.messages) == lines
-    assert all("use --bf16" in message for message in caplog.messages)
+    start = f"--{flag.replace('_', '-')}: this CPU has no float16 arithmetic"
+    assert all(message.startswith(start) and "use --bf16" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("reported, supported", [(True, True), (False, False), (None, True)])
+def test_the_build_of_pytorch_reports_float16_arithmetic(
+    monkeypatch: pytest.MonkeyPatch, reported: bool | None, supported: bool
+) -> None:
+    build = SimpleNamespace() if reported is None else SimpleNamespace(_is_mkldnn_fp16_supported=lambda: reported)
+    monkeypatch.setattr(torch.ops, "mkldnn", build)
+    assert device._has_float16_arithmetic() is supported

@@ -237,28 +237,3 @@ def test_port_in_use_is_refused_in_one_line(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         runs.train(tmp_path, BASELINE, TWO, f"--distributed-port {taken.getsockname()[1]}")
-
-
-def test_process_that_never_joins_is_named(monkeypatch, caplog):
-    caplog.set_level("INFO")
-    monkeypatch.setattr(rendezvous, "_SLOWEST_START", 0.0)
-    store, _ = rendezvous.listen(None, timeout=0.2)
-    with pytest.raises(UserError, match="of 3 processes, 1, 2 did not join within 0.2 s"):
-        rendezvous.meet(store, 0, 3, 0.2)
-    assert "waiting up to 0.2 s for processes 1, 2 of 3" in caplog.text
-
-
-def test_processes_that_torchrun_starts_again_do_not_read_what_those_before_left(monkeypatch):
-    server, url = rendezvous.listen(None, 60)
-    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": url.rpartition(":")[2]}
-    variables |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    stores = []
-    for attempt in "01":
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
-        stores.append(rendezvous.connect("env://", 0, 2, 60))
-        assert not stores[-1].check(["joined/0"]), "nobody of this attempt has joined"
-        stores[-1].set("joined/0", "host")
-    assert all(store.check(["joined/0"]) for store in stores)
-    del server

@@ -24,6 +24,11 @@ def flags(**settings):
         ({"local_rank": 3, "distributed_world_size": 1}, False, 8, Launch(1, local_rank=3)),
         ({"distributed_world_size": 3}, True, 0, Launch(3, 0, 3)),
         ({"nprocs_per_node": 3}, True, 0, Launch(3, 0, 3)),
+        ({"nprocs_per_node": 2}, False, 2, Launch(2, 0, 2)),
+        ({"distributed_world_size": 1, "distributed_rank": 1}, True, 0, Launch(1)),
+        ({"distributed_world_size": 1, "distributed_no_spawn": True, "local_rank": 1}, False, 2, Launch(1, 0, 0, 1)),
+        ({"distributed_world_size": 2, "distributed_port": 0}, True, 0, Launch(2, 0, 2)),
+        ({"distributed_world_size": 2, "distributed_port": 1}, True, 0, Launch(2, 0, 2, url="tcp://127.0.0.1:1")),
         (
             {"distributed_world_size": 2, "distributed_port": 4000},
             False,
@@ -58,6 +63,17 @@ def test_torchrun_comes_before_flags_and_slurm():
     assert plan(flags(distributed_world_size=2), False, 4, torchrun) == Launch(8, 5, local_rank=1, url="env://")
 
 
+def test_torchrun_is_told_by_rank_and_size_and_the_gpu_is_the_ranks_without_a_local_one():
+    assert plan(flags(), False, 4, {"RANK": "3", "WORLD_SIZE": "8"}) == Launch(8, 3, local_rank=3, url="env://")
+    for alone in ("RANK", "WORLD_SIZE"):
+        assert plan(flags(), True, 0, {alone: "2"}) == Launch(1)
+
+
+def test_flags_of_the_rendezvous_come_before_slurm():
+    cfg = flags(distributed_init_method=URL, distributed_world_size=4, nprocs_per_node=2, distributed_rank=2)
+    assert plan(cfg, True, 0, srun(2, 2)) == Launch(4, 2, 2, url=URL)
+
+
 def srun(tasks, nodes, rank=1, **variables):
     return {
         "SLURM_JOB_ID": "12345",
@@ -81,6 +97,43 @@ def test_task_a_process_and_their_port_is_the_steps():
     assert plan(flags(distributed_port=4000), False, 8, srun(2, 1)).url == "tcp://127.0.0.1:4000"
 
 
+def test_ports_of_steps_are_not_privileged_nor_short_lived_and_differ_between_jobs_and_steps():
+    def port(job, step):
+        url = plan(flags(), False, 8, srun(2, 1, SLURM_JOB_ID=str(job), SLURM_STEP_ID=step)).url
+        return int(url.rpartition(":")[2])
+
+    ports = {(job, step): port(job, str(step)) for job in range(9990, 10010) for step in range(4)}
+    assert len(set(ports.values())) == len(ports) and ports[10000, 0] == 20000 and ports[9999, 0] == 29999
+    assert ports[9990, 1] == 20000 + 9990 + 7919 - 10000, "the same in every release: tasks may have several"
+    assert port(7, "batch") == port(7, "0") == 20007
+
+
+def test_a_step_without_a_number_has_the_port_of_the_jobs_first():
+    variables = srun(2, 1)
+    del variables["SLURM_STEP_ID"]
+    assert plan(flags(), False, 8, variables).url == "tcp://127.0.0.1:22345"
+    assert plan(flags(distributed_port=1), False, 8, variables).url == "tcp://127.0.0.1:1"
+    assert plan(flags(distributed_port=0), False, 8, variables).url == "tcp://127.0.0.1:22345"
+
+
+@pytest.mark.parametrize("count", ["SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"])
+@pytest.mark.parametrize("nodes", ["SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"])
+def test_nodes_are_those_of_the_step_or_else_of_the_job(count, nodes):
+    variables = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", count: "2", nodes: "gpu[07-08]"}
+    assert plan(flags(), True, 0, variables) == Launch(4, 3, local_rank=3, url="tcp://gpu07:20007")
+    assert plan(flags(), True, 0, {**variables, count: "4"}) == Launch(4, 3, local_rank=3, url="tcp://gpu07:20007")
+    del variables[count]
+    assert plan(flags(), True, 0, variables).url == "tcp://gpu07:20007"
+    assert plan(flags(), True, 0, {**variables, nodes: "gpu1,gpu2"}).url == "tcp://gpu1:20007"
+    assert plan(flags(), True, 0, {**variables, nodes: "gpu07"}).url == "tcp://127.0.0.1:20007"
+
+
+def test_task_a_node_starts_as_many_processes_as_it_is_told():
+    cfg = flags(nprocs_per_node=2, distributed_port=4000)
+    assert plan(cfg, False, 8, srun(4, 4)) == Launch(8, 2, 2, url="tcp://gpu07:4000")
+    assert plan(flags(distributed_world_size=32, distributed_port=4000), False, 8, srun(4, 4)).size == 32
+
+
 def test_task_a_node_starts_a_process_a_gpu():
     started = plan(flags(distributed_port=4000), False, 8, srun(4, 4))
     assert started == Launch(32, 8, 8, url="tcp://gpu07:4000")
@@ -97,6 +150,7 @@ def test_task_that_sees_one_gpu_uses_it_whatever_its_number():
         {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "1"},  # a shell of salloc
         {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"},  # a batch script, srun not used
         {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # one task of a larger job
+        {"SLURM_PROCID": "0"},
     ],
 )
 def test_process_that_srun_did_not_start_beside_others_is_alone(environment):
@@ -140,12 +194,25 @@ def test_first_host_of_slurms_list(nodes, host):
             {},
             "4 processes need --distributed-init-method",
         ),
+        (
+            {"distributed_world_size": 4, "distributed_init_method": URL},
+            *(
+                False,
+                0,
+                {},
+                "--distributed-world-size 4: this machine has 0 GPUs; add --cpu to run on the processor, or ",
+            ),
+        ),
+        ({"nprocs_per_node": 10**7}, True, 0, {}, "--nprocs-per-node 10000000"),
+        ({"distributed_world_size": 10**7}, True, 0, {}, "--distributed-world-size 10000000"),
         ({"distributed_world_size": 2, "distributed_rank": 2}, True, 0, {}, "--distributed-rank 2: 2 processes are"),
         ({"distributed_world_size": 2, "distributed_no_spawn": True}, True, 0, {}, "--distributed-no-spawn: needs"),
         ({"distributed_world_size": 3}, True, 0, srun(2, 1), "--distributed-world-size 3: srun started 2 tasks"),
         ({}, True, 0, {**srun(2, 1), "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID=x: the variable must be a whole number"),
         ({}, True, 0, {"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, "SLURM_JOB_ID: not set"),
         ({}, True, 0, {**srun(2, 2), "SLURM_STEP_NODELIST": ""}, "SLURM_NODELIST: not set"),
+        ({}, True, 0, {"RANK": "0", "WORLD_SIZE": "-2"}, "WORLD_SIZE=-2: the variable must be a whole number"),
+        ({}, True, 0, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "a"}, "LOCAL_RANK=a: the variable"),
         ({}, True, 0, {"RANK": "first", "WORLD_SIZE": "2"}, "RANK=first: the variable must be a whole number"),
     ],
 )
