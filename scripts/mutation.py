@@ -63,7 +63,21 @@ PLACES = {
             "tests/training/test_profiling.py",
         ),
     ),
-    "distributed": Place(("fairseq/distributed/*.py",), ("tests/distributed",)),
+    "distributed": Place(
+        ("fairseq/distributed/*.py",),
+        (
+            "tests/distributed/test_ddp.py",
+            "tests/distributed/test_device.py",
+            "tests/distributed/test_gather_tensors.py",
+            "tests/distributed/test_heartbeat.py",
+            "tests/distributed/test_interruption.py",
+            "tests/distributed/test_plan.py",
+            "tests/distributed/test_rendezvous.py",
+            "tests/distributed/test_run.py",
+            "tests/distributed/test_sharded_reducer.py",
+            "tests/distributed/test_workers.py",
+        ),
+    ),
 }
 
 SETTINGS = {

@@ -32,7 +32,7 @@ from mutmut.state import state
 FACTOR, LEAST = 5, 5
 """Limit of the processor time of a test on a mutant: a factor of that without, and seconds more."""
 
-WAIT = 10
+WAIT = 4
 """Limit of its time on the clock, as a factor of that of its processor time: the machine may be busy."""
 
 ENDED = (signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL)  # of a process at its limit
@@ -118,22 +118,46 @@ def _fails(item: Any) -> bool:
     return any(report.failed for report in runtestprotocol(item, log=False, nextitem=None))
 
 
+class _Functions(set[str]):
+    """The functions that a test reaches, in its process and in those forked from it, which share a file."""
+
+    def __init__(self, file: int) -> None:
+        super().__init__()
+        self.file = file
+
+    def add(self, function: str) -> None:
+        if function not in self:
+            super().add(function)
+            os.write(self.file, f"{function}\n".encode())  # forked processes share the offset, too
+
+    def take(self) -> set[str]:
+        """Return those added so far, and begin anew."""
+        found = set(os.pread(self.file, os.fstat(self.file).st_size, 0).decode().split())
+        os.lseek(self.file, 0, os.SEEK_SET)
+        os.truncate(self.file, 0)
+        self.clear()
+        return found
+
+
 def _reached(items: list[Any]) -> tuple[dict[str, list[str]], dict[str, float], list[str], list[str]]:
     """Run every test: the tests that reach each function, seconds of each, tests that fail, modules they import."""
     set_mutant_under_test("stats")
     reached: dict[str, list[str]] = defaultdict(list)
     seconds, failing = {}, []
     before = set(sys.modules)
-    for item in items:
-        state()._stats.clear()
-        start = time.process_time()
-        failed = _fails(item)
-        seconds[item.nodeid] = time.process_time() - start
-        if failed:
-            failing.append(item.nodeid)
-            continue
-        for function in state()._stats:
-            reached[function].append(item.nodeid)
+    with tempfile.TemporaryFile() as file:
+        functions = _Functions(file.fileno())
+        state()._stats = functions
+        for item in items:
+            start = sum(os.times()[:4])
+            failed = _fails(item)
+            seconds[item.nodeid] = sum(os.times()[:4]) - start  # of processes that it started, too
+            found = functions.take()
+            if failed:
+                failing.append(item.nodeid)
+                continue
+            for function in found:
+                reached[function].append(item.nodeid)
     return reached, seconds, failing, [name for name in sys.modules if name not in before]
 
 
