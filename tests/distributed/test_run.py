@@ -20,11 +20,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fairseq.config.settings import CommonConfig, DistributedConfig
 from fairseq.distributed import Job, World, launch, rendezvous, run
 from fairseq.distributed.plan import Launch
 from fairseq.distributed.workers import Failure
 from fairseq.errors import UserError
-from fairseq.settings import CommonConfig, DistributedConfig
 
 FORK = multiprocessing.get_context("fork")
 CPU = CommonConfig(cpu=True)

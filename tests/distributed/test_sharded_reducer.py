@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq.checkpoint.tensor_part import TensorPart
+from fairseq.config.settings import DistributedConfig
 from fairseq.distributed import World
 from fairseq.distributed.sharding import ShardedReducer, build_device, is_sharded, place_of
 from fairseq.errors import UserError
-from fairseq.settings import DistributedConfig
 
 for name in ("torch._dynamo", "torch.distributed.fsdp"):  # once, before the processes are forked
     importlib.import_module(name)
