@@ -128,6 +128,13 @@ def test_nodes_are_those_of_the_step_or_else_of_the_job(count, nodes):
     assert plan(flags(), True, 0, {**variables, nodes: "gpu07"}).url == "tcp://127.0.0.1:20007"
 
 
+def test_nodes_without_a_list_have_no_first_host():
+    variables = srun(2, 2)
+    del variables["SLURM_STEP_NODELIST"]
+    with pytest.raises(UserError, match="^SLURM_NODELIST: not set"):
+        plan(flags(), True, 0, variables)
+
+
 def test_task_a_node_starts_as_many_processes_as_it_is_told():
     cfg = flags(nprocs_per_node=2, distributed_port=4000)
     assert plan(cfg, False, 8, srun(4, 4)) == Launch(8, 2, 2, url="tcp://gpu07:4000")

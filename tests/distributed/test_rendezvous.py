@@ -228,6 +228,7 @@ def test_processes_that_torchrun_starts_again_do_not_read_what_those_before_left
         assert not stores[-1].check(["joined/0"]), "nobody of this attempt has joined"
         stores[-1].set("joined/0", "host")
     assert all(store.check(["joined/0"]) for store in stores)
+    assert not rendezvous.connect(torchrun, 0, 2, 60).check(["joined/0"]), "nor by its address"
     environment.delenv("TORCHELASTIC_RESTART_COUNT")
     assert rendezvous.connect("env://", 0, 2, 60).check(["joined/0"]), "the first attempt may have no number"
 
