@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import runs
 import torch
@@ -56,6 +58,34 @@ def test_the_first_process_or_all_of_them_may_have_no_rows(tmp_path):
     ((stacked,), none), others = on_ranks(stack_of_some, 2, tmp_path)
     assert torch.equal(stacked, torch.ones(2, 3))
     assert none == [] and others == ([], [])
+
+
+def exchanged(world, folder):
+    values = (world.gather({"rank": world.rank}), world.gather(world.rank, everywhere=True))
+    shared = world.share(f"of rank {world.rank}")
+    total = torch.tensor([1.0 + world.rank])
+    same = world.sum(total) is total
+    if world.rank == 2:
+        time.sleep(0.1)
+        (folder / "written").touch()
+    world.barrier()
+    return values, shared, total.item(), same, (folder / "written").exists()
+
+
+def test_values_of_all_ranks_are_gathered_shared_and_summed_and_a_barrier_waits_for_all(tmp_path):
+    ranks = [{"rank": rank} for rank in range(3)]
+    rest = ("of rank 0", 6.0, True, True)
+    first, *others = on_ranks(exchanged, 3, tmp_path, tmp_path)
+    assert first == ((ranks, [0, 1, 2]), *rest)
+    assert others == [(([], [0, 1, 2]), *rest)] * 2
+
+
+def test_one_process_is_a_world_of_its_own():
+    world, tensor = World(), torch.ones(2)
+    assert world.is_first and world.gather("a") == world.gather("a", everywhere=True) == ["a"]
+    assert world.share("a") == "a" and world.sum(tensor) is tensor and tensor.tolist() == [1, 1]
+    assert world.gather_rows(tensor) == (tensor,)
+    world.barrier()
 
 
 def test_one_process_returns_its_own():

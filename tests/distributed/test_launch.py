@@ -9,7 +9,7 @@ import sys
 import pytest
 import runs
 
-from fairseq.distributed import World, rendezvous
+from fairseq.distributed import rendezvous
 from fairseq.errors import UserError
 
 FAILED = "process 1 of 2 failed:\n"
@@ -91,16 +91,6 @@ def test_process_that_ends_early_ends_the_others(tmp_path, action, code, message
     result = runs.command(script, "--cpu", TWO, limit)  # returns when no process is left that holds its pipes
     assert result.returncode == code
     assert result.stderr.startswith(message.format(script=script)) and result.stderr.count("\n") <= 2
-
-
-def test_one_process_is_a_world_of_its_own():
-    world = World()
-    assert (world.is_first, world.gather("a"), world.gather("a", everywhere=True), world.share("a")) == (
-        True,
-        ["a"],
-        ["a"],
-        "a",
-    )
 
 
 # ---- joining ---------------------------------------------------------------------------------------------------------

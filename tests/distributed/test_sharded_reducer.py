@@ -16,10 +16,10 @@ from ranks import on_ranks
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq.checkpoint.tensor_part import TensorPart
 from fairseq.config.settings import DistributedConfig
 from fairseq.distributed import World
 from fairseq.distributed.sharding import ShardedReducer, build_device, is_sharded, place_of
+from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
 
 for name in ("torch._dynamo", "torch.distributed.fsdp"):  # once, before the processes are forked
