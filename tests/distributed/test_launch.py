@@ -35,7 +35,8 @@ class Failing(AdaptiveLoss):
 
 SCRIPT = """
 import os, signal, time
-from fairseq import config, distributed, options
+from fairseq import distributed
+from fairseq.config import fields, options
 from fairseq.errors import UserError
 from fairseq.config.settings import CommonConfig, DistributedConfig
 
@@ -46,7 +47,7 @@ def main(args, world):
     world.barrier()
 
 def start(args):
-    typed = [config.typed(part, args) for part in (CommonConfig, DistributedConfig)]
+    typed = [fields.typed(part, args) for part in (CommonConfig, DistributedConfig)]
     distributed.run(distributed.Job(main, args, *typed))
 
 if __name__ == "__main__":
@@ -76,7 +77,7 @@ def test_training_process_that_fails_ends_the_job_with_its_message(tmp_path):
         ),
         (
             "time.sleep(1e9)",
-            *(1, FAILED + "hangs at {script}:10: the others waited 5 s for it (--distributed-timeout)\n"),
+            *(1, FAILED + "hangs at {script}:11: the others waited 5 s for it (--distributed-timeout)\n"),
         ),
         ('raise UserError("--flag: of no use")', 2, "script.py: error: --flag: of no use\n"),
         ('raise MemoryError("out of memory")', 2, "script.py: error: out of host memory: lower --max-tokens"),
@@ -98,7 +99,8 @@ def test_process_that_ends_early_ends_the_others(tmp_path, action, code, message
 JOB = """
 import os
 import torch
-from fairseq import config, distributed, options
+from fairseq import distributed
+from fairseq.config import fields, options
 from fairseq.config.settings import CommonConfig, DistributedConfig
 
 def main(args, world):
@@ -107,7 +109,7 @@ def main(args, world):
     os.write(1, line.encode())  # at once: the processes share a pipe
 
 def start(args):
-    typed = [config.typed(part, args) for part in (CommonConfig, DistributedConfig)]
+    typed = [fields.typed(part, args) for part in (CommonConfig, DistributedConfig)]
     distributed.run(distributed.Job(main, args, *typed))
 
 if __name__ == "__main__":
