@@ -40,6 +40,13 @@ class ModelConfig(KernelConfig):
         """
         return {}
 
+    def check_training(self) -> None:
+        """Check the settings that training alone reads; those of a trained model may be what they are.
+
+        Raises:
+            UserError: one has no effect; the message names the flag.
+        """
+
 
 class BaseFairseqModel(nn.Module):
     """A registered model.

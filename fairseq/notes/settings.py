@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.config.fields import flag
+from fairseq.config.fields import defaults, flag, flag_name
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel, FairseqLanguageModel
 from fairseq.notes.dictionary import FORMS, CausalNoteDictionary, NoteDictionary
@@ -45,6 +45,12 @@ class CausalNoteConfig(NoteConfig):
 
     note_half_window: int = flag(16, "tokens before a word that its note averages, besides the word", low=0)
     notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
+
+    def check_training(self) -> None:
+        """Raise UserError for a setting that has no effect without ``--notes``."""
+        for name, default in defaults(CausalNoteConfig).items():
+            if not self.notes and getattr(self, name) != default:
+                raise UserError(f"{flag_name(name)}: has no effect without --notes; add it")
 
 
 def words_of(task: Any, flag: str) -> NoteWords:

@@ -63,7 +63,7 @@ def test_an_interrupted_run_goes_on_exactly_with_memory_and_table(arch, data, tm
 
 
 def test_the_finished_model_has_no_notes_unless_they_are_kept(data, tmp_path):
-    runs.train(tmp_path, ARCHS["transformer_xl"], "--notes --max-update 2", data=data)
+    runs.train(tmp_path, ARCHS["transformer_xl"], "--notes --note-gamma 0.2 --max-update 2", data=data)
     file = tmp_path / "checkpoint_last.pt"
     model, _ = load_model(file, data)
     kept, _ = load_model(file, data, overrides={"keep_notes": True})
@@ -91,6 +91,16 @@ def test_a_word_that_ends_in_the_unknown_symbol_is_not_read(tmp_path):
     spans = task.dataset("train").batch(np.arange(1))["net_input"]["spans"]
     assert task.note_words.words == ("ax", "b", "ay")
     assert set(spans[:, 3].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize(
+    "flags", ["--note-form centred", "--note-lambda 0.2", "--note-gamma 0.2", "--note-half-window 2", "--note-until 3"]
+)
+def test_settings_of_notes_without_notes_are_rejected(flags, name, data, tmp_path):
+    with pytest.raises(UserError, match=f"^{flags.split()[0]}: has no effect without --notes; add it$"):
+        runs.train(tmp_path, ARCHS[name], flags, "--max-update 1", data=data)
+    assert not list(tmp_path.iterdir())
 
 
 def test_bad_input_is_one_line(data):
