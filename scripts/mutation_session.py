@@ -14,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import random
 import resource
 import signal
 import sys
@@ -58,20 +59,22 @@ class Session:
         self._reach(session.items)
         gc.collect()
         gc.freeze()  # a collection in a fork would copy every page
-        for meta in sorted(Path("fairseq").rglob("*.py.meta")):
-            mutants = [name for name in json.loads(meta.read_text())["exit_code_by_key"] if self._is_chosen(name)]
-            for number, name in enumerate(mutants, start=1):
-                self.outcomes[name] = self._outcome(name)
-                if number % 20 == 0 or number == len(mutants):
-                    self.results.write_text(json.dumps(self.outcomes, indent=0))
-            if mutants:
-                words = [self.outcomes[name] for name in mutants]
-                counts = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
-                print(f"{str(meta).removesuffix('.meta')}: {len(mutants)} run, {counts}", file=sys.stderr, flush=True)
+        mutants = self._chosen()
+        for number, name in enumerate(mutants, start=1):
+            self.outcomes[name] = self._outcome(name)
+            if number % 20 == 0 or number == len(mutants):
+                self.results.write_text(json.dumps(self.outcomes, indent=0))
+                print(f"{number} of {len(mutants)} run", file=sys.stderr, flush=True)
         return True
 
-    def _is_chosen(self, name: str) -> bool:
-        return any(fnmatch.fnmatch(name, glob) for glob in self.globs) if self.globs else name not in self.outcomes
+    def _chosen(self) -> list[str]:
+        """The mutants to run, in a random order, always the same: if interrupted, they are a sample of each file."""
+        metas = sorted(Path("fairseq").rglob("*.py.meta"))
+        names = [name for meta in metas for name in json.loads(meta.read_text())["exit_code_by_key"]]
+        random.Random(0).shuffle(names)
+        if not self.globs:
+            return [name for name in names if name not in self.outcomes]
+        return [name for name in names if any(fnmatch.fnmatch(name, glob) for glob in self.globs)]
 
     def _reach(self, items: list[Any]) -> None:
         """Find the tests to run for each function, without those that fail without a mutant; import what they do."""

@@ -1,0 +1,280 @@
+"""A job: what it restores or starts from, its stages in turn, what it writes before training, and its exit code."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+import yaml
+
+from fairseq import checkpoint
+from fairseq.config.settings import CheckpointConfig
+from fairseq.distributed import Interruption, World
+from fairseq.errors import UserError
+from fairseq.tasks.typed import training_settings
+from fairseq.training import job
+from fairseq.training.run import Run
+from fairseq.training.trainer import Trainer
+
+QUICK = f"{runs.BASELINE} --decoder-layers 1 --no-epoch-checkpoints --disable-validation"
+SHORTFORMER = f"{runs.SHORTFORMER} --decoder-layers 1 --no-epoch-checkpoints --disable-validation"
+
+
+def settings_of(save_dir: Path, *flags: Any) -> Any:
+    return training_settings(runs.arguments(QUICK, "--save-dir", save_dir, *flags))
+
+
+def last(folder: Path) -> dict[str, Any]:
+    return checkpoint.read(folder / "checkpoint_last.pt")
+
+
+# --- processes
+
+
+def test_a_launch_hands_settings_to_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Any] = []
+    monkeypatch.setattr(job.distributed, "run", jobs.append)
+    settings = settings_of(tmp_path)
+    job.launch(settings)
+    assert jobs == [job.Job(job.run_process, settings, settings.common, settings.distributed)]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_process_ends_with_the_code_of_its_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    answers = iter([0, 15])
+    calls: list[Any] = []
+
+    def train(settings: Any, world: World, interruption: Any) -> int:
+        calls.append((settings, world, isinstance(interruption, Interruption)))
+        # the signal is recorded while it trains, and the log has a copy
+        assert signal.getsignal(signal.SIGTERM) == interruption._record
+        logging.getLogger("fairseq").error("a message")
+        return next(answers)
+
+    monkeypatch.setattr(job, "train", train)
+    levels: list[int] = []
+    monkeypatch.setattr(job, "log_to_stderr", levels.append)
+    settings, world = settings_of(tmp_path, "--log-file", tmp_path / "log.txt"), World(0 if first else 1, 1)
+    job.run_process(settings, world)
+    with pytest.raises(SystemExit) as end:
+        job.run_process(settings, world)
+    assert end.value.code == 143 and calls == [(settings, world, True)] * 2
+    assert levels == [logging.INFO if first else logging.ERROR] * 2
+    assert (tmp_path / "log.txt").exists() is first, "one process writes the file"
+
+
+def interrupted_at(updates: int, monkeypatch: pytest.MonkeyPatch) -> Interruption:
+    """A signal during the update after *updates*."""
+    interruption = Interruption()
+    step = Trainer.train_step
+
+    def stepped(self: Trainer, *args: Any) -> bool:
+        if self.num_updates == updates:
+            interruption.signal = signal.SIGUSR1
+        return step(self, *args)
+
+    monkeypatch.setattr(Trainer, "train_step", stepped)
+    return interruption
+
+
+def test_a_signal_ends_the_job_in_any_stage_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    settings = settings_of(tmp_path, "--stages 8:2,16:5")
+    assert job.train(settings, World(), interrupted_at(2, monkeypatch)) == signal.SIGUSR1
+    assert last(tmp_path)["optimizer_history"][-1]["num_updates"] == 3
+    assert caplog.messages[-1].startswith(f"stopped by SIGUSR1 after update 3; saved {tmp_path}/checkpoint_last.pt; ")
+    assert job.train(settings, World()) == 0
+    assert last(tmp_path)["optimizer_history"][-1]["num_updates"] == 5
+
+
+# --- stages
+
+
+def test_stages_follow_one_another_and_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    made: list[Any] = []
+    build = Run.__init__
+
+    def watched(self: Run, settings: Any, *args: Any) -> None:
+        made.append((settings.checkpoint, vars(settings.namespace)["tokens_per_sample"]))
+        build(self, settings, *args)
+
+    monkeypatch.setattr(Run, "__init__", watched)
+    flags = [SHORTFORMER, runs.ADAM, "--max-tokens 64 --stages 8:2,16:3,32:4"]
+    log = runs.train(tmp_path, *flags)
+    assert [(line["num_updates"], line["stage"], line["tokens_per_sample"]) for line in runs.updates(log)] == [
+        (1, 1, 8), (2, 1, 8), (3, 2, 16), (4, 3, 32)
+    ]  # fmt: skip
+    assert [message for message in caplog.messages if "is done" in message] == [
+        "stage 1 is done after 2 updates",
+        "stage 2 is done after 3 updates",
+    ]
+    assert "done training in" in caplog.messages[-1]
+    assert not any("settings in force" in message for message in caplog.messages), "nothing was resumed"
+    assert not any(message.startswith("restored") and ".pt" in message for message in caplog.messages)
+    assert [length for _, length in made] == [8, 16, 32]
+    made.clear()
+    caplog.clear()
+    runs.train(tmp_path, *flags, "--reset-optimizer --reset-meters --reset-dataloader --reset-lr-scheduler")
+    assert [length for _, length in made] == [8, 16, 32], "updates count from 0 again"
+    resets = [[getattr(options, name) for name in job.RESETS_OFF] for options, _ in made]
+    assert resets == [[True] * 4, [False] * 4, [False] * 4], "what the first stage did is kept"
+    runs.train(tmp_path, *flags)
+    assert [length for _, length in made[3:]] == [32], "all are done"
+
+
+def test_a_run_with_stages_resumes_in_the_stage_of_its_updates(tmp_path: Path) -> None:
+    flags = "--max-tokens 64 --stages 8:2,16:4"
+    runs.train(tmp_path, SHORTFORMER, runs.ADAM, "--tokens-per-sample 16 --tokens-from-prev 16 --max-update 3")
+    (line,) = runs.updates(runs.train(tmp_path, SHORTFORMER, runs.ADAM, flags))
+    assert (line["num_updates"], line["stage"]) == (4, 2)
+    without = {**last(tmp_path), "last_optimizer_state": None}
+    checkpoint.save(tmp_path / "checkpoint_last.pt", without)
+    lines = runs.updates(runs.train(tmp_path, SHORTFORMER, runs.ADAM, flags))
+    assert [line["num_updates"] for line in lines] == [1, 2, 3, 4], "weights alone have no updates behind them"
+
+
+# --- what a run starts from
+
+
+def test_a_run_starts_from_the_weights_of_another_and_from_nothing_else_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs.train(tmp_path / "a", QUICK, runs.ADAM, "--max-update 3")
+    caplog.set_level(logging.INFO)
+    initial = ["--finetune-from-model", tmp_path / "a", "--lr 1e-12 --max-update 1"]
+    (line,) = runs.updates(runs.train(tmp_path / "b", QUICK, runs.ADAM, *initial))
+    assert line["num_updates"] == 1 and line["epoch"] == 1
+    weights, started = (last(tmp_path / name)["model"] for name in ("a", "b"))
+    assert all(torch.allclose(weights[name], started[name], atol=1e-6) for name in weights)
+    assert any(message.startswith(f"{tmp_path}/a/checkpoint_last.pt: ") for message in caplog.messages)
+    runs.train(tmp_path / "b", QUICK, runs.ADAM, "--lr 0.1 --max-update 3")
+    caplog.clear()
+    (line,) = runs.updates(runs.train(tmp_path / "b", QUICK, runs.ADAM, initial, "--lr 1e-12 --max-update 4"))
+    assert line["num_updates"] == 4, "a run that has begun goes on"
+    moved = last(tmp_path / "b")["model"]
+    assert not any(torch.allclose(weights[name], moved[name]) for name in weights if weights[name].dim() == 2)
+    assert not any("parameters loaded" in message for message in caplog.messages)
+
+
+def test_the_first_stage_alone_starts_from_other_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    runs.train(tmp_path / "a", SHORTFORMER, "--max-update 1")
+    caplog.set_level(logging.INFO)
+    flags = ["--finetune-from-model", tmp_path / "a" / "checkpoint_last.pt", "--max-tokens 64 --stages 8:1,16:2"]
+    runs.train(tmp_path / "b", SHORTFORMER, flags)
+    assert sum("parameters loaded" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("flag", ["--finetune-from-model", "--restore-file"])
+def test_checkpoints_of_another_dictionary_are_refused_by_name(tmp_path: Path, flag: str) -> None:
+    runs.train(tmp_path / "a", QUICK, "--max-update 1")
+    path = tmp_path / "a" / "checkpoint_last.pt"
+    checkpoint.save(path, {**last(tmp_path / "a"), "dictionary": "0" * 64})
+    with pytest.raises(UserError) as error:
+        runs.train(tmp_path / "b", QUICK, flag, path, "--max-update 2")
+    assert str(error.value).startswith(f"{path}: was trained with another dictionary")
+    assert not (tmp_path / "b" / "settings.yaml").exists()
+
+
+def test_a_folder_of_another_dictionary_is_not_written_to(tmp_path: Path) -> None:
+    tmp_path.joinpath("dict.txt").write_text("other 1\n")
+    runs.train(tmp_path / "a", QUICK, "--max-update 1")
+    (tmp_path / "checkpoint_last.pt").write_bytes((tmp_path / "a" / "checkpoint_last.pt").read_bytes())
+    state = last(tmp_path)
+    del state["dictionary"]
+    checkpoint.save(tmp_path / "checkpoint_last.pt", state)
+    with pytest.raises(UserError, match="dictionary"):
+        runs.train(tmp_path, QUICK, "--max-update 2")
+    assert (tmp_path / "dict.txt").read_text() == "other 1\n"
+
+
+# --- what it writes before training
+
+
+def test_dictionary_and_settings_are_beside_the_checkpoints(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    runs.train(tmp_path / "a", QUICK, "--max-update 1")
+    assert (tmp_path / "a" / "dict.txt").read_bytes() == (runs.DATA / "dict.txt").read_bytes()
+    assert yaml.safe_load((tmp_path / "a" / "settings.yaml").read_text())["max_update"] == 1
+    (line,) = [message for message in caplog.messages if message.startswith("settings: ")]
+    assert line.startswith(f"settings: data={runs.DATA}, ")
+    runs.train(tmp_path / "b", QUICK, "--max-update 1 --no-save")
+    assert not (tmp_path / "b").exists()
+
+
+def test_settings_are_written_once_and_with_what_a_checkpoint_put_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs.train(tmp_path, SHORTFORMER, runs.ADAM, "--max-tokens 64 --stages 8:2,16:4 --save-interval-updates 1")
+    (tmp_path / "checkpoint_1_1.pt").rename(tmp_path / "checkpoint_last.pt")
+    written: list[Any] = []
+    monkeypatch.setattr(job, "write_settings", lambda settings, path: written.append((vars(settings.namespace), path)))
+    flags = "--max-tokens 64 --stages 8:2,16:4 --adam-eps 0.5"
+    runs.train(tmp_path, SHORTFORMER, runs.ADAM, flags)
+    ((values, path),) = written
+    assert path == tmp_path / "settings.yaml" and values["adam_eps"] == 1e-8
+    assert last(tmp_path)["args"]["adam_eps"] == 1e-8, "of the second stage, too"
+
+
+def test_two_jobs_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, "--max-update 1")
+    with job.CheckpointManager(settings.checkpoint).locked(), pytest.raises(UserError, match=f"{tmp_path}"):
+        job.train(settings, World())
+    assert job.train(settings, World()) == 0
+
+
+# --- a state that cannot be restored
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RuntimeError])
+def test_any_failure_to_restore_names_the_file_and_a_way_out(error: type[Exception]) -> None:
+    with pytest.raises(UserError) as found, job.restoring("x.pt"):
+        raise error("no  such\nthing " + "x" * 300)
+    line = str(found.value)
+    assert line.startswith(f"x.pt: its training state cannot be restored ({error.__name__}: ")
+    assert line.endswith("); use another checkpoint, or its weights alone with --finetune-from-model")
+    assert "\n" not in line and "xxx" in line and len(line) < 370
+
+
+def test_an_error_of_a_part_is_that_of_its_file(tmp_path: Path) -> None:
+    for text, expected in (("checkpoint: bad", "x.pt: bad"), ("--lr 1: bad", "--lr 1: bad"), ("a checkpoint: b",) * 2):
+        with pytest.raises(UserError) as found, job.restoring("x.pt"):
+            raise UserError(text)
+        assert str(found.value) == expected
+    with pytest.raises(KeyboardInterrupt), job.restoring("x.pt"):
+        raise KeyboardInterrupt
+
+
+def test_a_state_that_cannot_be_restored_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 1")
+    monkeypatch.setattr(Trainer, "load_state_dict", lambda self, state, *args, **settings: state["nothing"])
+    with pytest.raises(UserError, match=f"^{tmp_path}/checkpoint_last.pt: its training state cannot be restored"):
+        runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 2")
+
+
+@pytest.mark.parametrize(
+    ("state", "reset", "updates"),
+    [
+        (None, False, 0),
+        ({"last_optimizer_state": {}, "optimizer_history": [{"num_updates": 3}, {"num_updates": 7}]}, False, 7),
+        ({"last_optimizer_state": {}, "optimizer_history": [{"num_updates": 7}]}, True, 0),
+        ({"last_optimizer_state": None, "optimizer_history": [{"num_updates": 7}]}, False, 0),
+        ({"optimizer_history": [{"num_updates": 7}]}, False, 0),
+        ({"last_optimizer_state": {}, "optimizer_history": [{}]}, False, 0),
+        ({"last_optimizer_state": {}, "optimizer_history": []}, False, 0),
+        ({"last_optimizer_state": {}}, False, 0),
+    ],
+)
+def test_updates_are_those_of_the_last_optimizer_whose_state_is_restored(state: Any, reset: bool, updates: int) -> None:
+    assert job._updates(state, CheckpointConfig(reset_optimizer=reset)) == updates

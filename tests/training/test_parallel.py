@@ -1,0 +1,120 @@
+"""What is applied to a model from outside: precision, device, recomputation, and the reduction that flags ask for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import runs
+import torch
+
+from fairseq.distributed import World
+from fairseq.errors import UserError
+from fairseq.tasks import setup_task
+from fairseq.tasks.typed import training_settings
+from fairseq.training import parallel
+
+SHARDED = "--ddp-backend fully_sharded"
+
+
+class Steps:
+    """What is done to a model, in order; arguments that tests compare are recorded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *flags: Any, size: int = 1) -> None:
+        self.done: list[tuple[Any, ...]] = []
+        self.settings = training_settings(runs.arguments(runs.BASELINE, *flags))
+        self.task = setup_task(self.settings)
+        self.model = self.task.build_model(self.settings)
+        self.graph = self.task.loss_graph(self.model, self.task.build_criterion(self.settings))
+        self.world = World(0, size)
+        for name in ("compile_model", "checkpoint_activations", "GradientReducer", "ShardedReducer"):
+            monkeypatch.setattr(parallel, name, self.recorder(name))
+        monkeypatch.setattr(self.graph.criterion, "to", self.recorder("criterion"))
+
+    def recorder(self, name: str) -> Any:
+        return lambda *args: self.done.append((name, *args))
+
+    def run(self) -> list[tuple[Any, ...]]:
+        precision: Any = SimpleNamespace(place=self.recorder("place"), dtype=torch.bfloat16)
+        parallel.data_parallel(self.graph, precision, self.settings, self.world)
+        return self.done
+
+
+def test_a_model_is_placed_and_its_gradients_are_reduced_as_flags_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch, "--ddp-backend no_c10d --bucket-cap-mb 7")
+    assert steps.run() == [
+        ("place", steps.model, torch.device("cpu")),
+        ("criterion", torch.device("cpu")),
+        ("GradientReducer", steps.graph, steps.world, "no_c10d", 7, False),
+    ]
+
+
+def test_a_model_is_compiled_and_recomputed_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch, "--compile --checkpoint-activations")
+    assert steps.run()[2:4] == [("compile_model", steps.model), ("checkpoint_activations", steps.model)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [("", False), ("--find-unused-parameters", True), ("--decoder-layerdrop 0.5", True)]
+)
+def test_parameters_without_a_gradient_are_looked_for_where_there_may_be_some(
+    monkeypatch: pytest.MonkeyPatch, flags: str, expected: bool
+) -> None:
+    assert Steps(monkeypatch, flags).run()[-1][-1] is expected
+
+
+def test_a_sharded_model_is_not_moved_whole_to_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(monkeypatch, SHARDED, size=2)
+    layers = list(steps.model.decoder.layers)  # type: ignore[union-attr, arg-type]
+    assert steps.run() == [
+        ("place", steps.model, None),
+        ("ShardedReducer", steps.graph, layers, steps.world, steps.settings.distributed, torch.bfloat16),
+    ]
+    alone = Steps(monkeypatch, SHARDED).run()
+    assert [step[0] for step in alone] == ["place", "criterion", "GradientReducer"], "one process has all parts"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            f"{SHARDED} --compile",
+            "--compile: cannot be combined with --ddp-backend fully_sharded; leave one of them out",
+        ),
+        (
+            f"{SHARDED} --decoder-layerdrop 0.5",
+            "--decoder-layerdrop: leaves out layers, which --ddp-backend fully_sharded",
+        ),
+        ("--cpu-offload", "--cpu-offload: needs --ddp-backend fully_sharded; add it or leave this out"),
+        ("--shard-group-size 2", "--shard-group-size: needs --ddp-backend fully_sharded; add it or leave this out"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, flags: str, message: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        Steps(monkeypatch, flags, size=2).run()
+    assert str(error.value).startswith(message)
+
+
+def test_sharded_flags_are_taken_with_their_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Steps(monkeypatch, f"{SHARDED} --cpu-offload --shard-group-size 2", size=2).run()
+
+
+def test_optimizers_of_whole_parameters_are_refused_where_they_have_parts() -> None:
+    class Whole:
+        updates_parts = False
+
+    class Parts:
+        updates_parts = True
+
+    whole: Any = Whole()
+    parts: Any = Parts()
+    sharded, plain = (training_settings(runs.arguments(runs.BASELINE, flags)) for flags in (SHARDED, ""))
+    for optimizer, settings, size in ((parts, sharded, 2), (whole, sharded, 1), (whole, plain, 2)):
+        parallel.check_optimizer(optimizer, settings, World(0, size))
+    with pytest.raises(
+        UserError, match="^--ddp-backend fully_sharded: Whole needs whole parameters; use --optimizer adam"
+    ):
+        parallel.check_optimizer(whole, sharded, World(0, 2))
