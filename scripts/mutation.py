@@ -63,6 +63,8 @@ PLACES = {
             "tests/training/test_log_lines.py",
             "tests/training/test_loss_scaler.py",
             "tests/training/test_nonfinite_places.py",
+            "tests/training/test_parallel.py",
+            "tests/training/test_profile_window.py",
             "tests/training/test_resumption.py",
             "tests/training/test_run.py",
             "tests/training/test_saving.py",

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import threading
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import runs
 import torch
+from ranks import in_threads
 
+from fairseq.checkpoint.tensor_part import TensorPart
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.tasks.typed import training_settings
+from fairseq.training import saving
 from fairseq.training.saving import Saver
 
 
@@ -148,3 +155,127 @@ def test_a_process_that_is_not_the_first_writes_nothing() -> None:
     saver.save_as("nonfinite.pt", {}, 1, 1)
     saver.wait()
     assert saver.pending is None
+
+
+# --- sharded training, whose processes write parts into one folder
+
+
+class Folders(Files):
+    """A manager of folders of parts; links are made when all parts are written."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    @contextlib.contextmanager
+    def saving_folder(self, paths: list[Path], epoch: int, updates: int) -> Iterator[Path]:
+        self.events.append(f"{epoch} {updates} begins")
+        yield self.folder / "parts"
+        self.events.append(f"linked as {[path.name for path in paths]}")
+
+
+@dataclasses.dataclass
+class Sharded:
+    """Savers of sharded runs, whose group and writing are recorded.
+
+    Attributes:
+        groups: settings of the process groups that are made.
+        written: folder, plain state and parts of each writing.
+    """
+
+    groups: list[dict[str, Any]]
+    written: list[tuple[Path, dict[str, Any], dict[str, Any]]]
+
+    def saver(self, world: World, manager: Any, flags: str = "") -> Saver:
+        settings = training_settings(runs.arguments(runs.BASELINE, "--distributed-timeout 7", flags))
+        return Saver(settings, world, manager)
+
+
+@pytest.fixture
+def sharded(monkeypatch: pytest.MonkeyPatch) -> Sharded:
+    fake = Sharded([], [])
+
+    def new_group(**settings: Any) -> str:
+        fake.groups.append(settings)
+        return "a group"
+
+    def write(folder: Path, plain: dict[str, Any], own: dict[str, Any], group: Any) -> None:
+        assert group == "a group"
+        fake.written.append((folder, plain, own))
+
+    monkeypatch.setattr(saving, "is_sharded", lambda cfg, world: True)
+    monkeypatch.setattr(saving.dist, "new_group", new_group)
+    monkeypatch.setattr(saving.parts, "write", write)
+    return fake
+
+
+def a_sharded_state() -> tuple[dict[str, Any], TensorPart]:
+    part = TensorPart(torch.ones(2, 3), 2, torch.Size([4, 3]))
+    return {"model": {"w": part}, "last_optimizer_state": {"m": torch.ones(5)}, "n": torch.ones(1)}, part
+
+
+@pytest.mark.parametrize("flags", ["", "--async-save"])
+def test_the_parts_of_a_state_are_written_before_it_is_linked(sharded: Sharded, tmp_path: Path, flags: str) -> None:
+    files = Folders(tmp_path)
+    saver = sharded.saver(World(), files, flags)
+    assert sharded.groups == [{"backend": "gloo", "timeout": timedelta(seconds=7)}], "threads have a group of their own"
+    state, part = a_sharded_state()
+    saver.save(state, epoch=2, updates=11, end_of_epoch=False, is_best=False)
+    saver.wait()
+    ((folder, plain, own),) = sharded.written
+    assert folder == tmp_path / "parts" and list(own) == ["model/w"]
+    assert torch.equal(own["model/w"].local, part.local) and own["model/w"].first == 2
+    assert plain["model"] == {"w": None} and plain["n"].tolist() == [1.0] and "last_optimizer_state" in plain
+    assert files.events == ["2 11 begins", "linked as ['11']"]
+    copied = own["model/w"].local.data_ptr() != part.local.data_ptr()
+    assert copied is bool(flags) and (plain["n"].data_ptr() != state["n"].data_ptr()) is bool(flags)
+    sharded.written.clear()
+    saver.save(state, epoch=2, updates=20, end_of_epoch=False, is_best=False)
+    saver.wait()
+    assert sharded.written == [] and len(files.events) == 2, "nothing is due"
+
+
+@pytest.mark.parametrize("flags", ["", "--async-save"])
+def test_every_process_writes_into_the_folder_of_the_first(
+    sharded: Sharded, tmp_path: Path, flags: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    def save(world: World) -> None:
+        saver = sharded.saver(world, Folders(tmp_path) if world.is_first else None, flags)
+        for updates in (11, 20):
+            saver.save(a_sharded_state()[0], epoch=1, updates=updates, end_of_epoch=False, is_best=False)
+        saver.wait()
+
+    assert in_threads(save, 3) == [None] * 3
+    assert [folder for folder, _, _ in sharded.written] == [tmp_path / "parts"] * 3
+    assert all(list(own) == ["model/w"] for _, _, own in sharded.written)
+    assert sorted(bool(plain) for _, plain, _ in sharded.written) == ([False, False, True] if flags else [True] * 3)
+    assert caplog.messages == ["saved 11 (epoch 1, update 11)"]
+
+
+def test_a_sharded_state_for_inspection_is_written_at_once(sharded: Sharded, tmp_path: Path) -> None:
+    files = Folders(tmp_path)
+    state, part = a_sharded_state()
+    saver = sharded.saver(World(), files, "--async-save")
+    saver.save_as("nonfinite.pt", state, 3, 8)
+    ((folder, _, own),) = sharded.written
+    assert own["model/w"] is part and saver.pending is None and folder == tmp_path / "parts"
+    assert files.events == ["3 8 begins", "linked as ['nonfinite.pt']"]
+
+
+def test_a_disk_without_room_for_whole_tensors_is_told_before_anything_is_written(
+    sharded: Sharded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path, int]] = []
+
+    def check_room(path: Path, plain: dict[str, Any], more: int) -> None:
+        asked.append((path, more))
+        assert plain["model"] == {"w": None}
+        raise UserError("no room")
+
+    monkeypatch.setattr(saving, "check_room", check_room)
+    files = Folders(tmp_path)
+    with pytest.raises(UserError, match="no room"):
+        sharded.saver(World(), files).save(a_sharded_state()[0], epoch=1, updates=11, end_of_epoch=False, is_best=False)
+    assert asked == [(Path("11"), 4 * 3 * 4)] and files.events == sharded.written == []
