@@ -199,6 +199,33 @@ def test_a_folder_of_another_dictionary_is_not_written_to(tmp_path: Path) -> Non
     assert (tmp_path / "dict.txt").read_text() == "other 1\n"
 
 
+def test_the_architecture_is_that_of_the_checkpoints_fairseq(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Up to 0.10.2 ``transformer_lm`` normalised before each sublayer."""
+    caplog.set_level(logging.INFO)
+    former, plain = {"decoder_normalize_before": True}, {"decoder_normalize_before": False}
+    for arch, stored, expected in (
+        ("transformer_lm", former, True),
+        ("transformer_lm", plain, False),
+        ("transformer_lm", {}, False),
+        ("transformer_lm_tiny", plain, True),  # which it has by itself
+    ):
+        settings = training_settings(runs.arguments(QUICK, "--arch", arch))
+        found = job._at_version(settings, stored)
+        assert found.model.decoder_normalize_before is expected
+        assert vars(found.namespace)["decoder_normalize_before"] is expected
+    (message,) = caplog.messages
+    assert message == (
+        "--arch transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: decoder_normalize_before=True"
+    )
+    state = {"args": former, "model": {}, "optimizer_history": []}
+    checkpoint.save(tmp_path / "former.pt", state)
+    for flag in ("--restore-file", "--finetune-from-model"):
+        caplog.clear()
+        with pytest.raises(UserError):  # it has no parameters
+            runs.train(tmp_path / "run", QUICK.replace("_tiny", ""), flag, tmp_path / "former.pt")
+        assert message in caplog.messages
+
+
 # --- what it writes before training
 
 
