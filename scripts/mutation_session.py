@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -20,7 +21,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,28 +75,43 @@ class Session:
         random.Random(0).shuffle(names)
         if not self.globs:
             return [name for name in names if name not in self.outcomes]
-        return [name for name in names if any(fnmatch.fnmatch(name, glob) for glob in self.globs)]
+        exact = set(self.globs)
+        globs = exact.difference(names)
+        return [name for name in names if name in exact or any(fnmatch.fnmatch(name, glob) for glob in globs)]
 
     def _reach(self, items: list[Any]) -> None:
-        """Find the tests to run for each function, without those that fail without a mutant; import what they do."""
+        """Find the tests to run for each function, without those that fail without a mutant; import what they do.
+
+        What tests reach is kept beside the results, and found anew for those whose file has changed.
+        """
+        cache = self.results.with_name("reach.json")
+        known: dict[str, Any] = json.loads(cache.read_text()) if cache.exists() else {"modules": []}
+        digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in {item.path for item in items}}
+        new = [item for item in items if known.get(item.nodeid, {}).get("digest") != digests[item.path]]
         with tempfile.NamedTemporaryFile("r") as file:
-            _forked(lambda: Path(file.name).write_text(json.dumps(_reached(items))) and 0)
-            reached, self.seconds, failing, modules = json.loads(file.read())
-        for test in failing:
-            print(f"fails without a mutant, left out: {test}", file=sys.stderr, flush=True)
-        for module in modules:
+            _forked(lambda: Path(file.name).write_text(json.dumps(_reached(new))) and 0)
+            reached, modules = json.loads(file.read())
+        known |= {item.nodeid: {**reached[item.nodeid], "digest": digests[item.path]} for item in new}
+        known["modules"] = sorted({*known["modules"], *modules})
+        cache.write_text(json.dumps(known))
+        for module in known["modules"]:
             with contextlib.suppress(Exception):  # a plug-in of a test
                 importlib.import_module(module)
-        by_name = {item.nodeid: item for item in items}
-        breadth = Counter(test for tests in reached.values() for test in tests)
-        for function, tests in reached.items():
-            chosen: list[Any] = []
+        reaching: dict[str, list[Any]] = defaultdict(list)
+        for item in items:
+            if known[item.nodeid]["fails"]:
+                print(f"fails without a mutant, left out: {item.nodeid}", file=sys.stderr, flush=True)
+                continue
+            self.seconds[item.nodeid] = known[item.nodeid]["seconds"]
+            for function in known[item.nodeid]["functions"]:
+                reaching[function].append(item)
+        for function, tests in reaching.items():
+            tests.sort(key=lambda item: self.seconds[item.nodeid] * len(known[item.nodeid]["functions"]))
             total = 0.0
-            for test in sorted(tests, key=lambda test: self.seconds[test] * breadth[test]):
-                if not chosen or total + self.seconds[test] <= self.most:
-                    chosen.append(by_name[test])
-                    total += self.seconds[test]
-            self.reaching[function] = chosen
+            for item in tests:
+                if not total or total + self.seconds[item.nodeid] <= self.most:
+                    self.reaching.setdefault(function, []).append(item)
+                    total += self.seconds[item.nodeid]
 
     def _outcome(self, name: str) -> str:
         tests = self.reaching.get(name.rpartition("__mutmut_")[0], [])
@@ -142,26 +158,20 @@ class _Functions(set[str]):
         return found
 
 
-def _reached(items: list[Any]) -> tuple[dict[str, list[str]], dict[str, float], list[str], list[str]]:
-    """Run every test: the tests that reach each function, seconds of each, tests that fail, modules they import."""
+def _reached(items: list[Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Run tests: of each whether it fails, its seconds, and the functions it reaches; and the modules they import."""
     set_mutant_under_test("stats")
-    reached: dict[str, list[str]] = defaultdict(list)
-    seconds, failing = {}, []
     before = set(sys.modules)
+    reached = {}
     with tempfile.TemporaryFile() as file:
         functions = _Functions(file.fileno())
         state()._stats = functions
         for item in items:
             start = sum(os.times()[:4])
-            failed = _fails(item)
-            seconds[item.nodeid] = sum(os.times()[:4]) - start  # of processes that it started, too
-            found = functions.take()
-            if failed:
-                failing.append(item.nodeid)
-                continue
-            for function in found:
-                reached[function].append(item.nodeid)
-    return reached, seconds, failing, [name for name in sys.modules if name not in before]
+            fails = _fails(item)
+            seconds = sum(os.times()[:4]) - start  # of processes that it started, too
+            reached[item.nodeid] = {"fails": fails, "seconds": seconds, "functions": sorted(functions.take())}
+    return reached, [name for name in sys.modules if name not in before]
 
 
 def _forked(run: Callable[[], int]) -> int:

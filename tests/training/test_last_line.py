@@ -65,15 +65,15 @@ def test_the_best_checkpoint_is_evaluated_or_else_the_last(saved: Path) -> None:
     assert evaluation(saved, program="fairseq-train") is None
 
 
-def test_a_command_starts_as_the_run_was_started(saved: Path) -> None:
+def test_a_command_starts_as_the_run_was_started(saved: Path, tmp_path: Path) -> None:
     ending = f" {runs.DATA} --path {saved}/checkpoint_best.pt"
-    here = str(runs.ROOT)
+    (tmp_path / "eval_lm.py").touch()
     for program, start in (
         ("/env/bin/fairseq-train", "fairseq-eval-lm"),
         ("/x/fairseq_cli/train.py", "python -m fairseq_cli.eval_lm"),
-        (f"{here}/train.py", f"python {here}/eval_lm.py"),
+        (f"{tmp_path}/train.py", f"python {tmp_path}/eval_lm.py"),
         ("/nowhere/train.py", "fairseq-eval-lm"),
-        (f"{here}/train", "fairseq-eval-lm"),
+        (f"{tmp_path}/train", "fairseq-eval-lm"),
     ):
         assert evaluation(saved, program=program) == start + ending
 

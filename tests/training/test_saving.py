@@ -16,8 +16,8 @@ import runs
 import torch
 from ranks import in_threads
 
-from fairseq.checkpoint.tensor_part import TensorPart
 from fairseq.distributed import World
+from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
 from fairseq.tasks.typed import training_settings
 from fairseq.training import saving

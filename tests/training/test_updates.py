@@ -173,6 +173,8 @@ def test_batches_that_fit_are_left_as_they_are(samples: list[dict[str, object] |
 def test_without_the_flag_or_a_reader_of_examples_no_batch_is_halved() -> None:
     with pytest.raises(UserError, match="out of GPU memory in update 7 on 3 batches of up to 3 rows × 5 tokens"):
         run(False, [sample(1, tokens=9), sample(1, 2, 3), sample(*range(4), tokens=2)], OUT)
+    with pytest.raises(UserError, match="out of GPU memory in update 7 on 2 batches of up to 1 rows"):
+        run(False, [sample(1), None], OUT, 0)
 
     def passes(samples):
         raise OUT
