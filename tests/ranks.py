@@ -19,6 +19,7 @@ from typing import Any
 import runs
 import torch
 import torch.distributed as dist
+import warm
 
 from fairseq.distributed import World
 
@@ -36,6 +37,7 @@ def on_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments: 
         RuntimeError: the function failed on a process; the message is the first failure's. The others, which may wait
             for it, are killed.
     """
+    warm.preload()
     context = multiprocessing.get_context("fork")
     ends = [context.Pipe(duplex=False) for _ in range(size)]
     sends = [send for _, send in ends]

@@ -15,10 +15,13 @@ import logging
 import multiprocessing
 import os
 import runpy
+import select
 import socket
+import stat
 import subprocess
 import sys
 import traceback
+import types
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,11 +33,11 @@ import torch
 # What replicated and sharded training import on their way: seconds.
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional")
 
-# A client of `interpreter`: it imports nothing that takes time. What is no script and no module it leaves to Python.
+# A client of `interpreter`: it imports nothing that takes time. Other calls of Python it leaves to Python.
 CLIENT = """#!{python} -SE
 import os, socket, sys
 words = sys.argv[1:]
-if not words or words[0] != "-m" and not words[0].endswith(".py") or words[:2] == ["-m", "torch.distributed.run"]:
+if not words or words[0] not in ("-c", "-m") and not words[0].endswith(".py"):
     os.execv({python!r}, [{python!r}, *words])
 import json
 with socket.socket(socket.AF_UNIX) as server:
@@ -47,6 +50,12 @@ sys.exit(128 - code if code < 0 else code)
 """
 
 
+def preload() -> None:
+    """Import what forks would import, each for itself."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+
+
 def start(script: str | Path, *flags: Any, variables: Mapping[str, str] = {}, **settings: Any) -> subprocess.Popen[str]:
     """Start a script, e.g. ``train.py`` at the root, in a fork.
 
@@ -56,8 +65,7 @@ def start(script: str | Path, *flags: Any, variables: Mapping[str, str] = {}, **
         variables: of its environment, beside those of a process that uses one thread.
         settings: of :class:`subprocess.Popen`; by default its output is piped.
     """
-    for name in PRELOADED:
-        importlib.import_module(name)
+    preload()
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     become = functools.partial(_become, [str(runs.ROOT / script), *runs.words(*flags)], runs.environment(**variables))
     # The function before the program is executed never returns, so that it never is.
@@ -73,16 +81,18 @@ def command(script: str | Path, *flags: Any, **variables: str) -> subprocess.Com
 
 @contextlib.contextmanager
 def interpreter(folder: Path) -> Iterator[Path]:
-    """A program in *folder* that stands for ``python`` in shell scripts: scripts and modules run in forks."""
+    """A program in *folder* that stands for ``python`` in shell scripts: scripts and modules run in forks.
+
+    It is ``sys.executable`` there, too.
+    """
     program, address = folder / "python", str(folder / "python.socket")
     program.write_text(CLIENT.format(python=sys.executable, address=address))
     program.chmod(0o700)
-    for name in PRELOADED:
-        importlib.import_module(name)
+    preload()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
-        server = multiprocessing.get_context("fork").Process(target=_serve, args=(listener,), daemon=False)
+        server = multiprocessing.get_context("fork").Process(target=_serve, args=(listener, program))
         server.start()
     try:
         yield program
@@ -91,8 +101,12 @@ def interpreter(folder: Path) -> Iterator[Path]:
         server.join()
 
 
-def _serve(listener: socket.socket) -> NoReturn:
-    while True:
+def _serve(listener: socket.socket, program: Path) -> None:
+    sys.executable = str(program)
+    parent = os.getppid()
+    while os.getppid() == parent:
+        if not select.select([listener], [], [], 1)[0]:
+            continue
         client, _ = listener.accept()
         if os.fork() == 0:
             os._exit(_answer(client))
@@ -122,11 +136,14 @@ def _become(words: list[str], environment: Mapping[str, str]) -> NoReturn:
     """Be a new interpreter that runs *words*: a script, or ``-m`` and a module, and flags."""
     code = 1
     try:
-        os.closerange(3, 1 << 16)
+        _close_pipes()
         os.environ.clear()
         os.environ.update(environment)
         _forget()
-        if words[0] == "-m":
+        if words[0] == "-c":
+            sys.argv = ["-c", *words[2:]]
+            exec(compile(words[1], "<string>", "exec"), vars(_new_main()))
+        elif words[0] == "-m":
             sys.path.insert(0, os.getcwd())
             sys.argv = words[1:]
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -146,6 +163,19 @@ def _become(words: list[str], environment: Mapping[str, str]) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _close_pipes() -> None:
+    """Close the pipes and sockets of the tests' process: their other ends wait. Files of data stay open."""
+    for number in range(3, max(map(int, os.listdir("/dev/fd"))) + 1):
+        with contextlib.suppress(OSError):
+            if stat.S_ISFIFO(mode := os.fstat(number).st_mode) or stat.S_ISSOCK(mode):
+                os.close(number)
+
+
+def _new_main() -> types.ModuleType:
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    return sys.modules["__main__"]
 
 
 def _forget() -> None:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import runs
+import warm
 
 TWO = "--distributed-world-size 2"
 FLAGS = [runs.NO_DROPOUT, "--optimizer nag --momentum 0.9 --max-update 45 --no-epoch-checkpoints --validate-interval 9"]
@@ -21,7 +22,7 @@ UNEVEN = (
 
 def two(folder, *flags):
     """A run of two processes: its log, and the checkpoint's content."""
-    result = runs.command("train.py", runs.DATA, "--save-dir", folder, *flags, TWO)
+    result = warm.command("train.py", runs.DATA, "--save-dir", folder, *flags, TWO)
     assert result.returncode == 0, result.stderr
     return runs.records(result.stdout), runs.content(folder / "checkpoint_last.pt")
 
@@ -92,7 +93,7 @@ def test_two_processes_go_on_where_one_stopped_and_refuse_rows_that_do_not_exist
     flags = ["--restore-file", tmp_path / "one" / "checkpoint_last.pt", "--disable-validation"]
     resumed, _ = two(tmp_path / "two", SHORTFORMER, HALF, *flags)
     assert runs.losses(resumed) == pytest.approx(runs.losses(whole)[20:], abs=1e-5)
-    refused = runs.command("train.py", runs.DATA, "--save-dir", tmp_path / "no", SHORTFORMER, *flags, TWO)
+    refused = warm.command("train.py", runs.DATA, "--save-dir", tmp_path / "no", SHORTFORMER, *flags, TWO)
     assert refused.returncode == 2 and "by 4 rows on all processes together, and 8 rows read" in refused.stderr
 
 

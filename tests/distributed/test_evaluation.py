@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import runs
+import warm
 
 from fairseq.config import options
 from fairseq.errors import UserError
@@ -47,7 +48,7 @@ def test_two_processes_give_the_result_of_one(models: dict[str, Path], tmp_path:
             score(models[name], *flags)
         else:
             words = runs.words(runs.DATA, "--cpu --path", models[name], "--max-tokens 64", flags, TWO)
-            result = runs.command("eval_lm.py", *words)
+            result = warm.command("eval_lm.py", *words)
             assert result.returncode == 0, result.stderr
             assert result.stdout.count("Loss (base 2)") == 1, "one process prints"
         found.append(results(folder))
@@ -60,7 +61,7 @@ def test_validation_by_two_processes_is_that_of_one(models: dict[str, Path]) -> 
     words = runs.words(runs.DATA, "--cpu --valid-subset valid --log-format json --path", models["lm"])
     args = options.parse_args_and_arch(options.get_validation_parser(), [*words, "--max-tokens", "64"])
     alone = validate.main(args)[str(models["lm"])]["valid"]
-    result = runs.command("validate.py", *words, "--max-tokens 32", TWO)
+    result = warm.command("validate.py", *words, "--max-tokens 32", TWO)
     assert result.returncode == 0, result.stderr
     (line,) = runs.records(result.stdout)
     assert line["valid_ntokens"] == alone["ntokens"]
@@ -101,7 +102,7 @@ def test_generation_by_two_processes_and_by_shards_is_that_of_one(
         return capsys.readouterr().out
 
     whole = alone()
-    result = runs.command("generate.py", *words, TWO)
+    result = warm.command("generate.py", *words, TWO)
     assert result.returncode == 0, result.stderr
     assert _without_scores(result.stdout) == _without_scores(whole)
     parts = [_without_scores(alone("--num-shards", "2", "--shard-id", shard)) for shard in "01"]

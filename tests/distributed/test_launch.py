@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 
 import pytest
 import runs
+import warm
 
 from fairseq.distributed import rendezvous
 from fairseq.errors import UserError
@@ -89,7 +88,7 @@ def test_process_that_ends_early_ends_the_others(tmp_path, action, code, message
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(action=action))
     limit = "--distributed-timeout 5" if "5 s" in message else ""
-    result = runs.command(script, "--cpu", TWO, limit)  # returns when no process is left that holds its pipes
+    result = warm.command(script, "--cpu", TWO, limit)  # returns when no process is left that holds its pipes
     assert result.returncode == code
     assert result.stderr.startswith(message.format(script=script)) and result.stderr.count("\n") <= 2
 
@@ -121,9 +120,7 @@ def start(folder, *flags, **variables):
     """A command that prints its rank, the number of processes, and how many took part in a reduction."""
     script = folder / "job.py"
     script.write_text(JOB)
-    words = [sys.executable, str(script), "--cpu", *runs.words(*flags)]
-    environment = {**runs.environment(), **variables}
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return warm.start(script, "--cpu", *flags, variables=variables)
 
 
 def finish(*processes):
@@ -196,9 +193,8 @@ def test_node_that_ends_after_the_first_one_does_not_wait_for_its_store(tmp_path
         if store == "stopped":
             silent.listen()
         url = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
-        words = [sys.executable, str(script), url]
-        # torch alone would try for ten minutes, or without end
-        subprocess.run(words, env=runs.environment(), check=True, timeout=runs.TIMEOUT / 4)
+        with warm.start(script, url) as process:  # torch alone would try for ten minutes, or without end
+            assert process.wait(runs.TIMEOUT / 4) == 0
 
 
 def test_job_of_one_machine_listens_and_connects_on_the_loopback_only(tmp_path):

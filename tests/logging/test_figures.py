@@ -8,6 +8,7 @@ import sys
 import pytest
 import runs
 import torch
+import warm
 
 from fairseq import checkpoint
 from fairseq.distributed import World
@@ -124,7 +125,7 @@ def test_a_plugins_figure_decides_which_checkpoint_is_the_best(plugin, tmp_path)
 
 def test_figures_of_two_processes_are_those_of_one(plugin, tmp_path):
     flags = [runs.BASELINE, runs.NO_DROPOUT, plugin, "--max-update 4 --no-save"]
-    result = runs.command("train.py", runs.DATA, flags, "--max-tokens 32 --distributed-world-size 2")
+    result = warm.command("train.py", runs.DATA, flags, "--max-tokens 32 --distributed-world-size 2")
     assert result.returncode == 0, result.stderr
     two, one = runs.records(result.stdout), runs.train(tmp_path, *flags)
     for kind in ("odd_share", "deviation"):

@@ -10,6 +10,7 @@ import noted
 import pytest
 import runs
 import torch
+import warm
 
 from fairseq import checkpoint
 from fairseq.errors import UserError
@@ -188,7 +189,7 @@ def test_two_processes_train_as_one(data, tmp_path):
     flags += ["--sample-break-mode none"]
     one = runs.train(tmp_path / "one", *flags, "--batch-size 4", data=data)
     half = "--batch-size 2 --distributed-world-size 2"
-    process = runs.command("train.py", data, "--save-dir", tmp_path / "two", *flags, half)
+    process = warm.command("train.py", data, "--save-dir", tmp_path / "two", *flags, half)
     assert process.returncode == 0, process.stderr
     assert runs.losses(runs.records(process.stdout)) == pytest.approx(runs.losses(one), rel=1e-4)
     states = [runs.content(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("one", "two")]
@@ -201,7 +202,7 @@ def test_two_processes_train_as_one(data, tmp_path):
 def test_a_process_without_a_batch_in_the_last_update_takes_part(data, tmp_path):
     flags = [noted.TNF_ELECTRA, NARROW, NO_DROPOUT, "--max-tokens 120 --max-epoch 1 --no-epoch-checkpoints"]
     one = runs.train(tmp_path / "one", *flags, "--update-freq 2 --disable-validation", data=data)
-    process = runs.command(
+    process = warm.command(
         "train.py", data, "--save-dir", tmp_path / "two", *flags, "--distributed-world-size 2 --disable-validation"
     )
     assert process.returncode == 0, process.stderr
