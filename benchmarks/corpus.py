@@ -32,6 +32,7 @@ from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
+from fairseq_cli.train import get_training_parser
 
 MODES = ("none", "complete", "complete_doc", "eos")
 WORDS = 8000
@@ -70,7 +71,7 @@ def measure(folder: Path, mode: str, notes: bool, tokens: int) -> dict[str, Any]
     """Open *folder* as one rank of training and read batches."""
     flags = f"{folder} --cpu --sample-break-mode {mode} --tokens-per-sample {tokens} --max-tokens {8 * tokens}"
     flags += f" --max-sentences-valid 8 --required-batch-size-multiple 1 {NOTES if notes else LANGUAGE_MODEL}"
-    args = options.parse_args_and_arch(options.get_training_parser(), flags.split())
+    args = options.parse_args_and_arch(get_training_parser(), flags.split())
     imports = _rss()
     start, before = time.perf_counter(), time.process_time()
     task = setup_task(args)

@@ -35,6 +35,7 @@ from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
 from fairseq.text.dictionary import Dictionary
 from fairseq.training.trainer import Trainer
+from fairseq_cli.train import get_training_parser
 
 TOKENS = 1 << 18
 IGNORED = -100  # transformers' label of positions without a target
@@ -63,7 +64,7 @@ def trainer_of(args: argparse.Namespace, folder: Path, device: torch.device) -> 
     flags += ["--encoder-layers", str(args.layers)] if args.layers else []
     flags += ["--bf16"] if args.bf16 else []
     flags += ["--cpu"] if device.type == "cpu" else []
-    settings = training_settings(options.parse_args_and_arch(options.get_training_parser(), flags))
+    settings = training_settings(options.parse_args_and_arch(get_training_parser(), flags))
     torch.manual_seed(1)
     task = setup_task(settings)
     return Trainer(settings, task, task.build_model(settings), task.build_criterion(settings), World(device=device))

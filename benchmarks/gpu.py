@@ -29,6 +29,7 @@ from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 from fairseq.training.utilisation import token_flops
+from fairseq_cli.train import get_training_parser
 
 CAUSAL, ENCODER = "--criterion adaptive_loss --optimizer nag", "--task masked_lm --criterion masked_lm --optimizer adam"
 MODELS = {
@@ -79,7 +80,7 @@ def measure(case: Case, folder: Path, small: bool, seconds: float) -> dict[str, 
     flags = [str(data), "--arch", case.arch, *(SMALL if small else MODELS)[case.arch].split(), "--lr", "1e-4"]
     flags += ["--clip-norm", "0.1", "--required-batch-size-multiple", "1", "--seed", "1", *PRECISIONS[case.precision]]
     flags += ["--cpu"] * small + ["--compile"] * case.compile
-    args = options.parse_args_and_arch(options.get_training_parser(), flags)
+    args = options.parse_args_and_arch(get_training_parser(), flags)
     torch.manual_seed(1)
     task = setup_task(args)
     model = task.build_model(args)

@@ -31,6 +31,7 @@ from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings, typed_settings
 from fairseq.text.dictionary import Dictionary
 from fairseq.training.trainer import Trainer
+from fairseq_cli.train import get_training_parser
 
 ROWS, LENGTH = 16, 128
 SMALL = [
@@ -93,7 +94,7 @@ def command(case: Case, folder: Path, full_size: bool, device: torch.device) -> 
     flags += [f"--{case.precision}"] if case.precision != "fp32" else []
     flags += ["--cpu"] if device.type == "cpu" else []
     flags += ["--compile"] if case.compile else []
-    return options.parse_args_and_arch(options.get_training_parser(), flags)
+    return options.parse_args_and_arch(get_training_parser(), flags)
 
 
 def measure(case: Case, folder: Path, full_size: bool, device: torch.device, seconds: float) -> dict[str, Any]:

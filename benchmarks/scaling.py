@@ -35,6 +35,8 @@ from fairseq.tasks.typed import training_settings
 from fairseq.training.saving import Saver
 from fairseq.training.trainer import Trainer
 from fairseq_cli import preprocess
+from fairseq_cli.preprocess import get_preprocessing_parser
+from fairseq_cli.train import get_training_parser
 
 KINDS = {"alone": "no_c10d", "replicated": "c10d", "sharded": "fully_sharded"}
 STATE = 16  # bytes a parameter: float32 weight, gradient and Adam's two moments
@@ -225,7 +227,7 @@ def _trainer(args: argparse.Namespace, backend: str, world: World) -> Trainer:
         {args.rows} --required-batch-size-multiple 1 --optimizer adam --lr 1e-4 --criterion cross_entropy --ddp-backend
         {backend} --share-decoder-input-output-embed --decoder-normalize-before --decoder-input-dim {args.width}
         --decoder-output-dim {args.width} --save-dir {args.data}/saved""".split()
-    settings = training_settings(options.parse_args_and_arch(options.get_training_parser(), words))
+    settings = training_settings(options.parse_args_and_arch(get_training_parser(), words))
     task = setup_task(settings)
     with build_device(settings.distributed, world):
         model = task.build_model(settings)
@@ -303,7 +305,7 @@ def _corpus(folder: Path, words: int = 8000, tokens: int = 200_000) -> None:
     drawn = torch.randint(words, (tokens // 20, 20), generator=torch.Generator().manual_seed(1)).tolist()
     (folder / "text").write_text("".join(" ".join(f"w{number}" for number in line) + "\n" for line in drawn))
     flags = ["--only-source", "--trainpref", str(folder / "text"), "--destdir", str(folder)]
-    preprocess.main(options.get_preprocessing_parser().parse_args(flags))
+    preprocess.main(get_preprocessing_parser().parse_args(flags))
 
 
 def main() -> None:

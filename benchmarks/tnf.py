@@ -38,6 +38,7 @@ from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
 from fairseq.text.dictionary import Dictionary
 from fairseq.training.trainer import Trainer
+from fairseq_cli.train import get_training_parser
 
 VOCABULARY, SUBWORDS, TOKENS = 8192, 3, 1 << 20
 PREFIX = "tnf_"
@@ -75,7 +76,7 @@ def trainer_of(arch: str, args: argparse.Namespace, folder: Path, device: torch.
     flags += ["--batch-size", str(args.rows), "--required-batch-size-multiple", "1", "--clip-norm", "1"]
     flags += ["--bf16"] if args.bf16 else []
     flags += ["--cpu"] if device.type == "cpu" else []
-    settings = training_settings(options.parse_args_and_arch(options.get_training_parser(), flags))
+    settings = training_settings(options.parse_args_and_arch(get_training_parser(), flags))
     torch.manual_seed(1)
     task = setup_task(settings)
     return Trainer(settings, task, task.build_model(settings), task.build_criterion(settings), World(device=device))
@@ -208,7 +209,7 @@ def main(argv: list[str] | None = None) -> None:
 def trainer_width(args: argparse.Namespace) -> int:
     """Channels of the models."""
     settings = options.parse_args_and_arch(
-        options.get_training_parser(), [".", "--arch", args.arch, "--task", "masked_lm", "--criterion", "masked_lm"]
+        get_training_parser(), [".", "--arch", args.arch, "--task", "masked_lm", "--criterion", "masked_lm"]
     )
     return int(settings.encoder_embed_dim)
 

@@ -21,6 +21,7 @@ from benchmarks.language_model import make_corpus, training_speeds
 from fairseq.config import options
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
+from fairseq_cli.train import get_training_parser
 
 SMALL = """--arch transformer_xl --n-layer 4 --d-model 256 --n-head 4 --d-inner 1024 --cutoffs 2000,8000
     --tokens-per-sample 128 --mem-len 128"""
@@ -53,7 +54,7 @@ def measure(case: Case, folder: Path, full_size: bool, device: torch.device, sec
     flags += [f"--{case.precision}"] if case.precision != "fp32" else []
     flags += ["--cpu"] if device.type == "cpu" else []
     flags += ["--compile"] if case.compile else []
-    args = options.parse_args_and_arch(options.get_training_parser(), flags)
+    args = options.parse_args_and_arch(get_training_parser(), flags)
     torch.manual_seed(1)
     task = setup_task(args)
     model = task.build_model(args)

@@ -15,9 +15,10 @@ from fairseq import distributed
 from fairseq.analysis import plots
 from fairseq.analysis.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
 from fairseq.config import options
-from fairseq.config.command_settings import AttentionConfig
-from fairseq.config.fields import parse_dict
-from fairseq.config.settings import DataConfig, Settings
+from fairseq.config.command_settings import ModelPathConfig
+from fairseq.config.fields import flag, parse_dict
+from fairseq.config.parser import Parser
+from fairseq.config.settings import DataConfig, Settings, StreamConfig
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.samplers import rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
@@ -32,6 +33,7 @@ from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import (
+    evaluation_parser,
     progress,
     results_folder,
     stream_settings,
@@ -49,6 +51,41 @@ FILES = ("attention.npz", *PICTURES, "attention.html", "results.json")
 SMALL_BATCH = 4096  # default tokens of a batch without memory
 
 Head = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class AttentionConfig(ModelPathConfig):
+    """Attention plots: settings of ``fairseq-attention``."""
+
+    path: str | None = flag(None, "checkpoint", metavar="FILE")
+    results_path: str | None = flag(None, "folder for the report, plots and arrays", metavar="DIR")
+    first_tokens: int | None = flag(None, "tokens of the split to read (default: all)", low=1)
+    positions: list[int] | None = flag(
+        None,
+        "predicted tokens to plot separately, from 0 (default: one at random)",
+        aliases=("--position",),
+        low=0,
+    )
+    heads: str | None = flag(
+        None,
+        "heads to plot at these positions (default: the widest of three layers)",
+        metavar="LAYER:HEAD,…",
+    )
+    terms: bool | None = flag(
+        None,
+        "plot the four terms of relative attention (default: if the model has them)",
+        negative=True,
+    )
+
+
+def get_attention_parser() -> Parser:
+    """The flags of ``fairseq-attention``."""
+    examples = [
+        "fairseq-attention data-bin --path checkpoints/checkpoint_best.pt --results-path attention",
+        "fairseq-attention data-bin --path xl/checkpoint_best.pt --results-path attention --heads 0:3,15:0",
+    ]
+    description = "Plot the distances over which a language model's heads attend."
+    return evaluation_parser(description, examples, [AttentionConfig], [StreamConfig], hidden=("compile",))
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
@@ -209,7 +246,7 @@ def _page(folder: Path, maps: AttentionMaps, results: dict[str, Any]) -> str:
 def cli_main() -> None:
     """``fairseq-attention``."""
     log_to_stderr()
-    options.run_command(main, options.get_attention_parser)
+    options.run_command(main, get_attention_parser)
 
 
 if __name__ == "__main__":

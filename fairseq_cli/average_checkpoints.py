@@ -8,9 +8,32 @@ from fairseq import checkpoint
 from fairseq.checkpoint.averaging import average, newest
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config import options
+from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.system.files import ARCHIVE, prepare_file
 from fairseq.tasks.dictionary_digest import stored_digest
+
+
+def get_average_parser() -> Parser:
+    """The flags of ``fairseq-average-checkpoints``."""
+    examples = [
+        "fairseq-average-checkpoints --inputs checkpoints --num-epoch-checkpoints 5 --output average.pt",
+        "fairseq-average-checkpoints --inputs run/checkpoint8.pt run/checkpoint9.pt --output average.pt",
+    ]
+    parser = Parser("Average the parameters of checkpoints.", examples=examples, settings_file=False)
+    parser.add_argument("--inputs", metavar="FILE", nargs="+", required=True, help="checkpoints, or their folder")
+    parser.add_argument("--output", metavar="FILE", required=True, help="checkpoint to write")
+    for kind in ("epoch", "update", "best"):
+        text = f"number of newest {kind} checkpoints of a folder" if kind != "best" else "number of best checkpoints"
+        parser.add_argument(f"--num-{kind}-checkpoints", metavar="N", type=_count, help=text)
+    parser.add_argument("--checkpoint-upper-bound", metavar="N", type=_count, help="highest epoch or update to take")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text}")
+    return int(text)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -38,7 +61,7 @@ def main(args: argparse.Namespace) -> None:
 
 def cli_main() -> None:
     """Run the command."""
-    options.run_command(main, options.get_average_parser)
+    options.run_command(main, get_average_parser)
 
 
 if __name__ == "__main__":

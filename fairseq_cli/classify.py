@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from fairseq.config import options
-from fairseq.config.command_settings import ClassifyConfig
-from fairseq.config.fields import typed
+from fairseq.config.fields import flag, typed
+from fairseq.config.parser import Parser
 from fairseq.errors import UserError, read_failure
 from fairseq.evaluation.classifier import Prediction, SentenceClassifier
 from fairseq.system.opening import open_input
@@ -22,6 +22,30 @@ from fairseq.text.raw_text import STDIN, decode_line, lines_as_they_arrive
 from fairseq_cli.common import escape_what_stdout_lacks
 
 DIGITS = 6  # of probabilities and scores, after the point
+
+
+@dataclass(frozen=True)
+class ClassifyConfig:
+    """Classification: settings of ``fairseq-classify``."""
+
+    data: str | None = flag(None, "data folder or dict.txt (default: beside the checkpoint)", metavar="DATA")
+    format: str = flag("json", "output: JSON lines, or a table with a column for each class", choices=("json", "tsv"))
+    batch_size: int = flag(32, "texts at once", low=1, high=1_000_000)
+    cpu: bool = flag(False, "use the CPU even if a GPU is available")
+
+
+def get_classify_parser() -> Parser:
+    """The flags of ``fairseq-classify``."""
+    examples = [
+        "fairseq-classify finetuned/lr3e-05-seed1/checkpoint_best.pt reviews.txt",
+        "fairseq-classify finetuned/lr3e-05-seed1/checkpoint_best.pt pairs.tsv --format tsv",
+    ]
+    parser = Parser("Classify text with a fine-tuned encoder.", [ClassifyConfig], examples=examples)
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of fairseq-finetune")
+    text = "a text per line, a pair with a tab between, or a table (default: -, stdin)"
+    parser.add_argument("text", metavar="TEXT", nargs="?", default="-", help=text)
+    return parser
 
 
 @dataclass(frozen=True)
@@ -124,7 +148,7 @@ def cli_main() -> None:
     """``fairseq-classify``."""
     log_to_stderr()
     escape_what_stdout_lacks()
-    options.run_command(main, options.get_classify_parser)
+    options.run_command(main, get_classify_parser)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import io
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,17 +17,27 @@ from fairseq import distributed
 from fairseq.checkpoint.manager import find_checkpoint, is_model
 from fairseq.config import fields
 from fairseq.config.command_settings import ModelPathConfig, TextFormatConfig
-from fairseq.config.settings import CommonConfig, DistributedConfig, Settings
+from fairseq.config.parser import Parser
+from fairseq.config.settings import CommonConfig, DataConfig, DistributedConfig, MemoryConfig, Settings
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
 from fairseq.logging import progress_bar
 from fairseq.system.files import prepare_folder
 from fairseq.system.terminal import log_to_stderr
+from fairseq.tasks.language_modeling import LanguageModelingConfig
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import STDIN, format_of
 from fairseq.text.text_corpus import TextCorpus, TextReader
 
 S = TypeVar("S", bound=Settings)
+
+ONLY_IN_TRAINING = (  # of the settings that evaluation shares with training
+    *("fp16_init_scale", "fp16_scale_window", "fp16_scale_tolerance", "min_loss_scale", "threshold_loss_scale"),
+    *("ddp_backend", "bucket_cap_mb", "find_unused_parameters", "shard_group_size", "cpu_offload"),
+    "checkpoint_activations",
+    *("tensorboard_logdir", "metrics_file", "log_file", "wandb_project", "curriculum", "dataset_impl"),
+    *("max_valid_steps",),
+)
 
 
 def with_models(settings: S) -> tuple[S, list[str]]:
@@ -150,3 +160,29 @@ def results_folder(path: str | None) -> Iterator[None]:
         if is_new:
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
+
+
+def evaluation_parser(
+    description: str,
+    examples: Sequence[str],
+    configs: Sequence[type],
+    reading: Sequence[type] = (DataConfig,),
+    hidden: Sequence[str] = (),
+) -> Parser:
+    """The parser of a command that evaluates a checkpoint: the flags of *configs*, of data and of all commands."""
+    optional = [
+        (LanguageModelingConfig, ("tokens_per_sample", "sample_break_mode", "add_bos_token")),
+        (MemoryConfig, tuple(fields.defaults(MemoryConfig))),
+    ]
+    hidden = (*hidden, *ONLY_IN_TRAINING)
+    parser = Parser(
+        description,
+        [*configs, *reading, CommonConfig],
+        ["task"],
+        optional,
+        examples=examples,
+        hidden=hidden,
+        takes_unused=True,
+    )
+    parser.add_argument("data", metavar="DATA", help="data folder; without --path a model: a checkpoint or its folder")
+    return parser

@@ -6,13 +6,15 @@ import argparse
 import json
 import logging
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fairseq.config import fields, options
-from fairseq.config.command_settings import EvalLMConfig
-from fairseq.config.fields import parse_dict
-from fairseq.config.settings import CommonConfig, MemoryConfig, Settings
+from fairseq.config.command_settings import ShardConfig, SubwordMarkConfig, TextFormatConfig
+from fairseq.config.fields import flag, parse_dict
+from fairseq.config.parser import Parser
+from fairseq.config.settings import CommonConfig, DistributedConfig, MemoryConfig, Settings
 from fairseq.data.folders import data_folders
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
@@ -33,11 +35,54 @@ from fairseq.tasks.typed import typed_settings
 from fairseq.text.raw_text import STDIN, RawCounts
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
-from fairseq_cli.common import escape_what_stdout_lacks, progress, read_text, run_on_processes, with_models
+from fairseq_cli.common import (
+    escape_what_stdout_lacks,
+    evaluation_parser,
+    progress,
+    read_text,
+    run_on_processes,
+    with_models,
+)
 
 logger = logging.getLogger(__name__)
 
 SAMPLE_TOKENS, SAMPLE_TOP_K, SAMPLE_SEED = 100, 40, 1  # fairseq-interactive has flags for them
+
+
+@dataclass(frozen=True)
+class EvalLMConfig(ShardConfig, TextFormatConfig, SubwordMarkConfig):
+    """Evaluation: settings of ``fairseq-eval-lm``."""
+
+    text: str | None = flag(None, "file of text to evaluate instead of --gen-subset (-: stdin)", metavar="FILE")
+    results_path: str | None = flag(None, "folder for results.json", metavar="DIR")
+    score_documents: str | None = flag(None, "JSON lines with a score for each line or row of --text", metavar="FILE")
+    save_token_scores: str | None = flag(
+        None, "NPZ file for tokens and their log-probabilities, in corpus order", metavar="FILE"
+    )
+    output_word_probs: bool = flag(False, "print every word's log-probability")
+    output_word_stats: bool = flag(False, "print every word's count and mean log-probability")
+    context_window: int = flag(0, "context tokens before each block that are not scored", low=0)
+    sliding_inf: int = flag(
+        -1,
+        "1: score token by token with a cache",
+        choices=(-1, 0, 1),
+        metavar="{1}",
+    )
+    softmax_batch: int | None = flag(None, "maximum tokens in one softmax, to bound memory", low=1)
+    int8: bool = flag(False, "int8 weights, one scale per output; also prints their effect on perplexity")
+    sample: str | None = flag(None, "file for a text that the model writes, also printed", metavar="FILE")
+
+
+def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-eval-lm``."""
+    examples = [
+        "fairseq-eval-lm checkpoints --text test.txt",
+        "fairseq-eval-lm data-bin --path checkpoints/checkpoint_best.pt --context-window 400 --bf16",
+    ]
+    hidden = ("train_subset", "valid_subset", "max_tokens_valid", "batch_size_valid", "num_workers", "seed")
+    return evaluation_parser(
+        "Compute the perplexity of a language model.", examples, [EvalLMConfig, DistributedConfig], hidden=hidden
+    )
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
@@ -197,7 +242,7 @@ def _precision(common: CommonConfig) -> dict[str, bool]:
 def cli_main() -> None:
     """``fairseq-eval-lm``."""
     log_to_stderr()
-    options.run_command(main, options.get_eval_lm_parser)
+    options.run_command(main, get_eval_lm_parser)
 
 
 if __name__ == "__main__":

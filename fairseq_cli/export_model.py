@@ -16,6 +16,7 @@ from torch import Tensor
 from fairseq import checkpoint, hub
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import options
+from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.evaluation.classifier import SentenceClassifier
 from fairseq.interop.fairseq.to_fairseq0x import to_fairseq
@@ -32,6 +33,26 @@ from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.text.dictionary import Dictionary
 
 WORDS = "vocab.txt"
+
+
+def get_export_parser() -> Parser:
+    """The flags of ``fairseq-export``."""
+    examples = [
+        "fairseq-export checkpoints/checkpoint_best.pt --to hf --out exported --data data-bin --results results.json",
+        "fairseq-export electra/checkpoint_best.pt --to hf --out generator --half generator",
+    ]
+    description = "Export a model to a folder for Hugging Face transformers, or a language model to fairseq."
+    parser = Parser(description, examples=examples)
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of a language model or an encoder")
+    parser.add_argument("--to", dest="target_format", required=True, choices=("hf", "fairseq"), help="format to write")
+    parser.add_argument("--out", metavar="DIR", required=True, help="new output folder; with --to fairseq the file")
+    parser.add_argument("--data", metavar="DATA", help="data folder or dict.txt (default: beside the checkpoint)")
+    parser.add_argument(
+        "--half", choices=("discriminator", "generator"), default="discriminator", help="ELECTRA network to write"
+    )
+    parser.add_argument("--results", metavar="FILE", help="results.json of an evaluation, for the model card")
+    return parser
 
 
 def main(args: argparse.Namespace) -> None:
@@ -198,7 +219,7 @@ def _special_ids(dictionary: Dictionary) -> dict[str, int]:
 
 def cli_main() -> None:
     """``fairseq-export``."""
-    options.run_command(main, options.get_export_parser)
+    options.run_command(main, get_export_parser)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from fairseq import checkpoint, distributed
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields, options
-from fairseq.config.command_settings import FinetuneConfig
+from fairseq.config.fields import flag
+from fairseq.config.parser import Parser
 from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.config.settings import CommonConfig, DistributedConfig, Settings
 from fairseq.data.folders import data_folders
@@ -40,9 +42,43 @@ from fairseq.tasks.typed import training_settings, typed_settings
 from fairseq.text.tokenizers.tokenizer import TOKENIZATION
 from fairseq.training import launch
 from fairseq_cli.common import escape_what_stdout_lacks
+from fairseq_cli.train import get_training_parser
 
 BEST = "checkpoint_best.pt"
 RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """Fine-tuning: settings of ``fairseq-finetune``."""
+
+    path: str | None = flag(None, "pre-trained checkpoint", metavar="FILE")
+    from_scratch: bool = flag(False, "random initial weights, as a baseline; sizes from --path")
+    seeds: list[int] = flag([1, 2, 3], "seeds, one run each", low=0)
+    lrs: list[float] = flag([1e-5, 3e-5, 5e-5], "learning rates to choose from", above=0)
+    max_epoch: int = flag(10, "epochs of each run", low=1)
+    batch_size: int = flag(16, "rows per update, over all processes", aliases=("--max-sentences",), low=1)
+    warmup_ratio: float = flag(0.06, "fraction of updates in which the learning rate warms up", low=0, below=1)
+    weight_decay: float = flag(0.01, "weight decay of matrices", low=0)
+    clip_norm: float = flag(1.0, "maximum gradient norm (0: no clipping)", low=0)
+    predict: str = flag("valid", "comma-separated splits to write predictions for", metavar="SPLIT,…")
+    save_dir: str = flag("finetuned", "folder for checkpoints, predictions and results.json", metavar="DIR")
+    train_flags: str = flag("", "additional flags of fairseq-train, as one quoted string", metavar="TEXT")
+
+
+def get_finetune_parser() -> Parser:
+    """The flags of ``fairseq-finetune``."""
+    examples = [
+        "fairseq-finetune glue/CoLA --glue-task CoLA --path bert/checkpoint_best.pt --data-bin data-bin",
+        "fairseq-finetune glue/RTE --glue-task RTE --path bert/checkpoint_best.pt --data-bin data-bin --seeds 1,2",
+    ]
+    parser = Parser(
+        "Fine-tune an encoder with several seeds and learning rates.",
+        [FinetuneConfig, SentencePredictionConfig, CommonConfig, DistributedConfig],
+        examples=examples,
+    )
+    parser.add_argument("data", metavar="DATA", help="folder with train.tsv and dev.tsv")
+    return parser
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
@@ -154,7 +190,7 @@ def _parse(settings: Settings, flags: list[str], save_dir: Path | str, world_siz
     if cfg.batch_size % world_size:
         raise UserError(f"--batch-size {cfg.batch_size}: must be a multiple of the {world_size} processes")
     sizes = ["--batch-size", str(cfg.batch_size // world_size), "--save-dir", str(save_dir)]
-    return options.parse_args_and_arch(options.get_training_parser(), [settings.data_path, *sizes, *flags])
+    return options.parse_args_and_arch(get_training_parser(), [settings.data_path, *sizes, *flags])
 
 
 def _world_size(settings: Settings) -> int:
@@ -298,7 +334,7 @@ def cli_main() -> None:
     """``fairseq-finetune``."""
     log_to_stderr()
     escape_what_stdout_lacks()
-    options.run_command(main, options.get_finetune_parser)
+    options.run_command(main, get_finetune_parser)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,17 @@ import argparse
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fairseq.config import options
-from fairseq.config.command_settings import GenerateConfig
-from fairseq.config.settings import Settings
+from fairseq.config.command_settings import GenerationConfig, ShardConfig, TextFormatConfig
+from fairseq.config.fields import flag
+from fairseq.config.parser import Parser
+from fairseq.config.settings import DistributedConfig, Settings
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -26,12 +29,41 @@ from fairseq.tasks.typed import typed_settings
 from fairseq.text.raw_text import STDIN
 from fairseq_cli.common import (
     escape_what_stdout_lacks,
+    evaluation_parser,
     progress,
     read_text,
     results_folder,
     run_on_processes,
     with_models,
 )
+from fairseq_cli.interactive import get_interactive_generation_parser
+
+
+@dataclass(frozen=True)
+class GenerateConfig(GenerationConfig, ShardConfig, TextFormatConfig):
+    """Generation: settings of ``fairseq-generate``."""
+
+    text: str | None = flag(
+        None, "file of text to take contexts from instead of --gen-subset (-: stdin)", metavar="FILE"
+    )
+    max_new_tokens: int = flag(500, "maximum tokens to generate, line ends included", low=1, high=10_000_000)
+    gen_subset: str = flag("test", "split to take contexts from", metavar="SPLIT")
+    context_tokens: int = flag(512, "context length in tokens", low=1)
+    num_samples: int = flag(1, "total number of continuations", low=1, high=1_000_000)
+    num_contexts: int | None = flag(None, "different contexts to draw (default: --num-samples)", low=1, high=1_000_000)
+    results_path: str | None = flag(None, "folder for generate.json and generate.html", metavar="DIR")
+
+
+def get_generation_parser(interactive: bool = False, default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-generate``."""
+    if interactive:
+        return get_interactive_generation_parser(default_task)
+    examples = [
+        "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --sampling --results-path out",
+        "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --context-tokens 64 --beam 4",
+    ]
+    description = "Continue passages of a corpus and show the results beside the original text."
+    return evaluation_parser(description, examples, [GenerateConfig, DistributedConfig], [], hidden=("compile",))
 
 
 def main(args: argparse.Namespace) -> list[Passage]:
@@ -178,7 +210,7 @@ def _about(settings: Settings, writer: Writer) -> dict[str, Any]:
 def cli_main() -> None:
     """``fairseq-generate``."""
     log_to_stderr()
-    options.run_command(main, options.get_generation_parser)
+    options.run_command(main, get_generation_parser)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fairseq.config import fields, options
-from fairseq.config.command_settings import HarnessConfig
+from fairseq.config.fields import flag
+from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.evaluation.report import write_results
 from fairseq.interop.harness.requests import harness_model, require_harness, task_data
@@ -17,6 +19,35 @@ from fairseq.system.files import prepare_folder
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks
+
+
+@dataclass(frozen=True)
+class HarnessConfig:
+    """Evaluation harness: settings of ``fairseq-harness``."""
+
+    data: str | None = flag(None, "data folder or dict.txt (default: beside the checkpoint)", metavar="DATA")
+    tasks: str | None = flag(None, "comma-separated names of tasks", metavar="NAME,…")
+    include_path: str | None = flag(None, "folder with task files of one's own", metavar="DIR")
+    num_fewshot: int | None = flag(None, "examples in the prompt (default: the task's)", low=0)
+    limit: int | None = flag(None, "examples per task (default: all)", low=1)
+    batch_size: int = flag(8, "rows read at once", low=1)
+    max_gen_toks: int = flag(256, "most generated tokens where the task names none", low=1)
+    bootstrap_iters: int = flag(1000, "samples for standard errors (0: none)", low=0)
+    cpu: bool = flag(False, "use the CPU even if a GPU is available")
+    results_path: str | None = flag(None, "folder for results.json", metavar="DIR")
+
+
+def get_harness_parser() -> Parser:
+    """The flags of ``fairseq-harness``."""
+    examples = [
+        "fairseq-harness checkpoints --tasks lambada_openai,hellaswag",
+        "fairseq-harness checkpoints/checkpoint_last.pt --data data-bin --include-path tasks --tasks mine",
+    ]
+    description = "Evaluate a language model on tasks of EleutherAI's lm-evaluation-harness."
+    parser = Parser(description, [HarnessConfig], examples=examples)
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of a language model, or its folder")
+    return parser
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
@@ -92,7 +123,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 def cli_main() -> None:
     """``fairseq-harness``."""
     log_to_stderr()
-    options.run_command(main, options.get_harness_parser)
+    options.run_command(main, get_harness_parser)
 
 
 if __name__ == "__main__":

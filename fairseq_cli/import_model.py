@@ -14,6 +14,7 @@ from torch import Tensor
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.config import options
+from fairseq.config.parser import Parser
 from fairseq.errors import UserError, read_failure
 from fairseq.inference.loading import load_models
 from fairseq.interop.hugging_face import decoders, encoders, gpt2, model_folder, transfo_xl
@@ -40,6 +41,41 @@ NAMES = {  # names of special symbols in vocabularies
 NAMES_GPT2 = {"eos": ("<|endoftext|>",)}
 LAYERS = ("n_layer", "encoder_layers", "decoder_layers")  # settings
 NAMES_XL = {"eos": NAMES["eos"][:3], "unk": NAMES["unk"][:2], "pad": NAMES["pad"][:1]}
+
+SOURCE_FORMATS = ("transformer-xl", "hf-transfo-xl", "hf")  # of fairseq-import
+
+
+def get_import_parser() -> Parser:
+    """The flags of ``fairseq-import``."""
+    examples = [
+        "fairseq-import model.pt --from transformer-xl --out imported",
+        "fairseq-import bert-base-uncased --from hf --out imported",
+    ]
+    description = "Import a model from elsewhere into a folder that all commands read."
+    parser = Parser(description, examples=examples, settings_file=False)
+    parser.add_argument("source", metavar="IN", help="the authors' state dict or model.pt, or a folder")
+    parser.add_argument(
+        "--from",
+        dest="source_format",
+        required=True,
+        type=_source_format,
+        choices=SOURCE_FORMATS,
+        help="transformer-xl: the authors' files; others: a Hugging Face folder",
+    )
+    parser.add_argument("--out", metavar="DIR", required=True, help="output folder for checkpoint.pt and dict.txt")
+    parser.add_argument(
+        "--config",
+        dest="config_file",
+        metavar="FILE.json",
+        help="the authors' model settings; required for a state dict",
+    )
+    return parser
+
+
+def _source_format(name: str) -> str:
+    if name not in SOURCE_FORMATS:
+        raise UserError(f"--from {name}: choose from {', '.join(SOURCE_FORMATS)}")
+    return name
 
 
 @dataclass(frozen=True)
@@ -231,7 +267,7 @@ def _is_word(word: str) -> bool:
 
 def cli_main() -> None:
     """``fairseq-import``."""
-    options.run_command(main, options.get_import_parser)
+    options.run_command(main, get_import_parser)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@ import json
 import logging
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.config import options
-from fairseq.config.command_settings import InteractiveConfig
+from fairseq.config.command_settings import GenerationConfig
+from fairseq.config.fields import flag
+from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError, read_failure
 from fairseq.inference.writer import Writer, check_samples
@@ -21,11 +24,30 @@ from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.typed import typed_settings
 from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive
 from fairseq.text.text_corpus import report_unknown
-from fairseq_cli.common import escape_what_stdout_lacks, progress, with_models
+from fairseq_cli.common import escape_what_stdout_lacks, evaluation_parser, progress, with_models
 
 logger = logging.getLogger(__name__)
 
 LARGEST_INPUT = LONGEST_ROW  # bytes of prompts, which are encoded together
+
+
+@dataclass(frozen=True)
+class InteractiveConfig(GenerationConfig):
+    """Generation: settings of ``fairseq-interactive``."""
+
+    input: str = flag("-", "file of prompts, one per line (-: stdin)", metavar="FILE")
+    num_samples: int = flag(1, "continuations of each prompt", low=1, high=1_000_000)
+    json: bool = flag(False, "print JSON lines instead of text")
+
+
+def get_interactive_generation_parser(default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-interactive``."""
+    examples = [
+        "fairseq-interactive checkpoints --sampling --sampling-topk 40",
+        "fairseq-interactive checkpoints/checkpoint_last.pt --input prompts.txt --beam 4",
+    ]
+    description = "Continue prompts from a terminal, a pipe or a file."
+    return evaluation_parser(description, examples, [InteractiveConfig], [], hidden=("compile",))
 
 
 def main(args: argparse.Namespace) -> None:
@@ -164,7 +186,7 @@ def cli_main() -> None:
     """``fairseq-interactive``."""
     log_to_stderr()
     escape_what_stdout_lacks()
-    options.run_command(main, options.get_interactive_generation_parser)
+    options.run_command(main, get_interactive_generation_parser)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,23 @@ from fairseq import checkpoint
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config import options
+from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.system.files import ARCHIVE, prepare_file
+
+
+def get_merge_parser() -> Parser:
+    """The flags of ``fairseq-merge-checkpoint``."""
+    examples = [
+        "fairseq-merge-checkpoint checkpoints/checkpoint_best.pt best.pt",
+        "fairseq-merge-checkpoint checkpoints/checkpoint_last.pt weights.pt --no-save-optimizer-state",
+    ]
+    description = "Write a checkpoint of sharded training, a folder, as one file."
+    parser = Parser(description, examples=examples, settings_file=False)
+    parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of --ddp-backend fully_sharded")
+    parser.add_argument("target", metavar="FILE", help="file to write")
+    parser.add_argument("--no-save-optimizer-state", action="store_true", help="leave out the optimizer state")
+    return parser
 
 
 def main(args: argparse.Namespace) -> None:
@@ -34,7 +49,7 @@ def main(args: argparse.Namespace) -> None:
 
 def cli_main() -> None:
     """``fairseq-merge-checkpoint``."""
-    options.run_command(main, options.get_merge_parser)
+    options.run_command(main, get_merge_parser)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from fairseq import checkpoint
 from fairseq.analysis import plots
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config import fields, options
-from fairseq.config.command_settings import NotesConfig
+from fairseq.config.fields import flag
+from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.notes import note_map
@@ -25,6 +27,30 @@ from fairseq.system.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks, results_folder
 
 FILES = ("notes.json", "notes.html", "notes.png")
+
+
+@dataclass(frozen=True)
+class NotesConfig:
+    """Notes: settings of ``fairseq-notes``."""
+
+    words: str | None = flag(None, "space-separated words to show (default: those taken most often)", metavar="WORDS")
+    top: int = flag(10, "number of words to show without --words", low=1)
+    nearest: int = flag(8, "nearest neighbours to list per word", low=1)
+    map_words: int = flag(500, "number of words on the map", low=1)
+    results_path: str | None = flag(None, "folder for notes.json, notes.html and notes.png", metavar="DIR")
+
+
+def get_notes_parser() -> Parser:
+    """The flags of ``fairseq-notes``."""
+    examples = [
+        "fairseq-notes tnf/checkpoint_best.pt --words 'photosynthesis quasar'",
+        "fairseq-notes tnf/checkpoint_best.pt data-bin --results-path notes",
+    ]
+    parser = Parser("Show the notes of rare words in a checkpoint.", [NotesConfig], examples=examples)
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of a model trained with notes")
+    parser.add_argument("data", metavar="DATA", nargs="?", help="its data folder (default: the one it was trained on)")
+    return parser
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
@@ -124,7 +150,7 @@ def cli_main() -> None:
     """``fairseq-notes``."""
     log_to_stderr()
     escape_what_stdout_lacks()
-    options.run_command(main, options.get_notes_parser)
+    options.run_command(main, get_notes_parser)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,38 @@ import numpy as np
 from fairseq.analysis import plots
 from fairseq.analysis.curves import AXES, Curve, axis_label, read_curve
 from fairseq.config import fields, options
-from fairseq.config.command_settings import PlotConfig
+from fairseq.config.fields import flag
+from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.system.files import prepare_file
 from fairseq.system.terminal import log_to_stderr
 from fairseq_cli.common import escape_what_stdout_lacks
+
+
+@dataclass(frozen=True)
+class PlotConfig:
+    """Curves: settings of ``fairseq-plot``."""
+
+    figure: str = flag("loss", "figure of the log to draw", metavar="NAME")
+    split: str = flag("valid", "validation splits, train_inner or train, joined by commas", metavar="NAME,…")
+    over: str = flag("updates", "horizontal axis", choices=("updates", "tokens", "hours"))
+    reach: float | None = flag(None, "report when each run reaches this value of the figure")
+    results_path: str | None = flag(None, "picture to write: .png, .svg or .pdf", metavar="FILE")
+
+
+def get_plot_parser() -> Parser:
+    """The flags of ``fairseq-plot``."""
+    examples = [
+        "fairseq-plot checkpoints/metrics.jsonl --results-path loss.png",
+        "fairseq-plot BERT=b1.jsonl,b2.jsonl notes=n1.jsonl,n2.jsonl --over hours --reach 7.5",
+    ]
+    parser = Parser(
+        "Draw figures of training runs and compare them.", [PlotConfig], examples=examples, settings_file=False
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="FILE of --metrics-file, or NAME=FILE,FILE,… with one per seed"
+    )
+    return parser
 
 
 def main(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -78,7 +106,7 @@ def cli_main() -> None:
     """``fairseq-plot``."""
     log_to_stderr()
     escape_what_stdout_lacks()
-    options.run_command(main, options.get_plot_parser)
+    options.run_command(main, get_plot_parser)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq.config.command_settings import PreprocessConfig
-from fairseq.config.fields import typed
+from fairseq.config.command_settings import TextConfig
+from fairseq.config.fields import flag, typed
+from fairseq.config.parser import Parser
 from fairseq.config.registry import BPES
+from fairseq.config.unused_flags import add_unread
 from fairseq.data.binarizer import Binarizer
 from fairseq.errors import UserError
 from fairseq.notes.spans import NoteMarks
@@ -26,6 +29,54 @@ from fairseq.text.tokenization import TextOptions, TokenizedText, learn_subwords
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.choice import chosen_subwords, chosen_words
 from fairseq.text.tokenizers.rules import SubwordMarks
+
+# Flags that fairseq's parser of this command takes and its preprocessing of one language does not read.
+PREPROCESSING_SWITCHES = (
+    "no-progress-bar cpu tpu fp16 bf16 memory-efficient-fp16 memory-efficient-bf16 fp16-no-flatten-grads profile"
+)
+PREPROCESSING_VALUES = (
+    "seed log-interval log-format tensorboard-logdir task criterion optimizer lr-scheduler fp16-init-scale "
+    "fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale empty-cache-freq all-gather-list-size "
+    "model-parallel-size quantization-config-path scoring target-lang tgtdict nwordstgt thresholdtgt alignfile "
+    "align-suffix"
+)
+
+
+@dataclass(frozen=True)
+class PreprocessConfig(TextConfig):
+    """Preprocessing: settings of ``fairseq-preprocess``."""
+
+    learn_bpe: int | None = flag(None, "merges or pieces of --bpe to learn from the training text", low=1, high=10**6)
+
+    only_source: bool = flag(False, "text in one language; always on")
+    source_lang: str | None = flag(None, "suffix of the text files: FILE.SRC", aliases=("-s",), metavar="SRC")
+    trainpref: str | None = flag(None, "training text; additional files become train1, …", metavar="FILE[,FILE…]")
+    validpref: str | None = flag(None, "validation text; additional files become valid1, …", metavar="FILE[,FILE…]")
+    testpref: str | None = flag(None, "test text; additional files become test1, …", metavar="FILE[,FILE…]")
+    destdir: str = flag("data-bin", "output folder", metavar="DIR")
+    workers: int = flag(1, "number of processes", low=1)
+    srcdict: str | None = flag(None, "existing dictionary to use", metavar="FILE")
+    nwordssrc: int = flag(-1, "maximum dictionary size, special symbols included (-1: no limit)", low=-1)
+    thresholdsrc: int = flag(0, "minimum count of a word in the dictionary", low=-1)
+    padding_factor: int = flag(8, "pad the dictionary to a multiple of this size (0: no padding)", low=0, high=65536)
+    dict_only: bool = flag(False, "write only the dictionary")
+    dataset_impl: str = flag("mmap", "data format; only mmap is supported", choices=("mmap",))
+    notes: bool = flag(False, "write the positions of rare words, for models with notes")
+    note_min_count: int = flag(100, "minimum occurrences of a word with a note", low=1)
+    note_max_count: int = flag(500, "maximum occurrences of a word with a note", low=1)
+    joined_dictionary: bool = flag(False, "no effect: one language has one dictionary")
+
+
+def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-preprocess``."""
+    examples = [
+        "fairseq-preprocess --only-source --trainpref train.txt --validpref valid.txt --destdir data-bin",
+        "fairseq-preprocess --only-source --srcdict data-bin/dict.txt --testpref test.txt --destdir test-bin",
+    ]
+    parser = Parser("Build a dictionary from text and binarize the text.", [PreprocessConfig], examples=examples)
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    add_unread(parser, PREPROCESSING_SWITCHES.split(), PREPROCESSING_VALUES.split(), {"target-lang": "-t"})
+    return parser
 
 
 def main(args: argparse.Namespace) -> None:
@@ -233,7 +284,7 @@ def cli_main() -> None:
     """``fairseq-preprocess``."""
     from fairseq.config import options
 
-    options.run_command(main, options.get_preprocessing_parser)
+    options.run_command(main, get_preprocessing_parser)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import numpy as np
 from fairseq import distributed
 from fairseq.analysis import plots, recl
 from fairseq.config import options
-from fairseq.config.command_settings import ReclConfig
-from fairseq.config.fields import parse_dict
-from fairseq.config.settings import Settings
+from fairseq.config.command_settings import ModelPathConfig
+from fairseq.config.fields import flag, parse_dict
+from fairseq.config.parser import Parser
+from fairseq.config.settings import Settings, StreamConfig
 from fairseq.evaluation import report
 from fairseq.evaluation.tables import markdown
 from fairseq.models.loading import compile_model
@@ -26,6 +28,7 @@ from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import (
+    evaluation_parser,
     progress,
     results_folder,
     stream_settings,
@@ -43,6 +46,34 @@ CAPTIONS = (
     "Perplexity over context length, without a baseline. Where it rises, a long RECL shows fluctuating losses only.",
 )
 FILES = ("recl.md", "recl.html", "losses.npz", *PICTURES, "results.json")
+
+
+@dataclass(frozen=True)
+class ReclConfig(ModelPathConfig):
+    """Context length: settings of ``fairseq-recl``."""
+
+    path: str | None = flag(None, "checkpoints of the group", metavar="FILE[:FILE…]")
+    names: str | None = flag(None, "model names in table and plots (default: their folders)", metavar="NAME,…")
+    step: int = flag(50, "increment of the context length, in tokens", low=1)
+    max_context: int = flag(500, "maximum context length in tokens, a multiple of --step", low=1)
+    threshold: float = flag(0.01, "minimum relative gain in perplexity for a longer context to count", above=0, below=1)
+    top_r: list[float] = flag([1.0, 0.5, 0.1], "fractions of hardest positions to measure on", above=0, high=1)
+    positions: int = flag(1000, "maximum number of random target positions", low=1)
+    whole_windows: bool = flag(
+        False,
+        "read each window in one pass, also in models with memory",
+    )
+    results_path: str | None = flag(None, "folder for the report, plots and losses", metavar="DIR")
+
+
+def get_recl_parser() -> Parser:
+    """The flags of ``fairseq-recl``."""
+    examples = [
+        "fairseq-recl data-bin --path xl/checkpoint_best.pt:base/checkpoint_best.pt --results-path recl",
+        "fairseq-recl data-bin --path xl/checkpoint_best.pt --max-context 300 --positions 200",
+    ]
+    description = "Measure the relative effective context length (RECL) of language models."
+    return evaluation_parser(description, examples, [ReclConfig], [StreamConfig])
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
@@ -165,7 +196,7 @@ def _page(folder: Path, results: dict[str, Any], measured: recl.ContextLosses, g
 def cli_main() -> None:
     """``fairseq-recl``."""
     log_to_stderr()
-    options.run_command(main, options.get_recl_parser)
+    options.run_command(main, get_recl_parser)
 
 
 if __name__ == "__main__":

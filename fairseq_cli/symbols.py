@@ -5,7 +5,21 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fairseq.config.parser import Parser
 from fairseq.text.symbols import convert, split_sizes
+
+
+def get_symbols_parser() -> Parser:
+    """The flags of ``fairseq-symbols``."""
+    examples = ["fairseq-symbols enwik8 data --kind bytes", "fairseq-symbols text8 data --kind letters"]
+    description = "Write the bytes or letters of a text as symbols, in three splits."
+    parser = Parser(description, examples=examples, settings_file=False)
+    parser.add_argument("source", metavar="TEXT", help="text, one file")
+    parser.add_argument("destdir", metavar="DIR", help="folder for the three splits and dict.txt")
+    parser.add_argument(
+        "--kind", choices=("bytes", "letters"), required=True, help="bytes as numbers, or a to z and spaces"
+    )
+    return parser
 
 
 def main(args: argparse.Namespace) -> None:
@@ -25,7 +39,7 @@ def cli_main() -> None:
     """``fairseq-symbols``."""
     from fairseq.config import options
 
-    options.run_command(main, options.get_symbols_parser)
+    options.run_command(main, get_symbols_parser)
 
 
 if __name__ == "__main__":

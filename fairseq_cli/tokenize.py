@@ -6,11 +6,13 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from fairseq.config.command_settings import TokenizeConfig
-from fairseq.config.fields import typed
+from fairseq.config.command_settings import TextConfig
+from fairseq.config.fields import flag, typed
+from fairseq.config.parser import Parser
 from fairseq.data.folders import load_dictionary
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, prepare_file
@@ -20,6 +22,28 @@ from fairseq.text.raw_text import STDIN, TextFormat, format_of
 from fairseq.text.tokenization import DetokenizeBlock, TokenizeBlock, tokenize_file, tokenize_stream
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.choice import chosen_subwords, chosen_words
+
+
+@dataclass(frozen=True)
+class TokenizeConfig(TextConfig):
+    """Tokenisation: settings of ``fairseq-tokenize``."""
+
+    data: str | None = flag(None, "data or checkpoint folder whose tokenizer is used", metavar="DIR")
+    undo: bool = flag(False, "symbols to text instead of text to symbols")
+    workers: int = flag(1, "processes", low=1)
+    output: str | None = flag(None, "output file (default: stdout)", metavar="FILE")
+
+
+def get_tokenize_parser() -> Parser:
+    """The flags of ``fairseq-tokenize``."""
+    examples = [
+        "fairseq-tokenize book.txt.gz --tokenizer moses --workers 4 --output book.tokens",
+        "fairseq-tokenize generated.tokens --data data-bin --undo",
+    ]
+    parser = Parser("Turn text into symbols, or symbols into text.", [TokenizeConfig], examples=examples)
+    parser.add_argument("text", metavar="TEXT", nargs="?", default="-", help="text file (default: -, stdin)")
+    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    return parser
 
 
 def main(args: argparse.Namespace) -> None:
@@ -74,7 +98,7 @@ def cli_main() -> None:
     """``fairseq-tokenize``."""
     from fairseq.config import options
 
-    options.run_command(main, options.get_tokenize_parser)
+    options.run_command(main, get_tokenize_parser)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq.config import fields, options
-from fairseq.config.command_settings import ValidateConfig
-from fairseq.config.fields import parse_dict
-from fairseq.config.settings import DataConfig, Settings
+from fairseq.config.command_settings import ShardConfig
+from fairseq.config.fields import flag, parse_dict
+from fairseq.config.parser import Parser
+from fairseq.config.settings import DataConfig, DistributedConfig, Settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
@@ -21,9 +23,29 @@ from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.typed import typed_settings
 from fairseq.training.validation import validate
-from fairseq_cli.common import run_on_processes, with_models
+from fairseq_cli.common import evaluation_parser, run_on_processes, with_models
 
 BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_valid")
+
+
+@dataclass(frozen=True)
+class ValidateConfig(ShardConfig):
+    """Model: settings of ``fairseq-validate``."""
+
+    keep_notes: bool = flag(False, "keep and read the notes of rare words, as in training")
+    rare_words: bool = flag(False, "also losses over the rare words of notes.txt")
+
+
+def get_validation_parser(default_task: str | None = None) -> Parser:
+    """The flags of ``fairseq-validate``."""
+    examples = [
+        "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt",
+        "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt --valid-subset valid,test",
+    ]
+    hidden = ("train_subset", "gen_subset", "seed")
+    return evaluation_parser(
+        "Compute the validation loss of a checkpoint.", examples, [ValidateConfig, DistributedConfig], hidden=hidden
+    )
 
 
 def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
@@ -115,7 +137,7 @@ def _validate(
 def cli_main() -> None:
     """``fairseq-validate``."""
     log_to_stderr()
-    options.run_command(main, options.get_validation_parser)
+    options.run_command(main, get_validation_parser)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,24 @@ ASSETS = Path(__file__).with_name("docs_assets")  # style, and what makes the se
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/**/*.md", "docs/img/*", "examples/**/*.md")
 REFERENCE = {
     "Models and tasks from Python": ("fairseq.hub", "fairseq.evaluation.classifier"),
-    "Commands": ("fairseq.config.settings", "fairseq.config.command_settings"),
+    "Commands": (
+        "fairseq.config.settings",
+        "fairseq.config.command_settings",
+        "fairseq_cli.train",
+        "fairseq_cli.eval_lm",
+        "fairseq_cli.validate",
+        "fairseq_cli.generate",
+        "fairseq_cli.interactive",
+        "fairseq_cli.recl",
+        "fairseq_cli.attention",
+        "fairseq_cli.notes",
+        "fairseq_cli.finetune",
+        "fairseq_cli.classify",
+        "fairseq_cli.harness",
+        "fairseq_cli.plot",
+        "fairseq_cli.preprocess",
+        "fairseq_cli.tokenize",
+    ),
     "Extension points": (
         "fairseq.tasks.fairseq_task",
         "fairseq.tasks.carried",

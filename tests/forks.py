@@ -24,8 +24,8 @@ import kills
 import runs
 import torch
 
-from fairseq.config import options
 from fairseq_cli import train
+from fairseq_cli.train import get_training_parser
 
 PRELOADED = (  # what a run imports on its way, sharding hundreds of modules
     *("numpy.random", "yaml", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional"),
@@ -148,7 +148,7 @@ def _run_case(folder: Path, name: str, case: Case) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    options.get_training_parser()  # imports every part
+    get_training_parser()  # imports every part
     for module in PRELOADED:
         importlib.import_module(module)
     given = Path(sys.argv[1])

@@ -13,6 +13,7 @@ import torch
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import import_model
+from fairseq_cli.import_model import get_import_parser
 
 GOLDEN = Path(__file__).parent / "golden"
 AUTHORS, HF = GOLDEN / "transformer_xl", GOLDEN / "hf_transfo_xl"
@@ -39,7 +40,7 @@ SMALL = {
 
 def run(*argv: object) -> None:
     """``fairseq-import``."""
-    import_model.main(options.parse_args_and_arch(options.get_import_parser(), list(map(str, argv))))
+    import_model.main(options.parse_args_and_arch(get_import_parser(), list(map(str, argv))))
 
 
 def authors(source: Path, out: Path, *more: object) -> Path:

@@ -9,11 +9,11 @@ from typing import Any
 import runs
 import torch
 
-from fairseq.config import options
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 from fairseq_cli import preprocess
+from fairseq_cli.preprocess import get_preprocessing_parser
 
 COMMON = [a + b for a in "abcdefgh" for b in "xyz"]
 RARE = [f"{a}@@ {b}@@ {c}" for a in "kl" for b in "mn" for c in "opq"]  # of three subwords each
@@ -47,7 +47,7 @@ def corpus(folder: Path, high: int = 25) -> Path:
     (folder / "valid").write_text(text(20, 2))
     flags = ["--only-source", "--notes", "--note-min-count", 3, "--note-max-count", high, "--destdir", folder / "bin"]
     words = runs.words(*map(str, flags), "--trainpref", str(folder / "train"), "--validpref", str(folder / "valid"))
-    preprocess.main(options.get_preprocessing_parser().parse_args(words))
+    preprocess.main(get_preprocessing_parser().parse_args(words))
     return folder / "bin"
 
 

@@ -20,6 +20,7 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.tasks import setup_task
 from fairseq_cli import train as train_command
+from fairseq_cli.train import get_training_parser
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "language_model"
@@ -59,7 +60,7 @@ def words(*flags: Any) -> list[str]:
 
 def arguments(*flags: Any, data: Path = DATA) -> Any:
     """The parsed arguments of ``fairseq-train``."""
-    return options.parse_args_and_arch(options.get_training_parser(), [str(data), *words(*flags)])
+    return options.parse_args_and_arch(get_training_parser(), [str(data), *words(*flags)])
 
 
 def model_of(*flags: Any, data: Path = DATA) -> Any:

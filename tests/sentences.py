@@ -10,6 +10,7 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
+from fairseq_cli.train import get_training_parser
 
 WORDS = [f"w{number}" for number in range(20)]
 GOOD, BAD = WORDS[:5], WORDS[5:10]
@@ -64,7 +65,7 @@ def write_pretrained(path: Path, data: Path, *flags: str, tnf: bool = False) -> 
 
     words = [word for flag in (SIZES, *flags) for word in flag.split()]
     args = options.parse_args_and_arch(
-        options.get_training_parser(), [str(data), "--task", "masked_lm", "--arch", "bert_tiny", *words]
+        get_training_parser(), [str(data), "--task", "masked_lm", "--arch", "bert_tiny", *words]
     )
     torch.manual_seed(7)
     model = setup_task(args).build_model(args)

@@ -16,28 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.config import fields
-from fairseq.config.command_parsers import (
-    get_attention_parser,
-    get_average_parser,
-    get_classify_parser,
-    get_eval_lm_parser,
-    get_export_parser,
-    get_finetune_parser,
-    get_generation_parser,
-    get_harness_parser,
-    get_import_parser,
-    get_interactive_generation_parser,
-    get_merge_parser,
-    get_notes_parser,
-    get_plot_parser,
-    get_preprocessing_parser,
-    get_recl_parser,
-    get_symbols_parser,
-    get_tokenize_parser,
-    get_training_parser,
-    get_validation_parser,
-)
 from fairseq.config.parser import CHOICES, Choice, Parser, title_of
+from fairseq.config.registry import ARCHITECTURES
 from fairseq.config.settings import DEFAULT_BATCH_SIZE
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
@@ -46,30 +26,7 @@ from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.plugins import import_user_module
 from fairseq.system.terminal import open_standard_streams, printable, protect_terminal
 
-__all__ = [
-    "Parser",
-    "get_attention_parser",
-    "get_average_parser",
-    "get_classify_parser",
-    "get_eval_lm_parser",
-    "get_export_parser",
-    "get_finetune_parser",
-    "get_generation_parser",
-    "get_harness_parser",
-    "get_import_parser",
-    "get_interactive_generation_parser",
-    "get_merge_parser",
-    "get_notes_parser",
-    "get_plot_parser",
-    "get_preprocessing_parser",
-    "get_recl_parser",
-    "get_symbols_parser",
-    "get_tokenize_parser",
-    "get_training_parser",
-    "get_validation_parser",
-    "parse_args_and_arch",
-    "run_command",
-]
+__all__ = ["Parser", "parse_args_and_arch", "run_command"]
 
 
 def parse_args_and_arch(
@@ -96,15 +53,15 @@ def parse_args_and_arch(
     chosen = _first_look(argv) if getattr(parser, "settings_file", True) else {}
     if "user_dir" in chosen and chosen["user_dir"]:
         import_user_module(str(chosen["user_dir"]))
-    recipe, objective = _recipe(parser, chosen), _objective(parser, chosen)
-    chosen = {**recipe, **objective, **chosen}
+    recommended = _recommended(parser, chosen)
+    chosen = {**recommended, **chosen}
     parts = _choose(parser, chosen)
     defaults: dict[str, Any] = {}
-    for name, part in parts:
-        defaults.update(_add_part_flags(parser, name, part))
-    defaults.update(recipe)
+    for choice, name, part in parts:
+        defaults.update(_add_part_flags(parser, choice, name, part))
+    defaults.update(recommended)
     if "arch" in getattr(parser, "choices", []) and {"-h", "--help"} & set(argv):
-        _show_architecture(parser, chosen, {**recipe, **objective})
+        _show_architecture(parser, chosen, recommended)
     if modify_parser is not None:
         modify_parser(parser)
     if getattr(parser, "takes_unused", False):  # last: a part may have a flag of that name
@@ -118,7 +75,7 @@ def parse_args_and_arch(
     if unknown and not parse_known:
         parser.error(f"unrecognized arguments: {unknown[0]}")
     _check_names(parser, args)
-    _fill(parser, args, chosen, [part for _, part in parts], defaults)
+    _fill(parser, args, chosen, [part for _, _, part in parts], defaults)
     return (args, unknown) if parse_known else args
 
 
@@ -198,8 +155,8 @@ def _ignore(message: str) -> None:
     """The full parser will complain, and knows better."""
 
 
-def _choose(parser: argparse.ArgumentParser, chosen: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The parts that *chosen* names, or their defaults, each with its name."""
+def _choose(parser: argparse.ArgumentParser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]]:
+    """The parts that *chosen* names, or their defaults: (name of the choice, the part's, the part)."""
     parts = []
     for name in getattr(parser, "choices", []):
         choice: Choice = CHOICES[name]
@@ -209,11 +166,11 @@ def _choose(parser: argparse.ArgumentParser, chosen: dict[str, Any]) -> list[tup
         parser.chosen[name] = part  # type: ignore[attr-defined]
         found = choice.part(part)
         if name != "task" or "arch" in parser.choices:  # type: ignore[attr-defined]
-            parts.append((part, found))
+            parts.append((name, part, found))
     return parts
 
 
-def _add_part_flags(parser: argparse.ArgumentParser, name: str, part: Any) -> dict[str, Any]:
+def _add_part_flags(parser: argparse.ArgumentParser, choice: str, name: str, part: Any) -> dict[str, Any]:
     """Add the flags of *part*; returns the defaults that its ``add_args`` names, which wait for ``--config``."""
     cls = getattr(part, "config_class", None)
     title = getattr(part, "__name__", name) if cls is None else title_of(cls, name)
@@ -222,11 +179,8 @@ def _add_part_flags(parser: argparse.ArgumentParser, name: str, part: Any) -> di
         fields.add_flags(group, cls)
     if not hasattr(part, "add_args"):
         return {}
-    from fairseq.models import BaseFairseqModel
-
     ours = list(parser._actions)
-    is_model = isinstance(part, type) and issubclass(part, BaseFairseqModel)
-    part.add_args(group if is_model else parser)  # what a model's flags leave open, the architecture fills in
+    part.add_args(group if choice == "arch" else parser)  # what a model's flags leave open, the architecture fills in
     defaults = {}
     for action in parser._actions:
         if action not in ours and action.default is not argparse.SUPPRESS:
@@ -236,32 +190,14 @@ def _add_part_flags(parser: argparse.ArgumentParser, name: str, part: Any) -> di
     return defaults
 
 
-def _recipe(parser: argparse.ArgumentParser, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Optimizer, schedule and clipping of the architecture, where the user chooses none of these."""
-    if "optimizer" not in getattr(parser, "choices", []):
-        return {}  # before the import: commands of text need not load torch
-    from fairseq.models.recipes import CHOICES as RATES
-    from fairseq.models.recipes import recipe_of
-
-    if set(RATES) & chosen.keys():
-        return {}
-    return recipe_of(str(chosen.get("arch", CHOICES["arch"].default)))
-
-
-def _objective(parser: argparse.ArgumentParser, chosen: Mapping[str, Any]) -> Mapping[str, str]:
-    """Task and criterion of the architecture, where the user chooses none."""
-    if "criterion" not in getattr(parser, "choices", []):
-        return {}
-    from fairseq.models.recipes import objective_of
-
-    known = {name: chosen[name] for name in ("task", "adaptive_softmax_cutoff") if name in chosen}
-    return objective_of(str(chosen.get("arch", CHOICES["arch"].default)), known)
+def _recommended(parser: argparse.ArgumentParser, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the architecture recommends for the choices and settings that the user leaves open."""
+    recommend = getattr(parser, "recommend", None)
+    return {} if recommend is None else recommend(str(chosen.get("arch", CHOICES["arch"].default)), chosen)
 
 
 def _show_architecture(parser: argparse.ArgumentParser, chosen: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
     """Let ``--help`` show the defaults of the chosen architecture and of its recipe."""
-    from fairseq.models import ARCHITECTURES
-
     parser.recommended.update({name: str(recipe[name]) for name in CHOICES if name in recipe})  # type: ignore
     filled = argparse.Namespace(**recipe)
     ARCHITECTURES[str(chosen.get("arch", CHOICES["arch"].default))].fill(filled)
@@ -302,8 +238,6 @@ def _fill(
     for name in getattr(parser, "choices", []):
         setattr(args, name, str(chosen.get(name, CHOICES[name].default)))
     if hasattr(args, "arch"):
-        from fairseq.models import ARCHITECTURES
-
         ARCHITECTURES[args.arch].fill(args)
     for settings in [*getattr(parser, "configs", []), *(getattr(part, "config_class", None) for part in parts)]:
         if settings is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import importlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,15 @@ from typing import Any, NoReturn
 
 from fairseq.config import fields
 from fairseq.config.fields import LARGEST_INT, shortened
-from fairseq.config.registry import Registry
+from fairseq.config.registry import (
+    ARCHITECTURES,
+    CRITERIONS,
+    LR_SCHEDULERS,
+    MODELS,
+    OPTIMIZERS,
+    TASKS,
+    Registry,
+)
 from fairseq.errors import UserError
 from fairseq.system.version import __version__
 
@@ -24,7 +31,7 @@ class Choice:
     """A flag that chooses a registered part."""
 
     name: str
-    registry: str
+    parts: Registry[Any]
     default: str
     help: str
     aliases: tuple[str, ...] = ()
@@ -33,29 +40,22 @@ class Choice:
     def flag(self) -> str:
         return fields.flag_name(self.name)
 
-    def parts(self) -> Registry[Any]:
-        """The registry, which is imported only now."""
-        module, attribute = self.registry.split(":")
-        return getattr(importlib.import_module(module), attribute)
-
     def part(self, name: str) -> Any:
         """The class called *name*; for an architecture its model.
 
         Raises:
             UserError: there is none.
         """
-        part = self.parts()[name]
-        return _models()[part.model] if self.name == "arch" else part
+        part = self.parts[name]
+        return MODELS[part.model] if self.name == "arch" else part
 
 
 CHOICES = {
-    "task": Choice("task", "fairseq.tasks:TASKS", "language_modeling", "task"),
-    "arch": Choice("arch", "fairseq.models:ARCHITECTURES", "transformer_lm", "architecture", ("-a",)),
-    "criterion": Choice("criterion", "fairseq.criterions:CRITERIONS", "cross_entropy", "loss function"),
-    "optimizer": Choice("optimizer", "fairseq.optim:OPTIMIZERS", "nag", "optimizer"),
-    "lr_scheduler": Choice(
-        "lr_scheduler", "fairseq.optim.lr_scheduler:LR_SCHEDULERS", "fixed", "learning-rate schedule"
-    ),
+    "task": Choice("task", TASKS, "language_modeling", "task"),
+    "arch": Choice("arch", ARCHITECTURES, "transformer_lm", "architecture", ("-a",)),
+    "criterion": Choice("criterion", CRITERIONS, "cross_entropy", "loss function"),
+    "optimizer": Choice("optimizer", OPTIMIZERS, "nag", "optimizer"),
+    "lr_scheduler": Choice("lr_scheduler", LR_SCHEDULERS, "fixed", "learning-rate schedule"),
 }
 
 
@@ -95,6 +95,7 @@ class Parser(argparse.ArgumentParser):
             them.
         settings_file: whether ``--config`` names a YAML file with settings.
         takes_unused: whether fairseq's flags without meaning here are taken.
+        recommend: what an architecture recommends, from its name and what the command line and ``--config`` choose.
 
     Attributes:
         chosen: what the command line chooses, by the name of the choice; set while it is parsed.
@@ -107,12 +108,13 @@ class Parser(argparse.ArgumentParser):
         description: str,
         configs: Sequence[type] = (),
         choices: Sequence[str] = (),
-        optional: Sequence[tuple[Callable[[], type], Sequence[str]]] = (),
+        optional: Sequence[tuple[type, Sequence[str]]] = (),
         *,
         examples: Sequence[str] = (),
         hidden: Collection[str] = (),
         settings_file: bool = True,
         takes_unused: bool = False,
+        recommend: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__(
             description=description,
@@ -125,6 +127,7 @@ class Parser(argparse.ArgumentParser):
         self.choices = list(choices)
         self.settings_file = settings_file
         self.takes_unused = takes_unused
+        self.recommend = recommend
         self.chosen: dict[str, str] = {}
         self.unread: list[str] = []
         self.recommended: dict[str, str] = {}
@@ -139,9 +142,8 @@ class Parser(argparse.ArgumentParser):
             )
         for cls in configs:
             fields.add_flags(self.add_argument_group(title_of(cls)), cls)
-        for load, names in optional:
-            group = self.add_argument_group(title_of(load()))
-            fields.add_flags(group, load(), names, otherwise="the checkpoint's")
+        for cls, names in optional:
+            fields.add_flags(self.add_argument_group(title_of(cls)), cls, names, otherwise="the checkpoint's")
         for action in self._actions:
             if action.dest in hidden:
                 action.help = argparse.SUPPRESS
@@ -166,7 +168,7 @@ class Parser(argparse.ArgumentParser):
             choice = CHOICES[name]
             for action in self._actions:
                 if action.dest == name:
-                    values = ", ".join(choice.parts())
+                    values = ", ".join(choice.parts)
                     default = self.recommended.get(name, choice.default)
                     action.help = f"{choice.help} (default: {default}): {values}".replace("%", "%%")
         return super().format_help()
@@ -186,7 +188,7 @@ class Parser(argparse.ArgumentParser):
         """The error for a flag of parts that are not chosen, if *flag* is one."""
         for name in self.choices:
             choice = CHOICES[name]
-            owners = [part for part in choice.parts() if flag in _flags(choice.part(part))]
+            owners = [part for part in choice.parts if flag in _flags(choice.part(part))]
             if owners:
                 shown = ", ".join(owners[:3]) + (", …" if len(owners) > 3 else "")
                 chosen = self.chosen.get(name, choice.default)
@@ -218,10 +220,6 @@ def _flags(part: Any) -> set[str]:
     cls = getattr(part, "config_class", None)
     declared = dataclasses.fields(cls) if cls is not None else ()
     return {flag for field in declared for flag in (fields.flag_name(field), *field.metadata.get("aliases", ()))}
-
-
-def _models() -> Registry[Any]:
-    return importlib.import_module("fairseq.models").MODELS
 
 
 def folder_path(text: str) -> Path:

@@ -100,6 +100,9 @@ RECIPES: dict[str, Recipe] = {  # by architecture, or else by model
 CHOICES = ("optimizer", "lr", "max_lr", "lr_scheduler")
 """Settings of which one given by the user leaves out the whole recipe."""
 
+AIMS = ("task", "adaptive_softmax_cutoff")
+"""Settings that decide on task and criterion."""
+
 OBJECTIVES = {  # of models that do not predict the next token: task, criterion
     "bert": ("masked_lm", "masked_lm"),
     "electra": ("masked_lm", "electra"),
@@ -109,12 +112,23 @@ OBJECTIVES = {  # of models that do not predict the next token: task, criterion
 CLASSES = "sentence_prediction"  # task and criterion of an encoder that is fine-tuned
 
 
+def recommended(arch: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an architecture recommends, unless the user chose it: its recipe, task and criterion.
+
+    Args:
+        arch: its name.
+        chosen: what the user chose.
+    """
+    recipe = {} if set(CHOICES) & chosen.keys() else recipe_of(arch)
+    return {**recipe, **objective_of(arch, {name: chosen[name] for name in AIMS if name in chosen})}
+
+
 def objective_of(arch: str, chosen: Mapping[str, Any]) -> dict[str, str]:
     """Return the task and the criterion of an architecture; empty where their general defaults apply.
 
     Args:
         arch: its name.
-        chosen: what the user chooses: ``task``, ``adaptive_softmax_cutoff``.
+        chosen: those of :data:`AIMS` that the user chose.
     """
     model = ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
     if model in OBJECTIVES:

@@ -22,6 +22,7 @@ from fairseq.errors import UserError
 from fairseq.models.base import FairseqLanguageModel
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import attention as command
+from fairseq_cli.attention import get_attention_parser
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
 
@@ -50,7 +51,7 @@ def transformer_xl(tmp_path_factory):
 def run(*flags, data=runs.DATA):
     """Run the command in this process; returns its figures. A list holds words that are not to be split."""
     argv = [word for flag in flags for word in ([str(f) for f in flag] if isinstance(flag, list) else flag.split())]
-    return command.main(options.parse_args_and_arch(options.get_attention_parser(), [str(data), "--cpu", *argv]))
+    return command.main(options.parse_args_and_arch(get_attention_parser(), [str(data), "--cpu", *argv]))
 
 
 class ThreeBack(nn.Module):
@@ -311,7 +312,7 @@ def test_heads_are_drawn_once():
 
 
 def test_help_lists_no_flag_without_an_effect():
-    shown = options.get_attention_parser().format_help()
+    shown = get_attention_parser().format_help()
     assert "--batch-size N" in shown and "--max-tokens N" in shown
     for flag in (
         "size-multiple",

@@ -19,6 +19,7 @@ from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import recl as command
+from fairseq_cli.recl import get_recl_parser
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
 
@@ -38,7 +39,7 @@ def one_thread():
 def run(*flags, data=runs.DATA):
     """Run the command in this process; returns its figures. A list holds words that are not to be split."""
     argv = [word for flag in flags for word in ([str(f) for f in flag] if isinstance(flag, list) else flag.split())]
-    return command.main(options.parse_args_and_arch(options.get_recl_parser(), [str(data), "--cpu", *argv]))
+    return command.main(options.parse_args_and_arch(get_recl_parser(), [str(data), "--cpu", *argv]))
 
 
 def by_loops(losses, contexts, top_r, threshold):
@@ -304,7 +305,7 @@ def test_batch_size_is_the_most_windows_read_at_once(monkeypatch):
 
 
 def test_help_lists_no_flag_without_an_effect():
-    shown = options.get_recl_parser().format_help()
+    shown = get_recl_parser().format_help()
     assert "--batch-size N" in shown and "--max-tokens N" in shown
     for flag in (
         "size-multiple",

@@ -15,6 +15,7 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import merge_checkpoint
+from fairseq_cli.merge_checkpoint import get_merge_parser
 
 PLACES = [["model", "a"], ["model", "b"], ["model", "tied"]]
 
@@ -59,5 +60,5 @@ def test_merging_leaves_the_folder_of_the_checkpoint_alone(tmp_path: Path, name:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     words = [str(folder), str(folder / name)]
     with pytest.raises(UserError, match=f"FILE .*{name}: is in the folder of the checkpoint"):
-        merge_checkpoint.main(options.parse_args_and_arch(options.get_merge_parser(), words))
+        merge_checkpoint.main(options.parse_args_and_arch(get_merge_parser(), words))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

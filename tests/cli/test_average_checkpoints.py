@@ -13,10 +13,11 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import average_checkpoints
+from fairseq_cli.average_checkpoints import get_average_parser
 
 
 def run(*flags: object) -> None:
-    average_checkpoints.main(options.parse_args_and_arch(options.get_average_parser(), runs.words(*flags)))
+    average_checkpoints.main(options.parse_args_and_arch(get_average_parser(), runs.words(*flags)))
 
 
 @pytest.fixture

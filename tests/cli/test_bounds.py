@@ -24,6 +24,8 @@ from fairseq.system.plugins import import_user_module
 from fairseq.system.workers import Workers
 from fairseq_cli import generate, interactive
 from fairseq_cli import preprocess as preprocess_command
+from fairseq_cli.generate import get_generation_parser
+from fairseq_cli.interactive import get_interactive_generation_parser
 
 LARGEST = str(2**63 - 1)
 
@@ -152,7 +154,7 @@ def test_named_pipes_as_text_are_not_waited_for(monkeypatch, capsys, tmp_path):
     assert line.startswith(f"{tmp_path}/pipe: not a regular file")
 
 
-@pytest.mark.parametrize("parser", [options.get_generation_parser, options.get_interactive_generation_parser])
+@pytest.mark.parametrize("parser", [get_generation_parser, get_interactive_generation_parser])
 def test_samples_for_hours_are_rejected(parser):
     for flags in ("--num-samples 99999999999", "--num-samples 2000000000", "--beam 1000000"):
         with pytest.raises(UserError, match=flags.split()[0]):
@@ -171,8 +173,8 @@ def test_too_many_tokens_of_all_samples_are_rejected_before_a_model_is_loaded():
         "10000000",
     ]
     for command, parser in (
-        (generate, options.get_generation_parser),
-        (interactive, options.get_interactive_generation_parser),
+        (generate, get_generation_parser),
+        (interactive, get_interactive_generation_parser),
     ):
         with pytest.raises(UserError, match=r"--num-samples: 1000000 .* are more than 100,000,000 tokens; lower"):
             command.main(options.parse_args_and_arch(parser(), flags))

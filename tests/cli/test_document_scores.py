@@ -12,6 +12,7 @@ from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq_cli import eval_lm
+from fairseq_cli.eval_lm import get_eval_lm_parser
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
 BASELINE = runs.GOLDEN / "baseline.pt"
@@ -20,7 +21,7 @@ BASELINE = runs.GOLDEN / "baseline.pt"
 def evaluate(*flags):
     """Run the command in this process; returns its figures."""
     words = [word for flag in flags for word in (flag if isinstance(flag, list) else str(flag).split())]
-    return eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), [str(runs.DATA), *words]))
+    return eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), [str(runs.DATA), *words]))
 
 
 @pytest.mark.parametrize("path", [SHORTFORMER, BASELINE])

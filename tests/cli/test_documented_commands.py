@@ -10,29 +10,46 @@ import pytest
 import runs
 
 from fairseq.config import options
+from fairseq_cli.attention import get_attention_parser
+from fairseq_cli.classify import get_classify_parser
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.export_model import get_export_parser
+from fairseq_cli.finetune import get_finetune_parser
+from fairseq_cli.generate import get_generation_parser
+from fairseq_cli.harness import get_harness_parser
+from fairseq_cli.import_model import get_import_parser
+from fairseq_cli.interactive import get_interactive_generation_parser
+from fairseq_cli.merge_checkpoint import get_merge_parser
+from fairseq_cli.notes import get_notes_parser
+from fairseq_cli.preprocess import get_preprocessing_parser
+from fairseq_cli.recl import get_recl_parser
+from fairseq_cli.symbols import get_symbols_parser
+from fairseq_cli.tokenize import get_tokenize_parser
+from fairseq_cli.train import get_training_parser
+from fairseq_cli.validate import get_validation_parser
 
 PAGES = [runs.ROOT / "README.md", *sorted((runs.ROOT / "docs").glob("*.md"))]
 PAGES += sorted((runs.ROOT / "examples").glob("*/README.md"))
 PARSERS = {
-    "fairseq-preprocess": options.get_preprocessing_parser,
-    "fairseq-train": options.get_training_parser,
-    "fairseq-eval-lm": options.get_eval_lm_parser,
-    "fairseq-validate": options.get_validation_parser,
-    "fairseq-generate": options.get_generation_parser,
-    "fairseq-interactive": options.get_interactive_generation_parser,
-    "fairseq-recl": options.get_recl_parser,
-    "fairseq-attention": options.get_attention_parser,
-    "fairseq-harness": options.get_harness_parser,
-    "fairseq-import": options.get_import_parser,
-    "fairseq-export": options.get_export_parser,
-    "fairseq-merge-checkpoint": options.get_merge_parser,
-    "fairseq-finetune": options.get_finetune_parser,
-    "fairseq-classify": options.get_classify_parser,
-    "fairseq-notes": options.get_notes_parser,
-    "fairseq-symbols": options.get_symbols_parser,
-    "fairseq-tokenize": options.get_tokenize_parser,
-    "python train.py": options.get_training_parser,
-    "python preprocess.py": options.get_preprocessing_parser,
+    "fairseq-preprocess": get_preprocessing_parser,
+    "fairseq-train": get_training_parser,
+    "fairseq-eval-lm": get_eval_lm_parser,
+    "fairseq-validate": get_validation_parser,
+    "fairseq-generate": get_generation_parser,
+    "fairseq-interactive": get_interactive_generation_parser,
+    "fairseq-recl": get_recl_parser,
+    "fairseq-attention": get_attention_parser,
+    "fairseq-harness": get_harness_parser,
+    "fairseq-import": get_import_parser,
+    "fairseq-export": get_export_parser,
+    "fairseq-merge-checkpoint": get_merge_parser,
+    "fairseq-finetune": get_finetune_parser,
+    "fairseq-classify": get_classify_parser,
+    "fairseq-notes": get_notes_parser,
+    "fairseq-symbols": get_symbols_parser,
+    "fairseq-tokenize": get_tokenize_parser,
+    "python train.py": get_training_parser,
+    "python preprocess.py": get_preprocessing_parser,
 }
 COMMAND = re.compile(rf"^(?:.*\| )?({'|'.join(map(re.escape, PARSERS))}) (.*)$", re.MULTILINE)
 

@@ -24,6 +24,7 @@ from fairseq.system import provenance
 from fairseq.system.files import ARCHIVE
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import eval_lm
+from fairseq_cli.eval_lm import get_eval_lm_parser
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
 BASELINE = runs.GOLDEN / "baseline.pt"
@@ -41,7 +42,7 @@ MODES = {
 def evaluate(*flags, data=runs.DATA):
     """Run the command in this process; returns its figures. A list holds words that are not to be split."""
     words = [word for flag in flags for word in (flag if isinstance(flag, list) else str(flag).split())]
-    return eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), [str(data), *words]))
+    return eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), [str(data), *words]))
 
 
 def scores(tmp_path, *flags, data=runs.DATA):

@@ -17,6 +17,8 @@ from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import eval_lm
 from fairseq_cli import train as train_command
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.train import get_training_parser
 
 TRAIN = {
     "language_model/README.md": """fairseq-train --task language_modeling \\
@@ -112,7 +114,7 @@ def words(command: str) -> list[str]:
 
 
 def parsed(command: str, *more: Any) -> Any:
-    make = options.get_eval_lm_parser if "fairseq-eval-lm" in command else options.get_training_parser
+    make = get_eval_lm_parser if "fairseq-eval-lm" in command else get_training_parser
     given = [word for word in words(command) if word != "--fp16" or not more]
     return options.parse_args_and_arch(make(), given + runs.words(*more))
 
@@ -175,7 +177,7 @@ def test_flags_that_nothing_reads_are_taken_with_one_note(capsys: pytest.Capture
     assert capsys.readouterr().err == (
         "note: --fast-stat-sync, --data-buffer-size, --heartbeat-timeout, --fp16-no-flatten-grads: no effect here\n"
     )
-    options.parse_args_and_arch(options.get_eval_lm_parser(), ["d", "--quiet", "--no-seed-provided"])
+    options.parse_args_and_arch(get_eval_lm_parser(), ["d", "--quiet", "--no-seed-provided"])
     assert capsys.readouterr().err == "note: --quiet, --no-seed-provided: no effect here\n"
 
 

@@ -11,7 +11,6 @@ import runs
 import torch
 
 from fairseq.config import fields, options
-from fairseq.config.command_parsers import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES
 from fairseq.config.registry import is_plugin
 from fairseq.config.unused_flags import SWITCHES, VALUES, Refused, Unread
 from fairseq.criterions import CRITERIONS
@@ -20,6 +19,11 @@ from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfi
 from fairseq.optim import OPTIMIZERS
 from fairseq.optim.lr_scheduler import LR_SCHEDULERS
 from fairseq.tasks import TASKS
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.generate import get_generation_parser
+from fairseq_cli.interactive import get_interactive_generation_parser
+from fairseq_cli.preprocess import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES, get_preprocessing_parser
+from fairseq_cli.train import get_training_parser
 
 PAGE = (runs.ROOT / "docs" / "fairseq.md").read_text(encoding="utf-8")
 TABLES = PAGE.split("## Flags")[1]
@@ -71,12 +75,12 @@ def taken() -> dict[str, set[type]]:
     lines = [["--arch", arch, "--criterion", "label_smoothed_cross_entropy"] for arch in ("transformer_lm", "lstm_lm")]
     for flag, registry in command.items():
         lines += [[flag, name] for name in registry if not is_plugin(registry[name])]
-    parsers: list[Any] = [options.get_preprocessing_parser()]
+    parsers: list[Any] = [get_preprocessing_parser()]
     for line in lines:
-        parsers.append(options.get_training_parser())
+        parsers.append(get_training_parser())
         rate = ["--lr", "0.1", *(["--max-lr", "0.5"] if line[1] in ("cosine", "triangular") else [])]
         options.parse_args_and_arch(parsers[-1], ["data", *line, *rate])
-    for make in (options.get_eval_lm_parser, options.get_generation_parser, options.get_interactive_generation_parser):
+    for make in (get_eval_lm_parser, get_generation_parser, get_interactive_generation_parser):
         parsers.append(make())
         options.parse_args_and_arch(parsers[-1], ["data"])
     found: dict[str, set[type]] = {}

@@ -22,6 +22,7 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.space import Space
 from fairseq_cli import finetune
+from fairseq_cli.finetune import get_finetune_parser
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def arguments(home: Path, *flags: Any) -> argparse.Namespace:
         home / "bin",
         *flags,
     )
-    return options.parse_args_and_arch(options.get_finetune_parser(), words)
+    return options.parse_args_and_arch(get_finetune_parser(), words)
 
 
 def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(

@@ -23,6 +23,8 @@ from fairseq.text.text_hints import raw_text as signs_of_raw_text
 from fairseq.text.text_hints import wrapped_at
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 from fairseq_cli import eval_lm, preprocess
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.preprocess import get_preprocessing_parser
 
 # tomllib is new in Python 3.11
 SCRIPTS = dict(
@@ -83,7 +85,7 @@ def test_data_and_an_architecture_are_enough_to_train(arch: str, tmp_path: Path)
 def preprocessed(folder: Path, text: bytes, *flags: Any) -> Path:
     (folder / "text").write_bytes(text)
     words = runs.words("--trainpref", folder / "text", "--destdir", folder / "bin", *flags)
-    preprocess.main(options.parse_args_and_arch(options.get_preprocessing_parser(), words))
+    preprocess.main(options.parse_args_and_arch(get_preprocessing_parser(), words))
     return folder / "bin"
 
 
@@ -102,14 +104,12 @@ def test_a_text_on_stdin_is_the_text_of_a_file(monkeypatch: pytest.MonkeyPatch, 
     for name in (tmp_path / "text", "-"):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "text").read_bytes())))
         words = runs.words(runs.DATA, "--cpu --path", runs.GOLDEN / "baseline.pt", "--text", name)
-        found.append(eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), words)))
+        found.append(eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), words)))
     assert found[0]["perplexity"] == found[1]["perplexity"] and found[0]["tokens"] == 7
     words = runs.words(runs.DATA, "--cpu --text - --distributed-world-size 2 --path", runs.GOLDEN / "baseline.pt")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     with pytest.raises(UserError, match="--text -: 2 processes cannot share stdin"):
-        eval_lm.evaluate(
-            options.parse_args_and_arch(options.get_eval_lm_parser(), words), fairseq.distributed.World(size=2)
-        )
+        eval_lm.evaluate(options.parse_args_and_arch(get_eval_lm_parser(), words), fairseq.distributed.World(size=2))
 
 
 def wrapped(text: str, width: int) -> list[str]:

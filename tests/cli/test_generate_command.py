@@ -20,6 +20,7 @@ from fairseq.inference.loading import load_models
 from fairseq.inference.passages import Part, Passage, as_page, draw_starts
 from fairseq.inference.writer import Writer
 from fairseq_cli import generate
+from fairseq_cli.generate import get_generation_parser
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
 
@@ -29,7 +30,7 @@ BASELINE = runs.GOLDEN / "baseline.pt"
 
 def run(*flags, data=runs.DATA):
     """``fairseq-generate`` in this process; returns its passages."""
-    return generate.main(options.parse_args_and_arch(options.get_generation_parser(), [str(data), *runs.words(*flags)]))
+    return generate.main(options.parse_args_and_arch(get_generation_parser(), [str(data), *runs.words(*flags)]))
 
 
 SEED_FLAGS = "--task language_modeling --cpu --gen-subset test --max-new-tokens 40 --sampling --sampling-topk 40"

@@ -11,9 +11,12 @@ import runs
 
 from fairseq.config import options
 from fairseq.errors import UserError
+from fairseq.interop.fairseq.names import NAMES
 from fairseq.models import ARCHITECTURES
+from fairseq_cli.train import get_training_parser
 
-PARSERS = {name: make for name, make in vars(options).items() if re.fullmatch(r"get_\w+_parser", name)}
+COMMANDS = NAMES["fairseq.config.options"]  # where the parsers that fairseq.config.options has are
+PARSERS = {name: getattr(options, name) for name in COMMANDS if re.fullmatch(r"get_\w+_parser", name)}
 EVALUATION = ("get_eval_lm_parser", "get_validation_parser", "get_recl_parser", "get_interactive_generation_parser")
 
 
@@ -25,7 +28,7 @@ def shown(make: Any, *flags: Any, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.fixture
 def train_help(capsys: pytest.CaptureFixture[str]) -> Any:
-    return lambda *flags: shown(options.get_training_parser, *flags, capsys=capsys)
+    return lambda *flags: shown(get_training_parser, *flags, capsys=capsys)
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -97,5 +100,5 @@ def test_a_flag_of_another_part_says_whose_it_is(flag: str, line: str) -> None:
 
 
 def test_a_default_with_a_meaning_is_said_once() -> None:
-    action = next(a for a in options.get_training_parser()._actions if a.dest == "max_epoch")
+    action = next(a for a in get_training_parser()._actions if a.dest == "max_epoch")
     assert isinstance(action, argparse.Action) and str(action.help).endswith("epochs (default: 0, no limit)")

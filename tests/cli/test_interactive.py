@@ -23,6 +23,7 @@ from fairseq.inference.text import SPACES, detokenizer_of, never_written
 from fairseq.text import raw_text
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import interactive
+from fairseq_cli.interactive import get_interactive_generation_parser
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
 BASELINE = runs.GOLDEN / "baseline.pt"
@@ -32,7 +33,7 @@ PROMPTS = "= dun =\nshouth gres\n\nvoshamzath chen selkum sairoth . plom , plom\
 
 
 def run(*flags, data=runs.DATA):
-    args = options.parse_args_and_arch(options.get_interactive_generation_parser(), [str(data), *runs.words(*flags)])
+    args = options.parse_args_and_arch(get_interactive_generation_parser(), [str(data), *runs.words(*flags)])
     interactive.main(args)
 
 

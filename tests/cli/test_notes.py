@@ -18,6 +18,8 @@ from fairseq.notes import note_map
 from fairseq.notes.study import Neighbour, Note, nearest, principal_plane
 from fairseq_cli import export_model
 from fairseq_cli import notes as command
+from fairseq_cli.export_model import get_export_parser
+from fairseq_cli.notes import get_notes_parser
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def run(request, data, tmp_path_factory):
 
 
 def notes(*flags):
-    return command.main(options.get_notes_parser().parse_args(runs.words(*flags)))
+    return command.main(get_notes_parser().parse_args(runs.words(*flags)))
 
 
 def test_every_note_is_reported_with_its_age_and_count(run, data, capsys):
@@ -128,12 +130,12 @@ def test_notes_of_a_plug_ins_encoder_are_shown_and_it_serves_without_them(data, 
         flags = [noted.TNF_BERT.replace("tnf_bert_tiny", arch), *plugin, "--max-update 1 --no-epoch-checkpoints"]
         runs.train(tmp_path / arch, *flags, "--disable-validation", data=data)
         words = runs.words(tmp_path / arch / "checkpoint_last.pt", *plugin)
-        found = command.main(options.parse_args_and_arch(options.get_notes_parser(), words))
+        found = command.main(options.parse_args_and_arch(get_notes_parser(), words))
         assert found["updates"] == 1
     model, _ = load_model(tmp_path / "tnf_encoder_of_notes" / "checkpoint_last.pt", data)
     assert not hasattr(model, "notes")
     words = runs.words(tmp_path / "tnf_encoder_of_notes", "--to hf --out", tmp_path / "hf", *plugin)
-    export_model.main(options.parse_args_and_arch(options.get_export_parser(), words))
+    export_model.main(options.parse_args_and_arch(get_export_parser(), words))
     assert "RobertaForMaskedLM" in (tmp_path / "hf" / "config.json").read_text()
     with pytest.raises(UserError, match="--arch noted_encoder: .* register the model as tnf_NAME"):
         load_model(tmp_path / "noted_encoder" / "checkpoint_last.pt", data)

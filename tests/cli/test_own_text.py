@@ -18,6 +18,10 @@ from fairseq.errors import UserError
 from fairseq.hub import LanguageModel, load_model
 from fairseq.text.tokenization import load_counts
 from fairseq_cli import eval_lm, generate, interactive, preprocess
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.generate import get_generation_parser
+from fairseq_cli.interactive import get_interactive_generation_parser
+from fairseq_cli.preprocess import get_preprocessing_parser
 
 LINES = [
     "The old river isn't wide.",
@@ -52,7 +56,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     (folder / "valid.txt").write_text("\n".join([*LINES, "", "A novel zebra!", *LINES * 4]) + "\n")
     words = ["--only-source", "--destdir", folder / "data", *KINDS[request.param]]
     words += ["--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt"]
-    preprocess.main(arguments(options.get_preprocessing_parser(), *words))
+    preprocess.main(arguments(get_preprocessing_parser(), *words))
     runs.train(folder / "model", TRAINING, data=folder / "data")
     return folder / "data", folder / "model"
 
@@ -61,7 +65,7 @@ def test_evaluation_writes_a_sample_that_can_be_evaluated(
     made: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, model = made
-    parser, sample = options.get_eval_lm_parser(), tmp_path / "sample.txt"
+    parser, sample = get_eval_lm_parser(), tmp_path / "sample.txt"
     command(eval_lm, parser, model, "--text", model.parent / "valid.txt", "--sample", sample)
     written = sample.read_text()
     lm = LanguageModel.from_pretrained(model / "checkpoint_last.pt")
@@ -109,7 +113,7 @@ def test_a_file_is_evaluated_as_the_split_made_of_it(
     made: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, folder = made
-    parser = options.get_eval_lm_parser
+    parser = get_eval_lm_parser
     scores = tmp_path / "scores.npz"
     shutil.copy(folder / "checkpoint_last.pt", data)
     split = command(eval_lm, parser(), data, "--gen-subset", "valid", "--save-token-scores", scores)
@@ -136,12 +140,12 @@ def test_prompts_are_raw_text(made: tuple[Path, Path], tmp_path: Path, capsys: p
     _, folder = made
     (tmp_path / "prompts").write_text('"Don\'t go," said Mr. Smith\n')
     flags = ["--input", tmp_path / "prompts", "--sampling", "--max-new-tokens", 30, "--json"]
-    command(interactive, options.get_interactive_generation_parser(), folder, *flags)
+    command(interactive, get_interactive_generation_parser(), folder, *flags)
     found = json.loads(capsys.readouterr().out)
     assert found["text"] == '"Don\'t go," said Mr. Smith'
     lm = LanguageModel.from_pretrained(folder)
     assert lm.tokenizer is not None
-    command(interactive, options.get_interactive_generation_parser(), folder, *flags[:-1])
+    command(interactive, get_interactive_generation_parser(), folder, *flags[:-1])
     assert capsys.readouterr().out == f"{found['text']}{found['continuation']}\n"
 
 
@@ -151,7 +155,7 @@ def test_hypotheses_are_symbols_and_plain_text(
     _, folder = made
     (tmp_path / "prompts").write_text('"Don\'t go," said Mr. Smith\n')
     flags = ["--input", tmp_path / "prompts", "--results-format", "fairseq", "--max-len-b", 60]
-    command(interactive, options.get_interactive_generation_parser(), folder, *flags)
+    command(interactive, get_interactive_generation_parser(), folder, *flags)
     lines = dict(line.split("\t", 1) for line in capsys.readouterr().out.splitlines())
     (score, symbols), (same, plain) = lines["H-0"].split("\t"), lines["D-0"].split("\t")
     tokenizer = LanguageModel.from_pretrained(folder).tokenizer
@@ -165,11 +169,11 @@ def test_contexts_come_from_a_file_and_what_is_written_can_be_read_again(
 ) -> None:
     data, folder = made
     flags = ["--text", data.parent / "train.txt", "--context-tokens", 20, "--max-new-tokens", 40, "--sampling"]
-    [passage] = command(generate, options.get_generation_parser(), folder, *flags)
+    [passage] = command(generate, get_generation_parser(), folder, *flags)
     assert "train.txt" in capsys.readouterr().out
     written = passage.context.text + passage.continuation.text
     (tmp_path / "written.txt").write_text(written)
-    figures = command(eval_lm, options.get_eval_lm_parser(), folder, "--text", tmp_path / "written.txt")
+    figures = command(eval_lm, get_eval_lm_parser(), folder, "--text", tmp_path / "written.txt")
     assert figures["unknown_share"] < 0.1, "but for symbols that an untrained model puts side by side"
     assert figures["raw_bytes"] == len(written.encode()) + (not written.endswith("\n"))
 
@@ -181,8 +185,8 @@ def test_data_without_a_tokenizer_says_so_once_and_takes_tokens(
     flags = [runs.DATA, "--path", trained, "--text", tmp_path / "text.txt"]
     found = []
     for parser, command, more in (
-        (options.get_eval_lm_parser(), eval_lm, ""),
-        (options.get_generation_parser(), generate, "--context-tokens 1 --max-new-tokens 1"),
+        (get_eval_lm_parser(), eval_lm, ""),
+        (get_generation_parser(), generate, "--context-tokens 1 --max-new-tokens 1"),
     ):
         caplog.clear()
         with caplog.at_level(logging.INFO):
@@ -206,7 +210,7 @@ def test_a_causal_model_reads_the_note_of_a_word_when_the_next_token_has_shown_i
     (tmp_path / "train.txt").write_text("\n".join(LINES * 9) + "\n")
     words = ["--trainpref", tmp_path / "train.txt", "--destdir", tmp_path / "data", *KINDS["sentencepiece"]]
     words += ["--only-source", "--notes", "--note-min-count", 2, "--note-max-count", 99]
-    preprocess.main(arguments(options.get_preprocessing_parser(), *words))
+    preprocess.main(arguments(get_preprocessing_parser(), *words))
     runs.train(tmp_path / "model", TRAINING, "--notes --disable-validation", data=tmp_path / "data")
     model, task = load_model(tmp_path / "model/checkpoint_last.pt", tmp_path / "data", overrides={"keep_notes": True})
     sample = task.dataset("train").batch(np.arange(1))["net_input"]

@@ -11,9 +11,9 @@ import pytest
 import runs
 
 from fairseq.analysis import plots
-from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import plot as command
+from fairseq_cli.plot import get_plot_parser
 
 LOSSES = (10.0, 8.0, 6.0, 6.5)
 
@@ -30,7 +30,7 @@ def metrics(path: Path, losses: tuple[float, ...] = LOSSES, **further: Any) -> P
 
 
 def plot(*flags: object) -> list[dict[str, Any]]:
-    return command.main(options.get_plot_parser().parse_args(runs.words(*flags)))
+    return command.main(get_plot_parser().parse_args(runs.words(*flags)))
 
 
 @pytest.mark.parametrize(

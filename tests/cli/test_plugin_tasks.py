@@ -13,6 +13,7 @@ import torch
 
 from fairseq.config import options
 from fairseq.errors import UserError
+from fairseq_cli.train import get_training_parser
 
 PLUGIN = '''
 import numpy as np
@@ -146,7 +147,7 @@ def test_a_task_names_the_data_folder_itself(plugin: list[Any], tmp_path: Path) 
     logs = [train(tmp_path, plugin, task, "--tokens-per-sample 8") for task in ("language_modeling", "described")]
     assert runs.losses(logs[0]) == runs.losses(logs[1])
     with pytest.raises(UserError, match="are required: DATA"):
-        options.parse_args_and_arch(options.get_training_parser(), [*map(str, plugin), "--task", "described"])
+        options.parse_args_and_arch(get_training_parser(), [*map(str, plugin), "--task", "described"])
 
 
 def test_a_step_of_older_versions_without_the_update_number_is_called(plugin: list[Any], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from fairseq.text import counting
 from fairseq.text.counting import count_words
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import preprocess
+from fairseq_cli.preprocess import get_preprocessing_parser
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "language_model"
 TEXT = {f"{split}pref": str(GOLDEN / "text" / f"{split}.txt") for split in ("train", "valid", "test")}
@@ -368,7 +369,7 @@ def test_flags_of_fairseq_that_nothing_reads_are_taken_with_one_note(
 ) -> None:
     words = ["--only-source", "--trainpref", text_file(tmp_path, "b b a\n"), "--destdir", str(tmp_path / "out")]
     words += ["--fp16", "--seed", "7", "-t", "en", "--log-format", "json"]
-    preprocess.main(options.parse_args_and_arch(options.get_preprocessing_parser(), words))
+    preprocess.main(options.parse_args_and_arch(get_preprocessing_parser(), words))
     assert capsys.readouterr().err == "note: --fp16, --seed, -t, --log-format: no effect here\n"
 
 

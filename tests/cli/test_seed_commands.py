@@ -14,6 +14,9 @@ import runs
 from fairseq.config import options
 from fairseq_cli import eval_lm, preprocess
 from fairseq_cli import train as train_command
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.preprocess import get_preprocessing_parser
+from fairseq_cli.train import get_training_parser
 
 PREPROCESS = """python preprocess.py \\
 --only-source \\
@@ -78,7 +81,7 @@ SMALL = """--cpu --decoder-layers 2 --decoder-embed-dim 64 --decoder-input-dim 6
 def parsed(command, *more):
     words = shlex.split(command)
     words = words[2:] if words[0] == "python" else words[1:]
-    parser = options.get_eval_lm_parser() if command.startswith("fairseq-eval-lm") else options.get_training_parser()
+    parser = get_eval_lm_parser() if command.startswith("fairseq-eval-lm") else get_training_parser()
     return options.parse_args_and_arch(parser, words + runs.words(*more))
 
 
@@ -154,7 +157,7 @@ def test_preprocessing_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = shlex.split(PREPROCESS.replace("$TEXT", "examples/language_model/wikitext-103").replace("\\\n", ""))[2:]
     words += ["--workers", "2", "--nwordssrc", "1200"]
-    preprocess.main(options.parse_args_and_arch(options.get_preprocessing_parser(), words))
+    preprocess.main(options.parse_args_and_arch(get_preprocessing_parser(), words))
     for file in runs.DATA.iterdir():
         assert (tmp_path / "data-bin" / "wikitext-103" / file.name).read_bytes() == file.read_bytes()
 

@@ -16,7 +16,6 @@ import runs
 
 import fairseq
 from fairseq.config import options, registry
-from fairseq.config.command_settings import EvalLMConfig
 from fairseq.config.settings import TrainingSettings
 from fairseq.criterions import FairseqCriterion
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
@@ -24,6 +23,7 @@ from fairseq.optim.adam import AdamConfig, FairseqAdam
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq.tasks.typed import training_settings, typed_settings
 from fairseq.training.stages import Stage, settings_at
+from fairseq_cli.eval_lm import EvalLMConfig, get_eval_lm_parser
 
 PACKAGE = Path(fairseq.__file__).parent
 ENTRANCES = {
@@ -88,7 +88,7 @@ def test_a_command_has_its_own_settings() -> None:
 
 @pytest.mark.parametrize("words", [["--remove-bpe"], ["--post-process", "subword_nmt"], ["--post-process"]])
 def test_fairseqs_names_of_the_subword_mark_are_the_mark(words: list[str]) -> None:
-    args = options.parse_args_and_arch(options.get_eval_lm_parser(), ["d", *words])
+    args = options.parse_args_and_arch(get_eval_lm_parser(), ["d", *words])
     assert typed_settings(args, EvalLMConfig).command.remove_bpe == "@@ "
 
 

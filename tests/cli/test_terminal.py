@@ -17,6 +17,7 @@ from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.system.terminal import ByteLines, Formatter, PrintableStream, page_text, printable
 from fairseq_cli import eval_lm, generate, interactive
+from fairseq_cli.train import get_training_parser
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -90,7 +91,7 @@ def test_errors_hold_no_control_character(monkeypatch, capsys):
 
     monkeypatch.setattr(sys, "argv", ["command", "data"])
     with pytest.raises(SystemExit):
-        options.run_command(main, options.get_training_parser)
+        options.run_command(main, get_training_parser)
     assert not RAW.search(capsys.readouterr().err.replace("\n", ""))
 
 

@@ -19,13 +19,14 @@ from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 from fairseq_cli import tokenize
+from fairseq_cli.tokenize import get_tokenize_parser
 
 TEXT = 'Don\'t go, Mr. Smith.\n\n"Well-known (1839)."\n'
 TOKENS = 'Don \'t go , Mr. Smith .\n\n" Well @-@ known ( 1839 ) . "\n'
 
 
 def run(*words: Any) -> None:
-    tokenize.main(options.parse_args_and_arch(options.get_tokenize_parser(), [*map(str, words)]))
+    tokenize.main(options.parse_args_and_arch(get_tokenize_parser(), [*map(str, words)]))
 
 
 class Pipe:

@@ -10,13 +10,14 @@ import runs
 
 from fairseq.config import options
 from fairseq_cli import validate
+from fairseq_cli.validate import get_validation_parser
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
 
 
 def run(*flags):
     """Run the command in this process; returns its figures."""
-    parser = options.get_validation_parser()
+    parser = get_validation_parser()
     return validate.main(options.parse_args_and_arch(parser, [str(runs.DATA), "--cpu", *runs.words(*flags)]))
 
 

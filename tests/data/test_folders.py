@@ -18,6 +18,7 @@ from fairseq.errors import UserError
 from fairseq.system import opening
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
+from fairseq_cli.train import get_training_parser
 
 
 def folder(path: Path, **splits: str) -> Path:
@@ -120,7 +121,7 @@ def test_a_folder_with_a_colon_in_its_name_is_one_folder(tmp_path: Path) -> None
 
 def test_evaluation_reads_the_first_folder(tmp_path: Path) -> None:
     one, two = folder(tmp_path / "1", test="valid"), folder(tmp_path / "2", test="test")
-    parser = options.get_training_parser()
+    parser = get_training_parser()
     args = options.parse_args_and_arch(parser, [f"{one}:{two}", *runs.words(runs.BASELINE)])
     task: Any = setup_task(args)
     assert np.array_equal(task.corpus("test").tokens, IndexedCorpus(str(one / "test")).tokens)

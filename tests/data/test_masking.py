@@ -12,7 +12,6 @@ import subword_encodings
 import torch
 from runs import DATA, arguments
 
-from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, uniform, word_parts, word_rule
 from fairseq.data.token_blocks import TokenBlocks
@@ -21,6 +20,7 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer, WordRule
 from fairseq.text.tokenizers.rules import BeginMarks, ByteLevelWords, ContinuationMarks, EndMarks, SubwordMarks
 from fairseq_cli import preprocess
+from fairseq_cli.preprocess import get_preprocessing_parser
 
 PAD, BOS, EOS = 1, 0, 2
 
@@ -220,7 +220,7 @@ def test_the_task_groups_by_the_tokenizer_of_its_data(tmp_path: Path) -> None:
         "merges.txt",
     ]
     flags = [str(tmp_path / flag) if (tmp_path / flag).exists() else flag for flag in flags]
-    preprocess.main(options.get_preprocessing_parser().parse_args([*flags, "--destdir", str(tmp_path / "bin")]))
+    preprocess.main(get_preprocessing_parser().parse_args([*flags, "--destdir", str(tmp_path / "bin")]))
     words = "--task masked_lm --criterion masked_lm --arch bert_tiny --optimizer adam --lr 0.1 --mask-whole-words --cpu"
     task = setup_task(arguments(words, data=tmp_path / "bin"))
     batch = task.dataset("train").at_epoch(1).batch(np.arange(8))  # type: ignore[attr-defined]

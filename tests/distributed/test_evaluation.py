@@ -15,6 +15,9 @@ import warm
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import eval_lm, generate, validate
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.generate import get_generation_parser
+from fairseq_cli.validate import get_validation_parser
 
 TWO = "--distributed-world-size 2"
 
@@ -32,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def score(model: Path, *flags: Any) -> dict[str, Any]:
     words = runs.words(runs.DATA, "--cpu --path", model, "--max-tokens 64", *flags)
-    return eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), words))
+    return eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), words))
 
 
 def results(folder: Path) -> tuple[dict[str, Any], np.ndarray]:
@@ -59,7 +62,7 @@ def test_two_processes_give_the_result_of_one(models: dict[str, Path], tmp_path:
 
 def test_validation_by_two_processes_is_that_of_one(models: dict[str, Path]) -> None:
     words = runs.words(runs.DATA, "--cpu --valid-subset valid --log-format json --path", models["lm"])
-    args = options.parse_args_and_arch(options.get_validation_parser(), [*words, "--max-tokens", "64"])
+    args = options.parse_args_and_arch(get_validation_parser(), [*words, "--max-tokens", "64"])
     alone = validate.main(args)[str(models["lm"])]["valid"]
     result = warm.command("validate.py", *words, "--max-tokens 32", TWO)
     assert result.returncode == 0, result.stderr
@@ -79,9 +82,9 @@ def test_shards_are_parts_of_the_whole(models: dict[str, Path], tmp_path: Path) 
     words = runs.words(runs.DATA, "--cpu --valid-subset valid --path", models["lm"], "--num-shards 2 --shard-id")
     found = []
     for shard in range(2):
-        args = options.parse_args_and_arch(options.get_validation_parser(), [*words, str(shard)])
+        args = options.parse_args_and_arch(get_validation_parser(), [*words, str(shard)])
         found.append(next(iter(validate.main(args).values()))["valid"])
-    whole = validate.main(options.parse_args_and_arch(options.get_validation_parser(), words[:-3]))
+    whole = validate.main(options.parse_args_and_arch(get_validation_parser(), words[:-3]))
     expected = next(iter(whole.values()))["valid"]
     assert sum(part["ntokens"] for part in found) == expected["ntokens"]
     mean = sum(part["ntokens"] * part["loss"] for part in found) / expected["ntokens"]
@@ -98,7 +101,7 @@ def test_generation_by_two_processes_and_by_shards_is_that_of_one(
     words = runs.words(runs.DATA, flags, models["lm"], how)
 
     def alone(*more: str) -> str:
-        generate.main(options.parse_args_and_arch(options.get_generation_parser(), [*words, *more]))
+        generate.main(options.parse_args_and_arch(get_generation_parser(), [*words, *more]))
         return capsys.readouterr().out
 
     whole = alone()

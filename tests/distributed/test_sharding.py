@@ -28,6 +28,8 @@ from fairseq.errors import UserError
 from fairseq.tasks.typed import training_settings
 from fairseq.training import train
 from fairseq_cli import eval_lm, merge_checkpoint
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.merge_checkpoint import get_merge_parser
 
 SHARDED = "--ddp-backend fully_sharded"
 PLAIN = "--ddp-backend no_c10d"
@@ -261,7 +263,7 @@ def test_names_are_links_and_only_folders_with_a_name_are_kept(two: Any) -> None
 
 def test_a_merged_checkpoint_is_that_of_replicated_training(two: Any, tmp_path: Path) -> None:
     def main(words: list[str]) -> None:
-        merge_checkpoint.main(options.parse_args_and_arch(options.get_merge_parser(), words))
+        merge_checkpoint.main(options.parse_args_and_arch(get_merge_parser(), words))
 
     source = str(two[0] / "lm" / "checkpoint_1_5.pt")
     main([source, str(tmp_path / "merged.pt")])
@@ -281,7 +283,7 @@ def test_evaluation_reads_the_folder(two: Any, capsys: pytest.CaptureFixture[str
     found = []
     for name in ("lm", "whole"):
         words = [str(runs.DATA), "--path", str(two[0] / name / "checkpoint_last.pt"), "--cpu"]
-        found.append(eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), words))["perplexity"])
+        found.append(eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), words))["perplexity"])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 

@@ -24,6 +24,9 @@ from fairseq.tasks import setup_task
 from fairseq.text import raw_text
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import classify, export_model, finetune
+from fairseq_cli.classify import get_classify_parser
+from fairseq_cli.export_model import get_export_parser
+from fairseq_cli.finetune import get_finetune_parser
 
 TEXTS = ["w1 w11", "w2 nonsense w7 w8 w19", "w0", " ".join(WORDS) + " w3" * 30]
 NARROW = "--arch electra_tiny --encoder-input-dim"
@@ -62,7 +65,7 @@ def classifier(
 
 def printed(capsys: pytest.CaptureFixture[str], *words: Any) -> list[str]:
     capsys.readouterr()
-    classify.main(options.parse_args_and_arch(options.get_classify_parser(), [*map(str, words), "--cpu"]))
+    classify.main(options.parse_args_and_arch(get_classify_parser(), [*map(str, words), "--cpu"]))
     return capsys.readouterr().out.splitlines()
 
 
@@ -101,7 +104,7 @@ def test_fine_tuning_finds_dictionary_and_labels_and_its_model_classifies(
         )
     words = ["--cpu --log-format none --seeds 1 --lrs 0.02 --max-epoch 5 --batch-size 8 --path", home / "checkpoint.pt"]
     words = runs.words(tmp_path / "table", *words, "--save-dir", tmp_path / "out")
-    report = finetune.main(options.parse_args_and_arch(options.get_finetune_parser(), words))
+    report = finetune.main(options.parse_args_and_arch(get_finetune_parser(), words))
     assert report["score"] > 90
     best = tmp_path / "out" / "lr0.02-seed1"
     want = (best / "predictions.valid.tsv").read_text().splitlines()[1:]
@@ -255,9 +258,7 @@ def test_transformers_gives_the_same_logits(kind: str, flags: str, pairs: bool, 
     labels = ("1", "2") if "regression" in flags else ("bad", "good", "so-so")
     path = classifier(tmp_path, flags, labels=labels, pairs=pairs)
     export_model.main(
-        options.parse_args_and_arch(
-            options.get_export_parser(), [str(path), "--to", "hf", "--out", str(tmp_path / "out")]
-        )
+        options.parse_args_and_arch(get_export_parser(), [str(path), "--to", "hf", "--out", str(tmp_path / "out")])
     )
     load = transformers.AutoModelForSequenceClassification.from_pretrained
     theirs, report = load(tmp_path / "out", output_loading_info=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 import runs
 import torch
 
+from fairseq_cli.train import get_training_parser
 from fuzz.commands import Case, run
 
 COMMANDS = (
@@ -49,14 +50,13 @@ PRELOADED = (
 
 def warm_up() -> None:
     """Import what the commands import, so that a fork has it."""
-    from fairseq.config import options
 
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["MPLBACKEND"] = "Agg"
     for name in [*(f"fairseq_cli.{command}" for command in COMMANDS), *PRELOADED]:
         importlib.import_module(name)
-    options.get_training_parser()
+    get_training_parser()
     for name in ("torch._dynamo", "fairseq.models.recipes", "fairseq.checkpoint.parts_writer"):
         importlib.import_module(name)
 

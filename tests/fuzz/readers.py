@@ -30,6 +30,7 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.training.job import restoring
 from fairseq.training.run import Run
+from fairseq_cli.train import get_training_parser
 from fuzz import mutations
 
 SEEDS = Path(__file__).parent / "seeds"
@@ -134,7 +135,7 @@ FLAGS = """--cpu --arch shortformer_tiny --decoder-layers 1 --decoder-embed-dim 
 def run_of(*flags: str) -> Run:
     """A training run on the seeds' data."""
     words = [str(DATA / "plain"), *FLAGS.split(), *flags]
-    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    args = options.parse_args_and_arch(get_training_parser(), words)
     return Run(training_settings(args), World(), None, None, Interruption())
 
 

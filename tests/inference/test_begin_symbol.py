@@ -21,6 +21,12 @@ from fairseq.hub import LanguageModel
 from fairseq.interop.harness.requests import Requests
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import attention, eval_lm, export_model, generate, interactive, recl
+from fairseq_cli.attention import get_attention_parser
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.export_model import get_export_parser
+from fairseq_cli.generate import get_generation_parser
+from fairseq_cli.interactive import get_interactive_generation_parser
+from fairseq_cli.recl import get_recl_parser
 
 VOCABULARY, LENGTH = 30, 8
 BOS, EOS = 0, 2
@@ -94,12 +100,12 @@ def test_generated_passages_and_prompts_begin_with_the_symbol(
 ) -> None:
     folder, reference = trained
     flags = ["--context-tokens", "4", "--max-new-tokens", "3", "--num-samples", "2", "--results-path"]
-    for passage in run(generate.main, options.get_generation_parser, folder, *flags, str(tmp_path)):
+    for passage in run(generate.main, get_generation_parser, folder, *flags, str(tmp_path)):
         assert passage.continuation.tokens == reference.greedy(passage.context.tokens, 3)
     capsys.readouterr()
     (tmp_path / "in").write_text(words(5, 6) + "\n\n")
     flags = ["--input", str(tmp_path / "in"), "--max-new-tokens", "4", "--json"]
-    run(interactive.main, options.get_interactive_generation_parser, folder, *flags)
+    run(interactive.main, get_interactive_generation_parser, folder, *flags)
     found = [json.loads(line)["tokens"] for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert found == [reference.greedy([EOS, 5, 6], 4), reference.greedy([EOS], 4)]
 
@@ -110,7 +116,7 @@ def test_fairseqs_lines_are_scored_after_the_symbol_alone(
     folder, reference = trained
     (tmp_path / "in").write_text(words(5, 6) + "\n")
     flags = ["--input", str(tmp_path / "in"), "--beam", "2", "--nbest", "1", "--max-len-b", "4"]
-    run(interactive.main, options.get_interactive_generation_parser, folder, *flags)
+    run(interactive.main, get_interactive_generation_parser, folder, *flags)
     lines = dict(line.split("\t", 1) for line in capsys.readouterr().out.splitlines() if re.match(r"[HP]-", line))
     text = [4 + int(word[1:]) for word in lines["H-0"].split("\t")[1].split()]
     ids = [*text, EOS]
@@ -144,7 +150,7 @@ def test_the_sample_of_an_evaluation_begins_with_the_symbol(
     trained: tuple[Path, Reference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eval_lm, "SAMPLE_TOP_K", 1)
-    run(eval_lm.main, options.get_eval_lm_parser, trained[0], "--sample", str(tmp_path / "sample"))
+    run(eval_lm.main, get_eval_lm_parser, trained[0], "--sample", str(tmp_path / "sample"))
     text = LanguageModel.from_pretrained(trained[0]).text(trained[1].greedy([EOS], 100))
     assert (tmp_path / "sample").read_text() == text + "\n"
 
@@ -152,13 +158,13 @@ def test_the_sample_of_an_evaluation_begins_with_the_symbol(
 def test_what_reads_rows_without_the_symbol_refuses_the_model(trained: tuple[Path, Reference], tmp_path: Path) -> None:
     folder = trained[0]
     with pytest.raises(UserError, match=r"checkpoint\.pt: was trained with --add-bos-token"):
-        run(attention.main, options.get_attention_parser, folder, "--results-path", str(tmp_path / "a"))
+        run(attention.main, get_attention_parser, folder, "--results-path", str(tmp_path / "a"))
     with pytest.raises(UserError, match=r"checkpoint\.pt: was trained with --add-bos-token"):
         flags = ["--results-path", str(tmp_path / "r"), "--step", "2", "--max-context", "6"]
-        run(recl.main, options.get_recl_parser, folder, *flags)
+        run(recl.main, get_recl_parser, folder, *flags)
     with pytest.raises(UserError, match=r"checkpoint\.pt: was trained with --add-bos-token"):
         flags = [str(folder / "checkpoint.pt"), "--to", "hf", "--out", str(tmp_path / "e")]
-        export_model.main(options.get_export_parser().parse_args(flags))
+        export_model.main(get_export_parser().parse_args(flags))
 
 
 def test_fairseqs_hub_scores_words_after_the_symbol_and_no_end(trained: tuple[Path, Reference], tmp_path: Path) -> None:

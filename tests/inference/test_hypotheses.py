@@ -22,6 +22,8 @@ from fairseq.inference.hypotheses import Hypothesis, Search, hypotheses
 from fairseq.inference.loading import load_models
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import generate, interactive
+from fairseq_cli.generate import get_generation_parser
+from fairseq_cli.interactive import get_interactive_generation_parser
 
 VOCABULARY, EOS, PAD = 12, 2, 1
 
@@ -105,7 +107,7 @@ def lines(main: Callable[[Any], Any], parser: Any, flags: str, capsys: pytest.Ca
 
 def test_generate_prints_fairseqs_lines(few_lines: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     flags = f"{few_lines} {COMMAND} --lenpen 0.5 --no-repeat-ngram-size 3 --quiet --results-path {tmp_path}"
-    found = lines(generate.main, options.get_generation_parser(), flags, capsys)
+    found = lines(generate.main, get_generation_parser(), flags, capsys)
     assert [line[0] for line in found[:8]] == ["S-0", "T-0", "H-0", "D-0", "P-0", "H-0", "D-0", "P-0"]
     dictionary = Dictionary.load(runs.DATA / "dict.txt")
     corpus = IndexedCorpus(str(runs.DATA / "valid"))
@@ -122,7 +124,7 @@ def test_generate_prints_fairseqs_lines(few_lines: Path, capsys: pytest.CaptureF
 def test_interactive_prints_fairseqs_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "prompts").write_text("the\nof the\n")
     flags = f"{runs.DATA} --path {CHECKPOINT} --cpu --input {tmp_path}/prompts --results-format fairseq --beam 2"
-    found = lines(interactive.main, options.get_interactive_generation_parser(), f"{flags} --max-len-b 12", capsys)
+    found = lines(interactive.main, get_interactive_generation_parser(), f"{flags} --max-len-b 12", capsys)
     assert [line[0] for line in found] == [f"{kind}-{n}" for n in (0, 1) for kind in "SHDP"]
     with pytest.raises(UserError, match="--nbest 3: a beam has 2 hypotheses; raise --beam"):
-        lines(interactive.main, options.get_interactive_generation_parser(), f"{flags} --nbest 3", capsys)
+        lines(interactive.main, get_interactive_generation_parser(), f"{flags} --nbest 3", capsys)

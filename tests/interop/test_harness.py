@@ -25,6 +25,8 @@ from fairseq.inference.engine import Reader
 from fairseq.interop.harness.requests import Requests, harness_model
 from fairseq.models.loading import stored_parameters
 from fairseq_cli import eval_lm, harness, lm_eval
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.harness import get_harness_parser
 
 SMALL = "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48 --decoder-attention-heads 4"
 SMALL += " --criterion adaptive_loss --max-tokens 64 --cpu --tokens-per-sample 8"
@@ -126,7 +128,7 @@ def test_a_text_scores_as_in_eval_lm(requests: Requests, tmp_path: Path) -> None
     name = "shortformer" if requests.model.model.memory_length else "baseline"
     path = saved(name, tmp_path / "model")
     argv = [str(path.parent), "--path", str(path), "--text", str(tmp_path / "text.txt"), "--batch-size", "1", "--cpu"]
-    report = eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), argv))
+    report = eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), argv))
     [total] = Requests(LanguageModel.from_pretrained(path)).rolling(["\n".join(lines) + "\n"])
     assert -total / math.log(2) / report["tokens"] == pytest.approx(report["loss_base2"], abs=1e-6)
 
@@ -181,7 +183,7 @@ def test_local_tasks_of_the_harness_agree_with_our_scores(offline: None, tmp_pat
         task = TASK.format(name=name, data=tmp_path / "data.jsonl", kind=kind, more=more)
         (tmp_path / f"{name}.yaml").write_text(task)
     argv = [str(path), "--tasks", ",".join(KINDS), "--include-path", str(tmp_path), "--cpu", "--bootstrap-iters", "0"]
-    found = harness.main(options.get_harness_parser().parse_args(argv))
+    found = harness.main(get_harness_parser().parse_args(argv))
     totals = [float(Requests(model).rolling([text])[0]) for text in texts]
     size = sum(len(text.encode()) for text in texts)
     assert found["rolling"]["bits_per_byte"] == pytest.approx(-sum(totals) / math.log(2) / size, rel=1e-6)
@@ -237,7 +239,7 @@ def test_the_harness_finds_the_model_by_its_entry_point() -> None:
 
 def test_a_missing_harness_or_task_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*flags: str) -> Any:
-        return harness.main(options.get_harness_parser().parse_args(["missing.pt", *flags]))
+        return harness.main(get_harness_parser().parse_args(["missing.pt", *flags]))
 
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "lm_eval" else find(name))

@@ -32,6 +32,8 @@ from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.space import Space
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 from fairseq_cli import export_model, import_model
+from fairseq_cli.export_model import get_export_parser
+from fairseq_cli.import_model import get_import_parser
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -66,12 +68,12 @@ def parsed(parser: Any, *argv: object) -> Any:
 
 
 def exported(source: Path, out: Path, *flags: object) -> Path:
-    export_model.main(parsed(options.get_export_parser(), source, "--to", "hf", "--out", out, *flags))
+    export_model.main(parsed(get_export_parser(), source, "--to", "hf", "--out", out, *flags))
     return out
 
 
 def imported(source: Path, out: Path) -> Path:
-    import_model.main(parsed(options.get_import_parser(), source, "--from", "hf", "--out", out))
+    import_model.main(parsed(get_import_parser(), source, "--from", "hf", "--out", out))
     return out / "checkpoint.pt"
 
 

@@ -20,6 +20,8 @@ from fairseq.hub import LanguageModel, load_model
 from fairseq.interop.hugging_face import encoders
 from fairseq.modules.transformer_layer import ACTIVATIONS
 from fairseq_cli import export_model, import_model
+from fairseq_cli.export_model import get_export_parser
+from fairseq_cli.import_model import get_import_parser
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -29,13 +31,13 @@ NAMES = ("bert", "roberta", "electra_generator", "electra_discriminator")
 
 def imported(source: Path, out: Path) -> Path:
     argv = [str(source), "--from", "hf", "--out", str(out)]
-    import_model.main(options.parse_args_and_arch(options.get_import_parser(), argv))
+    import_model.main(options.parse_args_and_arch(get_import_parser(), argv))
     return out
 
 
 def exported(source: Path, out: Path, *flags: str) -> Path:
     argv = [str(source), "--to", "hf", "--out", str(out), *flags]
-    export_model.main(options.parse_args_and_arch(options.get_export_parser(), argv))
+    export_model.main(options.parse_args_and_arch(get_export_parser(), argv))
     return out
 
 

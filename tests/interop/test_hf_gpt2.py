@@ -15,6 +15,8 @@ from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.text.tokenizers.byte_level import GPT2
 from fairseq_cli import export_model, import_model
+from fairseq_cli.export_model import get_export_parser
+from fairseq_cli.import_model import get_import_parser
 
 safetensors = pytest.importorskip("safetensors.torch")
 pytest.importorskip("tokenizers")
@@ -46,7 +48,7 @@ def folder_of(tmp_path: Path, **settings: Any) -> tuple[Path, Any]:
 
 def imported(source: Path, out: Path) -> Path:
     argv = [str(source), "--from", "hf", "--out", str(out)]
-    import_model.main(options.parse_args_and_arch(options.get_import_parser(), argv))
+    import_model.main(options.parse_args_and_arch(get_import_parser(), argv))
     return out
 
 
@@ -73,7 +75,7 @@ def test_gpt2_reads_raw_text_and_is_exported_again(tmp_path: Path) -> None:
     want = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[0, :, 0]
     torch.testing.assert_close(lprobs, want, atol=1e-5, rtol=1e-6)
     argv = [str(source / "checkpoint.pt"), "--to", "hf", "--out", str(tmp_path / "again")]
-    export_model.main(options.parse_args_and_arch(options.get_export_parser(), argv))
+    export_model.main(options.parse_args_and_arch(get_export_parser(), argv))
     again = FairseqTokenizer(str(tmp_path / "again" / "dict.txt"), str(tmp_path / "again" / "tokenization.json"))
     found = again("the low\nlot")["input_ids"]
     assert [again.symbols[index] for index in found] == [END, "th", "e", "Ġlow", "Ċ", "lo", "t"]

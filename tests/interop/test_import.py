@@ -24,6 +24,8 @@ from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import eval_lm, preprocess
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.preprocess import get_preprocessing_parser
 
 # The numbers of the originals
 
@@ -158,10 +160,10 @@ def test_imported_model_is_evaluated_on_text_in_its_own_words(changes, tmp_path)
 def evaluate(out: Path, folder: Path, flags: str) -> dict[str, np.ndarray]:
     """``fairseq-preprocess`` of ``text`` with the imported dictionary, then ``fairseq-eval-lm``."""
     argv = f"--only-source --srcdict {out}/dict.txt --testpref {folder}/text --destdir {folder}/data"
-    preprocess.main(options.parse_args_and_arch(options.get_preprocessing_parser(), argv.split()))
+    preprocess.main(options.parse_args_and_arch(get_preprocessing_parser(), argv.split()))
     assert (folder / "data" / "dict.txt").read_bytes() == (out / "dict.txt").read_bytes()
     argv = f"{folder}/data --cpu --path {out}/checkpoint.pt --save-token-scores {folder}/scores.npz {flags}"
-    eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), argv.split()))
+    eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), argv.split()))
     with np.load(folder / "scores.npz") as scores:
         return dict(scores)
 
@@ -331,7 +333,7 @@ def test_imported_model_generates_and_trains_on(tmp_path):
     (tmp_path / "text").write_text("token1 token2 token30\ntoken25 token9\n" * 20)
     prefs = f"--trainpref {tmp_path}/text --validpref {tmp_path}/text --destdir {tmp_path}/data"
     argv = f"--only-source --srcdict {out}/dict.txt {prefs}".split()
-    preprocess.main(options.parse_args_and_arch(options.get_preprocessing_parser(), argv))
+    preprocess.main(options.parse_args_and_arch(get_preprocessing_parser(), argv))
     model = "--arch transformer_xl --n-layer 2 --n-head 2 --d-model 12 --d-inner 16 --cutoffs 9,22 --mem-len 6"
     batches = "--tokens-per-sample 6 --batch-size 3 --required-batch-size-multiple 1 --max-update 20 --optimizer adam"
     flags = f"{model} {batches} --dropout 0 --lr 0.02 --cpu --seed 1 --log-format json --log-interval 1"

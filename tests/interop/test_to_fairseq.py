@@ -18,6 +18,7 @@ from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 from fairseq_cli import export_model
+from fairseq_cli.export_model import get_export_parser
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fairseq_variants"
 VARIANTS: dict[str, Any] = json.loads((GOLDEN / "variants.json").read_text())
@@ -26,7 +27,7 @@ VARIANTS: dict[str, Any] = json.loads((GOLDEN / "variants.json").read_text())
 def export(source: Path, out: Path) -> dict[str, Any]:
     """The exported file, as fairseq's ``torch.load`` would read it."""
     words = [str(source), "--to", "fairseq", "--out", str(out)]
-    export_model.main(options.parse_args_and_arch(options.get_export_parser(), words))
+    export_model.main(options.parse_args_and_arch(get_export_parser(), words))
     with torch.serialization.safe_globals([argparse.Namespace]):
         return torch.load(out, weights_only=True)
 

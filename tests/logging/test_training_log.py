@@ -222,7 +222,7 @@ def test_the_last_line_has_time_best_metric_and_the_command_that_evaluates(
     words = shlex.split(match[2])
     assert words == ["fairseq-eval-lm", str(runs.DATA), "--path", str(tmp_path / "checkpoint_best.pt")]
     monkeypatch.setattr(sys, "argv", [*words, "--cpu", "--gen-subset", "test"])
-    report = eval_lm.main(runs.options.parse_args_and_arch(runs.options.get_eval_lm_parser(), sys.argv[1:]))
+    report = eval_lm.main(runs.options.parse_args_and_arch(eval_lm.get_eval_lm_parser(), sys.argv[1:]))
     assert report["perplexity"] == pytest.approx(validation["ppl"], rel=1e-4)
 
 

@@ -14,6 +14,7 @@ from fairseq.config import options
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
+from fairseq_cli.train import get_training_parser
 
 FLAGS = """--cpu --arch transformer_xl --criterion cross_entropy --optimizer adam --adam-torch-eps --lr 0.001
     --clip-norm 0.25 --batch-size 3 --dropout 0 --dropatt 0"""
@@ -21,7 +22,7 @@ FLAGS = """--cpu --arch transformer_xl --criterion cross_entropy --optimizer ada
 
 def trainer_of(folder: Path) -> Trainer:
     """A trainer of the imported model in *folder*."""
-    args = options.parse_args_and_arch(options.get_training_parser(), [str(folder), *FLAGS.split()])
+    args = options.parse_args_and_arch(get_training_parser(), [str(folder), *FLAGS.split()])
     state = checkpoint.load(folder / "checkpoint.pt")
     vars(args).update({name: value for name, value in state["args"].items() if not name.startswith("drop")})
     task = setup_task(args)

@@ -13,6 +13,7 @@ from fairseq.config import options
 from fairseq.config.registry import is_plugin
 from fairseq.models import ARCHITECTURES
 from fairseq.models.recipes import recipe_of
+from fairseq_cli.train import get_training_parser
 
 SPLITS = "--cpu --train-subset valid --valid-subset test"
 OURS = [name for name in ARCHITECTURES if not is_plugin(ARCHITECTURES[name].fill)]
@@ -22,7 +23,7 @@ OURS = [name for name in ARCHITECTURES if not is_plugin(ARCHITECTURES[name].fill
 def test_every_setting_of_a_recipe_is_one_of_its_parts(arch: str) -> None:
     recipe = recipe_of(arch)
     assert {"optimizer", "lr", "lr_scheduler", "clip_norm"} <= recipe.keys()
-    parser: Any = options.get_training_parser()
+    parser: Any = get_training_parser()
     args = options.parse_args_and_arch(parser, [str(runs.DATA), "--arch", arch])
     assert {name: getattr(args, name) for name in recipe} == dict(recipe)
     assert recipe.keys() <= {action.dest for action in parser._actions}, "no setting that nothing reads"
@@ -53,7 +54,7 @@ def test_nothing_diverges_with_nothing_but_data_and_an_architecture(arch: str, t
 
 def test_help_shows_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        options.parse_args_and_arch(options.get_training_parser(), ["--arch", "transformer_xl_wiki103_large", "--help"])
+        options.parse_args_and_arch(get_training_parser(), ["--arch", "transformer_xl_wiki103_large", "--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert "optimizer (default: adam)" in text and "learning-rate schedule (default: cosine)" in text
     assert "(default: 0.25)" in text.split("--clip-norm")[1][:80] and "Adam (adam):" in text

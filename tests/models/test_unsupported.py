@@ -11,6 +11,7 @@ import torch
 
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
+from fairseq_cli.eval_lm import get_eval_lm_parser
 
 BASELINE = runs.GOLDEN / "baseline.pt"
 
@@ -83,6 +84,6 @@ def test_an_override_of_what_a_flag_decides_names_the_flag() -> None:
     from fairseq_cli import eval_lm
 
     words = runs.words(runs.DATA, "--cpu --batch-size 1 --path", BASELINE)
-    args = options.parse_args_and_arch(options.get_eval_lm_parser(), [*words, "--model-overrides", "{'bf16': True}"])
+    args = options.parse_args_and_arch(get_eval_lm_parser(), [*words, "--model-overrides", "{'bf16': True}"])
     with pytest.raises(UserError, match="--model-overrides bf16: not a setting of the model; give --bf16"):
         eval_lm.main(args)

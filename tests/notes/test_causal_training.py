@@ -8,10 +8,10 @@ import pytest
 import runs
 import torch
 
-from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import load_model
 from fairseq_cli import preprocess
+from fairseq_cli.preprocess import get_preprocessing_parser
 
 COMMON = """--cpu --tokens-per-sample 12 --max-tokens 48 --required-batch-size-multiple 1 --lr 0.05 --clip-norm 0.1
     --seed 3 --log-format json --log-interval 1 --no-epoch-checkpoints --validate-interval 99"""
@@ -76,7 +76,7 @@ def test_symbols_that_look_like_marks_do_not_delay_notes(tmp_path):
     """Text that is tokens already has ``@@`` marks or none, whatever else its dictionary holds."""
     (tmp_path / "text").write_text("a ## b ##x ▁ ▁y\n" * 5)
     flags = f"--only-source --notes --note-min-count 5 --trainpref {tmp_path}/text --destdir {tmp_path}/bin"
-    preprocess.main(options.get_preprocessing_parser().parse_args(runs.words(flags)))
+    preprocess.main(get_preprocessing_parser().parse_args(runs.words(flags)))
     model = noted.trainer(tmp_path / "bin", ARCHS["transformer_lm"].replace("10,20", "6,8"), "--notes").model
     assert model.notes.delay == 0
 
@@ -86,7 +86,7 @@ def test_a_word_that_ends_in_the_unknown_symbol_is_not_read(tmp_path):
     (tmp_path / "text").write_text("a@@ x b a@@ y a@@ x b\n" * 3 + "a@@ x\n")
     flags = f"--only-source --thresholdsrc 6 --notes --note-min-count 3 --note-max-count 7 --destdir {tmp_path}/bin"
     flags += f" --trainpref {tmp_path}/text"
-    preprocess.main(options.get_preprocessing_parser().parse_args(runs.words(flags)))
+    preprocess.main(get_preprocessing_parser().parse_args(runs.words(flags)))
     task = noted.trainer(tmp_path / "bin", ARCHS["transformer_lm"].replace("10,20", "5,6"), "--notes").task
     spans = task.dataset("train").batch(np.arange(1))["net_input"]["spans"]
     assert task.note_words.words == ("ax", "b", "ay")

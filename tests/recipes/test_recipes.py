@@ -14,6 +14,8 @@ import pytest
 import runs
 
 from fairseq.config import options
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.train import get_training_parser
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "language_model"
@@ -189,7 +191,7 @@ def test_every_command_of_the_authors_is_understood(recipe: str) -> None:
     for command in COMMANDS[recipe]:
         program, *arguments = shlex.split(command.removeprefix("python "))
         training = program == "train.py"
-        parser = options.get_training_parser() if training else options.get_eval_lm_parser()
+        parser = get_training_parser() if training else get_eval_lm_parser()
         args = options.parse_args_and_arch(parser, arguments)
         assert args.data == "data-bin/wikitext-103"
         if training:

@@ -14,6 +14,9 @@ import pytest
 import runs
 
 from fairseq.config import options
+from fairseq_cli.finetune import get_finetune_parser
+from fairseq_cli.preprocess import get_preprocessing_parser
+from fairseq_cli.train import get_training_parser
 
 RECIPES = runs.ROOT / "examples" / "tnf"
 VARIABLES = (
@@ -35,7 +38,7 @@ def run(script: str, *arguments: str, **variables: object) -> subprocess.Complet
 def commands(result: subprocess.CompletedProcess[str], script: str) -> list[argparse.Namespace]:
     """The parsed commands of *script* in the output of a dry run."""
     assert result.returncode == 0, result.stderr
-    parser = {"train.py": options.get_training_parser, "preprocess.py": options.get_preprocessing_parser}[script]
+    parser = {"train.py": get_training_parser, "preprocess.py": get_preprocessing_parser}[script]
     lines = [shlex.split(line) for line in result.stdout.splitlines()]
     return [options.parse_args_and_arch(parser(), line[2:]) for line in lines if line[1] == script]
 
@@ -70,7 +73,7 @@ def test_the_commands_are_those_of_fairseq_finetune() -> None:
     assert result.returncode == 0, result.stderr
     lines = [shlex.split(line) for line in result.stdout.splitlines()]
     assert [line[0] for line in lines] == ["fairseq-finetune"] * 2
-    args = options.parse_args_and_arch(options.get_finetune_parser(), lines[1][1:])
+    args = options.parse_args_and_arch(get_finetune_parser(), lines[1][1:])
     assert (args.data, args.glue_task, args.path, args.data_bin) == ("examples/tnf/glue/MNLI", "MNLI", "c.pt", "bin")
     assert (args.bpe_codes, args.distributed_world_size, args.bf16, args.weight_decay) == ("codes", 4, True, 0.1)
     assert (len(args.seeds), args.lrs, args.batch_size) == (5, [1e-5, 3e-5, 5e-5], 32)

@@ -18,6 +18,9 @@ import pytest
 import runs
 
 from fairseq.config import options
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.preprocess import get_preprocessing_parser
+from fairseq_cli.train import get_training_parser
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "transformer_xl"
@@ -85,8 +88,8 @@ def printed(result: subprocess.CompletedProcess[str]) -> list[str]:
 def parsed(command: str) -> Any:
     """The settings of a printed command, as the program that it starts understands them."""
     program, *words = shlex.split(command.removeprefix("python "))
-    parsers = {"train.py": options.get_training_parser, "fairseq-eval-lm": options.get_eval_lm_parser}
-    parsers["preprocess.py"] = options.get_preprocessing_parser
+    parsers = {"train.py": get_training_parser, "fairseq-eval-lm": get_eval_lm_parser}
+    parsers["preprocess.py"] = get_preprocessing_parser
     return options.parse_args_and_arch(parsers[program](), words)
 
 

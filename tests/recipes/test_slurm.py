@@ -11,6 +11,7 @@ import pytest
 import runs
 
 from fairseq.config import options
+from fairseq_cli.train import get_training_parser
 
 SCRIPT = runs.ROOT / "examples" / "slurm" / "train.sbatch"
 
@@ -26,7 +27,7 @@ def test_dry_run_prints_a_command_that_is_understood() -> None:
     result = run("my data", "--lr", "0.1", "--max-tokens", "64", DRY_RUN="1", PYTHON="python")
     before, _, flags = result.stdout.partition("-m fairseq_cli.train ")
     assert before == "srun --kill-on-bad-exit=1 python "
-    args = options.parse_args_and_arch(options.get_training_parser(), shlex.split(flags))
+    args = options.parse_args_and_arch(get_training_parser(), shlex.split(flags))
     assert (args.data, args.lr) == ("my data", [0.1])
 
 

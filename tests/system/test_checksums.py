@@ -19,6 +19,7 @@ from fairseq.notes.spans import NoteSpans
 from fairseq.system import checksums
 from fairseq.training.trainer import Trainer
 from fairseq_cli import preprocess
+from fairseq_cli.preprocess import get_preprocessing_parser
 
 TEXT = "the cat sat on the mat\nthe dog sat\nrare words word\n" * 30
 
@@ -28,7 +29,7 @@ def preprocessed(folder: Path) -> Path:
     text.write_text(TEXT)
     words = ["--only-source", "--trainpref", text, "--validpref", text, "--destdir", folder / "bin"]
     words += ["--notes", "--note-min-count", 20, "--note-max-count", 40]
-    preprocess.main(options.parse_args_and_arch(options.get_preprocessing_parser(), list(map(str, words))))
+    preprocess.main(options.parse_args_and_arch(get_preprocessing_parser(), list(map(str, words))))
     return folder / "bin"
 
 

@@ -20,6 +20,7 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.moses import Moses
 from fairseq_cli import preprocess
+from fairseq_cli.preprocess import get_preprocessing_parser
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_text_is_encoded_with_the_tokenizer_of_the_data(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("None. None, e.\n" * 9)
     flags = "--only-source --tokenizer moses --bpe subword_nmt --learn-bpe 6 --trainpref"
     flags = runs.words(flags, tmp_path / "text", "--destdir", tmp_path / "bin")
-    preprocess.main(options.parse_args_and_arch(options.get_preprocessing_parser(), flags))
+    preprocess.main(options.parse_args_and_arch(get_preprocessing_parser(), flags))
     write_tsv(tmp_path / "train.tsv", ["sentence", "label"], [["None, e.", 1], ["e", 0]])
     task = task_on(tmp_path, tmp_path / "bin")
     tokens = task.dataset("train").batch(torch.arange(1).numpy())["net_input"]["src_tokens"][0]

@@ -17,6 +17,7 @@ from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq_cli import eval_lm
+from fairseq_cli.eval_lm import get_eval_lm_parser
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fairseq_variants"
 VARIANTS: dict[str, Any] = json.loads((GOLDEN / "variants.json").read_text())
@@ -52,7 +53,7 @@ def test_a_run_that_fairseq_began_is_interrupted_and_goes_on_in_fairseqs_order(t
 def scored(folder: Path, *more: Any) -> tuple[np.ndarray, np.ndarray]:
     words = runs.words(str(GOLDEN / "data-bin"), "--cpu --path", GOLDEN / "add_bos.pt", "--batch-size 4", *more)
     words += ["--save-token-scores", str(folder / "scores.npz")]
-    eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), words))
+    eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), words))
     scores = np.load(folder / "scores.npz")
     return scores["tokens"], scores["lprobs"]
 

@@ -17,6 +17,7 @@ from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 from fairseq.training.averaging import WeightAverage
 from fairseq_cli import eval_lm
+from fairseq_cli.eval_lm import get_eval_lm_parser
 
 COMMON = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --batch-size 4 --mem-len 24
     --required-batch-size-multiple 1 --optimizer adam --lr 0.003 --clip-norm 0.25 --seed 3 --log-format json
@@ -214,7 +215,7 @@ def test_an_average_of_nothing_is_what_the_weights_are() -> None:
 
 def evaluate(path: Path, *flags: Any) -> dict[str, Any]:
     words = runs.words("--cpu", "--path", path, *flags)
-    return eval_lm.main(options.parse_args_and_arch(options.get_eval_lm_parser(), [str(runs.DATA), *words]))
+    return eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), [str(runs.DATA), *words]))
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +265,7 @@ def test_memory_for_everything_makes_room_for_what_there_is(tmp_path: Path, trai
 
 
 def test_help_of_evaluation_says_whose_the_defaults_are() -> None:
-    shown = " ".join(options.get_eval_lm_parser().format_help().split())
+    shown = " ".join(get_eval_lm_parser().format_help().split())
     assert "memory length in tokens (0: no recurrence) (default: the checkpoint's)" in shown
     assert "--loss-positions" not in shown and "--shuffle-lines" not in shown
 

@@ -8,24 +8,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fairseq.config import options
 from fairseq.models import ARCHITECTURES, MODELS
+from fairseq_cli.attention import get_attention_parser
+from fairseq_cli.average_checkpoints import get_average_parser
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.finetune import get_finetune_parser
+from fairseq_cli.generate import get_generation_parser
+from fairseq_cli.interactive import get_interactive_generation_parser
+from fairseq_cli.notes import get_notes_parser
+from fairseq_cli.plot import get_plot_parser
+from fairseq_cli.preprocess import get_preprocessing_parser
+from fairseq_cli.recl import get_recl_parser
+from fairseq_cli.train import get_training_parser
+from fairseq_cli.validate import get_validation_parser
 from fuzz.classes.lines import lines
 from fuzz.commands import Case
 
 PARSERS = {
-    "train": options.get_training_parser,
-    "eval_lm": options.get_eval_lm_parser,
-    "validate": options.get_validation_parser,
-    "interactive": options.get_interactive_generation_parser,
-    "generate": options.get_generation_parser,
-    "recl": options.get_recl_parser,
-    "attention": options.get_attention_parser,
-    "preprocess": options.get_preprocessing_parser,
-    "plot": options.get_plot_parser,
-    "notes": options.get_notes_parser,
-    "average_checkpoints": options.get_average_parser,
-    "finetune": options.get_finetune_parser,
+    "train": get_training_parser,
+    "eval_lm": get_eval_lm_parser,
+    "validate": get_validation_parser,
+    "interactive": get_interactive_generation_parser,
+    "generate": get_generation_parser,
+    "recl": get_recl_parser,
+    "attention": get_attention_parser,
+    "preprocess": get_preprocessing_parser,
+    "plot": get_plot_parser,
+    "notes": get_notes_parser,
+    "average_checkpoints": get_average_parser,
+    "finetune": get_finetune_parser,
 }
 NOT_NUMBERS = ("x", "nan", "1e400", "9" * 5000, "")
 HUGE = ("2147483647", "1e38", "-1e38")
