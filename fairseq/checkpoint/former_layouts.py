@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-
-from fairseq.checkpoint.standins import Settings
 
 PARAMETER_NAMES = [  # (pattern, current name), applied in order
     (r"\.layer_norms\.0\.", ".self_attn_layer_norm."),
@@ -95,7 +94,7 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(state: Mapping[str, Any]) -> dict[str, Any]:
     args = state.get("args")
-    if isinstance(args, Settings):
+    if isinstance(args, Namespace):
         return dict(vars(args))
     return dict(args) if args is not None else _flatten(state["cfg"])
 
@@ -104,7 +103,7 @@ def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """The groups of settings of fairseq ≥ 0.11 as one flat dict; the ``_name`` of a group is its choice."""
     flat: dict[str, Any] = {}
     for group, settings in cfg.items():
-        if isinstance(settings, Settings):
+        if isinstance(settings, Namespace):
             settings = vars(settings)
         if not isinstance(settings, Mapping):
             continue

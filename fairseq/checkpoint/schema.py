@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from fairseq.checkpoint.integrity import tensors
-from fairseq.checkpoint.standins import Settings
 from fairseq.errors import UserError
 
 Check = Callable[[Any], bool]
@@ -35,7 +35,7 @@ def _is_optional_number(value: Any) -> bool:
 
 
 def _is_settings(value: Any) -> bool:
-    return isinstance(value, Settings) or (isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
+    return isinstance(value, Namespace) or (isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
 
 
 def _is_optional_mapping(value: Any) -> bool:

@@ -7,6 +7,7 @@ number, a meter of fairseq 0.8 an object with its attributes.
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -42,10 +43,6 @@ def scalar(dtype: DType, data: bytes | str) -> bool | int | float:
     return np.frombuffer(raw, dtype=dtype.numpy(), count=1)[0].item()
 
 
-class Settings:
-    """Replacement of ``argparse.Namespace``, the settings of fairseq before 0.11: attributes only."""
-
-
 class Meter:
     """A meter of fairseq 0.8, which pickled the object: attributes only."""
 
@@ -64,7 +61,7 @@ def _known_as(path: str, part: Callable[..., Any]) -> Callable[..., Any]:
 
 
 SAFE_GLOBALS: list[Callable[..., Any]] = [
-    _known_as("argparse.Namespace", Settings),
+    Namespace,  # the settings of fairseq before 0.11, and data only
     _known_as("numpy.dtype", DType),
     _known_as("numpy.core.multiarray.scalar", scalar),
     _known_as("numpy._core.multiarray.scalar", scalar),
