@@ -15,6 +15,8 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
+from fairseq.distributed.workers import USER_ERROR, Failure
+
 _TICKS = 10  # heartbeats in a timeout
 _MISSED = 7  # heartbeats missed before a process counts as stopped, so that it is said before reductions time out
 _PACKAGE = Path(__file__).parents[2]
@@ -33,11 +35,11 @@ class Heartbeat:
         store: a connection of its own: the thread must not wait for another's request.
         rank, size: this process and the number of processes.
         timeout: seconds without a heartbeat after which a process counts as stopped.
-        fail: called with (rank, reason) of the process that stopped; must not return.
+        fail: called with the failure that ends the job; must not return.
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, size: int, timeout: float, fail: Callable[[int, str], None]
+        self, store: dist.Store, rank: int, size: int, timeout: float, fail: Callable[[Failure], None]
     ) -> None:
         self.store = store
         self.rank = rank
@@ -62,8 +64,8 @@ class Heartbeat:
         self.stopped.set()
         self.thread.join(self.timeout)
 
-    def explain(self, error: BaseException) -> tuple[int, str] | None:
-        """Return (rank, reason) of the process because of which *error* was raised here; None if this one is at fault.
+    def explain(self, error: BaseException) -> Failure | None:
+        """Return the failure of another process because of which *error* was raised here; None if this one is at fault.
 
         Call it in the thread that raised *error*: heartbeats end with it.
         """
@@ -83,13 +85,13 @@ class Heartbeat:
         if not _is_timeout(error) or not busy:
             return None
         reason = f"hangs at {places[busy[0]]}: the others waited {self.timeout:g} s for it (--distributed-timeout)"
-        return self._publish(busy[0], reason)
+        return self._publish(Failure(busy[0], 1, reason))
 
-    def report(self, reason: str) -> None:
+    def report(self, failure: Failure) -> None:
         """Tell the other processes that this one fails, and why."""
         self.stopped.set()
         with contextlib.suppress(RuntimeError):  # the store's host may be what failed
-            self._publish(self.rank, reason)
+            self._publish(failure)
 
     def _run(self) -> None:
         counts: dict[int, tuple[str, int]] = {}
@@ -102,10 +104,10 @@ class Heartbeat:
                 published = self._published()
             except RuntimeError:  # the store's host is gone, or does not answer
                 if not self.stopped.wait(min(self.timeout / _TICKS, 2.0)):
-                    self.fail(0, "the rendezvous does not respond: its process has ended or is stopped")
+                    self.fail(Failure(0, 1, "the rendezvous does not respond: its process has ended or is stopped"))
                 return
             if published is not None and not self.stopped.is_set():
-                self.fail(*published)
+                self.fail(published)
             for other, value in zip(self.watched, values, strict=True):
                 before, missed = counts.get(other, ("", 0))
                 # Ticks of this thread, not seconds: a job that was suspended as a whole goes on when it is resumed.
@@ -114,17 +116,17 @@ class Heartbeat:
                 if missed >= _MISSED and not self.stopped.is_set():
                     seconds = self.timeout * _MISSED / _TICKS
                     reason = f"no heartbeat for {seconds:g} s: it is stopped, or its machine is unreachable"
-                    self.fail(*self._publish(other, reason))
+                    self.fail(self._publish(Failure(other, 1, reason)))
 
-    def _publish(self, rank: int, reason: str) -> tuple[int, str]:
+    def _publish(self, failure: Failure) -> Failure:
         """Tell every process of a failure; returns the first one that was published."""
-        publish_failure(self.store, rank, reason)
-        return self._published() or (rank, reason)
+        publish_failure(self.store, failure)
+        return self._published() or failure
 
-    def _published(self) -> tuple[int, str] | None:
+    def _published(self) -> Failure | None:
         value = self._read([_FAILURE])[0]
-        rank, _, reason = value.partition(" ")
-        return (int(rank), reason) if value else None
+        rank, code, reason = value.split(" ", 2) if value else ("", "", "")
+        return Failure(int(rank), int(code), reason) if value else None
 
     def _read(self, keys: list[str]) -> list[str]:
         return [value.decode() for value in self.store.multi_get(keys)]
@@ -145,10 +147,11 @@ class Heartbeat:
         return f"{file.relative_to(_PACKAGE) if file.is_relative_to(_PACKAGE) else file}:{frame.f_lineno}"
 
 
-def publish_failure(store: dist.Store, rank: int, reason: str) -> None:
-    """Tell every process that watches *store* that the process of *rank* failed, unless another was first."""
-    line = reason.strip().rpartition("\n")[2]
-    store.compare_set(_FAILURE, "", f"{rank} {line}")
+def publish_failure(store: dist.Store, failure: Failure) -> None:
+    """Tell every process that watches *store* of *failure*, unless another was first; of a traceback the last line."""
+    reason = failure.reason.strip()
+    line = " ".join(reason.split()) if failure.code == USER_ERROR else reason.rpartition("\n")[2]
+    store.compare_set(_FAILURE, "", f"{failure.rank} {failure.code} {line}")
 
 
 def _is_timeout(error: BaseException) -> bool:

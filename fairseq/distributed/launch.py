@@ -93,7 +93,7 @@ def _check_gpu(job: Job) -> None:
             raise UserError(f"--device-id {cfg.local_rank}: there is no GPU; add --cpu to run on the processor")
 
 
-Fail = Callable[[int, int, str], NoReturn]  # rank, exit code, reason
+Fail = Callable[[Failure], NoReturn]
 
 
 def _join(job: Job, world: World, url: str, fail: Fail) -> Any:
@@ -105,8 +105,7 @@ def _join(job: Job, world: World, url: str, fail: Fail) -> Any:
     store = rendezvous.connect(url, rank, size, timeout)
     heartbeat = Heartbeat(
         rendezvous.connect(url, rank, size, timeout),
-        *(rank, size, timeout),
-        lambda culprit, reason: fail(culprit, 1, reason),
+        *(rank, size, timeout, fail),
     )
     rendezvous.meet(store, rank, size, timeout)
     heartbeat.start()
@@ -126,10 +125,12 @@ def _join(job: Job, world: World, url: str, fail: Fail) -> Any:
         stopped = end.code  # by a signal, in all processes after the same update
     except BaseException as error:
         cause = heartbeat.explain(error)
-        if cause is not None:
-            fail(cause[0], 1, cause[1])
-        heartbeat.report(f"{type(error).__name__}: {error}")
-        raise
+        if cause is None:
+            heartbeat.report(_failure(rank, error))
+            raise
+        if cause.code == USER_ERROR:
+            raise UserError(cause.reason) from None
+        fail(cause)
     heartbeat.stop()
     gc.collect()  # what still refers to the group keeps its threads alive, which abort a process as it ends
     dist.destroy_process_group()
@@ -156,7 +157,7 @@ def _spawn(job: Job, launch: Launch) -> None:
     if failure.code == USER_ERROR:
         raise UserError(failure.reason)
     if failure.reason:
-        _report(failure.rank, launch.size, failure.reason)
+        _report(failure, launch.size)
     sys.exit(failure.code)
 
 
@@ -169,7 +170,7 @@ def _tell_other_nodes(url: str, launch: Launch, failure: Failure) -> None:
     def publish() -> None:
         with contextlib.suppress(UserError, RuntimeError):
             store = rendezvous.connect(url, launch.first, launch.size, _QUICK)
-            publish_failure(store, failure.rank, failure.reason)
+            publish_failure(store, failure)
 
     # In a thread that the end of this process ends: torch waits without limit for a store that is stopped.
     thread = threading.Thread(target=publish, name="publish", daemon=True)
@@ -197,23 +198,32 @@ def _worker(
         _check_gpu(job)
         world = World(rank, size, device_of(job.common, local_rank), job.distributed.distributed_timeout)
         _join(job, world, url, functools.partial(leave, messages))
-    except UserError as error:
-        leave(messages, rank, USER_ERROR, str(error))
     except Exception as error:
-        if is_out_of_memory(error):
-            leave(messages, rank, USER_ERROR, out_of_memory_message(error))
-        leave(messages, rank, 1, traceback.format_exc())
+        failure = _failure(rank, error)
+        leave(messages, failure if failure.code == USER_ERROR else Failure(rank, 1, traceback.format_exc()))
 
 
 def _fail_alone(size: int) -> Fail:
     """The end of a process that has no launcher of ours: its message goes to stderr."""
 
-    def fail(rank: int, code: int, reason: str) -> NoReturn:
-        _report(rank, size, reason)
-        os._exit(code)
+    def fail(failure: Failure) -> NoReturn:
+        _report(failure, size)
+        os._exit(failure.code)
 
     return fail
 
 
-def _report(rank: int, size: int, reason: str) -> None:
-    print(f"process {rank} of {size} failed:\n{printable(reason)}", file=sys.stderr, flush=True)
+def _failure(rank: int, error: BaseException) -> Failure:
+    """The failure of the process of *rank* with *error*: exit code 2 for a mistake of the user, else 1."""
+    if isinstance(error, UserError):
+        return Failure(rank, USER_ERROR, str(error))
+    if is_out_of_memory(error):
+        return Failure(rank, USER_ERROR, out_of_memory_message(error))
+    return Failure(rank, 1, f"{type(error).__name__}: {error}")
+
+
+def _report(failure: Failure, size: int) -> None:
+    # A mistake of the user is one line, as it is where it was found.
+    separator = " " if failure.code == USER_ERROR else "\n"
+    message = f"process {failure.rank} of {size} failed:{separator}{printable(failure.reason)}"
+    print(message, file=sys.stderr, flush=True)

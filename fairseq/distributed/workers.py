@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -96,7 +96,8 @@ class Workers:
             reason = f"killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
             return Failure(self.first + killed[0], 1, reason)
         if not self.messages.empty():
-            return Failure(*self.messages.get())
+            failure: Failure = self.messages.get()
+            return failure
         place = next(place for place, code in enumerate(codes) if code in (1, USER_ERROR))
         return Failure(self.first + place, 1, "exited without an error message")
 
@@ -118,10 +119,10 @@ class Workers:
                 process.join()
 
 
-def leave(messages: Any, rank: int, code: int, reason: str) -> NoReturn:
-    """Report why the process of *rank* fails, and end this one at once, whatever the others are waiting for."""
-    messages.put((rank, code, reason[-_LONGEST_MESSAGE:]))
-    os._exit(code)
+def leave(messages: Any, failure: Failure) -> NoReturn:
+    """Report *failure*, and end this process at once, whatever the others are waiting for."""
+    messages.put(replace(failure, reason=failure.reason[-_LONGEST_MESSAGE:]))
+    os._exit(failure.code)
 
 
 def end_with_launcher() -> None:

@@ -11,10 +11,11 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 
 ADVICE = "give all processes the same data and flags"
+_FAILURE = "failure"
 
 
 def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: int) -> None:
-    """Check that all processes are at the same update and read the same batches of the same data.
+    """Check that all processes are at the same update and read the same batches of the same data, which are opened.
 
     Processes exchange one number; only if those differ what it was computed from.
 
@@ -24,19 +25,30 @@ def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: 
         updates: number of updates so far.
 
     Raises:
-        UserError: they differ; the same on every process.
+        UserError: they differ, or a process cannot read its data; the same on every process.
     """
     if world.size == 1:
         return
-    facts: dict[str, Any] = {}
-    for split, batches in splits.items():
-        facts |= {f"{split}: {name}": value for name, value in batches.facts().items()}
-    facts["updates so far"] = updates
-    if len(set(world.gather(zlib.crc32(repr(facts).encode()), everywhere=True))) == 1:
+    try:
+        facts = _facts(splits, updates)
+    except UserError as error:  # raised below on all processes: raised here, it would leave the others waiting
+        facts = {_FAILURE: str(error)}
+    if len(set(world.gather(zlib.crc32(repr(facts).encode()), everywhere=True))) == 1 and _FAILURE not in facts:
         return
-    first, *others = world.gather(facts, everywhere=True)
+    first, *others = everyone = world.gather(facts, everywhere=True)
+    for rank, one in enumerate(everyone):
+        if _FAILURE in one:
+            raise UserError(facts.get(_FAILURE, f"rank {rank}: {one[_FAILURE]}"))
     for rank, other in enumerate(others, start=1):
         for name in {**first, **other}:
             if first.get(name) != other.get(name):
                 values = f"{other.get(name, 'missing')} on rank {rank}, {first.get(name, 'missing')} on rank 0"
                 raise UserError(f"{name}: {values}; {ADVICE}")
+
+
+def _facts(splits: Mapping[str, EpochIterator], updates: int) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for split, batches in splits.items():
+        facts |= {f"{split}: {name}": value for name, value in batches.facts().items()}
+    facts["updates so far"] = updates
+    return facts

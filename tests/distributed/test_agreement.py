@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,13 +46,14 @@ def messages(world: World, folder: Path, cases: dict[str, tuple[Any, Any, Any]])
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What each of three processes says, of which the last one differs."""
     folder = tmp_path_factory.mktemp("ranks")
-    copied, changed, shorter = folder / "copied", folder / "changed", folder / "shorter"
-    for data in (copied, changed, shorter):
+    copied, changed, shorter, cut = (folder / name for name in ("copied", "changed", "shorter", "cut"))
+    for data in (copied, changed, shorter, cut):
         shutil.copytree(runs.DATA, data)
         (data / "checksums.txt").unlink(missing_ok=True)
     tokens = np.fromfile(changed / "valid.bin", np.uint16)
     tokens[[100, 101]] = tokens[[101, 100]]
     tokens.tofile(changed / "valid.bin")
+    os.truncate(cut / "valid.bin", 100)  # which is first read when its epoch begins
     for kind in ("bin", "idx"):
         shutil.copy(runs.DATA / f"test.{kind}", shorter / f"valid.{kind}")
     cases = {
@@ -62,6 +64,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         "curriculum": ("--curriculum 5", runs.DATA, runs.DATA),
         "rows": (f"{ROWS} 32", runs.DATA, runs.DATA),
         "validation": ("--max-tokens-valid 32", runs.DATA, runs.DATA),
+        "cut": ("", f"{runs.DATA}:{cut}", f"{runs.DATA}:{copied}"),
+        "cut everywhere": ("", f"{runs.DATA}:{cut}", f"{runs.DATA}:{cut}"),
         "second": ("", f"{runs.DATA}:{changed}", f"{runs.DATA}:{copied}"),
     }
     return on_ranks(messages, 3, folder, folder, cases)
@@ -85,6 +89,15 @@ def test_the_error_names_the_file_or_quantity_and_the_rank_on_every_process(
     (line,) = {errors[name] for errors in found}
     assert line.startswith(message) and "\n" not in line
     assert " on rank 2, " in line and line.endswith(" on rank 0; give all processes the same data and flags")
+
+
+def test_data_that_one_process_cannot_read_from_the_second_epoch_on_end_all_of_them(
+    found: list[dict[str, str]],
+) -> None:
+    *others, last = (errors["cut"] for errors in found)
+    assert "cut/valid.bin: " in last and "\n" not in last
+    assert others == [f"rank 2: {last}"] * 2
+    assert {errors["cut everywhere"] for errors in found} == {last}
 
 
 def test_equal_data_may_lie_in_another_folder(found: list[dict[str, str]]) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from fairseq.distributed import heartbeat
 from fairseq.distributed.heartbeat import Heartbeat, publish_failure
+from fairseq.distributed.workers import Failure
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1")
 LATE = RuntimeError("Timed out waiting 5000ms for recv operation to complete")
@@ -25,8 +26,8 @@ class EndedError(Exception):
     """The end of a process: its heartbeat found that another one failed."""
 
 
-def fail(rank: int, reason: str) -> NoReturn:
-    raise EndedError(rank, reason)
+def fail(failure: Failure) -> NoReturn:
+    raise EndedError(failure.rank, failure.reason)
 
 
 class Clock:
@@ -96,7 +97,7 @@ def test_other_ranks_watch_rank_0_alone() -> None:
 def test_a_heartbeat_that_has_been_stopped_finds_no_failure() -> None:
     store, beat = beats(2)
     run(beat, Clock(20, stopped=True))
-    publish_failure(store, 1, "gone")
+    publish_failure(store, Failure(1, 1, "gone"))
     run(beat, Clock(20, stopped=True))
 
 
@@ -131,7 +132,7 @@ def test_a_rendezvous_that_is_gone_is_rank_0s_failure_unless_the_job_ends_in_tha
         run(beat, clock)
     assert clock.waited == [timeout / 10, seconds]
     run(beat, Clock(1))
-    beat.fail = lambda rank, reason: None
+    beat.fail = lambda failure: None
     assert len(run(beat, Clock(100))) == 2, "it does not go on without a store"
 
 
@@ -146,7 +147,7 @@ def test_the_thread_beats_until_it_is_stopped_and_does_not_hold_up_the_end_of_it
     other = Heartbeat(store, 1, 2, 600, fail)
     beat = Heartbeat(store, 0, 2, 0.01, fail)
     beat._place = lambda: twice.release() or "here"  # type: ignore[method-assign]
-    beat.fail = lambda rank, reason: None
+    beat.fail = lambda failure: None
     beat.start()
     assert twice.acquire() and twice.acquire()
     beat.stop()
@@ -167,25 +168,31 @@ def test_a_thread_that_does_not_end_is_not_waited_for_longer_than_the_timeout() 
 
 def test_the_first_failure_counts_and_is_told_by_its_last_line() -> None:
     store, beat = beats(3)
-    beat.report("Traceback:\n  in train\nValueError: odd \n")
+    beat.report(Failure(0, 1, "Traceback:\n  in train\nValueError: odd \n"))
     assert beat.stopped.is_set()
     for rank in (1, 2):
-        Heartbeat(store, rank, 3, 10, fail).report("Connection closed")
-        assert Heartbeat(store, rank, 3, 10, fail).explain(LOST) == (0, "ValueError: odd")
+        Heartbeat(store, rank, 3, 10, fail).report(Failure(rank, 1, "Connection closed"))
+        assert Heartbeat(store, rank, 3, 10, fail).explain(LOST) == Failure(0, 1, "ValueError: odd")
     with pytest.raises(EndedError, match="0, 'ValueError: odd'"):
         run(Heartbeat(store, 1, 3, 10, fail), Clock(1))
 
 
 def test_a_failure_may_have_no_reason() -> None:
     store, beat = beats(3)
-    publish_failure(store, 1, "")
-    assert beat.explain(LOST) == (1, "")
+    publish_failure(store, Failure(1, 1, ""))
+    assert beat.explain(LOST) == Failure(1, 1, "")
+
+
+def test_a_users_mistake_is_told_whole_with_its_exit_code() -> None:
+    store, beat = beats(3)
+    publish_failure(store, Failure(1, 2, "a b.txt: not\n found"))
+    assert beat.explain(LOST) == Failure(1, 2, "a b.txt: not found")
 
 
 def test_a_failure_of_the_stores_host_cannot_be_told() -> None:
     _, beat = beats(2, rank=1)
     beat.store = Gone()  # type: ignore[assignment]
-    beat.report("lost")
+    beat.report(Failure(1, 1, "lost"))
     assert beat.stopped.is_set()
     assert beat.explain(LOST) is None
 
@@ -199,7 +206,7 @@ def test_who_finds_a_stopped_process_second_reports_the_first_failure() -> None:
 
             def late() -> Any:  # another's failure is published after this tick has looked
                 found = seen()
-                publish_failure(store, 1, "full disk")
+                publish_failure(store, Failure(1, 1, "full disk"))
                 beat._published = seen  # type: ignore[method-assign]
                 return found
 
@@ -229,8 +236,8 @@ def test_who_finds_a_stopped_process_second_reports_the_first_failure() -> None:
 )
 def test_an_error_of_communication_has_its_cause_elsewhere(error: Exception, is_lost: bool) -> None:
     store, beat = beats(3)
-    publish_failure(store, 2, "the disk is on fire")
-    assert beat.explain(error) == ((2, "the disk is on fire") if is_lost else None)
+    publish_failure(store, Failure(2, 1, "the disk is on fire"))
+    assert beat.explain(error) == (Failure(2, 1, "the disk is on fire") if is_lost else None)
     assert beat.stopped.is_set() == is_lost
 
 
@@ -251,10 +258,10 @@ def test_a_cause_is_waited_for_two_seconds(slept: list[float], monkeypatch: pyte
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         if len(slept) == 5:
-            publish_failure(store, 1, "odd")
+            publish_failure(store, Failure(1, 1, "odd"))
 
     monkeypatch.setattr(heartbeat.time, "sleep", sleep)
-    assert beat.explain(LOST) == (1, "odd") and len(slept) == 5
+    assert beat.explain(LOST) == Failure(1, 1, "odd") and len(slept) == 5
 
 
 def places(store: Any, *of_ranks: str) -> None:
@@ -284,8 +291,8 @@ def test_a_reduction_that_times_out_names_the_first_process_that_does_not_wait(
     else:
         rank, place = culprit
         reason = f"hangs at {place}: the others waited 5 s for it (--distributed-timeout)"
-        assert found == (rank, reason)
-        assert store.get("failure").decode() == f"{rank} {reason}"
+        assert found == Failure(rank, 1, reason)
+        assert store.get("failure").decode() == f"{rank} 1 {reason}"
 
 
 def test_a_timeout_may_be_called_so(slept: list[float]) -> None:

@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fairseq.config import options
 from fairseq.config.settings import CommonConfig, DistributedConfig
 from fairseq.distributed import Job, World, launch, rendezvous, run
 from fairseq.distributed.plan import Launch
@@ -198,6 +199,30 @@ def test_a_process_that_fails_is_named_by_the_others_which_end(capfd: pytest.Cap
     error = capfd.readouterr().err
     assert "process 1 of 2 failed:\nValueError: the disk is on fire\n" in error
     assert "ValueError: the disk is on fire" in error.replace("process 1 of 2 failed:\nValueError", "")
+
+
+@pytest.mark.parametrize("others_wait", [True, False])
+def test_a_users_mistake_in_one_process_is_one_line_and_code_2_in_all(
+    capfd: pytest.CaptureFixture[str], others_wait: bool
+) -> None:
+    def main(value: Any, world: World) -> None:
+        world.barrier()
+        if world.rank == 1:
+            raise UserError("--flag: of no use")
+        if not others_wait:
+            time.sleep(1e6)
+        world.barrier()
+
+    settings = {"distributed_world_size": 2, "distributed_init_method": free_url(), "distributed_timeout": 2.0}
+
+    def rank(number: int) -> Callable[[], Any]:
+        one = job(main, distributed_no_spawn=True, distributed_rank=number, **settings)
+        return lambda: options.run_program(lambda: run(one))
+
+    assert [code for code, _ in in_processes(rank(0), rank(1))] == [2, 2]
+    one, other = sorted(capfd.readouterr().err.splitlines())
+    assert one.endswith(": error: --flag: of no use")
+    assert other in (one, "process 1 of 2 failed: --flag: of no use")
 
 
 def test_a_process_that_hangs_is_named_with_its_place(capfd: pytest.CaptureFixture[str]) -> None:
@@ -394,7 +419,7 @@ def test_settings_that_need_a_gpu_are_refused_in_workers_too() -> None:
 SECOND = Launch(4, 2, 2)
 
 
-@pytest.mark.parametrize("code, told", [(1, b"2 gone"), (2, b"2 gone"), (143, b"")])
+@pytest.mark.parametrize("code, told", [(1, b"2 1 gone"), (2, b"2 2 gone"), (143, b"")])
 def test_a_node_that_fails_tells_the_others_and_one_that_stops_need_not(code: int, told: bytes) -> None:
     store, url = rendezvous.listen(None, 60)
     store.set("failure", "")

@@ -191,7 +191,7 @@ def test_the_end_of_the_workers_is_that_of_the_one_that_failed(
 
 
 def test_the_first_message_counts_unless_a_worker_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = [(5, 2, "--flag: of no use"), (4, 1, "Connection closed")]
+    told = [Failure(5, 2, "--flag: of no use"), Failure(4, 1, "Connection closed")]
     assert ending(monkeypatch, [1, 2], messages=(*told,)) == (Failure(5, 2, "--flag: of no use"), 0)
     killed = Failure(5, 1, "killed by signal 9 (SIGKILL)")
     assert ending(monkeypatch, [1, -9], messages=(*told,)) == (killed, 0)
@@ -199,7 +199,7 @@ def test_the_first_message_counts_unless_a_worker_was_killed(monkeypatch: pytest
 
 def leaving(messages: Any, rank: int, local_rank: int, code: int, reason: str) -> None:
     try:
-        workers.leave(messages, rank, code, reason)
+        workers.leave(messages, Failure(rank, code, reason))
     finally:
         messages.put("it should have ended")
 
