@@ -16,6 +16,8 @@ from fairseq.errors import UserError
 CHUNK = 1 << 22
 """Elements of half precision that are widened to float32 at a time: 16 MiB for each temporary tensor."""
 
+RESET = "use another checkpoint or --reset-optimizer"
+
 
 class ElementwiseOptimizer(torch.optim.Optimizer):
     """A torch optimizer whose update of all parameters is a handful of multi-tensor operations.
@@ -129,15 +131,23 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                 needed = self.new_state(group, empty) if self.state[p] else {}
                 for name, value in needed.items():
                     stored = self.state[p].get(name)
-                    if isinstance(value, Tensor):
-                        valid = isinstance(stored, Tensor) and stored.shape == value.shape
-                    else:
-                        valid = isinstance(stored, int | float | Tensor) and 0 <= float(stored) < 2**31
-                    if not valid:
-                        raise UserError(
-                            f"checkpoint: its optimizer state lacks a valid {name} of a parameter; "
-                            "use another checkpoint or --reset-optimizer"
-                        )
+                    if not isinstance(value, Tensor):
+                        check_number(stored, f"{name} of a parameter")
+                    elif not isinstance(stored, Tensor) or stored.shape != value.shape:
+                        raise UserError(f"checkpoint: its optimizer state lacks a valid {name} of a parameter; {RESET}")
+
+
+def check_number(value: Any, name: str) -> None:
+    """Raise UserError if *value*, called *name* in an optimizer's state, is no number that an update can start from."""
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    # Compared as it is: a whole number of a file may be beyond float64. NaN is in no range.
+    if not (isinstance(number, int | float) and 0 <= number < 2**31):
+        is_long = isinstance(number, int) and abs(number) >= 2**64  # Python does not write thousands of digits
+        shown = "a number beyond 64 bits" if is_long else f"{number!r:.60}"
+        raise UserError(
+            f"checkpoint: its optimizer state lacks a valid {name}: {shown}, expected a number from 0 to {2**31 - 1}; "
+            f"{RESET}"
+        )
 
 
 class CountingOptimizer(ElementwiseOptimizer):

@@ -14,7 +14,7 @@ from fairseq.config.fields import add_flags
 from fairseq.config.registry import OPTIMIZERS
 from fairseq.config.settings import TrainingSettings, chosen_part
 from fairseq.errors import UserError, nearest
-from fairseq.optim.elementwise import ElementwiseOptimizer, scale_
+from fairseq.optim.elementwise import RESET, ElementwiseOptimizer, check_number, scale_
 from fairseq.optim.groups import NO_DECAY
 
 
@@ -154,16 +154,25 @@ def build_optimizer(settings: TrainingSettings | argparse.Namespace, params: Ite
 
 
 def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
-    """Return *state* with the number of updates in its groups, as apex has it, or by parameter, as fairseq has it."""
+    """Return *state* with the number of updates in its groups, as apex has it, or by parameter, as fairseq has it.
+
+    Raises:
+        UserError: such a number is invalid. apex would find that in its first update.
+    """
     groups = [dict(group) for group in state["param_groups"]]
     entries = {index: dict(entry) for index, entry in state["state"].items()}
-    for group in groups:
+    for number, group in enumerate(groups):
         members = [entries[index] for index in group["params"] if index in entries]
+        if "step" in group:
+            check_number(group["step"], f"step of group {number}")
+        for entry in members:
+            if "step" in entry:
+                check_number(entry["step"], "step of a parameter")
         if to_group and "step" not in group and (steps := [int(entry["step"]) for entry in members if "step" in entry]):
             group["step"] = max(steps)
         if not to_group and "step" in group:
             for entry in members:
-                entry.setdefault("step", group["step"])  # the optimizer checks it, as it does fairseq's
+                entry.setdefault("step", group["step"])
     return {**state, "state": entries, "param_groups": groups}
 
 
@@ -174,7 +183,7 @@ def _check_groups(stored: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str
             if not _is_alike(own[0][name], group[name]):
                 raise UserError(
                     f"checkpoint: setting {name} of its optimizer is {group[name]!r:.80}, expected a value like "
-                    f"{own[0][name]!r:.80}; use another checkpoint or --reset-optimizer"
+                    f"{own[0][name]!r:.80}; {RESET}"
                 )
 
 

@@ -14,7 +14,7 @@ import torch
 
 from fairseq.checkpoint import load
 from fairseq.errors import UserError
-from fairseq.optim import OPTIMIZERS, FairseqOptimizer, build_optimizer, register_optimizer
+from fairseq.optim import OPTIMIZERS, FairseqOptimizer, adam, build_optimizer, register_optimizer
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SHAPES = [(3, 4), (5,), (2, 1, 3)]
@@ -344,6 +344,28 @@ def test_apexs_adam_is_used_where_it_is_and_takes_over_our_state(monkeypatch, ca
     ours = build("adam", parameters(), no_apex=True)
     ours.load_state_dict(apexs)
     assert [entry["step"] for entry in ours.state_dict()["state"].values()] == [3, 3, 3]
+
+
+BAD_STEPS = ["x", None, -1, math.nan, math.inf, 2**31, 10**5000, torch.tensor(math.nan), torch.ones(2)]
+
+
+@pytest.mark.parametrize("value", BAD_STEPS, ids=range(len(BAD_STEPS)))
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_invalid_number_of_updates_is_named_wherever_it_is_kept(monkeypatch, fused, value):
+    ours = build("adam", parameters())
+    train(ours, RATES[:3])
+    if fused:
+        monkeypatch.setattr(adam, "_apex_adam", lambda params: FakeFusedAdam)
+    state = ours.state_dict()
+    of_group, of_parameter = copy.deepcopy(state), copy.deepcopy(state)
+    for entry in of_group["state"].values():
+        del entry["step"]
+    of_group["param_groups"][0]["step"] = value
+    of_parameter["state"][1]["step"] = value
+    for broken, name in ((of_group, "step of group 0"), (of_parameter, "step of a parameter")):
+        message = f"^checkpoint: its optimizer state lacks a valid {name}: .*, expected a number from 0 to 2147483647; "
+        with pytest.raises(UserError, match=message):
+            build("adam", parameters()).load_state_dict(broken)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
