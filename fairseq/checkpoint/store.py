@@ -62,12 +62,13 @@ def copied(value: Any, *, again: bool = True) -> Any:
 
 
 def _on_host(state: Mapping[str, Any]) -> dict[str, Any]:
-    copies: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
+    copies: dict[tuple[Any, ...], Tensor] = {}
 
     def moved(value: Any) -> Any:
         if isinstance(value, Tensor) and value.device.type != "cpu":
-            # One tensor under several names stays one.
-            return copies.setdefault((value.data_ptr(), value.shape, value.dtype), value.detach().cpu())
+            # One tensor under several names stays one; a square matrix and its transpose differ by strides only.
+            view = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+            return copies.setdefault(view, value.detach().cpu())
         if isinstance(value, dict):
             return {key: moved(item) for key, item in value.items()}
         return [moved(item) for item in value] if isinstance(value, list) else value

@@ -136,6 +136,14 @@ def test_without_a_history_whole_numbers_are_those_of_the_first(tmp_path: Path, 
     assert average(paths, no_digest)["model"]["count"] == 0
 
 
+def test_one_update_is_more_than_none(tmp_path: Path) -> None:
+    paths = [
+        save(tmp_path / f"{n}.pt", model={"count": torch.tensor(n)}, optimizer_history=history(updates))
+        for n, updates in enumerate((None, 1))
+    ]
+    assert average(paths, no_digest)["model"]["count"] == 1
+
+
 def test_a_single_checkpoint_is_its_own_mean(tmp_path: Path) -> None:
     path = save(tmp_path / "a.pt")
     model = average([path], no_digest)["model"]

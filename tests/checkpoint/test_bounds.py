@@ -151,6 +151,13 @@ def test_a_part_counts_as_often_as_it_is_referred_to(state: list[Any], more: int
             assert rejection(state) == f"c.pt: not a checkpoint ({message}"
 
 
+def test_each_value_that_is_stored_may_repeat_four_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "REPEATED", 10)
+    shared = [0] * 10
+    check_bounded([shared] * 7, "c.pt")  # 78 values, of which 18 are stored
+    assert "its 19 values repeat to more than 2^6)" in rejection([shared] * 8)  # 89 values
+
+
 def test_every_kind_of_part_counts() -> None:
     for wrap in (WRAPPERS[kind] for kind in ("dict", "list", "tuple", "object")):
         value: Any = [0] * 1024

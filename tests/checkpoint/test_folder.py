@@ -242,6 +242,17 @@ def test_a_file_that_another_process_removed_is_no_error(tmp_path: Path, monkeyp
     assert names(tmp_path) == {"checkpoint3.pt"}
 
 
+def test_a_folder_that_cannot_be_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper, folder = manager(tmp_path), sharded(tmp_path / "checkpoint_1_5.parts")
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "rmdir", refused)
+    keeper.save(a_state(), [tmp_path / "checkpoint_last.pt"])
+    assert folder.exists() and (tmp_path / "checkpoint_last.pt").exists()
+
+
 def test_the_best_of_the_next_stage_gets_the_next_number(tmp_path: Path) -> None:
     keeper, best = manager(tmp_path), tmp_path / "checkpoint_best.pt"
     for number in (1, 2, 3):

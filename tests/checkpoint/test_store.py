@@ -60,6 +60,29 @@ def test_a_part_knows_the_bytes_of_the_whole_tensor() -> None:
     assert TensorPart(torch.ones(1, 3).half(), 0, torch.Size([5, 3])).size_of_whole == 30
 
 
+class OnDevice(torch.Tensor):
+    """A tensor that claims to be on a device; a copy to the host is a plain one."""
+
+    device = torch.device("cuda:0")
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def test_tensors_of_a_device_are_saved_as_host_tensors_and_tied_ones_once(tmp_path: Path) -> None:
+    matrix = torch.arange(10_000.0).view(100, 100)
+    one = matrix.clone().as_subclass(OnDevice)
+    model = {"w": one, "tied": one, "turned": one.t(), "rows": one[3:5], "host": matrix}
+    save(tmp_path / "c.pt", {**WHOLE, "model": model, "extra_state": {"memory": [one, {"x": one[0]}]}})
+    state = load(tmp_path / "c.pt")
+    assert state["model"]["w"].data_ptr() == state["model"]["tied"].data_ptr()
+    expected = {"w": matrix, "tied": matrix, "turned": matrix.t(), "rows": matrix[3:5], "host": matrix}
+    for name, value in expected.items():
+        assert type(state["model"][name]) is torch.Tensor and torch.equal(state["model"][name], value)
+    memory = state["extra_state"]["memory"]
+    assert torch.equal(memory[0], matrix) and torch.equal(memory[1]["x"], matrix[0])
+
+
 # Reading
 
 
