@@ -151,6 +151,7 @@ INVALID: dict[str, tuple[Edit, str]] = {
     "negative rows": (_set("shape", [-5, 3]), LARGER),
     "negative width": (_set("shape", [5, -3]), LARGER),
     "larger than its files": (_set("shape", [5000, 3]), LARGER),
+    "a little larger": (_set("shape", [400, 3]), LARGER),
     "no shape": (_set("shape", []), "ValueError"),
     "of another type": (_set("dtype", "float16"), OTHER_KIND),
     "of no type": (_set("dtype", "float31"), "KeyError: 'float31'"),
@@ -191,6 +192,29 @@ def test_a_part_that_is_no_tensor_is_rejected(tmp_path: Path, value: Any) -> Non
     manifest["tensors"]["model/w"]["chunks"][0][3:] = [0, len(content)]
     write_manifest(folder, manifest)
     assert "a part is not a tensor" in rejection(folder)
+
+
+def test_a_hostile_part_is_rejected_and_no_environment_lets_it_run_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Call:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "canary",)
+
+    folder = folder_with(tmp_path / "parts", cut(MATRIX, [0, 5]))
+    content = content_of(Call())
+    (folder / "__0_0.distcp").write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["tensors"]["model/w"]["chunks"][0][3:] = [0, len(content)]
+    write_manifest(folder, manifest)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    assert "a part is not a tensor (UnpicklingError)" in rejection(folder)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_tensor_without_rows_has_no_parts(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "parts", cut(MATRIX, [0, 5]), shape=[0, 3], chunks=[])
+    assert checkpoint.read(folder)["model"]["w"].shape == (0, 3)
 
 
 def test_parts_of_one_row_more_than_the_tensor_are_rejected_before_room_is_made_for_it(tmp_path: Path) -> None:
