@@ -52,6 +52,7 @@ def test_numbers_of_thousands_of_bits_are_named_with_their_place() -> None:
         "extra_state.carried.1", "a number of 4,096 bits"
     )
     assert rejection(Namespace(a=Namespace(b=2**128))) == line("a.b", "a number of 129 bits")
+    assert rejection({"X.x": 2**128}) == line("X.x", "a number of 129 bits")
     assert rejection({(1, 2**128): 0}) == line("a key.1", "a number of 129 bits")
 
 
@@ -152,9 +153,9 @@ def test_a_part_counts_as_often_as_it_is_referred_to(state: list[Any], more: int
 
 
 def test_each_value_that_is_stored_may_repeat_four_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "REPEATED", 10)
+    monkeypatch.setattr(bounds, "REPEATED", 6)
     shared = [0] * 10
-    check_bounded([shared] * 7, "c.pt")  # 78 values, of which 18 are stored
+    check_bounded([shared] * 7, "c.pt")  # 78 = 6 + 4 · 18 values, of which 18 are stored
     assert "its 19 values repeat to more than 2^6)" in rejection([shared] * 8)  # 89 values
 
 

@@ -83,6 +83,19 @@ def test_the_reason_is_one_line_of_at_most_120_characters() -> None:
     assert f"damaged ({reason});" in rejection(check_archive, io.BytesIO(content), "c.pt", 10**6)
 
 
+def test_records_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[Any] = []
+    whole = zipfile.ZipExtFile.read
+
+    def read(file: zipfile.ZipExtFile, size: Any = -1) -> bytes:
+        sizes.append(size)
+        return whole(file, size)
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", read)
+    check_archive(io.BytesIO(archive(b"a" * (5 * MIB))), "c.pt", 6 * MIB)
+    assert len(sizes) > 2 and all(size and 0 < size <= 4 * MIB for size in sizes)
+
+
 # Tensors
 
 
@@ -97,10 +110,11 @@ def test_every_tensor_is_listed_with_its_place() -> None:
         "args": Namespace(x=Namespace(y=part), z=1),
         "n" * 80: {1: part},
         "plain": [1, "text", None],
+        "X.x": part,
         "module": module,
     }
     assert sorted(name for name, _ in tensors(state)) == sorted(
-        ["model.a", "model.b.0", "model.b.1.0", "model.b.1.1.c", "args.x.y", f"{'n' * 60}.1", "module.value"]
+        ["model.a", "model.b.0", "model.b.1.0", "model.b.1.1.c", "args.x.y", f"{'n' * 60}.1", "module.value", "X.x"]
     )
     assert all(value is part for _, value in tensors(state))
     assert list(tensors(part)) == [("", part)] and not list(tensors(3))

@@ -45,6 +45,7 @@ def test_a_copy_shares_no_memory_and_tied_tensors_are_copied_once() -> None:
     assert found["a"].data_ptr() != once.data_ptr()
     copy = found["b"][2]
     assert isinstance(copy, TensorPart) and (copy.first, copy.shape) == (1, (4,))
+    assert part.copied().local.data_ptr() != part.local.data_ptr()
     assert torch.equal(copy.local, part.local) and copy.local.data_ptr() != part.local.data_ptr()
 
 
@@ -68,6 +69,9 @@ class OnDevice(torch.Tensor):
     def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
         return self.as_subclass(torch.Tensor).clone()
 
+    def to(self, *target: Any, **settings: Any) -> torch.Tensor:
+        return self.cpu() if "cpu" in target else super().to(*target, **settings)
+
 
 def test_tensors_of_a_device_are_saved_as_host_tensors_and_tied_ones_once(tmp_path: Path) -> None:
     matrix = torch.arange(10_000.0).view(100, 100)
@@ -81,6 +85,24 @@ def test_tensors_of_a_device_are_saved_as_host_tensors_and_tied_ones_once(tmp_pa
         assert type(state["model"][name]) is torch.Tensor and torch.equal(state["model"][name], value)
     memory = state["extra_state"]["memory"]
     assert torch.equal(memory[0], matrix) and torch.equal(memory[1]["x"], matrix[0])
+
+
+def test_the_optimizers_state_is_not_copied_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(torch, "save", lambda state, file: written.append(state))
+    optimizer = {"state": {0: {"exp_avg": torch.ones(2).as_subclass(OnDevice)}}}
+    save(tmp_path / "c.pt", {"model": {"w": torch.ones(2).as_subclass(OnDevice)}, "last_optimizer_state": optimizer})
+    assert type(written[0]["model"]["w"]) is torch.Tensor
+    assert written[0]["last_optimizer_state"] is optimizer
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_copies_of_tensors_of_a_device_are_on_the_host(again: bool) -> None:
+    value = torch.ones(2).as_subclass(OnDevice)
+    found = copied({"w": value, "part": TensorPart(value, 0, torch.Size([4]))}, again=again)
+    assert type(found["w"]) is type(found["part"].local) is torch.Tensor
 
 
 # Reading
@@ -125,6 +147,17 @@ def test_pickles_of_another_protocol_are_read_without_a_warning(tmp_path: Path) 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(read(tmp_path / "c.pt")["model"]["w"], MODEL["w"])
+
+
+def test_no_environment_lets_a_checkpoint_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Call:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "canary",)
+
+    path = stored(tmp_path / "c.pt", {**WHOLE, "x": Call()})
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    assert "rejected: the pickle contains" in rejection(path)
+    assert not (tmp_path / "canary").exists()
 
 
 @pytest.mark.parametrize("settings", [{"args": {}}, {"args": Namespace(a=1)}, {"cfg": {}}, {"args": None, "cfg": {}}])
@@ -196,14 +229,14 @@ def test_damage_is_named_by_its_exception_in_at_most_120_characters(
     start = f"{path}: cannot be read as a checkpoint: truncated, damaged or in another format ("
     assert text.startswith(start) and text.endswith("); use another checkpoint") and "\n" not in text
 
-    def fails(*_: Any, **__: Any) -> None:
-        raise pickle.UnpicklingError(
-            f"Advice.\nWeightsUnpickler error: two\n  words {'n' * 200} Check the documentation …"
-        )
+    for words, reason in (("two\n  words", "two words"), ("n" * 200, "n" * 120)):
+        error = pickle.UnpicklingError(f"Advice.\nWeightsUnpickler error: {words} Check the documentation …")
 
-    monkeypatch.setattr(torch, "load", fails)
-    reason = f"two words {'n' * 200}"[:120]
-    assert rejection(path) == f"{start}UnpicklingError: {reason}); use another checkpoint"
+        def fails(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(torch, "load", fails)
+        assert rejection(path) == f"{start}UnpicklingError: {reason}); use another checkpoint"
 
 
 # Mismatches
