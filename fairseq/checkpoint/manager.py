@@ -270,8 +270,9 @@ class CheckpointManager:
         if keep <= 0 or math.isnan(figure):
             return False
         before = [value for value, _ in self._best_first()[:keep]]
-        sign = 1 if self.config.maximize_best_checkpoint_metric else -1
-        return len(before) < keep or sign * figure > sign * before[-1]
+        if len(before) < keep:
+            return True
+        return figure > before[-1] if self.config.maximize_best_checkpoint_metric else figure < before[-1]
 
     def _best_first(self) -> list[tuple[float, Path]]:
         found = self._highest_first(AMONG_BEST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from states import a_state
@@ -54,6 +55,58 @@ def test_intervals_and_switches_decide_which_are_written(tmp_path):
     assert names(end=False, save_interval_updates=3) == ["checkpoint_2_6.pt", "checkpoint_last.pt"]
     assert names(end=False, save_interval_updates=4) == ["checkpoint_last.pt"]
     assert names(no_last_checkpoints=True) == ["checkpoint2.pt"]
+
+
+def written(folder: Path, figure: float | None, **settings: Any) -> list[str]:
+    config = {"no_last_checkpoints": True, "no_epoch_checkpoints": True, "keep_best_checkpoints": 2, **settings}
+    paths = CheckpointManager(CheckpointConfig(save_dir=str(folder), **config)).due(
+        epoch=1, updates=1, end_of_epoch=True, is_best=False, figure=figure
+    )
+    assert all(path.parent == folder for path in paths)
+    return [path.name for path in paths]
+
+
+def test_a_figure_is_among_the_best_as_long_as_few_are_better(tmp_path: Path) -> None:
+    name = "checkpoint.best_loss_{:.4f}.pt"
+    for figure in (None, float("nan")):
+        assert written(tmp_path, figure) == []
+    for before in ((), (3.0,)):
+        for figure in before:
+            (tmp_path / name.format(figure)).touch()
+        for figure in (0.0, -1.5, 3.0, 9.0):
+            assert written(tmp_path, figure) == [name.format(figure)]
+    (tmp_path / name.format(5.0)).touch()
+    assert written(tmp_path, 4.99) == [name.format(4.99)]
+    for figure in (5.0, 5.1):
+        assert written(tmp_path, figure) == []
+    more = {"maximize_best_checkpoint_metric": True}
+    assert written(tmp_path, 3.01, **more) == [name.format(3.01)]
+    assert written(tmp_path, 3.0, **more) == written(tmp_path, 2.0, **more) == []
+    assert written(tmp_path, 7.0, best_checkpoint_metric="ppl") == []  # the files of any metric count
+    assert written(tmp_path, 1.0, best_checkpoint_metric="ppl") == ["checkpoint.best_ppl_1.0000.pt"]
+
+
+@pytest.mark.parametrize("keep", [-1, 0])
+def test_none_is_among_the_best_where_none_is_kept(tmp_path: Path, keep: int) -> None:
+    assert written(tmp_path, 1.0, keep_best_checkpoints=keep) == []
+
+
+def test_one_of_the_best_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:
+    assert written(tmp_path, 2.0, keep_best_checkpoints=1) == ["checkpoint.best_loss_2.0000.pt"]
+    (tmp_path / "checkpoint.best_loss_2.0000.pt").touch()
+    assert written(tmp_path, 2.5, keep_best_checkpoints=1) == []
+
+
+def test_updates_are_saved_within_epochs_at_multiples_of_the_interval(tmp_path: Path) -> None:
+    def due(updates: int, end: bool, **settings: Any) -> list[str]:
+        config = CheckpointConfig(save_dir=str(tmp_path), no_last_checkpoints=True, **settings)
+        paths = CheckpointManager(config).due(epoch=3, updates=updates, end_of_epoch=end, is_best=False)
+        return [path.name for path in paths]
+
+    assert due(4, False) == [] == due(5, False, save_interval_updates=4)
+    assert due(4, False, save_interval_updates=4) == due(4, False, save_interval_updates=1) == ["checkpoint_3_4.pt"]
+    assert due(4, True, save_interval_updates=4) == ["checkpoint3.pt"]
+    assert due(4, True, save_interval=2) == []
 
 
 def test_only_the_newest_are_kept(tmp_path):

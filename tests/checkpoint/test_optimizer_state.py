@@ -345,6 +345,13 @@ def test_each_value_is_converted_with_its_parameter_and_nothing_else():
     assert state["state"]["a"] == {"x": 1, "y": 2}
 
 
+def test_entries_beyond_the_parameters_are_left_as_they_are():
+    state = {"state": {0: {"x": 1}, 1: {"x": 2}}, "param_groups": [{"params": [0, 1]}]}
+    parameters = [nn.Parameter(torch.zeros(n)) for n in (1, 2, 3)]
+    assert convert_state(state, parameters[:1], lambda p, value: len(p))["state"] == {0: {"x": 1}, 1: {"x": 2}}
+    assert convert_state(state, parameters, lambda p, value: 5 * len(p))["state"] == {0: {"x": 5}, 1: {"x": 10}}
+
+
 def test_a_state_of_another_layout_is_not_converted():
     for state in ({"rounds": 3}, {"param_groups": None, "state": {0: {"x": 1}}}):
         found = convert_state(state, [], lambda p, value: None)
