@@ -145,7 +145,7 @@ def _read(folder: Path, stored: Mapping[str, Any], rows: tuple[int, int] | None)
     shape, dtype = torch.Size(stored["shape"]), _DTYPES[stored["dtype"]]
     chunks = [Chunk(*chunk) for chunk in stored["chunks"]]
     width = math.prod(shape[1:]) * dtype.itemsize
-    if min(shape) < 0 or sum(max(chunk.length, 0) for chunk in chunks) < shape[0] * width:
+    if min(shape) < 0 or sum(chunk.length for chunk in chunks) < shape[0] * width:
         raise ValueError("a tensor is larger than its parts")  # checked before room is made for it
     first, end = (0, shape[0]) if rows is None else rows_of(shape[0], *rows)
     result = torch.empty((end - first, *shape[1:]), dtype=dtype)

@@ -13,9 +13,6 @@ from fairseq.distributed.tensor_part import MANIFEST
 class Planner(DefaultSavePlanner):
     """Writes :class:`~fairseq.distributed.tensor_part.TensorPart` values; copies of one part are written once."""
 
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
     def lookup_object(self, index: Any) -> Any:
         return self.state_dict[index.fqn].local.detach()
 

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.planner import SavePlan
 
 from fairseq import checkpoint
-from fairseq.checkpoint import parts, parts_writer  # noqa: F401 - seconds of imports, which a test would take
+from fairseq.checkpoint import parts
 from fairseq.distributed.tensor_part import TensorPart, rows_of
 from fairseq.errors import UserError
 
@@ -299,6 +301,15 @@ def test_two_checkpoints_of_the_same_shapes_cannot_be_mixed(tmp_path: Path, grou
         parts.write(tmp_path / name, *parts.split({"args": {}, "model": {"w": whole(MATRIX)}}), group)
     os.replace(tmp_path / "one" / "plain.pt", tmp_path / "two" / "plain.pt")
     assert "manifest.json does not belong to plain.pt" in rejection(tmp_path / "two")
+
+
+def test_the_parts_of_two_processes_are_planned_as_one_tensor() -> None:
+    halves = [TensorPart(MATRIX[:3].half(), 0, MATRIX.shape), TensorPart(MATRIX[3:].half(), 3, MATRIX.shape)]
+    plans = [SavePlan(part.__create_write_items__("model/w", None)) for part in halves]
+    _, metadata = create_default_global_save_plan(plans)
+    tensor = metadata.state_dict_metadata["model/w"]
+    assert tensor.size == (5, 3) and tensor.properties.dtype == torch.float16
+    assert [(chunk.offsets, chunk.sizes) for chunk in tensor.chunks] == [((0, 0), (3, 3)), ((3, 0), (2, 3))]
 
 
 def test_an_empty_part_is_not_written() -> None:
