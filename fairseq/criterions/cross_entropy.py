@@ -11,10 +11,9 @@ from torch import Tensor
 from fairseq.config.fields import flag
 from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.criterions.subsets import subset_sums
 from fairseq.errors import UserError
-from fairseq.logging.figures import Figure
 from fairseq.modules.output_layer import OutputLayer, move_partition
-from fairseq.notes.rare_words import rare_figures, rare_parts, rare_sums
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class CrossEntropyCriterion(FairseqCriterion):
     """Summed negative log-likelihood of the targets, computed by the output layer of the model."""
 
     legacy_padding = False
-    cross_entropy = "loss"  # the sum that holds it
 
     def __init__(self, task: Any, sentence_avg: bool) -> None:
         super().__init__(task)
@@ -66,18 +64,14 @@ class CrossEntropyCriterion(FairseqCriterion):
             target = model.get_targets(sample, net_output).reshape(-1)
             loss = F.nll_loss(lprobs.flatten(0, -2), target, ignore_index=self.padding_idx, reduction="sum")
         sample_size = sample["nsentences"] if self.sentence_avg else sample["ntokens"]
-        sums = {**logging_output(loss, sample, sample_size), **self._rare_sums(layer, hidden, sample)}
+        sums = {**logging_output(loss, sample, sample_size), **self._subset_sums(layer, hidden, sample)}
         return loss, sample_size, sums
 
-    def figures(self) -> dict[str, Figure]:
-        """Figures of language models; in validation with notes also the cross entropy of rare words."""
-        return {**super().figures(), **rare_figures(self.cross_entropy, "ntokens")}
-
-    def _rare_sums(self, layer: Any, hidden: Tensor, sample: Sample) -> dict[str, Any]:
-        """In validation with notes, the sums of rare words for hidden states [B, T, C]."""
-        if "rare" not in sample or not isinstance(layer, OutputLayer) or self.training:
+    def _subset_sums(self, layer: Any, hidden: Tensor, sample: Sample) -> dict[str, Any]:
+        """In validation, the cross entropy of each subset of tokens, for hidden states [B, T, C]."""
+        if self.training or not isinstance(layer, OutputLayer):
             return {}
-        return rare_sums(layer, hidden.flatten(0, -2), rare_parts(layer, sample, self.padding_idx))
+        return subset_sums(layer, hidden.flatten(0, -2), sample, self.padding_idx)
 
     def _partition(self, layer: OutputLayer, sample: Sample) -> Any:
         return layer.partition(sample["target"].reshape(-1), self.padding_idx, self.legacy_padding)

@@ -12,10 +12,10 @@ from fairseq.config.fields import flag
 from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.criterions.masked_lm import mask_prob, output_layer
+from fairseq.criterions.subsets import subset_sums_of
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
 from fairseq.modules.output_layer import move_partition
-from fairseq.notes.rare_words import rare_figures, rare_token_sums
 
 
 @dataclass(frozen=True)
@@ -72,15 +72,12 @@ class ElectraCriterion(FairseqCriterion):
             "replaced": replaced.sum(),
             "correct": (logits.detach().gt(0).eq(extra["replaced"]) & real).sum(),
         }
-        if "rare" in sample and not self.training:
-            sums |= rare_token_sums(each, real, sample["rare"])
+        if not self.training:
+            sums |= subset_sums_of(each, real, sample)
         return loss, sample["ntokens"], sums
 
     def figures(self) -> dict[str, Figure]:
-        """Total loss; loss of the generator in bits a chosen token, of the discriminator in bits a token; its accuracy.
-
-        In validation with notes also the discriminator's losses on rare words.
-        """
+        """Total loss; the generator's in bits a chosen token, the discriminator's in bits a token; its accuracy."""
         to_bits = 1 / math.log(2)
         return {
             "loss": ratio("loss", SIZE, to_bits),
@@ -89,5 +86,4 @@ class ElectraCriterion(FairseqCriterion):
             "discriminator_loss": ratio("discriminator_loss", "ntokens", to_bits),
             "discriminator_accuracy": ratio("correct", "ntokens"),
             "replaced": ratio("replaced", "ntokens"),
-            **rare_figures("discriminator_loss", "ntokens"),
         }

@@ -29,8 +29,6 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
     ``nll_loss`` is the plain cross entropy.
     """
 
-    cross_entropy = "nll_loss"
-
     def __init__(self, task: Any, sentence_avg: bool, label_smoothing: float) -> None:
         super().__init__(task, sentence_avg)
         self.eps = label_smoothing
@@ -43,7 +41,7 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
             loss, nll = self._full(model, layer, net_output, sample)
         sample_size = sample["nsentences"] if self.sentence_avg else sample["ntokens"]
         sums = {**logging_output(loss, sample, sample_size), "nll_loss": nll.detach()}
-        return loss, sample_size, {**sums, **self._rare_sums(layer, net_output[0], sample)}
+        return loss, sample_size, {**sums, **self._subset_sums(layer, net_output[0], sample)}
 
     def _linear(self, layer: LinearOutput, hidden: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
         """Both losses without storing the logits: the sum of all logits of a row is h · Σ_v w_v."""

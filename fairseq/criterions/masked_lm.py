@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.criterions.subsets import subset_sums
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
 from fairseq.modules.output_layer import OutputLayer, move_partition
-from fairseq.notes.rare_words import rare_figures, rare_parts, rare_sums
 
 
 @register_criterion("masked_lm")
@@ -51,14 +51,13 @@ class MaskedLMCriterion(FairseqCriterion):
             chosen = int(target.ne(self.padding_idx).sum())
             loss = nll(output, target, self.padding_idx)
         sums = logging_output(loss, sample, chosen)
-        if "rare" in sample and not self.training:
-            layer = output_layer(model)
-            sums |= rare_sums(layer, output, rare_parts(layer, sample, self.padding_idx))
+        if not self.training:
+            sums |= subset_sums(output_layer(model), output, sample, self.padding_idx)
         return loss, chosen, sums
 
     def figures(self) -> dict[str, Figure]:
-        """``loss`` in bits a chosen token, and ``ppl``; in validation with notes also the losses of rare words."""
-        return {"loss": ratio("loss", SIZE, 1 / math.log(2)), "ppl": perplexity("loss", SIZE), **rare_figures()}
+        """``loss`` in bits a chosen token, and ``ppl``."""
+        return {"loss": ratio("loss", SIZE, 1 / math.log(2)), "ppl": perplexity("loss", SIZE)}
 
 
 def mask_prob(criterion: str, task: Any) -> float:

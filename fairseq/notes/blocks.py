@@ -12,6 +12,15 @@ from fairseq.data.masking import MaskedBlocks
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.notes.spans import NoteSpans
 
+SUBSETS = ("rare", "near", "far")
+
+
+def subsets_of(rare: np.ndarray) -> dict[str, torch.Tensor]:
+    """The :data:`SUBSETS` of targets: *rare* ones, bool [B, T], all of rows with some, and all of other rows."""
+    mask = torch.from_numpy(rare)
+    near = mask.any(1, keepdim=True)  # (B, 1)
+    return {"rare": mask, "near": near, "far": ~near}
+
 
 class NotedBlocks:
     """Masked blocks with the positions of rare words.
@@ -52,7 +61,7 @@ class NotedBlocks:
         from a text with the word masked.
 
         Returns:
-            The sample of :class:`MaskedBlocks`; ``rare``, bool [B, T], the tokens of rare words; ``rare_words`` int64
+            The sample of :class:`MaskedBlocks`; ``subsets``, see :func:`subsets_of`; ``rare_words`` int64
             [R, 4], all whole rare words of the rows; and for the model ``spans`` int64 [S, 4], those without a chosen
             token, and ``longest_span``, their maximal number of tokens.
         """
@@ -67,7 +76,7 @@ class NotedBlocks:
         rare &= (column > 0) & (column <= plain.sizes[indices][:, None])
         return {
             **sample,
-            "rare": torch.from_numpy(rare),
+            "subsets": subsets_of(rare),
             "rare_words": torch.from_numpy(words),
             "net_input": {**sample["net_input"], "spans": torch.from_numpy(spans), "longest_span": longest},
         }
@@ -125,7 +134,7 @@ class NotedStream:
         """Blocks *indices* [B] as rows padded on the right.
 
         Returns:
-            The sample of :class:`TokenBlocks`; ``rare``, bool [B, T], the targets that belong to a rare word; and for
+            The sample of :class:`TokenBlocks`; ``subsets``, see :func:`subsets_of`; and for
             the model ``spans`` int64 [S, 4], the rare words that are complete in its input, and ``longest_span``.
         """
         sample = self.blocks.batch(indices)
@@ -136,7 +145,7 @@ class NotedStream:
         longest = int((spans[:, 2] - spans[:, 1]).max(initial=1))
         return {
             **sample,
-            "rare": torch.from_numpy(self.spans.rare_at(places[:, 1:])),
+            "subsets": subsets_of(self.spans.rare_at(places[:, 1:])),
             "net_input": {**sample["net_input"], "spans": torch.from_numpy(spans), "longest_span": longest},
         }
 

@@ -72,11 +72,6 @@ def dictionary_of(model: BaseFairseqModel) -> NoteDictionary | None:
     return notes if isinstance(notes, NoteDictionary) else None
 
 
-def with_no_rare_words(sample: Sample) -> Sample:
-    """Add an empty ``rare`` to a dummy *sample*, so that it has the same sums as others."""
-    return {**sample, "rare": torch.zeros_like(sample["target"], dtype=torch.bool)}
-
-
 @torch.no_grad()
 def gather_notes(taken: Taken, notes: NoteDictionary, world: World) -> tuple[Tensor, Tensor]:
     """The notes of all batches of an update, in the order of ranks and batches; equal on all ranks.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fairseq.config.registry import register_task
 from fairseq.config.settings import Settings
 from fairseq.criterions.fairseq_criterion import Sample
@@ -16,9 +14,9 @@ from fairseq.data.dataset import Dataset
 from fairseq.data.folders import corpus_prefixes, data_folders
 from fairseq.data.masking import MaskedBlocks
 from fairseq.models import BaseFairseqModel
-from fairseq.notes.blocks import NotedBlocks
+from fairseq.notes.blocks import SUBSETS, NotedBlocks
 from fairseq.notes.spans import reopen_spans
-from fairseq.notes.state import NoteState, dictionary_of, with_no_rare_words
+from fairseq.notes.state import NoteState, dictionary_of
 from fairseq.notes.words import NoteWords
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from fairseq.text.dictionary import Dictionary
@@ -41,6 +39,7 @@ class TNFMaskedLMTask(MaskedLMTask):
     """
 
     kinds = (*MaskedLMTask.kinds, NoteState())
+    subsets = SUBSETS
 
     def __init__(
         self, args: Settings | argparse.Namespace, dictionary: Dictionary, note_words: NoteWords | None = None
@@ -69,9 +68,6 @@ class TNFMaskedLMTask(MaskedLMTask):
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
         return sample if dictionary_of(model) is not None else _without_spans(sample)
-
-    def dummy_sample(self, device: torch.device | str) -> Sample:
-        return with_no_rare_words(super().dummy_sample(device))
 
 
 def _without_spans(sample: Sample) -> Sample:

@@ -18,6 +18,7 @@ from fairseq.config.registry import TASKS
 from fairseq.config.settings import DataConfig, Settings, chosen_part
 from fairseq.criterions import build_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
+from fairseq.criterions.subsets import subset_figures
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import data_folders
 from fairseq.data.iterator import EpochIterator
@@ -91,12 +92,14 @@ class FairseqTask:
         datasets: the datasets from ``load_dataset``, by split.
         evaluated_by: module of :mod:`fairseq_cli` that evaluates a checkpoint, which the log of training names.
         kinds: the kinds of state that a step hands to the next.
+        subsets: names of the subsets of tokens that samples mark (:mod:`fairseq.criterions.subsets`).
         carried: their values in training. Only :meth:`commit`, :meth:`restart` and :meth:`load_carried` set it.
     """
 
     config_class: type | None = None
     evaluated_by = "validate"
     kinds: tuple[CarriedState, ...] = (RowMemory(),)
+    subsets: tuple[str, ...] = ()
 
     def __init__(self, args: Settings | argparse.Namespace) -> None:
         self.settings = typed_settings(args)
@@ -141,10 +144,10 @@ class FairseqTask:
         return build_criterion(args, self)
 
     def figures(self, criterion: FairseqCriterion) -> dict[str, Figure]:
-        """The figures of log and validation, by name: the criterion's, unless a plug-in logs its own."""
+        """The figures of log and validation by name, of criterion and subsets, unless a plug-in logs its own."""
         if task_methods.overrides(self, FairseqTask, "reduce_metrics"):
             return reduced_figures(lambda sums: self.reduce_metrics(sums, criterion))
-        return criterion.figures()
+        return {**criterion.figures(), **subset_figures(self.subsets)}
 
     def reduce_metrics(self, logging_outputs: list[Any], criterion: FairseqCriterion) -> None:
         """Log figures of the sums in *logging_outputs*, a list of one; plug-ins written for fairseq override it."""
@@ -289,7 +292,9 @@ class FairseqTask:
         """
         tokens = torch.full((2, 2), self.source_dictionary.eos(), dtype=torch.long, device=device)
         target = torch.full_like(tokens, self.target_dictionary.pad())
-        return {"nsentences": 0, "ntokens": 0, "net_input": {"src_tokens": tokens}, "target": target}
+        empty = {name: torch.zeros_like(tokens, dtype=torch.bool) for name in self.subsets}
+        net_input = {"src_tokens": tokens}
+        return {"nsentences": 0, "ntokens": 0, "net_input": net_input, "target": target, "subsets": empty}
 
     def loss_graph(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> LossGraph:
         """Return the loss graph of *model* and *criterion*.

@@ -20,9 +20,9 @@ from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
-from fairseq.notes.blocks import NotedStream
+from fairseq.notes.blocks import SUBSETS, NotedStream
 from fairseq.notes.spans import reopen_spans
-from fairseq.notes.state import NoteState, with_no_rare_words
+from fairseq.notes.state import NoteState
 from fairseq.notes.words import NoteWords, note_rule
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.typed import typed_settings
@@ -68,7 +68,7 @@ class LanguageModelingTask(FairseqTask):
         if self.cfg.notes:
             if self.cfg.add_bos_token:
                 raise UserError("--notes: cannot be used with --add-bos-token; leave one of them out")
-            self.kinds = (*self.kinds, NoteState())
+            self.kinds, self.subsets = (*self.kinds, NoteState()), SUBSETS
             self.note_words = NoteWords.load(data_folders(self.settings.data_path)[0])
 
     @classmethod
@@ -132,10 +132,6 @@ class LanguageModelingTask(FairseqTask):
         if self.cfg.add_bos_token:
             raise UserError("--add-bos-token: rows of models with memory and --streams continue; leave it out")
         return batching.streams(len(dataset), self.cfg.tokens_per_sample)
-
-    def dummy_sample(self, device: torch.device | str) -> Sample:
-        sample = super().dummy_sample(device)
-        return with_no_rare_words(sample) if self.cfg.notes else sample
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
         return self._second_half(sample) if training and self.cfg.loss_positions == "half" else sample

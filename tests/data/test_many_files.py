@@ -114,7 +114,7 @@ def test_a_batch_with_notes_takes_few_reads_however_many_files(
             reads.clear()
             patch.setattr(os, "preadv", counted)
             sample = rows.batch(indices)
-        found[shards] = len(reads), sample["net_input"]["spans"].tolist(), sample["rare"].tolist()
+        found[shards] = len(reads), sample["net_input"]["spans"].tolist(), sample["subsets"]["rare"].tolist()
     assert found[1][1:] == found[100][1:] and found[1][1]
     # Tokens, word numbers (twice) and beginnings of a row are one read each, two where it lies in two files.
     assert found[1][0] <= 4 * 32

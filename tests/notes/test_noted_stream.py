@@ -48,7 +48,7 @@ def test_spans_are_the_rare_words_whole_in_the_source(data, shuffled):
                     found.append([row, place, place + end - first, number])
             first = end
     assert sample["net_input"]["spans"].tolist() == found
-    marks = sample["rare"].numpy()[(target != dictionary.pad()).numpy()]
+    marks = sample["subsets"]["rare"].numpy()[(target != dictionary.pad()).numpy()]
     assert np.array_equal(marks, rare[1:])
 
 

@@ -55,10 +55,10 @@ def test_figures_are_means_over_the_tokens_they_name(flags, data):
             lprobs = trainer.model.output_layer.log_probs(output)
             losses = -lprobs.gather(2, target.unsqueeze(2)).squeeze(2).detach()
             real = target != trainer.task.dictionary.pad()
-        for name, values in naive(losses, real, sample["rare"]).items():
+        for name, values in naive(losses, real, sample["subsets"]["rare"]).items():
             totals.setdefault(name, []).extend(values)
     torch.manual_seed(4)
-    figures = trainer.validate(batches).report(trainer.criterion.figures())
+    figures = trainer.validate(batches).report(trainer.task.figures(trainer.criterion))
     for name, values in totals.items():
         assert values
         assert figures[name] == pytest.approx(sum(values) / len(values), rel=1e-4), name
@@ -67,10 +67,10 @@ def test_figures_are_means_over_the_tokens_they_name(flags, data):
 def test_marks_are_on_the_tokens_of_rare_words(data):
     trainer = noted.trainer(data, noted.TNF_BERT, EOS)
     for sample in trainer.task.iterator("valid", trainer.model, trainer.criterion, training=False):
-        expected = torch.zeros_like(sample["rare"])
+        expected = torch.zeros_like(sample["subsets"]["rare"])
         for row, first, end, _ in sample["rare_words"].tolist():
             expected[row, first:end] = True
-        assert torch.equal(sample["rare"], expected)
+        assert torch.equal(sample["subsets"]["rare"], expected)
 
 
 def figures_of(file, data, *flags):
