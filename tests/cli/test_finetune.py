@@ -126,7 +126,7 @@ def test_a_run_is_repeated_where_what_it_read_or_wrote_has_changed(
 def test_a_model_from_scratch_has_no_initial_weights_and_flags_of_training_pass(home: Path, tmp_path: Path) -> None:
     flags = ["--from-scratch --seeds 4 --lrs 0.001 --max-epoch 1 --save-dir", tmp_path]
     args = arguments(home, *flags)
-    args.train_flags = "--dropout 0.3 --adam-betas 0.9,0.98"
+    args.train_flags = "--dropout 0.3 --adam-betas 0.9,0.98 --max-epoch 0 --max-update 3"
     report = finetune.main(args)
     assert report["from_scratch"] and report["deviation"] is None
     stored = runs.checkpoint.read(tmp_path / "lr0.001-seed4" / "checkpoint_best.pt")["args"]
@@ -163,6 +163,7 @@ def test_mistakes_are_one_line_before_anything_is_trained(home: Path, tmp_path: 
         "--seed 4": "--seed 4: give --seeds 4",
         "--seeds 1,2,1": "--seeds 1,2,1: one value twice",
         "--lrs 1e-3,0.001": "--lrs 0.001,0.001: one value twice",
+        "--train-flags=--max-epoch=0": "--train-flags --max-epoch 0: the run would never end",
         "--train-flags '": "--train-flags ': no closing quotation",
         f"--path {tmp_path / 'text'}": "text",
         f"--path {tmp_path / 'missing'}": "missing",
