@@ -72,12 +72,12 @@ def main(args: argparse.Namespace) -> None:
     if out.exists() and (not out.is_dir() or os.listdir(out)):
         raise UserError(f"--out {out}: is a file or not empty; give a new folder")
     path = find_checkpoint(args.source)
-    if path.exists() and checkpoint.load(path)["args"].get("task") == "sentence_prediction":
+    state = checkpoint.load(path)
+    if state["args"].get("task") == "sentence_prediction":
         _check_encoder_flags(args, discriminates=True)
         _export_classifier(SentenceClassifier.from_pretrained(path, args.data), args.source, out)
         return
     model, task = hub.load_model(args.source, args.data)
-    state = checkpoint.load(path)
     if model.predicts_next_token:
         if args.half == "generator":
             raise UserError(f"--half generator: {args.source} is not an ELECTRA model; leave the flag out")
