@@ -221,7 +221,8 @@ class LanguageModel:
             prompt: beginning of the text; empty: generate from the start of a text.
             max_tokens: most tokens to generate.
             temperature, top_k, top_p: see :func:`fairseq.inference.sampling.sample`.
-            seed: the same seed gives the same text, whatever the other prompts; None: another text each time.
+            seed: the same seed gives the same text, whatever the other prompts, up to rounding of the probabilities;
+                None: another text each time.
             batch_size: most texts generated at once.
 
         Raises:

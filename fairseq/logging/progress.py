@@ -20,7 +20,7 @@ from fairseq.system.terminal import LOG_DATES
 Stats = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 Eta = Callable[[Mapping[str, Any]], float | None]
 PLACE = ("epoch", "update")  # metrics that lines of text replace by the number of the epoch
-# Metrics left out on a terminal, where a line has 80 columns; docs/log.md says which format shows them.
+# Metrics left out on a terminal, where a line has 80 columns; --metrics-file and the other formats have them.
 LEFT_OUT = {*PLACE, "stage", "tokens_per_sample", "wps", "ups", "wpb", "bsz", "num_updates", "gnorm"}
 LEFT_OUT |= {"clip", "train_wall", "wall"}
 
