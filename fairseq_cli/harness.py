@@ -14,7 +14,7 @@ from fairseq.config.fields import flag
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.evaluation.report import write_results
-from fairseq.interop.harness.requests import harness_model, require_harness, task_data
+from fairseq.interop.harness import harness_model, require_harness, task_data
 from fairseq.system.files import prepare_folder
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr

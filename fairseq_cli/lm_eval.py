@@ -6,7 +6,7 @@ import sys
 
 from fairseq.config import options
 from fairseq.config.parser import version
-from fairseq.interop.harness.requests import harness_model, task_data
+from fairseq.interop.harness import harness_model, task_data
 
 
 def main() -> None:

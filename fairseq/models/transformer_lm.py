@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.errors import UserError
-from fairseq.models import transformer_parts as parts
 from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
 from fairseq.models.pruning import check_layers, keep_layers
-from fairseq.modules.adaptive_input import check_cutoffs
+from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
+from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.dropout import dropout
 from fairseq.modules.encoder import Infuse
 from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.memory import KeyValueCache, Memory, extend_memory
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
 from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, position_embedding, sinusoids
-from fairseq.modules.transformer_layer import ACTIVATIONS
+from fairseq.modules.transformer_layer import ACTIVATIONS, TransformerLayer
 from fairseq.modules.visibility import CAUSAL
 from fairseq.notes.settings import CausalNoteConfig, give_notes
 
@@ -175,21 +175,21 @@ class TransformerDecoder(nn.Module):
         self.first_position = padding_idx + 1
         self.register_buffer("version", torch.tensor([3.0]))
 
-        self.embed_tokens = embed_tokens or parts.embeddings(
+        self.embed_tokens = embed_tokens or _embeddings(
             cfg, vocabulary, padding_idx if padding_idx >= 0 else None, input_dim
         )
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         widen = input_dim != dim and not cfg.adaptive_input
-        self.project_in_dim = parts.projection(input_dim, dim) if widen else None
+        self.project_in_dim = _projection(input_dim, dim) if widen else None
         self.embed_positions: SinusoidalPositions | LearnedPositions | None = None
         if not cfg.no_token_positional_embeddings:
             self.embed_positions = position_embedding(self.max_positions(), dim, padding_idx, cfg.decoder_learned_pos)
         self.layernorm_embedding = layer_norm(dim, apex) if cfg.layernorm_embedding else None
-        self.layers = nn.ModuleList(parts.layer(cfg, self.infused, apex) for _ in range(cfg.layer_count))
+        self.layers = nn.ModuleList(_layer(cfg, self.infused, apex) for _ in range(cfg.layer_count))
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
         self.layer_norm = layer_norm(dim, apex) if final_norm else None
         needs_projection = output_dim != dim and not cfg.tie_adaptive_weights
-        self.project_out_dim = parts.projection(dim, output_dim) if needs_projection else None
+        self.project_out_dim = _projection(dim, output_dim) if needs_projection else None
 
         self.adaptive_softmax: AdaptiveSoftmax | None = None
         self.output_projection: LinearOutput | None = None
@@ -363,3 +363,45 @@ class TransformerLanguageModel(FairseqLanguageModel):
         if self.cfg.decoder_layers_to_keep is not None:
             return keep_layers(state, "decoder.layers.", self.cfg.decoder_layers_to_keep, "--decoder-layers-to-keep")
         return state
+
+
+def _embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int | None, dim: int) -> nn.Module:
+    """The input embeddings, adaptive or plain, *dim* wide."""
+    if cfg.adaptive_input:
+        return AdaptiveInput(
+            vocabulary,
+            padding_idx,
+            dim,
+            cfg.adaptive_input_factor,
+            cfg.decoder_embed_dim,
+            cfg.adaptive_input_cutoff or [],
+        )
+    embedding = nn.Embedding(vocabulary, dim, padding_idx)
+    nn.init.normal_(embedding.weight, std=dim**-0.5)
+    if padding_idx is not None:
+        nn.init.zeros_(embedding.weight[padding_idx])
+    return embedding
+
+
+def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerLayer:
+    """A layer with its attention."""
+    attention = (PositionInfusedAttention if infused else SelfAttention)(
+        cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.attention_dropout
+    )
+    return TransformerLayer(
+        attention,
+        cfg.decoder_embed_dim,
+        cfg.decoder_ffn_embed_dim,
+        dropout=cfg.dropout,
+        activation_dropout=cfg.activation_dropout,
+        activation_fn=cfg.activation_fn,
+        normalize_before=cfg.decoder_normalize_before,
+        apex=apex,
+    )
+
+
+def _projection(inputs: int, outputs: int) -> nn.Linear:
+    """A linear map between widths."""
+    linear = nn.Linear(inputs, outputs, bias=False)
+    nn.init.xavier_uniform_(linear.weight)
+    return linear

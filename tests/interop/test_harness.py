@@ -22,7 +22,8 @@ from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.inference import sample
 from fairseq.inference.engine import Reader
-from fairseq.interop.harness.requests import Requests, harness_model
+from fairseq.interop.harness import harness_model
+from fairseq.interop.harness.requests import Requests
 from fairseq.models.loading import stored_parameters
 from fairseq_cli import eval_lm, harness, lm_eval
 from fairseq_cli.eval_lm import get_eval_lm_parser

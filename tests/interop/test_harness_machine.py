@@ -14,7 +14,7 @@ import runs
 import torch
 
 from fairseq.errors import UserError
-from fairseq.interop.harness.requests import harness_model, task_data
+from fairseq.interop.harness import harness_model, task_data
 from fairseq_cli import lm_eval
 
 MODULE = "fairseq.interop.harness.model"

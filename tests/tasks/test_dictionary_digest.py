@@ -67,7 +67,7 @@ def run(command: Any, parser: Any, *words: object) -> Any:
 
 def harness(path: Path, data: Path) -> None:
     pytest.importorskip("lm_eval")
-    from fairseq.interop.harness.requests import harness_model
+    from fairseq.interop.harness import harness_model
 
     harness_model()(str(path), str(data))
 

@@ -1,15 +1,13 @@
 """Adapter for EleutherAI's lm-evaluation-harness: its three kinds of requests, answered by a language model.
 
-:class:`Requests` does not need the harness; :func:`harness_model` gives its model class (``harness_lm.py``).
+It does without the harness; :mod:`fairseq.interop.harness.model` is the model class for it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +30,6 @@ LINE_FEED = "Ċ"  # in byte-level vocabularies
 TOGETHER = 512  # hidden states projected to the vocabulary at once
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 KNOWN = {"until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS}
-PACKAGES = ("datasets", "huggingface_hub", "httpx", "requests", "aiohttp", "urllib3")  # that load data of tasks
-EXTRA = "pip install 'fairseq-short[eval]'"
 
 
 @dataclass(frozen=True)
@@ -224,45 +220,3 @@ def _is_open(model: LanguageModel) -> bool:
     """Return whether the model's vocabulary has symbols for any text."""
     subwords = model.tokenizer.subwords if model.tokenizer is not None else None
     return isinstance(subwords, GPT2) or (isinstance(subwords, HuggingFace) and subwords.byte_level)
-
-
-def require_harness() -> None:
-    """Raise UserError unless the harness is installed."""
-    if importlib.util.find_spec("lm_eval") is None:
-        raise UserError(f"needs lm-eval, which is not installed; {EXTRA}")
-
-
-@contextlib.contextmanager
-def task_data() -> Iterator[None]:
-    """Turn a failure to load or download the data of tasks into a UserError: their libraries raise many kinds.
-
-    Raises:
-        UserError: the data cannot be loaded.
-    """
-    try:
-        yield
-    except Exception as error:
-        unreachable = isinstance(error, ConnectionError | FileNotFoundError | TimeoutError)
-        if isinstance(error, BrokenPipeError) or not (unreachable or _package(type(error)) in PACKAGES):
-            raise
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(
-            f"--tasks: their data cannot be loaded ({reason}); connect to the network once, or give tasks of local "
-            "files with --include-path"
-        ) from error
-
-
-def _package(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
-
-
-def harness_model() -> Any:
-    """Return the model class of the harness, which is registered there as ``fairseq``.
-
-    Raises:
-        UserError: the harness is not installed.
-    """
-    require_harness()
-    from fairseq.interop.harness.model import FairseqLM
-
-    return FairseqLM

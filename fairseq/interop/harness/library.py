@@ -1,0 +1,55 @@
+"""lm-evaluation-harness as a library: whether it is installed, its failures to load data, its class for our models."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+from fairseq.errors import UserError
+
+PACKAGES = ("datasets", "huggingface_hub", "httpx", "requests", "aiohttp", "urllib3")  # that load data of tasks
+EXTRA = "pip install 'fairseq-short[eval]'"
+
+
+def require_harness() -> None:
+    """Raise UserError unless the harness is installed."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UserError(f"needs lm-eval, which is not installed; {EXTRA}")
+
+
+@contextlib.contextmanager
+def task_data() -> Iterator[None]:
+    """Turn a failure to load or download the data of tasks into a UserError: their libraries raise many kinds.
+
+    Raises:
+        UserError: the data cannot be loaded.
+    """
+    try:
+        yield
+    except Exception as error:
+        unreachable = isinstance(error, ConnectionError | FileNotFoundError | TimeoutError)
+        if isinstance(error, BrokenPipeError) or not (unreachable or _package(type(error)) in PACKAGES):
+            raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(
+            f"--tasks: their data cannot be loaded ({reason}); connect to the network once, or give tasks of local "
+            "files with --include-path"
+        ) from error
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def harness_model() -> Any:
+    """Return the model class of the harness, which is registered there as ``fairseq``.
+
+    Raises:
+        UserError: the harness is not installed.
+    """
+    require_harness()
+    from fairseq.interop.harness.model import FairseqLM
+
+    return FairseqLM

@@ -1,0 +1,80 @@
+"""The layout of the package: rooms, sizes, and imports without circles; see docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+import runs
+
+import fairseq
+
+ROOT = Path(fairseq.__file__).parents[1]
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for folder in ("fairseq", "fairseq_cli")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+
+
+def imports(module: str) -> set[str]:
+    """The modules of the project that *module* names in an import, anywhere in its file."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in FILES else node.module for name in names}
+    return (found & FILES.keys()) - {module}
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """The groups of nodes that reach one another."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        todo, seen = [start], set()
+        while todo:
+            for node in graph.get(todo.pop(), ()):
+                if node not in seen:
+                    seen.add(node)
+                    todo.append(node)
+        reached[start] = seen
+    return sorted({tuple(sorted(b for b in reached[a] if a in reached.get(b, ()))) for a in graph if a in reached[a]})
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": ["b"], "b": ["c"], "c": ["b"], "d": ["a"]}) == [("b", "c")]
+
+
+def test_no_file_imports_one_that_imports_it() -> None:
+    graph = {module: imports(module) for module in FILES}
+    assert sum(map(len, graph.values())) > 1000
+    assert circles(graph) == []
+
+
+def test_only_the_python_interface_and_the_errors_stand_outside_rooms() -> None:
+    assert {path.name for path in (ROOT / "fairseq").glob("*.py")} == {"__init__.py", "errors.py", "hub.py"}
+    rooms = {path.parent for path in FILES.values()}
+    assert len(rooms) <= 30, sorted(map(str, rooms))
+
+
+def test_no_file_is_longer_than_450_lines() -> None:
+    lengths = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in FILES.items()}
+    assert {module: length for module, length in lengths.items() if length > 450} == {}
+
+
+@pytest.mark.parametrize("module", ["fairseq.modules.attention", "fairseq.modules.adaptive_softmax"])
+def test_modules_load_nothing_of_the_project_but_errors(module: str) -> None:
+    code = f"import sys, {module}; print(*(name for name in sys.modules if name.startswith('fairseq.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=runs.environment())
+    foreign = [name for name in done.stdout.split() if not name.startswith(("fairseq.modules", "fairseq.errors"))]
+    # what `import fairseq` itself loads: the names that plug-ins import, and the version
+    assert set(foreign) <= {
+        *("fairseq.interop", "fairseq.interop.fairseq", "fairseq.interop.fairseq.names"),
+        *("fairseq.system", "fairseq.system.plugins", "fairseq.system.version"),
+    }, done.stderr
