@@ -7,11 +7,11 @@ import random
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import runs
+import warm
 
 from fairseq.config import options
 from fairseq_cli.eval_lm import get_eval_lm_parser
@@ -70,7 +70,7 @@ def run(script: str, *arguments: str, **variables: object) -> subprocess.Complet
         *("GEN_SUBSET", "WIKITEXT_URL"),
     )
     environment = {name: value for name, value in os.environ.items() if name not in names}
-    environment |= {"PYTHON": sys.executable, **{name: str(value) for name, value in variables.items()}}
+    environment |= {name: str(value) for name, value in variables.items()}
     command = ["bash", str(RECIPES / script), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT)
 
@@ -212,11 +212,8 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split, lines in (("train", 1000), ("valid", 40), ("test", 40)):
         text = "".join(" ".join(generator.choices(words, weights, k=12)) + "\n" for _ in range(lines))
         (folder / f"{split}.txt").write_text(text)
-    command = [sys.executable, str(ROOT / "preprocess.py"), "--only-source", "--destdir", str(folder / "data-bin")]
-    command += [
-        word for split in ("train", "valid", "test") for word in (f"--{split}pref", str(folder / f"{split}.txt"))
-    ]
-    subprocess.run(command, check=True, capture_output=True)
+    words = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", str(folder / f"{split}.txt"))]
+    assert warm.command("preprocess.py", "--only-source --destdir", folder / "data-bin", words).returncode == 0
     return folder / "data-bin"
 
 
@@ -257,8 +254,8 @@ def test_wikitext_103_is_not_downloaded_twice(tmp_path: Path) -> None:
     assert "there already" in result.stdout
 
 
-def test_the_demo_runs_end_to_end_when_small(tmp_path: Path) -> None:
-    demo = [sys.executable, "-m", "fairseq_cli.demo", "--output", str(tmp_path / "demo")]
+def test_the_demo_runs_end_to_end_when_small(tmp_path: Path, python: Path) -> None:
+    demo = [str(python), "-m", "fairseq_cli.demo", "--output", str(tmp_path / "demo")]
     small = ["--max-words", "15000", "--updates", "4", "8", "--cutoffs", "100,300"]
     result = subprocess.run([*demo, *small], cwd=ROOT, capture_output=True, text=True, timeout=runs.TIMEOUT)
     assert result.returncode == 0, result.stdout + result.stderr

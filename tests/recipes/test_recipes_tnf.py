@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ VARIABLES = (
 
 def run(script: str, *arguments: str, **variables: object) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    environment |= {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    environment |= {"OMP_NUM_THREADS": "1"}
     environment |= {name: str(value) for name, value in variables.items()}
     command = ["bash", str(RECIPES / script), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT)

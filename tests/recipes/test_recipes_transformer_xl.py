@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tarfile
 import zipfile
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import runs
+import warm
 
 from fairseq.config import options
 from fairseq_cli.eval_lm import get_eval_lm_parser
@@ -25,7 +25,7 @@ from fairseq_cli.train import get_training_parser
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "transformer_xl"
 VARIABLES = (
-    "DATA", "SAVE_DIR", "EXTRA", "DRY_RUN", "SMALL", "UPDATE_FREQ", "GPUS", "PRECISION", "GEN_SUBSET", "PYTHON",
+    "DATA", "SAVE_DIR", "EXTRA", "DRY_RUN", "SMALL", "UPDATE_FREQ", "GPUS", "PRECISION", "GEN_SUBSET",
     "SYSTEM", "ENWIK8_URL", "TEXT8_URL", "LM1B_URL", "PTB_URL",
 )  # fmt: skip
 NOWHERE = "http://127.0.0.1:9"
@@ -74,7 +74,7 @@ PREPARED = ("enwik8", "text8", "lm1b", "ptb")
 
 def run(script: str, *arguments: str | Path, **variables: object) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    environment |= {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    environment |= {"OMP_NUM_THREADS": "1"}
     environment |= {name: str(value) for name, value in variables.items()}
     command = ["bash", str(RECIPES / f"{script}.sh"), *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT)
@@ -206,8 +206,8 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for split in ("train", "valid", "test"):
             flags += [f"--{split}pref", str(folder / corpus / f"{split}.txt")]
         data[corpus] = folder / f"{corpus}-bin"
-        command = [sys.executable, str(ROOT / "preprocess.py"), "--only-source", "--destdir", str(data[corpus])]
-        subprocess.run([*command, *flags], check=True, capture_output=True)
+        done = warm.command("preprocess.py", "--only-source --destdir", data[corpus], flags)
+        assert done.returncode == 0, done.stderr
     return {**data, "wikitext-103": data["ptb"], "lm1b": data["ptb"]}
 
 
@@ -307,7 +307,7 @@ def test_an_interrupted_download_goes_on_and_becomes_symbols(corpus: str, text: 
     out.mkdir()
     (out / f"{corpus}.zip.part").write_bytes(archive.read_bytes()[:50])
     command = ["bash", f"{scripts}/prepare-{corpus}.sh", str(out)]
-    environment = {**os.environ, "PYTHON": sys.executable, f"{corpus.upper()}_URL": archive.as_uri()}
+    environment = {**os.environ, f"{corpus.upper()}_URL": archive.as_uri()}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT)
     assert result.returncode == 0, result.stdout + result.stderr
     assert sorted(path.name for path in out.iterdir()) == ["dict.txt", "test.txt", "train.txt", "valid.txt"]
@@ -329,7 +329,7 @@ def test_one_billion_words_pieces_become_three_texts(tmp_path: Path) -> None:
             file.add(tmp_path / "piece", f"{name}/{piece}")
     scripts = with_checksums(tmp_path / "copy", lm1b=archive)
     command = ["bash", f"{scripts}/prepare-lm1b.sh", str(tmp_path / "out")]
-    environment = {**os.environ, "PYTHON": sys.executable, "LM1B_URL": archive.as_uri()}
+    environment = {**os.environ, "LM1B_URL": archive.as_uri()}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT)
     assert result.returncode == 0, result.stdout + result.stderr
     texts = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
