@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from fairseq.config.settings import TrainingSettings
 from fairseq.config.settings_file import OUTPUTS, for_another_run, read_yaml
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file
+from fairseq.system.json_files import read_json
 
 SETTINGS_FILE = "settings.yaml"
+EARLIER = "earlier_outputs.json"  # those that the run had before it was resumed with others
 EVENTS = "events.out.tfevents.*"  # TensorBoard's names
 
 
@@ -31,16 +34,13 @@ def describe(settings: TrainingSettings) -> str:
 
 
 def check_outputs(settings: TrainingSettings) -> None:
-    """Check that a metrics file and TensorBoard logs that exist are this run's: its ``settings.yaml`` names them.
+    """Check that a metrics file and TensorBoard logs that exist are this run's, now or before it was last resumed.
 
     Raises:
         UserError: they are those of another run, which this one would cut or hide.
     """
     save_dir = settings.checkpoint.save_dir
-    try:
-        former = for_another_run(read_yaml(Path(save_dir) / SETTINGS_FILE), save_dir)
-    except UserError:  # there is none
-        former = {}
+    former = [for_another_run(outputs, save_dir) for outputs in _outputs(Path(save_dir))]
     metrics, board = settings.common.metrics_file, settings.common.tensorboard_logdir
     tags = ("train_inner", "train", *settings.data.valid_subset.split(","))
     used = {
@@ -49,10 +49,25 @@ def check_outputs(settings: TrainingSettings) -> None:
     }
     for name in [name for name, is_used in used.items() if is_used]:
         path = getattr(settings.common, name)
-        if os.path.abspath(path) != os.path.abspath(str(former.get(name) or os.devnull)):
+        if os.path.abspath(path) not in {os.path.abspath(str(outputs.get(name) or os.devnull)) for outputs in former}:
             raise UserError(
                 f"{flag_name(name)} {path}: exists, and is not of the run in {save_dir}; choose another name"
             )
+
+
+def _outputs(save_dir: Path) -> list[dict[str, Any]]:
+    """What the run in *save_dir* has written beside its checkpoints, with the name of its folder; the last first."""
+    try:
+        last = [read_yaml(save_dir / SETTINGS_FILE)]
+    except UserError:  # there is none
+        last = []
+    earlier: Any = []
+    if (save_dir / EARLIER).exists():
+        earlier = read_json(save_dir / EARLIER, "remove it", largest=1 << 20)
+    if not isinstance(earlier, list) or not all(isinstance(outputs, dict) for outputs in earlier):
+        raise UserError(f"{save_dir / EARLIER}: not a list of outputs; remove it")
+    names = ("save_dir", *OUTPUTS)
+    return [{name: outputs[name] for name in names if outputs.get(name)} for outputs in (*last, *earlier)]
 
 
 def write_settings(settings: TrainingSettings, path: Path) -> None:
@@ -61,6 +76,10 @@ def write_settings(settings: TrainingSettings, path: Path) -> None:
 
     values = effective(settings)
     values |= {name: os.path.abspath(values[name]) for name in ("save_dir", *OUTPUTS) if values.get(name)}
+    former = _outputs(path.parent)
+    if former and former[0] not in [{name: values[name] for name in former[0] if name in values}, *former[1:]]:
+        with atomic_file(path.parent / EARLIER) as file:
+            file.write((json.dumps(former, indent=1) + "\n").encode())
     with atomic_file(path) as file:
         text = yaml.safe_dump(values, sort_keys=True, allow_unicode=True)
         file.write(f"# Settings of a run on {settings.data_path}; use: --config {path.name}\n{text}".encode())

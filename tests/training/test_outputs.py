@@ -86,6 +86,15 @@ def test_a_file_that_is_no_metrics_file_stays_as_it_is(tmp_path):
     assert file.read_text() == '{"step": 0}\n'
 
 
+def test_a_run_may_go_back_to_an_earlier_file(tmp_path):
+    for updates, name in enumerate(("a", "b", "", "b", "a"), 1):
+        more = ["--metrics-file", tmp_path / name] if name else []
+        runs.train(tmp_path / "run", QUICK, f"--max-update {updates}", *more)
+    assert (steps(tmp_path / "a"), steps(tmp_path / "b")) == ([1, 5], [2, 4])
+    with pytest.raises(UserError, match="--metrics-file .*: exists, and is not of the run in"):
+        runs.train(tmp_path / "other", QUICK, "--max-update 1 --metrics-file", tmp_path / "a")
+
+
 def test_a_run_that_starts_again_replaces_its_own_figures(tmp_path):
     flags = [QUICK, "--metrics-file", tmp_path / "m.jsonl", "--max-update 2"]
     runs.train(tmp_path / "a", flags)
