@@ -6,7 +6,8 @@ They stand below the packages of the parts, so that a part imports its registry 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -24,12 +25,15 @@ class Registry(Generic[T]):
     Args:
         kind: what a part is called in messages, e.g. ``"criterion"``.
         flag: the flag that chooses one, e.g. ``"--criterion"``.
+        homes: modules of this package that register its parts, imported at the first lookup: whoever looks a part up
+            need not know where it is defined.
     """
 
-    def __init__(self, kind: str, flag: str) -> None:
+    def __init__(self, kind: str, flag: str, homes: Sequence[str] = ()) -> None:
         self.kind = kind
         self.flag = flag
         self.base: type = object
+        self._homes = homes
         self._parts: dict[str, T] = {}
 
     def extend(self, base: C) -> C:
@@ -51,6 +55,8 @@ class Registry(Generic[T]):
             if config_class is not None:  # a plug-in's for fairseq says how it is read here
                 translate = getattr(config_class, "as_config", lambda: config_class)
                 part.config_class = translate()  # type: ignore[attr-defined]
+            if is_plugin(part):
+                self.parts()  # whose names are taken
             known = self._parts.get(name)
             if known is not None and not _same_source(known, part):
                 raise ValueError(f"{self.kind} {name!r} is registered already, by {known!r}")
@@ -63,6 +69,13 @@ class Registry(Generic[T]):
         """Let *part* be the one called *name*, whatever was."""
         self._parts[name] = part
 
+    def parts(self) -> Mapping[str, T]:
+        """All parts by name, after the import of their homes."""
+        homes, self._homes = self._homes, ()
+        for home in homes:
+            importlib.import_module(home)
+        return self._parts
+
     def __getitem__(self, name: str) -> T:
         """The part called *name*.
 
@@ -70,15 +83,15 @@ class Registry(Generic[T]):
             UserError: no part has that name; the message names the nearest ones.
         """
         try:
-            return self._parts[name]
+            return self.parts()[name]
         except KeyError:
             raise UserError(f"{self.flag} {name}: no such {self.kind}; {nearest(name, self._parts)}") from None
 
     def __contains__(self, name: str) -> bool:
-        return name in self._parts
+        return name in self.parts()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._parts))
+        return iter(sorted(self.parts()))
 
 
 def is_plugin(part: Any) -> bool:
@@ -101,12 +114,13 @@ class Architecture:
     fill: Fill
 
 
-MODELS: Registry[Any] = Registry("model", "--arch")
-ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch")
-TASKS: Registry[Any] = Registry("task", "--task")
-CRITERIONS: Registry[Any] = Registry("criterion", "--criterion")
-OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer")
-LR_SCHEDULERS: Registry[Any] = Registry("learning-rate schedule", "--lr-scheduler")
+_MODELS = ("fairseq.models", "fairseq.notes.architectures")
+MODELS: Registry[Any] = Registry("model", "--arch", _MODELS)
+ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch", _MODELS)
+TASKS: Registry[Any] = Registry("task", "--task", ("fairseq.tasks", "fairseq.notes.tnf_masked_lm"))
+CRITERIONS: Registry[Any] = Registry("criterion", "--criterion", ("fairseq.criterions",))
+OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer", ("fairseq.optim",))
+LR_SCHEDULERS: Registry[Any] = Registry("learning-rate schedule", "--lr-scheduler", ("fairseq.optim.lr_scheduler",))
 TOKENIZERS: Registry[Any] = Registry("word tokenizer", "--tokenizer")
 BPES: Registry[Any] = Registry("subword encoding", "--bpe")
 
@@ -132,7 +146,8 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
     """Decorator for a function that sets on a ``Namespace`` the defaults of an architecture."""
 
     def keep(fill: Fill) -> Fill:
-        known = ARCHITECTURES[arch_name].fill if arch_name in ARCHITECTURES else None
+        registered = (ARCHITECTURES.parts() if is_plugin(fill) else ARCHITECTURES._parts).get(arch_name)
+        known = registered.fill if registered is not None else None
         if known is _defaults_of_the_dataclass:
             ARCHITECTURES.replace(arch_name, Architecture(model_name, fill))
         elif known is None or (known.__module__, known.__qualname__) != (fill.__module__, fill.__qualname__):

@@ -7,7 +7,6 @@ function that fills in what the user left open in a ``Namespace``.
 from fairseq.config.registry import ARCHITECTURES, MODELS, Architecture, register_model, register_model_architecture
 from fairseq.models import architectures, bert, electra, lstm_lm, transformer_lm, transformer_xl
 from fairseq.models.base import BaseFairseqModel, FairseqDecoder, FairseqLanguageModel, ModelConfig, build_model
-from fairseq.notes import tnf
 
 __all__ = [
     "ARCHITECTURES",
@@ -24,7 +23,6 @@ __all__ = [
     "lstm_lm",
     "register_model",
     "register_model_architecture",
-    "tnf",
     "transformer_lm",
     "transformer_xl",
 ]

@@ -20,6 +20,7 @@ from fairseq.models.electra import ElectraConfig, ElectraModel
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.notes.dictionary import NoteDictionary, generator_apart
 from fairseq.notes.settings import EncoderNoteConfig, dictionary_settings, notes_of, without_notes, words_of
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
 PREFIX = "tnf_"
 """Prefix of architectures and tasks with notes; the rest is the name without notes."""
@@ -172,7 +173,7 @@ class TNFBert(NotedModel):
 
     @classmethod
     def build_model(cls, args: TNFBertConfig | argparse.Namespace, task: Any) -> NotedModel:
-        return with_notes(cls, cls.encoder_class.build_model(args, task), args, task)
+        return with_notes(cls, args, task)
 
 
 @register_model("tnf_electra", dataclass=TNFElectraConfig)
@@ -192,24 +193,25 @@ class TNFElectra(NotedModel):
     @classmethod
     def build_model(cls, args: TNFElectraConfig | argparse.Namespace, task: Any) -> NotedModel:
         generator_only = typed(TNFElectraConfig, args).note_readers == "generator"
-        return with_notes(
-            cls, cls.encoder_class.build_model(args, task), args, task, {"infuse_generator_only": generator_only}
-        )
+        return with_notes(cls, args, task, {"infuse_generator_only": generator_only})
 
 
 def with_notes(
     cls: type[NotedModel],
-    encoder: Any,
     args: EncoderNoteConfig | argparse.Namespace,
     task: Any,
     readers: Mapping[str, Any] = MappingProxyType({}),
 ) -> NotedModel:
-    """Return *encoder* with a note for each rare word of *task*, read by the networks that *readers* say.
+    """Return an encoder with a note for each rare word of *task*, read by the networks that *readers* say.
 
     Raises:
         UserError: the task has no rare words.
     """
-    words = words_of(task, f"--arch {task.settings.chosen.arch}")
+    arch = task.settings.chosen.arch
+    if isinstance(task, SentencePredictionTask):
+        raise UserError(f"--arch {arch}: fine-tuning drops notes; use --arch {arch.removeprefix(PREFIX)}")
+    words = words_of(task, f"--arch {arch}")
+    encoder = cls.encoder_class.build_model(args, task)
     cfg = typed(EncoderNoteConfig, args)
     dim = encoder.cfg.encoder_embed_dim
     notes = NoteDictionary(len(words), dim, **dictionary_settings(cfg), read_window=cfg.note_read_window)

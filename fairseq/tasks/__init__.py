@@ -1,7 +1,6 @@
 """Tasks: data, batches, model and criterion of a training objective."""
 
 from fairseq.config.registry import TASKS, register_task
-from fairseq.notes import tnf_masked_lm
 from fairseq.tasks import language_modeling, masked_lm, sentence_prediction, truncated_bptt_lm
 from fairseq.tasks.fairseq_task import FairseqTask, setup_task
 
@@ -13,6 +12,5 @@ __all__ = [
     "register_task",
     "sentence_prediction",
     "setup_task",
-    "tnf_masked_lm",
     "truncated_bptt_lm",
 ]

@@ -145,9 +145,6 @@ class SentencePredictionTask(FairseqTask):
 
     def build_model(self, args: Settings | argparse.Namespace) -> BaseFairseqModel:
         """The encoder of the chosen architecture, with a classification head instead of the pre-training head."""
-        arch = typed_settings(args).chosen.arch
-        if arch.startswith("tnf_"):
-            raise UserError(f"--arch {arch}: fine-tuning drops notes; use --arch {arch.removeprefix('tnf_')}")
         cfg = self.cfg
         return SentenceModel(
             super().build_model(args),

@@ -11,7 +11,7 @@ import runs
 import torch
 
 from fairseq.models import ARCHITECTURES, MODELS
-from fairseq.models.architectures.tnf import SIZES
+from fairseq.notes.architectures import SIZES
 from fairseq.notes.dictionary import NoteDictionary
 from fairseq.notes.tnf import NotedModel
 from fairseq.tasks import setup_task

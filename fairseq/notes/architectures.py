@@ -1,4 +1,4 @@
-"""The architectures of encoders, with notes: ``tnf_`` before their names."""
+"""The architectures of encoders with notes: ``tnf_`` before their names."""
 
 from __future__ import annotations
 
