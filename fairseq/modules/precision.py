@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from fairseq.config.settings import CommonConfig
+
+class Flags(Protocol):
+    """The settings that choose a precision."""
+
+    @property
+    def fp16(self) -> bool: ...
+    @property
+    def bf16(self) -> bool: ...
+    @property
+    def memory_efficient_fp16(self) -> bool: ...
 
 
 class Precision:
@@ -17,13 +26,12 @@ class Precision:
     Matrix products run in the lower precision; reductions, softmax and loss stay in float32.
     """
 
-    def __init__(self, common: CommonConfig | None = None) -> None:
-        common = common or CommonConfig()
-        self.half_parameters = common.memory_efficient_fp16
+    def __init__(self, flags: Flags | None = None) -> None:
+        self.half_parameters = flags is not None and flags.memory_efficient_fp16
         self.dtype: torch.dtype | None = None
-        if common.fp16 and not self.half_parameters:
+        if flags is not None and flags.fp16 and not self.half_parameters:
             self.dtype = torch.float16
-        elif common.bf16:
+        elif flags is not None and flags.bf16:
             self.dtype = torch.bfloat16
 
     @property
