@@ -18,6 +18,11 @@ from fairseq.models.recipes import recommended
 from fairseq.tasks.typed import training_settings
 from fairseq.training import launch
 
+FIRST = (  # of the arguments
+    *("data", "arch", "tokens_per_sample", "max_tokens", "batch_size", "lr", "max_update", "max_epoch", "save_dir"),
+    *("bf16", "fp16", "cpu"),
+)
+
 
 def get_training_parser(default_task: str = "language_modeling") -> Parser:
     """The flags of ``fairseq-train``; those of the chosen parts join when a command line is parsed."""
@@ -29,6 +34,7 @@ def get_training_parser(default_task: str = "language_modeling") -> Parser:
             "fairseq-train data-bin --arch transformer_lm_demo --max-tokens 4096 --max-update 1000",
             "fairseq-train data-bin --arch transformer_xl_enwik8_base --optimizer adam --lr 0.00025 --batch-size 22",
         ],
+        first=FIRST,
         hidden=("gen_subset", "dataset_impl"),
         takes_unused=True,
         recommend=recommended,

@@ -90,7 +90,8 @@ class Parser(argparse.ArgumentParser):
         choices: names of the flags that choose parts (see :data:`CHOICES`).
         optional: dataclasses, and which of their fields, whose flags are accepted but whose defaults are not filled in:
             a checkpoint's setting is the default.
-        examples: command lines that ``--help`` ends with.
+        examples: command lines that ``--help`` begins with.
+        first: names of the arguments that ``--help`` shows before all others.
         hidden: fields whose flags are accepted for fairseq's sake, and not shown because the command does not read
             them.
         settings_file: whether ``--config`` names a YAML file with settings.
@@ -111,6 +112,7 @@ class Parser(argparse.ArgumentParser):
         optional: Sequence[tuple[type, Sequence[str]]] = (),
         *,
         examples: Sequence[str] = (),
+        first: Sequence[str] = (),
         hidden: Collection[str] = (),
         settings_file: bool = True,
         takes_unused: bool = False,
@@ -124,6 +126,7 @@ class Parser(argparse.ArgumentParser):
             formatter_class=Formatter,
         )
         self.configs = list(configs)
+        self.first = list(first)
         self.choices = list(choices)
         self.settings_file = settings_file
         self.takes_unused = takes_unused
@@ -163,15 +166,28 @@ class Parser(argparse.ArgumentParser):
                 action.help = f"{text} (default: {fields.shown(values[action.dest])})"
 
     def format_help(self) -> str:
-        """The help text; each choice lists its values, those of plug-ins too."""
+        """The help text: usage, examples, the flags one needs first, all others, the names of parts."""
+        for action in self._actions:
+            if action.dest in self.choices:
+                choice = CHOICES[action.dest]
+                default = self.recommended.get(choice.name, choice.default)
+                action.help = f"{choice.help}, listed at the end (default: {default})".replace("%", "%%")
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        formatter.add_text(self.epilog)
+        by_name = {action.dest: action for action in self._actions}
+        first = [by_name[name] for name in self.first if name in by_name]
+        groups = [(group.title, group._group_actions) for group in self._action_groups]
+        for title, actions in [("what one needs first", first), *groups]:
+            formatter.start_section(title)
+            formatter.add_arguments([action for action in actions if actions is first or action not in first])
+            formatter.end_section()
         for name in self.choices:
-            choice = CHOICES[name]
-            for action in self._actions:
-                if action.dest == name:
-                    values = ", ".join(choice.parts)
-                    default = self.recommended.get(name, choice.default)
-                    action.help = f"{choice.help} (default: {default}): {values}".replace("%", "%%")
-        return super().format_help()
+            formatter.start_section(CHOICES[name].flag)
+            formatter.add_text(", ".join(CHOICES[name].parts))
+            formatter.end_section()
+        return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
         """Raise a :class:`UserError`; an unknown flag gets the nearest one, or the part that it belongs to."""

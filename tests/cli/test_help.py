@@ -38,7 +38,7 @@ def test_help_has_one_line_of_usage_two_examples_and_no_default_twice(
     text = shown(PARSERS[name], capsys=capsys)
     usage, rest = text.split("\n", 1)
     assert usage.startswith("usage: ") and usage.endswith("[flags]") and rest.startswith("\n")
-    examples = text.split("examples:\n")[1].strip().splitlines()
+    examples = text.split("examples:\n")[1].split("\n\n")[0].splitlines()
     assert len(examples) == 2 and all(line.strip().startswith("fairseq-") for line in examples)
     entries = re.split(r"\n  (?=-)", text)
     assert [entry for entry in entries if entry.count("(default") > 1] == []
@@ -49,8 +49,23 @@ def test_help_has_one_line_of_usage_two_examples_and_no_default_twice(
 def test_the_examples_parse(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     import shlex
 
-    for line in shown(PARSERS[name], capsys=capsys).split("examples:\n")[1].strip().splitlines():
+    for line in shown(PARSERS[name], capsys=capsys).split("examples:\n")[1].split("\n\n")[0].splitlines():
         assert options.parse_args_and_arch(PARSERS[name](), shlex.split(line)[1:])
+
+
+def test_training_help_begins_with_what_one_needs_and_ends_with_names(train_help: Any) -> None:
+    text = train_help()
+    heads = [
+        "usage: ",
+        "\nexamples:",
+        "\nwhat one needs first:",
+        "\n  DATA ",
+        "\n  --max-tokens",
+        "\n  --fp16-init-scale",
+        "\n--arch:",
+    ]
+    places = [text.index(head) for head in heads]
+    assert places == sorted(places) and text.count("\n  --max-tokens ") == 1
 
 
 def test_choices_list_their_values(train_help: Any) -> None:

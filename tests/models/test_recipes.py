@@ -56,5 +56,6 @@ def test_help_shows_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         options.parse_args_and_arch(get_training_parser(), ["--arch", "transformer_xl_wiki103_large", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "optimizer (default: adam)" in text and "learning-rate schedule (default: cosine)" in text
+    assert "optimizer, listed at the end (default: adam)" in text
+    assert "learning-rate schedule, listed at the end (default: cosine)" in text
     assert "(default: 0.25)" in text.split("--clip-norm")[1][:80] and "Adam (adam):" in text
