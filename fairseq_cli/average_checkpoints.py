@@ -10,6 +10,7 @@ from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config import options
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
+from fairseq.models.loading import decisive_settings
 from fairseq.system.files import ARCHIVE, prepare_file
 from fairseq.tasks.dictionary_digest import stored_digest
 
@@ -55,7 +56,7 @@ def main(args: argparse.Namespace) -> None:
     if not asked:
         paths = [str(find_checkpoint(path)) for path in paths]
     prepare_file("--output", args.output, {f"--inputs {path}": path for path in paths}, ARCHIVE)
-    checkpoint.save(args.output, average(paths, stored_digest))
+    checkpoint.save(args.output, average(paths, stored_digest, decisive_settings))
     print(f"Wrote {args.output}: the mean of {', '.join(paths)}")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fairseq.checkpoint.manager import AMONG_BEST, EPOCH, UPDATE
 from fairseq.checkpoint.store import load
+from fairseq.config.fields import flag_name
 from fairseq.errors import UserError
 
 PATTERNS = {"epoch": EPOCH, "update": UPDATE, "best": AMONG_BEST}
@@ -39,7 +40,11 @@ def newest(folder: str | Path, kind: str, count: int, upper_bound: int | None = 
     return [path for _, path in sorted(fitting, reverse=kind != "best")[:count]]
 
 
-def average(paths: Sequence[str | Path], digest: Callable[[Mapping[str, Any], str | Path], Any]) -> dict[str, Any]:
+def average(
+    paths: Sequence[str | Path],
+    digest: Callable[[Mapping[str, Any], str | Path], Any],
+    decisive: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> dict[str, Any]:
     """The first checkpoint with the mean of all their parameters, and without the state of its training.
 
     Whole numbers, such as the counts of notes, are not averaged: those of the checkpoint with most updates are taken,
@@ -48,6 +53,7 @@ def average(paths: Sequence[str | Path], digest: Callable[[Mapping[str, Any], st
     Args:
         paths: the checkpoints.
         digest: that of the dictionary of a checkpoint and its file; None where it is not known.
+        decisive: those of a checkpoint's settings that its parameters depend on beside their shapes.
 
     Raises:
         UserError: a checkpoint cannot be read, or is of another model or dictionary.
@@ -68,6 +74,7 @@ def average(paths: Sequence[str | Path], digest: Callable[[Mapping[str, Any], st
         parameters = state["model"]
         if first is not state and _shapes(parameters) != _shapes(first["model"]):
             raise UserError(f"{path}: has other parameters than {paths[0]}; {OF_ONE}")
+        _check_settings(decisive(state.get("args") or {}), decisive(first.get("args") or {}), path, paths[0])
         updates = _updates(state)
         for name, value in parameters.items():
             if value.is_floating_point():
@@ -80,6 +87,18 @@ def average(paths: Sequence[str | Path], digest: Callable[[Mapping[str, Any], st
         for name, total in sums.items()
     }
     return {**first, "model": model, "optimizer_history": [], "last_optimizer_state": None, "extra_state": {}}
+
+
+def _check_settings(
+    settings: Mapping[str, Any], first: Mapping[str, Any], path: str | Path, first_path: str | Path
+) -> None:
+    """Raise UserError if a setting that both have differs."""
+    for name, value in settings.items():
+        if name in first and value != first[name]:
+            raise UserError(
+                f"{path}: was trained with {flag_name(name)} {value!s:.80}, and {first_path} with {first[name]!s:.80}; "
+                f"{OF_ONE}"
+            )
 
 
 def _updates(state: dict[str, Any]) -> int:

@@ -57,7 +57,10 @@ class BaseFairseqModel(nn.Module):
     config_class: type | None = None
     output_layer: OutputLayer | None = None
     decisive_settings: tuple[str, ...] = ()
-    """Settings that change what the model computes, but not the names and shapes of its parameters."""
+    """Settings that change what the model computes or trains, but not the names and shapes of its parameters.
+
+    What evaluation may change, such as the length of memory, is not one.
+    """
     memory_length: int = 0
     """Tokens that the model remembers from segment to segment; 0: none."""
     skips_parameters: bool = False

@@ -104,7 +104,10 @@ class BertModel(BaseFairseqModel):
         cfg: its settings.
     """
 
-    decisive_settings = ("encoder_attention_heads", "activation_fn", "head_activation_fn", "layer_norm_eps")
+    decisive_settings = (
+        *("encoder_attention_heads", "activation_fn", "head_activation_fn", "layer_norm_eps"),
+        "untie_weights_roberta",  # a checkpoint has tied parameters under each of their names
+    )
     predicts_next_token = False
 
     def __init__(self, encoder: MaskedLMEncoder, cfg: BertConfig) -> None:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq.checkpoint import describe_mismatch
 from fairseq.config import fields
-from fairseq.config.registry import is_plugin
+from fairseq.config.registry import ARCHITECTURES, MODELS, is_plugin
 from fairseq.config.settings import Settings
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
@@ -124,6 +124,18 @@ def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], settings:
                 f"{fields.flag_name(name)} {now}: {source} was trained with {getattr(before, name)}, "
                 "which its parameters depend on; keep that value"
             )
+
+
+def decisive_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of *stored*, those of a checkpoint, that its parameters depend on beside their shapes.
+
+    None are known of a plug-in that has not been imported.
+    """
+    arch = stored.get("arch")
+    if not isinstance(arch, str) or arch not in ARCHITECTURES:
+        return {}
+    names = MODELS[ARCHITECTURES[arch].model].decisive_settings
+    return {name: stored[name] for name in names if stored.get(name) is not None}
 
 
 def stored_settings(settings: Settings, model: BaseFairseqModel) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from fairseq.models.heads import ClassificationHead
 from fairseq.modules.encoder import TransformerEncoder
 
 HEADS = "classification_heads."
-ONLY_IN_PRETRAINING = ("generator_size",)
+ONLY_IN_PRETRAINING = ("generator_size", "untie_weights_roberta")
 
 
 class SentenceEncoderOnly(nn.Module):

@@ -307,7 +307,11 @@ class TransformerXLDecoder(nn.Module):
 class TransformerXL(FairseqLanguageModel):
     """A Transformer-XL; see :class:`TransformerXLDecoder`."""
 
-    decisive_settings = ("pre_lnorm", "n_head", "position_encoding", "note_lambda", "note_form")
+    decisive_settings = (
+        *("pre_lnorm", "n_head", "position_encoding"),
+        *("untie_r", "tie_weight", "tie_projs"),  # a checkpoint has tied parameters under each of their names
+        *("note_lambda", "note_form"),
+    )
 
     def __init__(self, decoder: TransformerXLDecoder) -> None:
         super().__init__(decoder)

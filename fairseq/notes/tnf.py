@@ -45,6 +45,7 @@ class NotedModel(BaseFairseqModel):
     """
 
     encoder_class: ClassVar[Any]
+    decisive_settings: tuple[str, ...] = ("note_lambda", "note_form", "note_read_window")
     predicts_next_token = False
 
     def __init__(
@@ -80,10 +81,6 @@ class NotedModel(BaseFairseqModel):
     @property
     def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
         return self.encoder_model.output_layer
-
-    @property
-    def decisive_settings(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.encoder_model.decisive_settings, "note_lambda", "note_form", "note_read_window")
 
     def max_positions(self) -> int | None:
         return self.encoder_model.max_positions()
@@ -170,6 +167,7 @@ class TNFBert(NotedModel):
     """BERT with notes."""
 
     encoder_class = BertModel
+    decisive_settings = (*BertModel.decisive_settings, *NotedModel.decisive_settings)
 
     @classmethod
     def build_model(cls, args: TNFBertConfig | argparse.Namespace, task: Any) -> NotedModel:
@@ -185,10 +183,7 @@ class TNFElectra(NotedModel):
     """
 
     encoder_class = ElectraModel
-
-    @property
-    def decisive_settings(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*super().decisive_settings, "note_readers")
+    decisive_settings = (*ElectraModel.decisive_settings, *NotedModel.decisive_settings, "note_readers")
 
     @classmethod
     def build_model(cls, args: TNFElectraConfig | argparse.Namespace, task: Any) -> NotedModel:

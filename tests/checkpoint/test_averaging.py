@@ -93,12 +93,16 @@ def no_digest(state: Any, path: Any) -> None:
     return None
 
 
+def no_settings(stored: Any) -> dict[str, Any]:
+    return {}
+
+
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_parameters_are_the_mean_in_float64_of_their_own_type(tmp_path: Path, kind: torch.dtype) -> None:
     values = [torch.tensor([2048.0, 1.0, 3e38 if kind == torch.float32 else 1.0]), torch.tensor([1.0, 2.0, 1.0])]
     values += [torch.tensor([1.0, 3.0, 1.0])]
     paths = [save(tmp_path / f"{n}.pt", model={"w": value.to(kind)}) for n, value in enumerate(values)]
-    found = average(paths, no_digest)["model"]["w"]
+    found = average(paths, no_digest, no_settings)["model"]["w"]
     expected = torch.stack([value.to(kind).double() for value in values]).mean(0).to(kind)
     assert found.dtype == kind and torch.equal(found, expected)
 
@@ -117,7 +121,7 @@ def test_whole_numbers_are_those_after_most_updates_and_the_rest_is_of_the_first
         )
         for n, updates in enumerate((9, 200, None))
     ]
-    state = average([paths[n] for n in order], no_digest)
+    state = average([paths[n] for n in order], no_digest, no_settings)
     assert state["model"]["count"] == 1 and bool(state["model"]["mask"]) and state["model"]["w"].tolist() == [1.0, 1.0]
     assert state["args"]["arch"] == f"a{order[0]}" and state["dictionary"] == f"d{order[0]}"
     assert state["optimizer_history"] == [] and state["last_optimizer_state"] is None and state["extra_state"] == {}
@@ -133,7 +137,7 @@ def test_without_a_history_whole_numbers_are_those_of_the_first(tmp_path: Path, 
         save(tmp_path / f"{n}.pt", model={"count": torch.tensor(n)}, optimizer_history=part)
         for n, part in enumerate(parts)
     ]
-    assert average(paths, no_digest)["model"]["count"] == 0
+    assert average(paths, no_digest, no_settings)["model"]["count"] == 0
 
 
 def test_one_update_is_more_than_none(tmp_path: Path) -> None:
@@ -141,12 +145,12 @@ def test_one_update_is_more_than_none(tmp_path: Path) -> None:
         save(tmp_path / f"{n}.pt", model={"count": torch.tensor(n)}, optimizer_history=history(updates))
         for n, updates in enumerate((None, 1))
     ]
-    assert average(paths, no_digest)["model"]["count"] == 1
+    assert average(paths, no_digest, no_settings)["model"]["count"] == 1
 
 
 def test_a_single_checkpoint_is_its_own_mean(tmp_path: Path) -> None:
     path = save(tmp_path / "a.pt")
-    model = average([path], no_digest)["model"]
+    model = average([path], no_digest, no_settings)["model"]
     assert torch.equal(model["w"], a_state()["model"]["w"]) and torch.equal(model["b"], a_state()["model"]["b"])
 
 
@@ -158,9 +162,9 @@ def test_a_checkpoint_of_another_dictionary_is_rejected_with_the_file_it_differs
         assert state["args"]["arch"] == Path(path).name
         return digests[Path(path).name]
 
-    average(paths[:4], digest)
+    average(paths[:4], digest, no_settings)
     with pytest.raises(UserError) as error:
-        average(paths, digest)
+        average(paths, digest, no_settings)
     assert str(error.value) == (
         f"{paths[4]}: was trained with another dictionary than {paths[1]}; give checkpoints of one run"
     )
@@ -180,7 +184,7 @@ def test_a_checkpoint_of_another_dictionary_is_rejected_with_the_file_it_differs
 def test_a_checkpoint_of_another_model_is_rejected_with_the_first_one(tmp_path: Path, model: dict[str, Any]) -> None:
     paths = [save(tmp_path / f"{n}.pt", model=one) for n, one in enumerate(({"w": torch.ones(2)},) * 2 + (model,))]
     with pytest.raises(UserError) as error:
-        average(paths, no_digest)
+        average(paths, no_digest, no_settings)
     assert str(error.value) == f"{paths[2]}: has other parameters than {paths[0]}; give checkpoints of one run"
 
 
@@ -189,5 +193,5 @@ def test_types_of_numbers_may_differ_and_the_first_ones_is_kept(tmp_path: Path) 
         save(tmp_path / "0.pt", model={"w": torch.ones(2).half()}),
         save(tmp_path / "1.pt", model={"w": torch.zeros(2)}),
     ]
-    found = average(paths, no_digest)["model"]["w"]
+    found = average(paths, no_digest, no_settings)["model"]["w"]
     assert found.dtype == torch.float16 and found.tolist() == [0.5, 0.5]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,33 @@ def test_checkpoints_of_other_models_are_refused(folder: Path) -> None:
     checkpoint.save(folder / "other.pt", other)
     with pytest.raises(UserError, match="other.pt: has other parameters than"):
         run("--inputs", folder / "checkpoint8.pt", folder / "other.pt", "--output", folder / "average.pt")
+
+
+@pytest.mark.parametrize(
+    "arch, name, values",
+    [
+        ("transformer_lm_tiny", "decoder_attention_heads", (2, 4)),
+        ("shortformer_tiny", "decoder_normalize_before", (True, False)),
+        ("transformer_xl_tiny", "tie_projs", ("tails", "none")),
+        ("bert_tiny", "activation_fn", ("gelu", "relu")),
+        ("tnf_electra_tiny", "note_readers", ("both", "generator")),
+        ("tnf_bert_tiny", "encoder_attention_heads", (2, 1)),
+    ],
+)
+def test_checkpoints_of_models_that_differ_in_a_setting_only_are_refused(
+    tmp_path: Path, arch: str, name: str, values: tuple[object, object]
+) -> None:
+    paths = [tmp_path / "1.pt", tmp_path / "2.pt", tmp_path / "3.pt"]
+    for path, value in zip(paths, (*values, None), strict=True):
+        state = a_state()
+        state["args"] = {"arch": arch, name: value, "dropout": 0.1 if value == values[0] else 0.2}
+        checkpoint.save(path, state)
+    run("--inputs", paths[0], paths[2], "--output", tmp_path / "average.pt")  # fairseq's checkpoints may lack it
+    (tmp_path / "average.pt").unlink()
+    message = f"{paths[1]}: was trained with --{name.replace('_', '-')} {values[1]}, and {paths[0]} with {values[0]}; "
+    with pytest.raises(UserError, match=f"^{re.escape(message)}give checkpoints of one run$"):
+        run("--inputs", *paths[:2], "--output", tmp_path / "average.pt")
+    assert not (tmp_path / "average.pt").exists()
 
 
 def test_whole_numbers_are_not_averaged_with_parameters(folder: Path) -> None:
