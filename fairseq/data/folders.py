@@ -11,6 +11,7 @@ from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, token_coun
 from fairseq.errors import UserError
 from fairseq.system.checksums import Verification
 from fairseq.text.dictionary import Dictionary, read_dictionary
+from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
 
 def data_folders(data: str | Path) -> list[Path]:
@@ -26,7 +27,8 @@ def load_dictionary(data: str | Path) -> Dictionary:
     """Return the common dictionary of all folders of *data*.
 
     Raises:
-        UserError: a folder or its ``dict.txt`` is missing, or the dictionaries differ.
+        UserError: a folder or its ``dict.txt`` is missing, or the dictionaries differ, or a ``tokenization.json``
+            beside the first is damaged or was made for another.
     """
     folders = data_folders(data)
     for folder in folders:
@@ -39,6 +41,8 @@ def load_dictionary(data: str | Path) -> Dictionary:
     first, *others = (folder / "dict.txt" for folder in folders)
     content = read_dictionary(first)
     dictionary = Dictionary.parse(content, first)
+    if os.path.lexists(tokenization := first.with_name(TOKENIZATION)):
+        read_tokenization(tokenization, dictionary.symbols)
     for path in others:
         other = read_dictionary(path)
         # Most are copies: parsing each of thirty large dictionaries would take longer than opening the data.

@@ -18,6 +18,7 @@ from fairseq.errors import UserError
 from fairseq.system import opening
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
+from fairseq_cli import preprocess
 from fairseq_cli.train import get_training_parser
 
 
@@ -113,6 +114,29 @@ def test_the_dictionary_of_each_folder_is_read_once(
     monkeypatch.setattr(opening, "open_descriptor", lambda path: opened.append(str(path)) or open_descriptor(path))
     assert load_dictionary(":".join(map(str, folders))).symbols[4:] == ["a", "b"]
     assert opened == [f"{path}/dict.txt" for path in folders]
+
+
+def test_a_dictionary_that_is_exchanged_with_the_notes_or_not_the_tokenizers_is_found_without_checksums(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.txt").write_text("a a a b b c\nd a b\n")
+    flags = ["--only-source", "--notes", "--note-min-count", "1", "--note-max-count", "2", "--tokenizer", "space"]
+    data = tmp_path / "data"
+    words = [*flags, "--trainpref", str(tmp_path / "train.txt"), "--destdir", str(data)]
+    preprocess.main(preprocess.get_preprocessing_parser().parse_args(words))
+    (data / "checksums.txt").unlink()
+    dictionary = load_dictionary(data)
+    words_file, notes_file = (data / name for name in ("dict.txt", "notes.txt"))
+    contents = words_file.read_bytes(), notes_file.read_bytes()
+    notes_file.write_bytes(contents[0])
+    words_file.write_bytes(contents[1])
+    with pytest.raises(UserError, match=r"/tokenization\.json: made for another dict\.txt; use both files of one data"):
+        load_dictionary(data)
+    (data / "tokenization.json").unlink()
+    with pytest.raises(UserError, match=r"/train\.bin: token \d+ is number \d+, but the dictionary has \d+ symbols"):
+        open_corpus(data, "train", load_dictionary(data))
+    words_file.write_bytes(contents[0])
+    assert load_dictionary(data) == dictionary
 
 
 def test_a_folder_with_a_colon_in_its_name_is_one_folder(tmp_path: Path) -> None:

@@ -95,9 +95,7 @@ class Tokenizer(Value):
         Raises:
             UserError: it is missing or damaged, or was made with another dictionary, or a package is missing.
         """
-        _, values = read_tokenization(path)
-        if symbols is not None and values.get("dictionary") != checksums.fingerprint(symbols):
-            raise UserError(f"{path}: made for another dict.txt; use both files of one data folder")
+        _, values = read_tokenization(path, symbols)
         tokenizer = cls(_words(values.get("tokenizer"), path), _subwords(values.get("bpe"), path))
         if tokenizer == cls():
             raise UserError(f"{path}: names neither a tokenizer nor subwords; {AGAIN}")
@@ -121,11 +119,14 @@ class Tokenizer(Value):
         return mark.join(subwords.decode(part) if part else "" for part in parts).strip(subwords.glue)
 
 
-def read_tokenization(path: str | Path) -> tuple[bytes, dict[str, Any]]:
+def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) -> tuple[bytes, dict[str, Any]]:
     """Return the content of a ``tokenization.json``, and its values.
 
+    Args:
+        symbols: those of the dictionary that it must have been made with; None: of any.
+
     Raises:
-        UserError: it is missing, damaged or something else; a pipe or device is not waited for.
+        UserError: it is missing, damaged, something else or of another dictionary; a pipe or device is not waited for.
     """
     try:
         content = read_regular(path)
@@ -138,6 +139,8 @@ def read_tokenization(path: str | Path) -> tuple[bytes, dict[str, Any]]:
         raise UserError(f"{path}: damaged: not JSON in UTF-8 ({error}); {AGAIN}") from None
     if not isinstance(values, dict) or values.get("version") != VERSION or not values.keys() <= ENTRIES:
         raise UserError(f"{path}: not a tokenization of version {VERSION}; {AGAIN}")
+    if symbols is not None and values.get("dictionary") != checksums.fingerprint(symbols):
+        raise UserError(f"{path}: made for another dict.txt; use both files of one data folder")
     return content, values
 
 
