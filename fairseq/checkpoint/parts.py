@@ -3,6 +3,11 @@
 ``plain.pt`` holds everything but sharded tensors, ``__R_0.distcp`` the parts that process R held, and
 ``manifest.json`` their places. Each part is an archive of its own with a checksum. PyTorch's ``.metadata``, a pickle,
 is there for PyTorch's tools and never read here.
+
+The folder is written under a temporary name and renamed; ``checkpoint_last.pt`` and the other names are links to it,
+replaced atomically. Reading checks every bound and checksum, and gives whole tensors, or to a process of sharded
+training only its rows. With ``--async-save`` everything is copied to the host first; the next save and the end of the
+run wait for the writing and report its failure.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 A command types its flat namespace once, at its entrance (:func:`fairseq.tasks.typed.typed_settings`), and hands the
 parts down. Below, only plug-ins read the namespace.
+
+What a command line leaves open comes from ``--config FILE.yaml``, the architecture, the dataclass, in that order; no
+default lives below.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Data folders: one dictionary; splits in one or several files, in one or several folders."""
+"""Data folders: one dictionary; splits in one or several files, in one or several folders.
+
+Training reads ``train``, ``train1``, ``train2``, … as one corpus, without a copy in memory
+(:mod:`fairseq.system.stored_array`); files are open only while they are among those read last
+(:mod:`fairseq.system.open_files`), and every file is read once by a process, to check it. ``DATA1:DATA2`` reads
+folder (epoch − 1) mod n, opened when its epoch begins, the next one in the background (:mod:`fairseq.data.turns`);
+validation and evaluation read the first. All folders have one dictionary.
+"""
 
 from __future__ import annotations
 

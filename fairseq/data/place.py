@@ -3,6 +3,11 @@
 A place counts *units* of the epoch, over all processes: blocks in the epoch's order, batches where those are cut by
 size, steps of rows where rows continue each other. A checkpoint stores it with the :class:`Layout` of its run, from
 which another run, on more or fewer processes, finds the place in its own.
+
+Streams need as many rows in all (rows × processes), and their memory goes with them; batches cut by size need the
+same limits. Other checkpoints are refused in the middle of an epoch, and none at its start. Blocks of another size,
+as between stages, go on after the same share of the epoch. Whatever is converted or dropped (memory, random states)
+is logged.
 """
 
 from __future__ import annotations

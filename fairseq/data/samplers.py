@@ -2,6 +2,16 @@
 
 Samplers hold numbers only. An epoch's batches follow from the epoch's number, so that any of them can be had again.
 Places in an epoch are counted over all processes, see :mod:`fairseq.data.place`.
+
+``BlockSampler``: the global batch of a step is a run of the epoch's permutation, so that N processes with B rows, one
+with N·B, and one with ``--update-freq N`` read the same. ``StreamSampler``: row r of R·N reads blocks r·m, r·m + 1,
+…; exhausted rows are dropped from the end of the batch, and the memory's rows with them. Every block is read once an
+epoch.
+
+A fresh run draws a new permutation of equal blocks each epoch. fairseq draws one from the seed, sorts blocks by size
+and the permutation's values, cuts batches once and shuffles those with seed + epoch (not up to ``--curriculum``). A
+run that fairseq began goes on in fairseq's order, so that its next losses are fairseq's; ``--reset-dataloader``
+begins in ours.
 """
 
 from __future__ import annotations

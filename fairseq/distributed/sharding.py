@@ -2,6 +2,13 @@
 
 Rajbhandari et al. 2020, "ZeRO", stage 3; in PyTorch ``fully_shard`` (FSDP2), which gathers a layer's parameters for as
 long as it computes. It is applied to a model from outside, here alone.
+
+Each layer's matrices are a group, gathered for its computation in the precision of matrix products; embeddings,
+output and norms are the group of the root, gathered once in float32, so that tied weights stay one and results are
+those of replicated training. The optimizer, the average and loss scaling see the local parts as plain tensors; what
+they do is elementwise, but for the norm of the gradient, which is reduced. LAMB and Adafactor need whole parameters
+and are refused. Initial values are drawn on rank 0's host, one group at a time is sent; the other ranks build on the
+meta device.
 """
 
 from __future__ import annotations

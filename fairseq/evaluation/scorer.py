@@ -1,4 +1,10 @@
-"""Log-probabilities of a corpus: non-overlapping, with a context window, or token by token."""
+"""Log-probabilities of a corpus: non-overlapping, with a context window, or token by token.
+
+Three modes, one result: ``(tokens, log-probabilities)`` in corpus order, from which every report is computed. With
+more than one row, ``--sliding-inf`` cuts the corpus into as many contiguous parts; a part's first tokens have no
+context, as in non-overlapping evaluation with as many rows. The corpus's last partial block is scored; the
+Shortformer's original leaves it out.
+"""
 
 from __future__ import annotations
 

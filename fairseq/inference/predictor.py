@@ -1,4 +1,9 @@
-"""Next-token probabilities of one model or several, for a batch of texts read through the key-value cache."""
+"""Next-token probabilities of one model or several, for a batch of texts read through the key-value cache.
+
+All rows of a batch are at one position: the common length of the prompts is read at once, then longer prompts read
+their own tokens while the others choose. There is no padding, so a text does not depend on its batch; its randomness
+is (seed, prompt, sample).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Strict loading of checkpoint parameters into a model, and compilation."""
+"""Strict loading of checkpoint parameters into a model, and compilation.
+
+Layers are compiled, not models (``--compile``), with dynamic sizes: all layers of a model share one graph, and an
+epoch with validation makes six (first segment, memory, one row; training and validation). Single tokens through a
+cache are not compiled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Tokenisation of files in several processes; the same output for any number of them."""
+"""Tokenisation of files in several processes; the same output for any number of them.
+
+``fairseq-preprocess`` cuts raw text into blocks whose size does not depend on the number of processes, tokenises them
+into a temporary file, and counts and binarises that.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What is applied to a model from outside before it is trained: device, precision, recomputation, parallelism."""
+"""What is applied to a model from outside before it is trained: device, precision, recomputation, parallelism.
+
+In this order: device, precision, recomputed activations, then one execution of the loss, a ``DataParallel``:
+``GradientReducer`` keeps the model whole on every process, ``ShardedReducer`` keeps parts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Staged training: short inputs first, longer ones later (Press et al. 2021, §4)."""
+"""Staged training: short inputs first, longer ones later (Press et al. 2021, §4).
+
+A stage is the run that fairseq's second command would be: new blocks, a new model object, everything else from the
+state of the stage before, through the code that restores a checkpoint, so that ``--stages`` and the two commands
+agree to the last bit. Between stages the state waits on the host, and the former model and optimizer are gone before
+the next ones are built.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""One update, and the state of training between updates."""
+"""One update, and the state of training between updates.
+
+Model and criterion are one module, so that whatever wraps it sees the whole computation. Metrics stay on the device
+until a line of the log is due. The host waits for the device once per update, because a loss or gradient that is not
+finite decides whether the update counts.
+"""
 
 from __future__ import annotations
 

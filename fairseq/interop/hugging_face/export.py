@@ -1,4 +1,10 @@
-"""Export of a language model: tensors, configuration, tokenizer, model card, and the code that transformers runs."""
+"""Export of a language model: tensors, configuration, tokenizer, model card, and the code that transformers runs.
+
+Exported folders hold code for transformers that is independent of this package. Its modules have our parameter names;
+``config.json`` holds our settings too, from which ``fairseq-import`` builds the model and finds the names of shared
+parameters. Its cache keeps keys without positions, which differ between rows where transformers pads them at the
+left.
+"""
 
 from __future__ import annotations
 

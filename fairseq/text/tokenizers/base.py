@@ -1,4 +1,9 @@
-"""Interfaces of the two steps of a tokenizer: text to words, words to subword symbols."""
+"""Interfaces of the two steps of a tokenizer: text to words, words to subword symbols.
+
+Tokenizers are values: compared, pickled and saved by content. ``tokenization.json`` beside ``dict.txt`` holds all of
+one, with a fingerprint of the dictionary; training copies both beside the checkpoints. A symbol never holds white
+space. A tokenizer's ``WordRule`` decides which tokens form a word, for notes and for whole-word masking.
+"""
 
 from __future__ import annotations
 
