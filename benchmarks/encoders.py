@@ -27,12 +27,12 @@ from torch import Tensor, nn
 
 from benchmarks import machine
 from fairseq.config import options
+from fairseq.config.settings import training_settings
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.distributed import World
 from fairseq.modules.encoder import EncoderShape
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
 from fairseq.text.dictionary import Dictionary
 from fairseq.training.trainer import Trainer
 from fairseq_cli.train import get_training_parser

@@ -24,9 +24,9 @@ import torch
 from benchmarks import encoders, generation, language_model, machine
 from benchmarks.apart import measure_apart
 from fairseq.config import options
+from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 from fairseq.training.utilisation import token_flops
 from fairseq_cli.train import get_training_parser

@@ -21,6 +21,7 @@ import torch
 from benchmarks import generation, machine
 from benchmarks.apart import Benchmark
 from fairseq.config import options
+from fairseq.config.settings import training_settings, typed_settings
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.distributed import World
 from fairseq.evaluation.scorer import Scorer, Scoring
@@ -28,7 +29,6 @@ from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings, typed_settings
 from fairseq.text.dictionary import Dictionary
 from fairseq.training.trainer import Trainer
 from fairseq_cli.train import get_training_parser
@@ -101,9 +101,10 @@ def measure(case: Case, folder: Path, full_size: bool, device: torch.device, sec
     """Tokens per second of *case*, median (shown in the table) and best, and its peak memory."""
     keep_freed_memory()
     args = command(case, folder, full_size, device)
+    settings = training_settings(args)
     torch.manual_seed(1)
-    task = setup_task(args)
-    model = task.build_model(args)
+    task = setup_task(settings)
+    model = task.build_model(settings)
     if case.mode == "generation":
         found = generation.measure(model.to(device).eval(), len(task.source_dictionary), device, 3 * seconds)
         return {"median": found["lines"][0]["median"], "generation": found, "rss_mib": machine.peak_rss()}

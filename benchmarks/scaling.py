@@ -26,12 +26,11 @@ from benchmarks import machine
 from fairseq import checkpoint, distributed
 from fairseq.checkpoint import CheckpointManager
 from fairseq.config import options
-from fairseq.config.settings import CommonConfig, DistributedConfig
+from fairseq.config.settings import CommonConfig, DistributedConfig, training_settings
 from fairseq.distributed import Job, World
 from fairseq.distributed.sharding import build_device
 from fairseq.models.flops import OPERATIONS
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
 from fairseq.training.saving import Saver
 from fairseq.training.trainer import Trainer
 from fairseq_cli import preprocess

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from benchmarks import machine
 from fairseq.config import options
+from fairseq.config.settings import training_settings
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.distributed import World
 from fairseq.models import BaseFairseqModel
@@ -35,7 +36,6 @@ from fairseq.notes.state import gather_notes
 from fairseq.notes.words import NoteWords
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
 from fairseq.text.dictionary import Dictionary
 from fairseq.training.trainer import Trainer
 from fairseq_cli.train import get_training_parser

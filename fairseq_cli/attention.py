@@ -18,7 +18,7 @@ from fairseq.config import options
 from fairseq.config.command_settings import ModelPathConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
-from fairseq.config.settings import DataConfig, Settings, StreamConfig
+from fairseq.config.settings import DataConfig, Settings, StreamConfig, typed_settings
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.samplers import rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
@@ -31,7 +31,6 @@ from fairseq.system import pages
 from fairseq.system.files import atomic_folder
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr
-from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import (
     evaluation_parser,
     progress,

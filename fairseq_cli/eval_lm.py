@@ -14,7 +14,7 @@ from fairseq.config import fields, options
 from fairseq.config.command_settings import ShardConfig, SubwordMarkConfig, TextFormatConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
-from fairseq.config.settings import CommonConfig, DistributedConfig, MemoryConfig, Settings
+from fairseq.config.settings import CommonConfig, DistributedConfig, MemoryConfig, Settings, typed_settings
 from fairseq.data.folders import data_folders
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
@@ -31,7 +31,6 @@ from fairseq.system.files import ARCHIVE, atomic_files, prepare_file, prepare_fo
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr, printable
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.typed import typed_settings
 from fairseq.text.raw_text import STDIN, RawCounts
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts

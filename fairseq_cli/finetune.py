@@ -23,7 +23,7 @@ from fairseq.config import fields, options
 from fairseq.config.fields import flag
 from fairseq.config.parser import Parser
 from fairseq.config.registry import ARCHITECTURES, MODELS
-from fairseq.config.settings import CommonConfig, DistributedConfig, Settings
+from fairseq.config.settings import CommonConfig, DistributedConfig, Settings, training_settings, typed_settings
 from fairseq.data.folders import data_folders
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.sentences import FinetunedRun, as_table, best_rate, predict, summarize
@@ -38,7 +38,6 @@ from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask, folder_beside
-from fairseq.tasks.typed import training_settings, typed_settings
 from fairseq.text.tokenizers.tokenizer import TOKENIZATION
 from fairseq.training import launch
 from fairseq_cli.common import escape_what_stdout_lacks

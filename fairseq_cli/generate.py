@@ -16,7 +16,7 @@ from fairseq.config import options
 from fairseq.config.command_settings import GenerationConfig, ShardConfig, TextFormatConfig
 from fairseq.config.fields import flag
 from fairseq.config.parser import Parser
-from fairseq.config.settings import DistributedConfig, Settings
+from fairseq.config.settings import DistributedConfig, Settings, typed_settings
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -25,7 +25,6 @@ from fairseq.inference.passages import Passage
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.system.terminal import log_to_stderr
-from fairseq.tasks.typed import typed_settings
 from fairseq.text.raw_text import STDIN
 from fairseq_cli.common import (
     escape_what_stdout_lacks,

@@ -15,13 +15,12 @@ from fairseq.config import options
 from fairseq.config.command_settings import GenerationConfig
 from fairseq.config.fields import flag
 from fairseq.config.parser import Parser
-from fairseq.config.settings import CommonConfig
+from fairseq.config.settings import CommonConfig, typed_settings
 from fairseq.errors import UserError, read_failure
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.system.opening import open_input
 from fairseq.system.terminal import log_to_stderr
-from fairseq.tasks.typed import typed_settings
 from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive
 from fairseq.text.text_corpus import report_unknown
 from fairseq_cli.common import escape_what_stdout_lacks, evaluation_parser, progress, with_models

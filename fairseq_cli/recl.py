@@ -17,7 +17,7 @@ from fairseq.config import options
 from fairseq.config.command_settings import ModelPathConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
-from fairseq.config.settings import Settings, StreamConfig
+from fairseq.config.settings import Settings, StreamConfig, typed_settings
 from fairseq.evaluation import report
 from fairseq.evaluation.tables import markdown
 from fairseq.models.loading import compile_model
@@ -26,7 +26,6 @@ from fairseq.system import pages
 from fairseq.system.files import atomic_file, atomic_folder
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr
-from fairseq.tasks.typed import typed_settings
 from fairseq_cli.common import (
     evaluation_parser,
     progress,

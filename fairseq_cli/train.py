@@ -13,9 +13,9 @@ from fairseq.config.settings import (
     DistributedConfig,
     OptimizationConfig,
     ProfileConfig,
+    training_settings,
 )
 from fairseq.models.recipes import recommended
-from fairseq.tasks.typed import training_settings
 from fairseq.training import launch
 
 FIRST = (  # of the arguments

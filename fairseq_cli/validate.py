@@ -10,7 +10,7 @@ from fairseq.config import fields, options
 from fairseq.config.command_settings import ShardConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
-from fairseq.config.settings import DataConfig, DistributedConfig, Settings
+from fairseq.config.settings import DataConfig, DistributedConfig, Settings, typed_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
@@ -21,7 +21,6 @@ from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.typed import typed_settings
 from fairseq.training.validation import validate
 from fairseq_cli.common import evaluation_parser, run_on_processes, with_models
 
@@ -109,7 +108,7 @@ def _validate(
     split: str, model: BaseFairseqModel, task: FairseqTask, run: Settings, world: World, cfg: ValidateConfig
 ) -> dict[str, float]:
     """Compute and print the figures of one split."""
-    criterion = task.build_criterion(run.given_to(type(task), run)).to(world.device)
+    criterion = task.build_criterion(run).to(world.device)
     graph = task.loss_graph(model, criterion)
     batches = task.iterator(
         split,

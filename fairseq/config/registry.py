@@ -34,6 +34,7 @@ class Registry(Generic[T]):
         self.flag = flag
         self.base: type = object
         self._homes = homes
+        self.adapters: list[Callable[[Any], None]] = []
         self._parts: dict[str, T] = {}
 
     def extend(self, base: C) -> C:
@@ -43,6 +44,8 @@ class Registry(Generic[T]):
 
     def register(self, name: str, config_class: type | None = None) -> Callable[[P], P]:
         """Decorator that registers a part as *name*, with the dataclass of its settings if it has one.
+
+        A part from outside this package is changed by ``adapters`` to what this package calls.
 
         Raises:
             ValueError: another part has that name, or the part does not extend the base class of its kind.
@@ -55,12 +58,14 @@ class Registry(Generic[T]):
             if config_class is not None:  # a plug-in's for fairseq says how it is read here
                 translate = getattr(config_class, "as_config", lambda: config_class)
                 part.config_class = translate()  # type: ignore[attr-defined]
-            if is_plugin(part):
+            if is_outside(part):
                 self.parts()  # whose names are taken
             known = self._parts.get(name)
             if known is not None and not _same_source(known, part):
                 raise ValueError(f"{self.kind} {name!r} is registered already, by {known!r}")
             self._parts[name] = part  # type: ignore[assignment]
+            for adapt in self.adapters if is_outside(part) else ():
+                adapt(part)
             return part
 
         return keep
@@ -94,8 +99,8 @@ class Registry(Generic[T]):
         return iter(sorted(self.parts()))
 
 
-def is_plugin(part: Any) -> bool:
-    """Return whether a class was defined outside this package; if so, it gets the flat namespace, as in fairseq."""
+def is_outside(part: Any) -> bool:
+    """Return whether *part*, a class or a function, was defined outside this package."""
     return str(part.__module__).partition(".")[0] != __name__.partition(".")[0]
 
 
@@ -135,7 +140,7 @@ def register_model(name: str, dataclass: type | None = None) -> Callable[[C], C]
     """
 
     def keep(model: C) -> C:
-        if dataclass is not None and is_plugin(model) and name not in ARCHITECTURES:
+        if dataclass is not None and is_outside(model) and name not in ARCHITECTURES:
             ARCHITECTURES.register(name)(Architecture(name, _defaults_of_the_dataclass))
         return MODELS.register(name, dataclass)(model)
 
@@ -146,7 +151,7 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
     """Decorator for a function that sets on a ``Namespace`` the defaults of an architecture."""
 
     def keep(fill: Fill) -> Fill:
-        registered = (ARCHITECTURES.parts() if is_plugin(fill) else ARCHITECTURES._parts).get(arch_name)
+        registered = (ARCHITECTURES.parts() if is_outside(fill) else ARCHITECTURES._parts).get(arch_name)
         known = registered.fill if registered is not None else None
         if known is _defaults_of_the_dataclass:
             ARCHITECTURES.replace(arch_name, Architecture(model_name, fill))

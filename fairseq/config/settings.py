@@ -1,7 +1,7 @@
 """Settings of the commands, one dataclass a concern, and :class:`Settings`, which holds all of a command's.
 
-A command types its flat namespace once, at its entrance (:func:`fairseq.tasks.typed.typed_settings`), and hands the
-parts down. Below, only plug-ins read the namespace.
+A command types its flat namespace once, at its entrance (:func:`typed_settings`), and hands the parts down. Below, only
+plug-ins read the namespace.
 
 What a command line leaves open comes from ``--config FILE.yaml``, the architecture, the dataclass, in that order; no
 default lives below.
@@ -14,8 +14,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fairseq.config import fields
 from fairseq.config.fields import flag
-from fairseq.config.registry import Registry, is_plugin
+from fairseq.config.registry import ARCHITECTURES, CRITERIONS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS, Registry
+from fairseq.errors import UserError
 
 S = TypeVar("S", bound="Settings")
 
@@ -292,10 +294,6 @@ class Settings:
                 parts[field.name] = dataclasses.replace(part, **{name: values[name] for name in names})  # type: ignore
         return dataclasses.replace(self, **parts, namespace=argparse.Namespace(**{**vars(self.namespace), **values}))
 
-    def given_to(self, cls: type, part: Any) -> Any:
-        """*part* for a class of this package, the namespace for a plug-in."""
-        return self.namespace if is_plugin(cls) else part
-
 
 @dataclass(frozen=True)
 class TrainingSettings(Settings):
@@ -309,16 +307,59 @@ class TrainingSettings(Settings):
     lr_scheduler: Any
 
 
-def chosen_part(registry: Registry[Any], kind: str, settings: Settings | argparse.Namespace) -> tuple[Any, Any]:
-    """The registered class that *settings* choose for *kind*, and what its constructor is given.
+def typed_settings(args: argparse.Namespace | Settings, command: type | None = None) -> Settings:
+    """Return typed settings from *args*, a parsed command line or a checkpoint's; typed *args* are returned unchanged.
 
-    A class of this package is given its typed settings, a plug-in the namespace; where *settings* are a namespace,
-    both are given that.
+    Args:
+        args: flat settings; missing ones get their defaults.
+        command: the dataclass of the command's own settings.
 
     Raises:
-        UserError: no part has that name.
+        UserError: a value has the wrong type or is out of range, or the architecture is unknown.
     """
-    if isinstance(settings, argparse.Namespace):
-        return registry[vars(settings)[kind]], settings
-    cls = registry[getattr(settings.chosen, kind)]
-    return cls, settings.given_to(cls, getattr(settings, kind))
+    return args if isinstance(args, Settings) else Settings(**_parts(args, command))
+
+
+def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSettings:
+    """Return :func:`typed_settings` with the parts that training needs in addition."""
+    if isinstance(args, TrainingSettings):
+        return args
+    settings = TrainingSettings(
+        **_parts(args, None),
+        distributed=fields.extract(DistributedConfig, args),
+        optimization=fields.extract(OptimizationConfig, args),
+        checkpoint=fields.extract(CheckpointConfig, args),
+        profiling=fields.extract(ProfileConfig, args),
+        optimizer=_part(OPTIMIZERS, "optimizer", args),
+        lr_scheduler=_part(LR_SCHEDULERS, "lr_scheduler", args),
+    )
+    if 0 in settings.optimization.lr and not vars(args).get("max_lr"):
+        raise UserError("--lr 0: must be greater than 0, unless --max-lr is given and --lr is the minimum")
+    return settings
+
+
+def _parts(args: argparse.Namespace, command: type | None) -> dict[str, Any]:
+    given = vars(args)
+    names = {field.name: str(given.get(field.name) or "") for field in dataclasses.fields(ChosenParts)}
+    model = MODELS[ARCHITECTURES[names["arch"]].model] if names["arch"] else None
+    return {
+        "common": fields.extract(CommonConfig, args),
+        "data": fields.extract(DataConfig, args),
+        "data_path": str(given.get("data", "")),
+        "chosen": ChosenParts(**names),
+        "task": _part(TASKS, "task", args),
+        "model": _typed(model, args),
+        "criterion": _part(CRITERIONS, "criterion", args),
+        "command": None if command is None else fields.extract(command, args),
+        "namespace": args,
+    }
+
+
+def _part(registry: Registry[Any], kind: str, args: argparse.Namespace) -> Any:
+    name = str(vars(args).get(kind))
+    return _typed(registry[name], args) if name in registry else None
+
+
+def _typed(part: Any, args: argparse.Namespace) -> Any:
+    cls = getattr(part, "config_class", None)
+    return None if cls is None else fields.extract(cls, args)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from fairseq.config import fields
 from fairseq.config.registry import CRITERIONS
-from fairseq.config.settings import Settings, chosen_part
+from fairseq.config.settings import Settings, typed_settings
 from fairseq.logging.figures import Figure, language_model_figures
 from fairseq.logging.reduced import log_figures, reduced_figures
 
@@ -28,6 +29,8 @@ class FairseqCriterion(nn.Module):
     """
 
     config_class: type | None = None
+    carries_state = True
+    """False if the loss hands the model no state of earlier steps, such as its memory."""
 
     def __init__(self, *parts: Any) -> None:
         """Store the task; plug-ins for fairseq 0.9 pass their settings first, stored as ``self.args``."""
@@ -43,18 +46,23 @@ class FairseqCriterion(nn.Module):
         """Add the flags of the criterion; not needed with a dataclass of settings."""
 
     @classmethod
+    def from_settings(cls, settings: Settings, task: Any) -> FairseqCriterion:
+        """The criterion of *task* in a command with *settings*."""
+        return cls.build_criterion(settings.criterion, task)
+
+    @classmethod
     def build_criterion(cls, args: Any, task: Any) -> FairseqCriterion:
         """Build the criterion with the settings that its constructor names.
 
         Args:
-            args: its typed settings, or the flat namespace of fairseq; the constructor takes them as ``args`` or
-                ``cfg``, or single ones by name.
+            args: its settings, as attributes; the constructor takes them as ``args`` or ``cfg``, or single ones by
+                name. None: it has none.
             task: the task.
         """
         wanted = inspect.signature(cls.__init__).parameters
         if not wanted.keys() - {"self", "parts"}:
             return cls(task)
-        given: dict[str, Any] = dict(vars(args)) if isinstance(args, argparse.Namespace) else {}
+        given: dict[str, Any] = {} if args is None else dict(vars(args))
         if cls.config_class is not None:
             given |= vars(fields.typed(cls.config_class, args))
         given |= {"task": task, "args": args, "cfg": args}
@@ -66,6 +74,20 @@ class FairseqCriterion(nn.Module):
     def prepare(self, model: Any, sample: Sample) -> Sample:
         """Add to *sample*, on the host, values whose computation on the device would synchronise."""
         return sample
+
+    def step(self, model: Any, sample: Sample, inputs: Mapping[str, Any]) -> tuple[Loss, Mapping[str, Any]]:
+        """Return the loss on *sample*, and the ``extra`` that the model returned.
+
+        Args:
+            model: the model.
+            sample: a batch; its ``net_input`` are keyword arguments of the model.
+            inputs: further keyword arguments, from the state that steps carry.
+        """
+        if not sample["nsentences"]:  # a dummy sample, which has not come through the iterator
+            sample = self.prepare(model, sample)
+        net_output = model(**sample["net_input"], **inputs)
+        extra = net_output[1] if isinstance(net_output, tuple) and len(net_output) > 1 else None
+        return self.compute_loss(model, net_output, sample), extra if isinstance(extra, Mapping) else {}
 
     def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
         """Return the loss of *net_output*, which ``model(**sample["net_input"])`` returned, and sums by name."""
@@ -91,10 +113,10 @@ class FairseqCriterion(nn.Module):
         return self.compute_loss(model, model(**sample["net_input"]), sample)
 
 
-def build_criterion(settings: Settings | argparse.Namespace, task: Any) -> FairseqCriterion:
+def build_criterion(settings: Settings, task: Any) -> FairseqCriterion:
     """Return the criterion that *settings* select."""
-    cls, given = chosen_part(CRITERIONS, "criterion", settings)
-    return cls.build_criterion(given, task)
+    settings = typed_settings(settings)
+    return CRITERIONS[settings.chosen.criterion].from_settings(settings, task)
 
 
 def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config import fields
-from fairseq.config.registry import ARCHITECTURES, CRITERIONS, MODELS, TASKS, is_plugin
-from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig, Settings
+from fairseq.config.registry import ARCHITECTURES, CRITERIONS, MODELS, TASKS
+from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig, Settings, typed_settings
 from fairseq.errors import UserError, nearest
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import load_parameters
@@ -23,7 +23,6 @@ from fairseq.system.limits import ModelLimit, limited_models
 from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import ADVICE, check_dictionary, dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.typed import typed_settings
 from fairseq.text.dictionary import Dictionary
 
 EMBEDDINGS = ("decoder.embed_tokens", "encoder.sentence_encoder.embed_tokens", "decoder.sentence_encoder.embed_tokens")
@@ -76,7 +75,7 @@ def load_models(
         check_dictionary(state, path, dictionary_of(task))
         own = typed_settings(args)
         with limited_models(ModelLimit.of_checkpoint(parameters, path)):
-            model = task.build_model(own.given_to(type(task), own))
+            model = task.build_model(own)
         load_parameters(model, parameters, path)
         models.append(model.eval())
     if task is None or first is None:
@@ -124,7 +123,7 @@ def _arguments(
         )
     model = MODELS[ARCHITECTURES[arch].model]
     _check_overrides(overrides, stored, args, given)
-    if not is_plugin(model):
+    if not model.reads_all_settings:
         check_supported(vars(args), path)
     ARCHITECTURES[arch].fill(args)
     _check_memory_settings(arch, given)
@@ -160,7 +159,7 @@ def _check_overrides(
     read |= set(fields.defaults(DataConfig)) - given.keys()  # set by the flags of the command
     for part in parts:
         read |= set(fields.defaults(part.config_class)) if part.config_class else set()
-        read |= stored.keys() if is_plugin(part) else set()
+        read |= stored.keys() if getattr(part, "reads_all_settings", False) else set()
     read -= OF_THE_COMMAND
     for name in map(str, overrides):
         if name in OF_THE_COMMAND and name in given:
@@ -193,8 +192,7 @@ def _positions(path: str, stored: Mapping[str, Any], args: argparse.Namespace) -
 def _task(settings: Settings, data: Path) -> FairseqTask:
     if not os.path.isfile(data):
         return setup_task(settings)
-    cls = TASKS[settings.chosen.task]
-    return cls(settings.given_to(cls, settings), Dictionary.load(data))
+    return TASKS[settings.chosen.task](settings, Dictionary.load(data))
 
 
 def _check_size(path: str, parameters: Mapping[str, Tensor], dictionary: Dictionary, data: str | Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config.registry import ARCHITECTURES, MODELS
-from fairseq.config.settings import KernelConfig, Settings
+from fairseq.config.settings import KernelConfig, Settings, typed_settings
 from fairseq.modules.memory import Memory
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.notes.dictionary import CausalNoteDictionary
@@ -55,6 +55,8 @@ class BaseFairseqModel(nn.Module):
     """
 
     config_class: type | None = None
+    reads_all_settings = False
+    """True if the model may read any setting of a checkpoint, not those of its dataclass alone."""
     output_layer: OutputLayer | None = None
     decisive_settings: tuple[str, ...] = ()
     """Settings that change what the model computes or trains, but not the names and shapes of its parameters.
@@ -73,8 +75,13 @@ class BaseFairseqModel(nn.Module):
         """Add the model's flags; models with a dataclass of settings need not."""
 
     @classmethod
+    def from_settings(cls, settings: Settings, task: Any) -> BaseFairseqModel:
+        """The model for *task*'s dictionary in a command with *settings*."""
+        return cls.build_model(settings.model, task)
+
+    @classmethod
     def build_model(cls, args: Any, task: Any) -> BaseFairseqModel:
-        """Make a model for *task*'s dictionary from its typed settings; a plug-in's are fairseq's flat namespace."""
+        """Make a model for *task*'s dictionary from its settings."""
         raise NotImplementedError
 
     def max_positions(self) -> int | None:
@@ -175,6 +182,6 @@ class FairseqLanguageModel(BaseFairseqModel):
 
 def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
     """The model of the architecture that *settings* choose, for *task*'s dictionary."""
-    cls = MODELS[ARCHITECTURES[settings.chosen.arch].model]
+    settings = typed_settings(settings)
     with limited_models(ModelLimit.of_machine()):
-        return cls.build_model(settings.given_to(cls, settings.model), task)
+        return MODELS[ARCHITECTURES[settings.chosen.arch].model].from_settings(settings, task)

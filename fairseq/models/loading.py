@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq.checkpoint import describe_mismatch
 from fairseq.config import fields
-from fairseq.config.registry import ARCHITECTURES, MODELS, is_plugin
+from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.config.settings import Settings
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
@@ -116,7 +116,7 @@ def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], settings:
         UserError: a setting that changes the meaning of the parameters differs, or a stored one is not implemented;
             the message names the flag.
     """
-    if not is_plugin(type(model)):
+    if not model.reads_all_settings:
         check_supported(stored, source)
     if model.config_class is None:
         return

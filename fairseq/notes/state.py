@@ -26,9 +26,9 @@ class NoteState:
 
     name = "notes"
 
-    def check(self, model: BaseFairseqModel, criterion: FairseqCriterion, plugin_criterion: bool) -> None:
+    def check(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> None:
         """Raise UserError for a model with notes under a criterion that overrides ``forward``."""
-        if plugin_criterion and dictionary_of(model) is not None:
+        if not criterion.carries_state and dictionary_of(model) is not None:
             raise UserError(
                 f"--criterion: {type(criterion).__name__} overrides forward, so it cannot carry the model's notes; "
                 "define compute_loss instead"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,14 +40,12 @@ class TNFMaskedLMTask(MaskedLMTask):
     kinds = (*MaskedLMTask.kinds, NoteState())
     subsets = SUBSETS
 
-    def __init__(
-        self, args: Settings | argparse.Namespace, dictionary: Dictionary, note_words: NoteWords | None = None
-    ) -> None:
+    def __init__(self, args: Settings, dictionary: Dictionary, note_words: NoteWords | None = None) -> None:
         super().__init__(args, dictionary)
         self.note_words = note_words
 
     @classmethod
-    def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> TNFMaskedLMTask:
+    def setup_task(cls, args: Settings, **kwargs: Any) -> TNFMaskedLMTask:
         task = super().setup_task(args, **kwargs)
         assert isinstance(task, TNFMaskedLMTask)
         task.note_words = NoteWords.load(data_folders(task.settings.data_path)[0])

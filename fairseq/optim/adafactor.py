@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +46,7 @@ class FairseqAdafactor(FairseqOptimizer):
         "weight_decay": "weight_decay",
     }
 
-    def __init__(self, args: argparse.Namespace | AdafactorConfig, params: Iterable[Any]) -> None:
+    def __init__(self, args: AdafactorConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
         self.config = typed(AdafactorConfig, args)
         self._optimizer = Adafactor(params, **self.optimizer_config)

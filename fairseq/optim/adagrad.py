@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,7 @@ class Adagrad(FairseqOptimizer):
     supports_half_parameters = False
     updates_parts = True
 
-    def __init__(self, args: argparse.Namespace | AdagradConfig, params: Iterable[Any]) -> None:
+    def __init__(self, args: AdagradConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
         self.config = typed(AdagradConfig, args)
         self._optimizer = torch.optim.Adagrad(params, **self.optimizer_config)

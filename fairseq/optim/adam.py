@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -48,7 +47,7 @@ class FairseqAdam(FairseqOptimizer):
         "weight_decay": "weight_decay",
     }
 
-    def __init__(self, args: argparse.Namespace | AdamConfig, params: Iterable[Any]) -> None:
+    def __init__(self, args: AdamConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
         self.config = typed(AdamConfig, args)
         params = list(params)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairseq.config.fields import add_flags
 from fairseq.config.registry import OPTIMIZERS
-from fairseq.config.settings import TrainingSettings, chosen_part
+from fairseq.config.settings import TrainingSettings, training_settings
 from fairseq.errors import UserError, nearest
 from fairseq.optim.elementwise import RESET, ElementwiseOptimizer, check_number, scale_
 from fairseq.optim.groups import NO_DECAY
@@ -23,7 +23,7 @@ class FairseqOptimizer:
     """An optimizer with its settings; subclasses set ``self._optimizer`` in their constructor.
 
     Args:
-        args: its typed settings; a plug-in's are the run's flat namespace.
+        args: its settings.
         params: the parameters to train, or groups of them as dicts.
     """
 
@@ -43,6 +43,11 @@ class FairseqOptimizer:
     def __init__(self, args: Any, params: Iterable[Any] | None = None) -> None:
         self.args = self.cfg = args
         self._optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def from_settings(cls, settings: TrainingSettings, params: Iterable[Any]) -> FairseqOptimizer:
+        """The optimizer of *params* in a run with *settings*."""
+        return cls(settings.optimizer, params)
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -139,7 +144,7 @@ class FairseqOptimizer:
                     group[name] = value
 
 
-def build_optimizer(settings: TrainingSettings | argparse.Namespace, params: Iterable[Any]) -> FairseqOptimizer:
+def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> FairseqOptimizer:
     """Return the optimizer that *settings* choose.
 
     Args:
@@ -149,8 +154,9 @@ def build_optimizer(settings: TrainingSettings | argparse.Namespace, params: Ite
     Raises:
         UserError: no optimizer has that name, or one of its settings is invalid.
     """
-    cls, given = chosen_part(OPTIMIZERS, "optimizer", settings)
-    return cls(given, [p for p in params if isinstance(p, dict) or p.requires_grad])
+    settings = training_settings(settings)
+    cls = OPTIMIZERS[settings.chosen.optimizer]
+    return cls.from_settings(settings, [p for p in params if isinstance(p, dict) or p.requires_grad])
 
 
 def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,7 @@ class FairseqLAMB(FairseqOptimizer):
 
     group_settings = {"betas": "lamb_betas", "eps": "lamb_eps", "weight_decay": "weight_decay"}
 
-    def __init__(self, args: argparse.Namespace | LAMBConfig, params: Iterable[Any]) -> None:
+    def __init__(self, args: LAMBConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
         self.config = typed(LAMBConfig, args)
         self._optimizer = LAMB(params, **self.optimizer_config)

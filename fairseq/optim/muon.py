@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ class FairseqMuon(FairseqOptimizer):
     separates_hidden_matrices = True
     group_settings = {**FairseqAdam.group_settings, "momentum": "muon_momentum"}
 
-    def __init__(self, args: argparse.Namespace | MuonConfig, params: Iterable[Any]) -> None:
+    def __init__(self, args: MuonConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
         self.config = config = typed(MuonConfig, args)
         groups: list[dict[str, Any]] = [p if isinstance(p, dict) else {"params": [p]} for p in params]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +33,7 @@ class FairseqNAG(FairseqOptimizer):
     updates_parts = True
     group_settings = {"momentum": "momentum", "weight_decay": "weight_decay"}
 
-    def __init__(self, args: argparse.Namespace | NAGConfig, params: Iterable[Any]) -> None:
+    def __init__(self, args: NAGConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
         self.config = typed(NAGConfig, args)
         self._optimizer = NAG(params, **self.optimizer_config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +31,7 @@ class SGD(FairseqOptimizer):
     updates_parts = True
     group_settings = {"momentum": "momentum", "weight_decay": "weight_decay"}
 
-    def __init__(self, args: argparse.Namespace | SGDConfig, params: Iterable[Any]) -> None:
+    def __init__(self, args: SGDConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
         self.config = typed(SGDConfig, args)
         self._optimizer = MomentumSGD(params, **self.optimizer_config)

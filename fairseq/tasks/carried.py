@@ -34,7 +34,7 @@ class CarriedState(Protocol):
     name: str
     """Key of the value in the task and in checkpoints."""
 
-    def check(self, model: BaseFairseqModel, criterion: FairseqCriterion, plugin_criterion: bool) -> None:
+    def check(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> None:
         """Raise UserError if model and criterion cannot carry this state."""
 
     def inputs(self, value: Any, sample: Sample) -> dict[str, Any]:
@@ -75,9 +75,9 @@ class RowMemory:
 
     name = "memory"
 
-    def check(self, model: BaseFairseqModel, criterion: FairseqCriterion, plugin_criterion: bool) -> None:
-        """Raise UserError for a model with memory under a criterion that overrides ``forward``."""
-        if plugin_criterion and model.memory_length:
+    def check(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> None:
+        """Raise UserError for a model with memory under a criterion that does not carry it."""
+        if not criterion.carries_state and model.memory_length:
             raise UserError(
                 f"--criterion: {type(criterion).__name__} overrides forward, so it cannot carry the model's memory "
                 "(--tokens-from-prev, --mem-len); define compute_loss instead"
@@ -117,9 +117,3 @@ class RowMemory:
         first = world.rank * rows
         own = [layer[first : first + rows].to(world.device) for layer in saved]
         return own if own and own[0].size(0) else None
-
-
-def extras(net_output: Any) -> Mapping[str, Any]:
-    """The extra outputs of a model; {} for plug-ins that return none."""
-    extra = net_output[1] if isinstance(net_output, tuple) and len(net_output) > 1 else None
-    return extra if isinstance(extra, Mapping) else {}

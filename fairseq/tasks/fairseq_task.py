@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fairseq.config import fields
 from fairseq.config.registry import TASKS
-from fairseq.config.settings import DataConfig, Settings, chosen_part
+from fairseq.config.settings import DataConfig, Settings, typed_settings
 from fairseq.criterions import build_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.criterions.subsets import subset_figures
@@ -26,12 +26,10 @@ from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.turns import Turns
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.interop.fairseq import task_methods
 from fairseq.logging.figures import Figure
 from fairseq.logging.reduced import log_figures, reduced_figures
 from fairseq.models import BaseFairseqModel, build_model
-from fairseq.tasks.carried import Carried, CarriedState, RowMemory, extras
-from fairseq.tasks.typed import typed_settings
+from fairseq.tasks.carried import Carried, CarriedState, RowMemory
 from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
@@ -41,13 +39,16 @@ StepOutput = tuple[Tensor, int, dict[str, Any]]
 
 
 class LossGraph(nn.Module):
-    """A model and its criterion as one module, the unit that is wrapped for distributed training."""
+    """A model and its criterion as one module, the unit that is wrapped for distributed training.
+
+    Attributes:
+        update_num: updates done so far; set before each.
+    """
 
     def __init__(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> None:
         super().__init__()
         self.model = model
         self.criterion = criterion
-        self.plugin = type(criterion).forward is not FairseqCriterion.forward
         self.update_num = 0
 
     def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> tuple[StepOutput, Mapping[str, Any]]:
@@ -57,34 +58,14 @@ class LossGraph(nn.Module):
             sample: a batch; its ``net_input`` are keyword arguments of the model.
             inputs: further keyword arguments, from the state that steps carry.
         """
-        if self.plugin:
-            return self.criterion(self.model, sample), {}
-        if not sample["nsentences"]:  # a dummy sample, which has not come through the iterator
-            sample = self.criterion.prepare(self.model, sample)
-        net_output = self.model(**sample["net_input"], **inputs)
-        return self.criterion.compute_loss(self.model, net_output, sample), extras(net_output)
-
-
-class StepGraph(LossGraph):
-    """A model and its criterion under a plug-in task with its own ``train_step`` or ``valid_step``, as in fairseq.
-
-    Attributes:
-        update_num: updates done so far, passed to ``train_step``; set before each.
-    """
-
-    def __init__(self, task: FairseqTask, model: BaseFairseqModel, criterion: FairseqCriterion) -> None:
-        super().__init__(model, criterion)
-        self.task = task
-
-    def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> tuple[StepOutput, Mapping[str, Any]]:
-        return task_methods.run_step(self.task, self, sample, self.update_num), {}
+        return self.criterion.step(self.model, sample, inputs)
 
 
 class FairseqTask:
     """A registered task: data, batches, model and criterion, and the state that training steps carry along.
 
     Args:
-        args: all settings of the command; a plug-in passes on fairseq's flat namespace.
+        args: all settings of the command.
 
     Attributes:
         settings: all settings, typed.
@@ -101,7 +82,7 @@ class FairseqTask:
     kinds: tuple[CarriedState, ...] = (RowMemory(),)
     subsets: tuple[str, ...] = ()
 
-    def __init__(self, args: Settings | argparse.Namespace) -> None:
+    def __init__(self, args: Settings) -> None:
         self.settings = typed_settings(args)
         self.args = self.settings.namespace
         self.cfg: Any = self.args
@@ -113,17 +94,14 @@ class FairseqTask:
         """Add the flags of the task; not needed with a dataclass of settings."""
 
     @classmethod
-    def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> FairseqTask:
+    def setup_task(cls, args: Settings, **kwargs: Any) -> FairseqTask:
         """Load what the task needs, such as the dictionary, and build the task."""
         return cls(args, **kwargs)
 
     def typed(self, cls: type[C]) -> C:
-        """The settings of the task as *cls*; for a plug-in that extends a task the namespace, complete."""
+        """The settings of the task as *cls*."""
         own = self.settings.task
-        if isinstance(own, cls):
-            return own
-        extended = fields.typed(cls, self.args)
-        return argparse.Namespace(**{**vars(self.args), **vars(extended)})  # type: ignore[return-value]
+        return own if isinstance(own, cls) else fields.typed(cls, self.args)
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -135,17 +113,17 @@ class FairseqTask:
         """The dictionary of the model's output."""
         return self.source_dictionary
 
-    def build_model(self, args: Settings | argparse.Namespace) -> BaseFairseqModel:
+    def build_model(self, args: Settings) -> BaseFairseqModel:
         """Return the model of the architecture that *args* select."""
-        return build_model(typed_settings(args), self)
+        return build_model(args, self)
 
-    def build_criterion(self, args: Settings | argparse.Namespace) -> FairseqCriterion:
+    def build_criterion(self, args: Settings) -> FairseqCriterion:
         """Return the criterion that *args* select."""
         return build_criterion(args, self)
 
     def figures(self, criterion: FairseqCriterion) -> dict[str, Figure]:
         """The figures of log and validation by name, of criterion and subsets, unless a plug-in logs its own."""
-        if task_methods.overrides(self, FairseqTask, "reduce_metrics"):
+        if type(self).reduce_metrics is not FairseqTask.reduce_metrics:
             return reduced_figures(lambda sums: self.reduce_metrics(sums, criterion))
         return {**criterion.figures(), **subset_figures(self.subsets)}
 
@@ -233,11 +211,19 @@ class FairseqTask:
             device=device,
         )
 
+    def folders(self, training: bool) -> list[Path]:
+        """The data folders that epochs read in turn."""
+        folders = data_folders(self.settings.data_path)
+        return folders if training else folders[:1]
+
+    def open_split(self, split: str, folder: Path, longest: int | None, *, training: bool) -> Dataset:
+        """The examples of *split* in *folder*; the task may cut those of more than *longest* tokens."""
+        dataset = self.dataset(split, training=training, folder=folder)
+        return dataset if longest is None else self.cut_long(dataset, longest)
+
     def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> Turns:
         """The dataset and sampler of each epoch; a single one is open."""
-        folders = data_folders(self.settings.data_path)
-        if not training or task_methods.overrides(self, FairseqTask, "load_dataset"):
-            folders = folders[:1]  # a plug-in's load_dataset takes no folder
+        folders = self.folders(training)
         skip = training or self.settings.data.skip_invalid_size_inputs_valid_test
 
         def open_folder(folder: Path) -> tuple[Dataset, Sampler]:
@@ -258,12 +244,8 @@ class FairseqTask:
         Longer ones are left out if *skip*, else refused.
         """
         limit = model.max_positions()
-        if task_methods.overrides(self, FairseqTask, "load_dataset"):
-            dataset = task_methods.loaded_dataset(self, split, training)
-        else:
-            dataset = self.dataset(split, training=training, folder=folder)
-            if limits := [number for number in (limit, max_tokens) if number is not None]:
-                dataset = self.cut_long(dataset, min(limits))
+        longest = min((number for number in (limit, max_tokens) if number is not None), default=None)
+        dataset = self.open_split(split, folder, longest, training=training)
         keep = dataset.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
         left_out = int((~keep).sum())
         if left_out:
@@ -303,17 +285,9 @@ class FairseqTask:
             UserError: they are incompatible, or cannot carry the task's state from step to step.
         """
         criterion.check(model)
-        task_methods.check_methods(self, FairseqTask)
-        own_step = any(task_methods.overrides(self, FairseqTask, name) for name in ("train_step", "valid_step"))
-        if own_step and model.memory_length:
-            raise UserError(
-                f"--task {self.settings.chosen.task}: its train_step or valid_step cannot carry the model's memory "
-                "(--tokens-from-prev, --mem-len); use a model without memory"
-            )
-        graph = StepGraph(self, model, criterion) if own_step else LossGraph(model, criterion)
         for kind in self.kinds:
-            kind.check(model, criterion, graph.plugin)
-        return graph
+            kind.check(model, criterion)
+        return LossGraph(model, criterion)
 
     def step(
         self, graph: nn.Module, sample: Sample | None, carried: Carried, device: torch.device | str
@@ -379,7 +353,7 @@ def _batching(data: DataConfig, seed: int, training: bool, rank: int, world_size
     )
 
 
-def setup_task(settings: Settings | argparse.Namespace) -> FairseqTask:
+def setup_task(settings: Settings) -> FairseqTask:
     """Return the task that *settings* select, with its dictionary loaded."""
-    cls, _ = chosen_part(TASKS, "task", settings)
-    return cls.setup_task(settings.given_to(cls, settings) if isinstance(settings, Settings) else settings)
+    settings = typed_settings(settings)
+    return TASKS[settings.chosen.task].setup_task(settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 from fairseq.config.fields import flag
 from fairseq.config.registry import register_task
-from fairseq.config.settings import BREAK_MODES, Settings
+from fairseq.config.settings import BREAK_MODES, Settings, typed_settings
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.folders import check_split, corpus_prefixes, data_folders, load_dictionary, reopen_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
@@ -25,7 +24,6 @@ from fairseq.notes.spans import reopen_spans
 from fairseq.notes.state import NoteState
 from fairseq.notes.words import NoteWords, note_rule
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.typed import typed_settings
 from fairseq.text.dictionary import Dictionary
 
 
@@ -60,7 +58,7 @@ class LanguageModelingTask(FairseqTask):
 
     evaluated_by = "eval_lm"
 
-    def __init__(self, args: Settings | argparse.Namespace, dictionary: Dictionary) -> None:
+    def __init__(self, args: Settings, dictionary: Dictionary) -> None:
         super().__init__(args)
         self.cfg = self.typed(LanguageModelingConfig)
         self.dictionary = dictionary
@@ -72,7 +70,7 @@ class LanguageModelingTask(FairseqTask):
             self.note_words = NoteWords.load(data_folders(self.settings.data_path)[0])
 
     @classmethod
-    def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> LanguageModelingTask:
+    def setup_task(cls, args: Settings, **kwargs: Any) -> LanguageModelingTask:
         return cls(args, load_dictionary(typed_settings(args).data_path))
 
     @property

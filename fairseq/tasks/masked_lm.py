@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fairseq.config.fields import flag
 from fairseq.config.registry import register_task
-from fairseq.config.settings import BREAK_MODES, Settings
+from fairseq.config.settings import BREAK_MODES, Settings, typed_settings
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts, word_rule
@@ -18,7 +17,6 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.typed import typed_settings
 from fairseq.text.dictionary import Dictionary
 
 
@@ -52,7 +50,7 @@ class MaskedLMTask(FairseqTask):
     folder is unchanged.
     """
 
-    def __init__(self, args: Settings | argparse.Namespace, dictionary: Dictionary) -> None:
+    def __init__(self, args: Settings, dictionary: Dictionary) -> None:
         super().__init__(args)
         self.cfg = self.typed(MaskedLMConfig)
         self.cfg.check()
@@ -62,7 +60,7 @@ class MaskedLMTask(FairseqTask):
             dictionary.add_mask()
 
     @classmethod
-    def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> MaskedLMTask:
+    def setup_task(cls, args: Settings, **kwargs: Any) -> MaskedLMTask:
         return cls(args, load_dictionary(typed_settings(args).data_path))
 
     @property

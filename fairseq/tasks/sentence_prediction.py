@@ -8,7 +8,6 @@ are dropped. Metrics are computed from gathered predictions.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from fairseq.config import fields
 from fairseq.config.command_settings import TextConfig
 from fairseq.config.fields import flag
 from fairseq.config.registry import register_task
-from fairseq.config.settings import Settings
+from fairseq.config.settings import Settings, typed_settings
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.folders import data_folders, load_dictionary
 from fairseq.data.glue import Label, Layout, check_labels, labels_of, layout_of, read_examples, split_file
@@ -33,7 +32,6 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.transformer_layer import ACTIVATIONS
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.tasks.typed import typed_settings
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.choice import chosen_subwords
@@ -112,9 +110,7 @@ class SentencePredictionTask(FairseqTask):
     added as in pre-training. Rows are ``<s> a </s>`` or ``<s> a </s> b </s>``.
     """
 
-    def __init__(
-        self, args: Settings | argparse.Namespace, dictionary: Dictionary, tokenizer: Tokenizer | None = None
-    ) -> None:
+    def __init__(self, args: Settings, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(args)
         self.encode = SentenceEncoder(dictionary, tokenizer)
         self.cfg = self.typed(SentencePredictionConfig)
@@ -131,7 +127,7 @@ class SentencePredictionTask(FairseqTask):
         self._rows: dict[Path, SentenceRows] = {}
 
     @classmethod
-    def setup_task(cls, args: Settings | argparse.Namespace, **kwargs: Any) -> SentencePredictionTask:
+    def setup_task(cls, args: Settings, **kwargs: Any) -> SentencePredictionTask:
         settings = typed_settings(args)
         cfg = fields.typed(SentencePredictionConfig, settings.namespace)
         data = data_folders(settings.data_path)[0]
@@ -143,13 +139,13 @@ class SentencePredictionTask(FairseqTask):
                 f"--data-bin {os.path.join(folder, DICTIONARY)}: file not found; give the data folder of pre-training"
             )
         dictionary = Dictionary.load(folder) if os.path.isfile(folder) else load_dictionary(folder)
-        return cls(settings.given_to(cls, settings), dictionary, _tokenizer(dictionary, cfg.bpe_codes))
+        return cls(settings, dictionary, _tokenizer(dictionary, cfg.bpe_codes))
 
     @property
     def source_dictionary(self) -> Dictionary:
         return self.dictionary
 
-    def build_model(self, args: Settings | argparse.Namespace) -> BaseFairseqModel:
+    def build_model(self, args: Settings) -> BaseFairseqModel:
         """The encoder of the chosen architecture, with a classification head instead of the pre-training head."""
         cfg = self.cfg
         return SentenceModel(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 
 from fairseq.config.registry import register_task
-from fairseq.config.settings import Settings
+from fairseq.config.settings import Settings, typed_settings
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer_xl import TransformerXLConfig
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
-from fairseq.tasks.typed import typed_settings
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +25,7 @@ class TruncatedBPTTLMTask(LanguageModelingTask):
     def reads_streams(self) -> bool:
         return True
 
-    def build_model(self, args: Settings | argparse.Namespace) -> BaseFairseqModel:
+    def build_model(self, args: Settings) -> BaseFairseqModel:
         settings = typed_settings(args)
         cfg, words = settings.model, len(self.dictionary)
         if isinstance(cfg, TransformerXLConfig) and cfg.cutoffs and cfg.cutoffs[-1] >= words:

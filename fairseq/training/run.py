@@ -78,10 +78,9 @@ class Run:
         self.task: FairseqTask = setup_task(settings)
         self.inferred = _inferred(self.task, settings)
         self.settings = settings = settings.changed(**self.inferred) if self.inferred else settings
-        given = settings.given_to(type(self.task), settings)
         with build_device(settings.distributed, world):
-            model = self.task.build_model(given)
-        criterion = self.task.build_criterion(given)
+            model = self.task.build_model(settings)
+        criterion = self.task.build_criterion(settings)
         if world.rank > 0:
             torch.manual_seed(self.common.seed + world.rank)
         self.manager = manager

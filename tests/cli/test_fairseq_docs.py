@@ -11,7 +11,7 @@ import runs
 import torch
 
 from fairseq.config import fields, options
-from fairseq.config.registry import is_plugin
+from fairseq.config.registry import is_outside
 from fairseq.config.unused_flags import SWITCHES, VALUES, Refused, Unread
 from fairseq.criterions import CRITERIONS
 from fairseq.models import ARCHITECTURES
@@ -54,7 +54,7 @@ def parts() -> list[tuple[str, str, bool]]:
 @pytest.mark.parametrize(("kind", "name", "there"), parts())
 def test_every_part_is_there_or_not_as_the_page_says(kind: str, name: str, there: bool) -> None:
     registry: Any = REGISTRIES[kind]
-    ours = [part for part in registry if kind == "" or not is_plugin(registry[part])]
+    ours = [part for part in registry if kind == "" or not is_outside(registry[part])]
     assert any(part == name or ("…" in name and part.startswith(name.rstrip("…."))) for part in ours) == there
 
 
@@ -74,7 +74,7 @@ def taken() -> dict[str, set[type]]:
     command = {"--optimizer": OPTIMIZERS, "--lr-scheduler": LR_SCHEDULERS}
     lines = [["--arch", arch, "--criterion", "label_smoothed_cross_entropy"] for arch in ("transformer_lm", "lstm_lm")]
     for flag, registry in command.items():
-        lines += [[flag, name] for name in registry if not is_plugin(registry[name])]
+        lines += [[flag, name] for name in registry if not is_outside(registry[name])]
     parsers: list[Any] = [get_preprocessing_parser()]
     for line in lines:
         parsers.append(get_training_parser())

@@ -16,12 +16,11 @@ import runs
 
 import fairseq
 from fairseq.config import options, registry
-from fairseq.config.settings import TrainingSettings
+from fairseq.config.settings import TrainingSettings, training_settings, typed_settings
 from fairseq.criterions import FairseqCriterion
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
 from fairseq.optim.adam import AdamConfig, FairseqAdam
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
-from fairseq.tasks.typed import training_settings, typed_settings
 from fairseq.training.stages import Stage, settings_at
 from fairseq_cli.eval_lm import EvalLMConfig, get_eval_lm_parser
 
@@ -29,7 +28,7 @@ PACKAGE = Path(fairseq.__file__).parent
 ENTRANCES = {
     "config/options.py",
     "config/fields.py",
-    "tasks/typed.py",
+    "config/settings.py",
     "models/architectures",
 }  # where a flat namespace is at home
 
@@ -123,7 +122,7 @@ class Seen(Exception):
 
 
 def outside(base: type, method: str) -> type:
-    """A subclass of *base* as a plug-in defines it, whose *method* says what it was given."""
+    """A subclass of *base* as a plug-in registers it, whose *method* says what it was given."""
 
     def tell(cls: Any, given: Any, *rest: Any, **kwargs: Any) -> Any:
         raise Seen(given)
@@ -154,7 +153,9 @@ def test_a_plugin_is_given_the_flat_namespace(
     task = setup_task(value)
     module, attribute = table.split(":")
     parts: registry.Registry[Any] = getattr(importlib.import_module(module), attribute)
-    monkeypatch.setitem(parts._parts, name, outside(base, method))
+    monkeypatch.setattr(parts, "_parts", {**parts._parts})
+    del parts._parts[name]
+    parts.register(name)(outside(base, method))
     call = {"build_model": task.build_model, "build_criterion": task.build_criterion, "setup_task": setup_task}[method]
     assert given_to(call, value) is value.namespace
 

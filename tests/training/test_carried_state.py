@@ -6,9 +6,9 @@ import pytest
 import runs
 import torch
 
+from fairseq.config.settings import training_settings
 from fairseq.tasks import setup_task
 from fairseq.tasks.carried import RowMemory
-from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 
 
@@ -81,7 +81,7 @@ class CountedRows:
 
     name = "counted"
 
-    def check(self, model, criterion, plugin_criterion):
+    def check(self, model, criterion):
         pass
 
     def inputs(self, value, sample):

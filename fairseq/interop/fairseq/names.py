@@ -11,10 +11,11 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from fairseq.config.registry import CRITERIONS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from fairseq.system import plugins
 
 _SCHEDULES = {
@@ -154,6 +155,16 @@ def install() -> None:
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
         plugins.before_import.append(stand_in_for_omegaconf)
+        MODELS.adapters.append(_adapter("adapt_model"))
+        TASKS.adapters.append(_adapter("adapt_task"))
+        CRITERIONS.adapters.append(_adapter("adapt_criterion"))
+        for registry in (OPTIMIZERS, LR_SCHEDULERS):
+            registry.adapters.append(_adapter("adapt_optimizer"))
+
+
+def _adapter(name: str) -> Callable[[Any], None]:
+    """A function of :mod:`fairseq.interop.fairseq.adapter`, which is imported when a plug-in is registered."""
+    return lambda part: getattr(importlib.import_module("fairseq.interop.fairseq.adapter"), name)(part)
 
 
 def stand_in_for_omegaconf() -> None:

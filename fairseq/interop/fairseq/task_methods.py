@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.errors import UserError
+from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 
 EXPECTED = {
     "load_dataset": "(split, combine=False, **kwargs)",
@@ -18,27 +20,32 @@ EXPECTED = {
 }
 
 
-def overrides(task: Any, base: type, name: str) -> bool:
-    """Return whether *task* overrides the method *name* of *base*."""
-    return getattr(type(task), name, None) is not getattr(base, name, None)
+def overrides(task: type, name: str) -> bool:
+    """Return whether the class *task* overrides the method *name* of the base class."""
+    return getattr(task, name, None) is not getattr(FairseqTask, name, None)
 
 
-def check_methods(task: Any, base: type) -> None:
-    """Check overridden methods: they must be called here, and take the arguments of fairseq.
+def check_methods(task: Any, model: Any) -> None:
+    """Check overridden methods: they must be called here, take the arguments of fairseq, and need no memory.
 
     Raises:
         UserError: a check failed; the message names the method.
     """
     name = task.settings.chosen.task or type(task).__name__
-    if overrides(task, base, "get_batch_iterator"):
+    if overrides(type(task), "get_batch_iterator"):
         raise UserError(f"--task {name}: get_batch_iterator is not called; override sampler(dataset, model, batching)")
     calls = {"load_dataset": ("train", True), "train_step": (None,) * 4, "valid_step": (None,) * 3}
     for method, values in calls.items():
-        if overrides(task, base, method):
+        if overrides(type(task), method):
             try:
                 _signature(task, method).bind(*values, **keywords(task, method, 0))
             except TypeError as error:
                 raise UserError(f"--task {name}: {method} must take {EXPECTED[method]} ({error})") from None
+            if method.endswith("_step") and model.memory_length:
+                raise UserError(
+                    f"--task {name}: its train_step or valid_step cannot carry the model's memory "
+                    "(--tokens-from-prev, --mem-len); use a model without memory"
+                )
 
 
 def keywords(task: Any, method: str, update_num: int) -> dict[str, Any]:
@@ -115,6 +122,17 @@ class DeferredOptimizer:
     def backward(self, loss: Tensor) -> None:
         """Add *loss* to what the step minimizes."""
         self.loss = loss if self.loss is None else self.loss + loss
+
+
+class StepGraph(LossGraph):
+    """A model and its criterion under a task with its own ``train_step`` or ``valid_step``, as in fairseq."""
+
+    def __init__(self, task: FairseqTask, model: Any, criterion: Any) -> None:
+        super().__init__(model, criterion)
+        self.task = task
+
+    def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> Any:
+        return run_step(self.task, self, sample, self.update_num), {}
 
 
 def run_step(task: Any, graph: Any, sample: Sample, update_num: int) -> tuple[Any, int, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
 from collections.abc import Mapping
@@ -44,7 +43,7 @@ class CosineSchedule(FairseqLRScheduler):
         UserError: the settings are incomplete or contradict each other.
     """
 
-    def __init__(self, args: argparse.Namespace | CosineConfig, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: CosineConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         config = typed(CosineConfig, args)
         self.lr, self.max_lr = _range(config)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fairseq.config.fields import add_flags, typed
 from fairseq.config.registry import LR_SCHEDULERS
-from fairseq.config.settings import RateConfig, TrainingSettings, chosen_part
+from fairseq.config.settings import RateConfig, TrainingSettings, training_settings
 from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
@@ -22,7 +22,7 @@ class FairseqLRScheduler:
     restoring.
 
     Args:
-        args: its typed settings; a plug-in's are the run's flat namespace.
+        args: its settings.
         optimizer: whose rate is set.
 
     Attributes:
@@ -37,6 +37,11 @@ class FairseqLRScheduler:
         self.args = self.cfg = args
         self.optimizer = optimizer
         self.best: float | None = None
+
+    @classmethod
+    def from_settings(cls, settings: TrainingSettings, optimizer: FairseqOptimizer) -> FairseqLRScheduler:
+        """The schedule of *optimizer* in a run with *settings*."""
+        return cls(settings.lr_scheduler, optimizer)
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -71,16 +76,14 @@ class FairseqLRScheduler:
         self.best = state.get("best")
 
 
-def build_lr_scheduler(
-    settings: TrainingSettings | argparse.Namespace, optimizer: FairseqOptimizer
-) -> FairseqLRScheduler:
+def build_lr_scheduler(settings: TrainingSettings, optimizer: FairseqOptimizer) -> FairseqLRScheduler:
     """The schedule that *settings* choose; it has given *optimizer* the first update's rate.
 
     Raises:
         UserError: no schedule has that name, or its settings are wrong or contradict each other.
     """
-    cls, given = chosen_part(LR_SCHEDULERS, "lr_scheduler", settings)
-    return cls(given, optimizer)
+    settings = training_settings(settings)
+    return LR_SCHEDULERS[settings.chosen.lr_scheduler].from_settings(settings, optimizer)
 
 
 def rate_of_epoch(rates: list[float], epoch: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
 from fairseq.config.fields import flag, typed
@@ -27,7 +26,7 @@ class FixedConfig(RateConfig):
 class FixedSchedule(FairseqLRScheduler):
     """The rate that ``--lr`` lists for the epoch; in the warmup of w updates, (n + 1) / w of it after n updates."""
 
-    def __init__(self, args: argparse.Namespace | FixedConfig, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: FixedConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         self.config = typed(FixedConfig, args)
         self.rates = self.config.lr

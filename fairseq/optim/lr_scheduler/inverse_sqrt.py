@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
 from fairseq.config.fields import flag, typed
@@ -31,7 +30,7 @@ class InverseSqrtSchedule(FairseqLRScheduler):
         UserError: the settings contradict each other.
     """
 
-    def __init__(self, args: argparse.Namespace | InverseSqrtConfig, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: InverseSqrtConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         self.config = typed(InverseSqrtConfig, args)
         self.lr = single_rate(self.config, "inverse_sqrt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
 from fairseq.config.fields import flag, typed
@@ -32,7 +31,7 @@ class PolynomialDecaySchedule(FairseqLRScheduler):
         UserError: the warmup is not over before the end, or the end is above ``--lr``.
     """
 
-    def __init__(self, args: argparse.Namespace | PolynomialDecayConfig, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: PolynomialDecayConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         self.config = config = typed(PolynomialDecayConfig, args)
         self.rates = self.config.lr

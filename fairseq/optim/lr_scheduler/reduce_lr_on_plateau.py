@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ class ReduceLROnPlateau(FairseqLRScheduler):
 
     restored_settings = ("lr",)
 
-    def __init__(self, args: argparse.Namespace | ReduceLROnPlateauConfig, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: ReduceLROnPlateauConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         self.config = config = typed(ReduceLROnPlateauConfig, args)
         self.sign = -1.0 if config.maximize_best_checkpoint_metric else 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass
 
@@ -38,7 +37,7 @@ class TriStageSchedule(FairseqLRScheduler):
         UserError: ``--phase-ratio`` is invalid.
     """
 
-    def __init__(self, args: argparse.Namespace | TriStageConfig, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: TriStageConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         self.config = config = typed(TriStageConfig, args)
         self.lr = single_rate(config, "tri_stage")

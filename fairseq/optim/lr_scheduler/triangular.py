@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
 from fairseq.config.fields import flag, typed
@@ -33,7 +32,7 @@ class TriangularSchedule(FairseqLRScheduler):
         UserError: ``--max-lr`` is missing or not greater than ``--lr``.
     """
 
-    def __init__(self, args: argparse.Namespace | TriangularConfig, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: TriangularConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         self.config = config = typed(TriangularConfig, args)
         self.lr = single_rate(config, "triangular")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass
 
@@ -41,7 +40,7 @@ class WSDSchedule(FairseqLRScheduler):
         UserError: the length of training is unknown, or too short for warmup and decay.
     """
 
-    def __init__(self, args: argparse.Namespace | WSDConfig, optimizer: FairseqOptimizer) -> None:
+    def __init__(self, args: WSDConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         self.config = config = typed(WSDConfig, args)
         self.lr = single_rate(config, "wsd")

@@ -1,0 +1,104 @@
+"""Plug-ins in fairseq's styles as this package calls its parts: what they are given is the flat namespace.
+
+The classes are changed in place when they are registered, so that the plug-in's own references to them stay valid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fairseq.config import fields
+from fairseq.config.settings import Settings
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample
+from fairseq.data.dataset import Dataset
+from fairseq.data.folders import data_folders
+from fairseq.interop.fairseq import task_methods
+from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
+
+
+def adapt_optimizer(part: Any) -> None:
+    """Let *part*, an optimizer or a schedule, be made from the namespace."""
+    _make_from_namespace(part, lambda cls: cls)
+
+
+def adapt_model(part: Any) -> None:
+    """Let *part*, a model, be built from the namespace."""
+    _make_from_namespace(part, lambda cls: cls.build_model)
+
+
+def adapt_criterion(part: Any) -> None:
+    """Let *part*, a criterion, be built from the namespace; one that overrides ``forward`` runs the model itself."""
+    _make_from_namespace(part, lambda cls: cls.build_criterion)
+    if part.forward is not FairseqCriterion.forward:
+        part.carries_state = False
+        part.step = _step
+
+
+def adapt_task(part: Any) -> None:
+    """Let methods of *part*, a task, take the namespace, and call those of fairseq that it overrides."""
+    for name in ("__init__", "setup_task", "build_model", "build_criterion"):
+        _give_namespace(part, name)
+    part.reads_all_settings = True
+    part.typed = _typed
+    part.loss_graph = _loss_graph(part.loss_graph)
+    if task_methods.overrides(part, "load_dataset"):
+        part.folders, part.open_split = _folders, _open_split
+
+
+def _make_from_namespace(part: Any, maker: Callable[[Any], Callable[..., Any]]) -> None:
+    def from_settings(cls: Any, settings: Settings, other: Any) -> Any:
+        return maker(cls)(settings.namespace, other)
+
+    part.from_settings = classmethod(from_settings)
+    part.reads_all_settings = True
+
+
+def _give_namespace(part: Any, name: str) -> None:
+    """Let the method *name* of *part* have the namespace as its first argument where it is called with settings."""
+    method = inspect.getattr_static(part, name)
+    bound = isinstance(method, classmethod | staticmethod)
+
+    @functools.wraps(method.__func__ if bound else method)
+    def call(self: Any, settings: Any, *rest: Any, **options: Any) -> Any:
+        flat = settings.namespace if isinstance(settings, Settings) else settings
+        return (method.__get__(None, self) if bound else functools.partial(method, self))(flat, *rest, **options)
+
+    setattr(part, name, classmethod(call) if bound else call)
+
+
+def _step(self: FairseqCriterion, model: Any, sample: Sample, inputs: Mapping[str, Any]) -> tuple[Loss, dict[str, Any]]:
+    return self(model, sample), {}
+
+
+def _typed(self: FairseqTask, cls: type) -> Any:
+    """The settings of the task as *cls*; with a dataclass of its own the namespace, in which those of *cls* are."""
+    if isinstance(self.settings.task, cls):
+        return self.settings.task
+    return argparse.Namespace(**{**vars(self.args), **vars(fields.typed(cls, self.args))})
+
+
+def _folders(self: FairseqTask, training: bool) -> list[Path]:
+    """The first data folder: ``load_dataset`` takes none."""
+    return data_folders(self.settings.data_path)[:1]
+
+
+def _open_split(self: FairseqTask, split: str, folder: Path, longest: int | None, *, training: bool) -> Dataset:
+    return task_methods.loaded_dataset(self, split, training)
+
+
+def _loss_graph(method: Callable[[Any, Any, Any], LossGraph]) -> Callable[[Any, Any, Any], LossGraph]:
+    """*method*, after a check of the methods of fairseq; with its own steps the task computes the loss in them."""
+
+    @functools.wraps(method)
+    def loss_graph(self: FairseqTask, model: Any, criterion: FairseqCriterion) -> LossGraph:
+        task_methods.check_methods(self, model)
+        graph = method(self, model, criterion)
+        own_steps = any(task_methods.overrides(type(self), name) for name in ("train_step", "valid_step"))
+        return task_methods.StepGraph(self, model, criterion) if own_steps else graph
+
+    return loss_graph
