@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fairseq.config import fields
 from fairseq.models import ARCHITECTURES, MODELS
 from fairseq_cli.attention import get_attention_parser
 from fairseq_cli.average_checkpoints import get_average_parser
@@ -54,17 +55,17 @@ def cases(base: Path) -> Iterator[Case]:
 
 def number_flags(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.Action, tuple[Any, ...]]]:
     """The flags of *parser* that take numbers, with their bounds."""
-    fields = {field.name: field for cls in parser.configs for field in dataclasses.fields(cls)}  # type: ignore
+    declared = {field.name: field for cls in parser.configs for field in dataclasses.fields(cls)}  # type: ignore
     if "arch" in parser.choices:  # type: ignore[attr-defined]
         model = MODELS[ARCHITECTURES["shortformer_tiny"].model].config_class
-        fields |= {field.name: field for field in dataclasses.fields(model)}
+        declared |= {field.name: field for field in dataclasses.fields(model)}
         parser.parse_known_args(["data"])
         fields.add_flags(parser.add_argument_group("model"), model)
     for action in parser._actions:
-        kind = str(getattr(fields.get(action.dest), "type", ""))
+        kind = str(getattr(declared.get(action.dest), "type", ""))
         is_number = "int" in kind or "float" in kind or getattr(action.type, "__name__", "") == "_count"
         if action.option_strings and is_number and action.nargs is None:
-            field = fields.get(action.dest)
+            field = declared.get(action.dest)
             yield action, field.metadata.get("bounds", (None,) * 4) if field is not None else (None,) * 4
 
 
