@@ -119,7 +119,10 @@ class Architecture:
     fill: Fill
 
 
-_MODELS = ("fairseq.models", "fairseq.notes.architectures")
+_MODELS = (
+    *(f"fairseq.models.{name}" for name in ("bert", "electra", "lstm_lm", "transformer_lm", "transformer_xl")),
+    *("fairseq.models.architectures", "fairseq.notes.architectures"),
+)
 MODELS: Registry[Any] = Registry("model", "--arch", _MODELS)
 ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch", _MODELS)
 TASKS: Registry[Any] = Registry("task", "--task", ("fairseq.tasks", "fairseq.notes.tnf_masked_lm"))

@@ -5,7 +5,6 @@ function that fills in what the user left open in a ``Namespace``.
 """
 
 from fairseq.config.registry import ARCHITECTURES, MODELS, Architecture, register_model, register_model_architecture
-from fairseq.models import architectures, bert, electra, lstm_lm, transformer_lm, transformer_xl
 from fairseq.models.base import BaseFairseqModel, FairseqDecoder, FairseqLanguageModel, ModelConfig, build_model
 
 __all__ = [
@@ -16,13 +15,7 @@ __all__ = [
     "FairseqDecoder",
     "FairseqLanguageModel",
     "ModelConfig",
-    "architectures",
-    "bert",
     "build_model",
-    "electra",
-    "lstm_lm",
     "register_model",
     "register_model_architecture",
-    "transformer_lm",
-    "transformer_xl",
 ]

@@ -6,7 +6,7 @@ import argparse
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,9 @@ from fairseq.modules.memory import Memory
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.notes.dictionary import CausalNoteDictionary
 from fairseq.system.limits import ModelLimit, limited_models
-from fairseq.text.dictionary import Dictionary
+
+if TYPE_CHECKING:
+    from fairseq.text.dictionary import Dictionary
 
 MOST_LAYERS = 2000
 
