@@ -167,14 +167,37 @@ def test_the_norm_of_an_input_in_half_precision_does_not_overflow() -> None:
     assert torch.isfinite(notes.read(x, spans_of((0, 1, 2, 4)))).all()  # its norm is 5.2e4, its square 2.7e9
 
 
-def test_notes_that_differ_by_rounding_only_are_not_read_and_close_ones_are() -> None:
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_notes_that_differ_by_rounding_only_are_not_read_and_close_ones_are(scale: float) -> None:
     spans, lengths, x = spans_of((0, 0, 1, 1), (0, 1, 2, 4)), torch.tensor([2]), torch.randn(1, 2, DIM)
     for distance, differs in ((0.0, False), (1e-5, False), (1e-3, True)):
         notes = dictionary(form="centred", note_half_window=0)
         hidden = torch.ones(1, 2, DIM)
         hidden[0, 1] += distance
-        notes.write(*notes.take(hidden, spans, lengths))
+        notes.write(*notes.take(hidden * scale, spans, lengths))
         assert torch.equal(notes.read(x, spans), x) != differs
+
+
+def test_differences_of_a_2500th_are_read_however_many_words_are_written() -> None:
+    notes, x = dictionary(form="centred", note_half_window=0), torch.randn(1, 7, DIM)
+    spans = spans_of(*((0, word, word + 1, word) for word in range(7)))
+    hidden = 1 + 4e-4 * torch.tensor([(-1.0) ** word for word in range(7)])[None, :, None].expand(1, 7, DIM)
+    notes.write(*notes.take(hidden, spans, torch.tensor([7])))
+    assert (notes.read(x, spans) != x).any(-1).all()
+
+
+def test_a_single_written_note_is_not_read() -> None:
+    for seed in range(5):
+        notes, x = dictionary(form="centred", note_half_window=0), inputs(seed)
+        notes.write(*notes.take(x, spans_of((0, 1, 2, 4)), torch.tensor([4, 4])))
+        assert torch.equal(notes.read(x, spans_of((0, 1, 2, 4), (1, 0, 2, 3))), x)
+
+
+def test_notes_that_are_all_zero_are_not_read() -> None:
+    notes, x = dictionary(form="centred", note_half_window=0), torch.randn(1, 2, DIM)
+    spans = spans_of((0, 0, 1, 1), (0, 1, 2, 4))
+    notes.write(*notes.take(torch.zeros(1, 2, DIM), spans, torch.tensor([2])))
+    assert torch.equal(notes.read(x, spans), x)
 
 
 # Settings
