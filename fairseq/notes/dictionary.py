@@ -347,7 +347,7 @@ def _by_word(word: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     word, order = word.sort(stable=True)
     rows = torch.arange(len(word), device=word.device)
-    begins = torch.ones_like(word, dtype=torch.bool)
+    begins = torch.ones_like(word)
     begins[1:] = word[1:] != word[:-1]
     group = begins.cumsum(0) - 1
     # First row of each group; groups that do not exist begin at the end and are empty.

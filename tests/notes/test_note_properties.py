@@ -12,7 +12,7 @@ import torch
 from note_batches import DIM, dictionary, spans_of
 from torch import Tensor, nn
 
-from fairseq.notes.dictionary import CausalNoteDictionary, NoteDictionary
+from fairseq.notes.dictionary import CausalNoteDictionary, NoteDictionary, generator_apart
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 TOKENS = 4
@@ -222,6 +222,19 @@ def test_a_new_dictionary_has_seen_nothing(form: str) -> None:
     assert not any(value.any() for name, value in state.items() if name != "table")
 
 
+def test_initial_notes_are_drawn_on_the_host_whatever_the_default_device() -> None:
+    torch.manual_seed(3)
+    table = NoteDictionary(2, 3).table
+    with torch.device("meta"):
+        assert torch.equal(NoteDictionary(2, 3).table, table)
+
+
+def test_seeds_of_generators_fit_into_64_bits_with_a_sign() -> None:
+    for seed in (0, 1, 2**62, 2**63):
+        torch.manual_seed(seed)
+        assert 0 <= generator_apart("notes").initial_seed() < 2**63
+
+
 @pytest.mark.parametrize("words, dim", [(0, 3), (3, 0), (-1, 3)])
 def test_a_dictionary_has_words_and_width(words: int, dim: int) -> None:
     with pytest.raises(ValueError, match=f"{words} words and width {dim}"):
@@ -272,6 +285,18 @@ def test_moments_within_rounding_are_kept_and_others_replaced(index: int) -> Non
         other.load_state_dict({**state, "moments": moments})
         assert torch.equal(other.moments, moments) == kept
         torch.testing.assert_close(other.moments, state["moments"], rtol=1e-7, atol=0)
+
+
+def test_rounding_of_moments_near_zero_is_kept() -> None:
+    hidden = torch.tensor([1.0, -1.0])[None, :, None].expand(1, 2, DIM)
+    notes = dictionary(form="centred", note_half_window=0)
+    notes.write(*notes.take(hidden, spans_of((0, 0, 1, 1), (0, 1, 2, 4)), torch.tensor([2])))
+    for error, kept in ((5e-7, True), (5e-6, False)):
+        moments = notes.moments.clone()
+        moments[0] += error
+        other = dictionary(form="centred")
+        other.load_state_dict({**notes.state_dict(), "moments": moments})
+        assert torch.equal(other.moments, moments) == kept
 
 
 def test_moments_of_an_empty_dictionary_are_zero() -> None:
