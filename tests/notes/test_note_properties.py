@@ -167,7 +167,7 @@ def test_the_norm_of_an_input_in_half_precision_does_not_overflow() -> None:
     assert torch.isfinite(notes.read(x, spans_of((0, 1, 2, 4)))).all()  # its norm is 5.2e4, its square 2.7e9
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, -1.0])
 def test_notes_that_differ_by_rounding_only_are_not_read_and_close_ones_are(scale: float) -> None:
     spans, lengths, x = spans_of((0, 0, 1, 1), (0, 1, 2, 4)), torch.tensor([2]), torch.randn(1, 2, DIM)
     for distance, differs in ((0.0, False), (1e-5, False), (1e-3, True)):
