@@ -287,6 +287,16 @@ def test_moments_within_rounding_are_kept_and_others_replaced(index: int) -> Non
         torch.testing.assert_close(other.moments, state["moments"], rtol=1e-7, atol=0)
 
 
+def test_moments_that_differ_by_a_millionth_are_kept_and_by_three_replaced() -> None:
+    state = written().state_dict()
+    for difference, kept in ((1e-6, True), (3e-6, False)):
+        moments = state["moments"].clone()
+        moments[-1] += 2 * difference  # two words are written
+        other = dictionary(form="centred")
+        other.load_state_dict({**state, "moments": moments})
+        assert torch.equal(other.moments, moments) == kept
+
+
 def test_rounding_of_moments_near_zero_is_kept() -> None:
     hidden = torch.tensor([1.0, -1.0])[None, :, None].expand(1, 2, DIM)
     notes = dictionary(form="centred", note_half_window=0)
