@@ -139,4 +139,4 @@ def _unflatten(state: State, shapes: Sequence[torch.Size]) -> tuple[State, list[
 
 def _examples(names: Iterable[str], count: int = 3) -> str:
     found = sorted(map(str, names))
-    return f" ({', '.join(found[:count])}{', …' if len(found) > count else ''} differ)" if found else ""
+    return f" ({', '.join(found[:count])}{', …' if len(found) > count else ''} differ)"
