@@ -28,6 +28,7 @@ from fairseq.data.folders import data_folders
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.sentences import FinetunedRun, as_table, best_rate, predict, summarize
 from fairseq.inference.loading import load_models
+from fairseq.models.loading import finished
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.precision import Precision
 from fairseq.system.files import atomic_file, prepare_folder
@@ -145,7 +146,7 @@ def _pretrained(path: str) -> tuple[dict[str, Any], dict[str, Any], Mapping[str,
     arch = str(stored.get("arch"))
     if arch not in ARCHITECTURES:
         raise UserError(f"--path {path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
-    args, parameters = MODELS[ARCHITECTURES[arch].model].finished(argparse.Namespace(**stored), state["model"])
+    args, parameters = finished(argparse.Namespace(**stored), state["model"])
     return state, vars(args), parameters
 
 

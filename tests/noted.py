@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import runs
 import torch
 
+from fairseq.notes.dictionary import NoteDictionary
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
@@ -49,6 +51,14 @@ def corpus(folder: Path, high: int = 25) -> Path:
     words = runs.words(*map(str, flags), "--trainpref", str(folder / "train"), "--validpref", str(folder / "valid"))
     preprocess.main(get_preprocessing_parser().parse_args(words))
     return folder / "bin"
+
+
+def examples(task: Any, split: str = "train", training: bool = False) -> Any:
+    """The examples of *split* as a model with notes is given them."""
+    model: Any = SimpleNamespace(notes=NoteDictionary(1, 1))
+    folder = Path(task.settings.data_path)
+    blocks = task.dataset(split, training=training)
+    return task.extensions["notes"].extend_dataset(blocks, model, split, folder, training=training)
 
 
 def trainer(data: Path, *flags: Any, **changed: Any) -> Trainer:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from fairseq.config import fields
 from fairseq.config.parser import CHOICES, Choice, Parser, title_of
-from fairseq.config.registry import ARCHITECTURES
+from fairseq.config.registry import ARCHITECTURES, EXTENSIONS
 from fairseq.config.settings import DEFAULT_BATCH_SIZE
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
@@ -27,6 +27,8 @@ from fairseq.system.plugins import import_user_module
 from fairseq.system.terminal import open_standard_streams, printable, protect_terminal
 
 __all__ = ["Parser", "parse_args_and_arch", "run_command"]
+
+EXTENSION = "extension"  # in place of a choice
 
 
 def parse_args_and_arch(
@@ -76,6 +78,7 @@ def parse_args_and_arch(
         parser.error(f"unrecognized arguments: {unknown[0]}")
     _check_names(parser, args)
     _fill(parser, args, chosen, [part for _, _, part in parts], defaults)
+    _leave_out_extensions(args, parts)
     return (args, unknown) if parse_known else args
 
 
@@ -156,7 +159,7 @@ def _ignore(message: str) -> None:
 
 
 def _choose(parser: argparse.ArgumentParser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]]:
-    """The parts that *chosen* names, or their defaults: (name of the choice, the part's, the part)."""
+    """The parts that *chosen* names, or their defaults, and extensions: (name of the choice, the part's, the part)."""
     parts = []
     for name in getattr(parser, "choices", []):
         choice: Choice = CHOICES[name]
@@ -167,7 +170,24 @@ def _choose(parser: argparse.ArgumentParser, chosen: dict[str, Any]) -> list[tup
         found = choice.part(part)
         if name != "task" or "arch" in parser.choices:  # type: ignore[attr-defined]
             parts.append((name, part, found))
-    return parts
+    tasks = [part for choice, _, part in parts if choice == "task"]
+    return parts + [(EXTENSION, n, EXTENSIONS[n]) for task in tasks for n in EXTENSIONS if EXTENSIONS[n].extends(task)]
+
+
+def _leave_out_extensions(args: argparse.Namespace, parts: list[tuple[str, str, Any]]) -> None:
+    """Remove the settings of extensions that are switched off, so that neither logs nor checkpoints have them.
+
+    Raises:
+        UserError: one of them was given.
+    """
+    for choice, name, part in parts:
+        if choice == EXTENSION and not getattr(args, name):
+            for setting, default in fields.defaults(part.config_class).items():
+                if getattr(args, setting) != default:
+                    raise UserError(
+                        f"{fields.flag_name(setting)}: has no effect without {fields.flag_name(name)}; add it"
+                    )
+                delattr(args, setting)
 
 
 def _add_part_flags(parser: argparse.ArgumentParser, choice: str, name: str, part: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fairseq.config.fields import LARGEST_INT, shortened
 from fairseq.config.registry import (
     ARCHITECTURES,
     CRITERIONS,
+    EXTENSIONS,
     LR_SCHEDULERS,
     MODELS,
     OPTIMIZERS,
@@ -232,9 +233,10 @@ def title_of(cls: type, name: str | None = None) -> str:
 
 
 def _flags(part: Any) -> set[str]:
-    """Every flag of the dataclass of *part*."""
-    cls = getattr(part, "config_class", None)
-    declared = dataclasses.fields(cls) if cls is not None else ()
+    """Every flag of the dataclasses of *part* and of its extensions."""
+    parts = [part, *(EXTENSIONS[name] for name in EXTENSIONS if EXTENSIONS[name].extends(part))]
+    configs = filter(None, (getattr(one, "config_class", None) for one in parts))
+    declared = [field for cls in configs for field in dataclasses.fields(cls)]
     return {flag for field in declared for flag in (fields.flag_name(field), *field.metadata.get("aliases", ()))}
 
 

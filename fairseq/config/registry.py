@@ -129,6 +129,7 @@ TASKS: Registry[Any] = Registry("task", "--task", ("fairseq.tasks", "fairseq.not
 CRITERIONS: Registry[Any] = Registry("criterion", "--criterion", ("fairseq.criterions",))
 OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer", ("fairseq.optim",))
 LR_SCHEDULERS: Registry[Any] = Registry("learning-rate schedule", "--lr-scheduler", ("fairseq.optim.lr_scheduler",))
+EXTENSIONS: Registry[Any] = Registry("extension", "a switch", ("fairseq.notes.extension",))
 TOKENIZERS: Registry[Any] = Registry("word tokenizer", "--tokenizer")
 BPES: Registry[Any] = Registry("subword encoding", "--bpe")
 

@@ -11,12 +11,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fairseq.config import fields
 from fairseq.config.fields import flag
-from fairseq.config.registry import ARCHITECTURES, CRITERIONS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS, Registry
+from fairseq.config.registry import (
+    ARCHITECTURES,
+    CRITERIONS,
+    EXTENSIONS,
+    LR_SCHEDULERS,
+    MODELS,
+    OPTIMIZERS,
+    TASKS,
+    Registry,
+)
 from fairseq.errors import UserError
 
 S = TypeVar("S", bound="Settings")
@@ -270,6 +280,7 @@ class Settings:
         data_path: the data folder.
         chosen: names of the registered parts.
         task, model, criterion: their typed settings; None for a plug-in without a dataclass.
+        extensions: the typed settings of each extension of the task that is switched on, by its name.
         command: the command's own settings (:mod:`fairseq.config.command_settings`); None in training.
         namespace: everything in fairseq's flat form, for plug-ins and for checkpoints.
     """
@@ -281,6 +292,7 @@ class Settings:
     task: Any
     model: Any
     criterion: Any
+    extensions: Mapping[str, Any]
     command: Any
     namespace: argparse.Namespace
 
@@ -350,6 +362,7 @@ def _parts(args: argparse.Namespace, command: type | None) -> dict[str, Any]:
         "task": _part(TASKS, "task", args),
         "model": _typed(model, args),
         "criterion": _part(CRITERIONS, "criterion", args),
+        "extensions": _extensions(names["task"], given),
         "command": None if command is None else fields.extract(command, args),
         "namespace": args,
     }
@@ -358,6 +371,12 @@ def _parts(args: argparse.Namespace, command: type | None) -> dict[str, Any]:
 def _part(registry: Registry[Any], kind: str, args: argparse.Namespace) -> Any:
     name = str(vars(args).get(kind))
     return _typed(registry[name], args) if name in registry else None
+
+
+def _extensions(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the extensions of *task* whose switches are on."""
+    on = [name for name in EXTENSIONS if given.get(name) and task in TASKS and EXTENSIONS[name].extends(TASKS[task])]
+    return {name: fields.extract(EXTENSIONS[name].config_class, given) for name in on}
 
 
 def _typed(part: Any, args: argparse.Namespace) -> Any:

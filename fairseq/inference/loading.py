@@ -13,11 +13,11 @@ from torch import Tensor
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config import fields
-from fairseq.config.registry import ARCHITECTURES, CRITERIONS, MODELS, TASKS
+from fairseq.config.registry import ARCHITECTURES, CRITERIONS, EXTENSIONS, MODELS, TASKS
 from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig, Settings, typed_settings
 from fairseq.errors import UserError, nearest
 from fairseq.models import BaseFairseqModel
-from fairseq.models.loading import load_parameters
+from fairseq.models.loading import finished, load_parameters
 from fairseq.models.unsupported import NEUTRAL, check_supported
 from fairseq.system.limits import ModelLimit, limited_models
 from fairseq.tasks import setup_task
@@ -64,7 +64,7 @@ def load_models(
         args.data = str(data)
         parameters = state["model"]
         if not vars(args).get("keep_notes"):
-            args, parameters = MODELS[ARCHITECTURES[args.arch].model].finished(args, parameters)
+            args, parameters = finished(args, parameters)
             args.task = (overrides or {}).get("task", args.task)
         if task is None:
             first = typed_settings(_with_rare_words(args) if vars(args).get("rare_words") else args)
@@ -155,6 +155,7 @@ def _check_overrides(
     names = {"task": str(vars(args).get("task", "language_modeling")), "criterion": str(vars(args).get("criterion"))}
     parts = [MODELS[ARCHITECTURES[args.arch].model]]
     parts += [registry[names[kind]] for kind, registry in CHOICES.items() if names[kind] in registry]
+    parts += [EXTENSIONS[name] for name in EXTENSIONS if any(map(EXTENSIONS[name].extends, parts))]
     read = {"arch", "task", "criterion", "keep_notes", *NEUTRAL}
     read |= set(fields.defaults(DataConfig)) - given.keys()  # set by the flags of the command
     for part in parts:

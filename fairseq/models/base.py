@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
-from fairseq.config.registry import ARCHITECTURES, MODELS
+from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS
 from fairseq.config.settings import KernelConfig, Settings, typed_settings
 from fairseq.modules.memory import Memory
 from fairseq.modules.output_layer import OutputLayer
-from fairseq.notes.dictionary import CausalNoteDictionary
 from fairseq.system.limits import ModelLimit, limited_models
 
 if TYPE_CHECKING:
@@ -42,13 +40,6 @@ class ModelConfig(KernelConfig):
         """
         return {}
 
-    def check_training(self) -> None:
-        """Check the settings that training alone reads; those of a trained model may be what they are.
-
-        Raises:
-            UserError: one has no effect; the message names the flag.
-        """
-
 
 class BaseFairseqModel(nn.Module):
     """A registered model.
@@ -67,6 +58,8 @@ class BaseFairseqModel(nn.Module):
     """
     memory_length: int = 0
     """Tokens that the model remembers from segment to segment; 0: none."""
+    infused_dim: int | None = None
+    """Width of the summed embeddings that ``forward`` hands to its argument ``infuse``; None: it has none."""
     skips_parameters: bool = False
     """True if a training step may leave parameters without a gradient."""
     predicts_next_token: bool = True
@@ -110,6 +103,9 @@ class BaseFairseqModel(nn.Module):
         is dropped."""
         return args, parameters
 
+    def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        """Raise UserError if the *parameters* of a checkpoint belong to other data than the model."""
+
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """*state*, which may come from an older program, with the names this model uses."""
         return state
@@ -133,17 +129,6 @@ class FairseqLanguageModel(BaseFairseqModel):
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
         self.decoder = decoder
-        self.notes: CausalNoteDictionary | None = None
-
-    @classmethod
-    def finished(
-        cls, args: argparse.Namespace, parameters: Mapping[str, Tensor]
-    ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
-        """Settings and parameters without notes."""
-        if "notes.table" not in parameters:
-            return args, parameters
-        kept = {name: value for name, value in parameters.items() if not name.startswith("notes.")}
-        return argparse.Namespace(**{**vars(args), "notes": False}), kept
 
     @property
     def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
@@ -156,27 +141,11 @@ class FairseqLanguageModel(BaseFairseqModel):
         """The model in a folder, in the interface of fairseq's hub: see ``fairseq.hub_utils.from_pretrained``."""
         return importlib.import_module("fairseq.hub_utils").from_pretrained(*args, **kwargs)
 
-    def forward(
-        self,
-        src_tokens: Tensor,
-        memory: Memory | None = None,
-        spans: Tensor | None = None,
-        longest_span: int | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Pass everything to the decoder; a decoder without memory is not given any.
-
-        With ``notes``, it reads those of the rare words at *spans*, int64 [S, 4], of which none has more than
-        *longest_span* tokens; sums and counts of new ones are ``notes`` in what is returned beside the output.
-        """
+    def forward(self, src_tokens: Tensor, memory: Memory | None = None, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+        """Pass everything to the decoder; a decoder without memory is not given any."""
         if memory is not None:
             kwargs["memory"] = memory
-        notes = self.notes
-        if notes is None or spans is None:
-            return self.decoder(src_tokens, **kwargs)
-        output, extra = self.decoder(src_tokens, infuse=lambda x: notes.read(x, spans, longest_span), **kwargs)
-        lengths = torch.full((src_tokens.size(0),), src_tokens.size(1), device=src_tokens.device)
-        return output, {**extra, "notes": notes.take(output, spans, lengths, longest_span)}
+        return self.decoder(src_tokens, **kwargs)
 
     def max_positions(self) -> int | None:
         return self.decoder.max_positions()  # type: ignore[operator]
@@ -186,4 +155,7 @@ def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
     """The model of the architecture that *settings* choose, for *task*'s dictionary."""
     settings = typed_settings(settings)
     with limited_models(ModelLimit.of_machine()):
-        return MODELS[ARCHITECTURES[settings.chosen.arch].model].from_settings(settings, task)
+        model = MODELS[ARCHITECTURES[settings.chosen.arch].model].from_settings(settings, task)
+        for name, cfg in settings.extensions.items():
+            EXTENSIONS[name].extend_model(model, cfg, task)
+    return model

@@ -7,10 +7,12 @@ cache are not compiled.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -18,13 +20,12 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq.checkpoint import describe_mismatch
 from fairseq.config import fields
-from fairseq.config.registry import ARCHITECTURES, MODELS
+from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS
 from fairseq.config.settings import Settings
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.unsupported import check_supported
 from fairseq.modules.transformer_layer import TransformerLayer
-from fairseq.notes.settings import check_words
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +80,9 @@ def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], s
     """Load a checkpoint's *parameters* strictly.
 
     Raises:
-        UserError: names or shapes differ, which the message lists, or the notes are for other words.
+        UserError: names or shapes differ, which the message lists, or the parameters belong to other data.
     """
-    check_words(model, parameters)
+    model.check_parameters(parameters)
     upgraded = model.upgrade_state_dict(dict(parameters))
     problem = describe_mismatch(upgraded, model.state_dict(), source)
     if problem:
@@ -109,8 +110,14 @@ def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], sour
     logger.info("%s: %d of %d parameters loaded%s", source, len(fitting), len(wanted), "".join(f"; {p}" for p in parts))
 
 
-def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], settings: Any, source: str) -> None:
-    """Check that *settings*, the typed ones of the model, agree with the *stored* ones of a checkpoint.
+def check_settings(
+    model: BaseFairseqModel,
+    stored: Mapping[str, Any],
+    settings: Any,
+    source: str,
+    extensions: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Check that typed *settings*, of the model and of its *extensions*, agree with the *stored* ones of a checkpoint.
 
     Raises:
         UserError: a setting that changes the meaning of the parameters differs, or a stored one is not implemented;
@@ -118,11 +125,15 @@ def check_settings(model: BaseFairseqModel, stored: Mapping[str, Any], settings:
     """
     if not model.reads_all_settings:
         check_supported(stored, source)
-    if model.config_class is None:
-        return
+    for part, cfg in [(model, settings), *((EXTENSIONS[name], cfg) for name, cfg in extensions.items())]:
+        if part.config_class is not None:
+            _check_decisive(part, stored, cfg, source)
+
+
+def _check_decisive(part: Any, stored: Mapping[str, Any], settings: Any, source: str) -> None:
     known = {name: value for name, value in stored.items() if value is not None}
-    before: Any = fields.typed(model.config_class, known)
-    for name in model.decisive_settings:
+    before: Any = fields.typed(part.config_class, known)
+    for name in part.decisive_settings:
         if name in known and getattr(before, name) != getattr(settings, name):
             now = getattr(settings, name)
             raise UserError(
@@ -139,8 +150,20 @@ def decisive_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
     arch = stored.get("arch")
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
         return {}
-    names = MODELS[ARCHITECTURES[arch].model].decisive_settings
+    parts = [MODELS[ARCHITECTURES[arch].model], *(EXTENSIONS[name] for name in EXTENSIONS if stored.get(name))]
+    names = [name for part in parts for name in part.decisive_settings]
     return {name: stored[name] for name in names if stored.get(name) is not None}
+
+
+def finished(
+    args: argparse.Namespace, parameters: Mapping[str, Tensor]
+) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
+    """Settings and parameters of the model that a checkpoint is used as after training, without its extensions."""
+    args, parameters = MODELS[ARCHITECTURES[args.arch].model].finished(args, parameters)
+    for name in EXTENSIONS:
+        if vars(args).get(name):
+            args, parameters = EXTENSIONS[name].finished(args, parameters)
+    return args, parameters
 
 
 def stored_settings(settings: Settings, model: BaseFairseqModel) -> dict[str, Any]:

@@ -30,11 +30,10 @@ from fairseq.modules.output_layer import LinearOutput, OutputLayer
 from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, position_embedding, sinusoids
 from fairseq.modules.transformer_layer import ACTIVATIONS, TransformerLayer
 from fairseq.modules.visibility import CAUSAL
-from fairseq.notes.settings import CausalNoteConfig, give_notes
 
 
 @dataclass(frozen=True)
-class TransformerLMConfig(CausalNoteConfig, ModelConfig):
+class TransformerLMConfig(ModelConfig):
     """The settings of a transformer language model."""
 
     activation_fn: str = flag("relu", "activation of the feed-forward networks", choices=tuple(ACTIVATIONS))
@@ -319,23 +318,21 @@ class TransformerLanguageModel(FairseqLanguageModel):
         "no_scale_embedding",
         "no_token_positional_embeddings",
         "position_infused_attention",
-        "note_lambda",
-        "note_form",
     )
 
     def __init__(self, decoder: TransformerDecoder) -> None:
         super().__init__(decoder)
         self.cfg = decoder.cfg
         self.memory_length = decoder.memory_length
+        self.infused_dim = decoder.cfg.decoder_embed_dim
         self.skips_parameters = decoder.cfg.decoder_layerdrop > 0
 
     @classmethod
     def build_model(cls, args: TransformerLMConfig | argparse.Namespace, task: Any) -> TransformerLanguageModel:
         cfg = typed(TransformerLMConfig, args)
         cfg.check(len(task.source_dictionary))
-        model = cls(TransformerDecoder(cfg, len(task.source_dictionary), task.source_dictionary.pad(), not cfg.no_apex))
-        give_notes(model, cfg, task, cfg.decoder_embed_dim)
-        return model
+        dictionary = task.source_dictionary
+        return cls(TransformerDecoder(cfg, len(dictionary), dictionary.pad(), not cfg.no_apex))
 
     def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
         """See :meth:`TransformerDecoder.new_cache`."""

@@ -31,7 +31,6 @@ from fairseq.modules.positions import distance_sinusoids
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention
 from fairseq.modules.transformer_layer import TransformerLayer
 from fairseq.modules.visibility import Causal
-from fairseq.notes.settings import CausalNoteConfig, give_notes
 
 LARGEST_TABLE = 1 << 20  # distances that get parameters of their own without being asked for
 PROJECTION_STD = 0.01  # the authors'
@@ -39,7 +38,7 @@ BY_DISTANCE = ("relative", "shaw")
 
 
 @dataclass(frozen=True)
-class TransformerXLConfig(CausalNoteConfig, ModelConfig, MemoryConfig):
+class TransformerXLConfig(ModelConfig, MemoryConfig):
     """The settings of a Transformer-XL."""
 
     n_layer: int = flag(12, "number of layers", low=1, high=MOST_LAYERS)
@@ -310,12 +309,12 @@ class TransformerXL(FairseqLanguageModel):
     decisive_settings = (
         *("pre_lnorm", "n_head", "position_encoding"),
         *("untie_r", "tie_weight", "tie_projs"),  # a checkpoint has tied parameters under each of their names
-        *("note_lambda", "note_form"),
     )
 
     def __init__(self, decoder: TransformerXLDecoder) -> None:
         super().__init__(decoder)
         self.cfg = decoder.cfg
+        self.infused_dim = decoder.cfg.d_model
 
     @classmethod
     def build_model(cls, args: TransformerXLConfig | argparse.Namespace, task: Any) -> TransformerXL:
@@ -329,9 +328,7 @@ class TransformerXL(FairseqLanguageModel):
                     f"--mem-len {cfg.mem_len}: with --position-encoding {cfg.position_encoding} every distance has "
                     "learned parameters; give --max-relative-length, beyond which distances count as the farthest"
                 )
-        model = cls(TransformerXLDecoder(cfg, len(task.source_dictionary), not cfg.no_apex))
-        give_notes(model, cfg, task, cfg.d_model)
-        return model
+        return cls(TransformerXLDecoder(cfg, len(task.source_dictionary), not cfg.no_apex))
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """*state*, if its tables of positions are as long as this model's.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from fairseq.data.dataset import Sample
 from fairseq.data.masking import MaskedBlocks
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.notes.spans import NoteSpans
+
+B = TypeVar("B", MaskedBlocks, TokenBlocks)
+N = TypeVar("N", bound="NotedExamples[Any]")
 
 SUBSETS = ("rare", "near", "far")
 
@@ -22,21 +26,23 @@ def subsets_of(rare: np.ndarray) -> dict[str, torch.Tensor]:
     return {"rare": mask, "near": near, "far": ~near}
 
 
-class NotedBlocks:
-    """Masked blocks with the positions of rare words.
+class NotedExamples(Generic[B]):
+    """Examples of a corpus with the positions of rare words.
 
     Args:
-        blocks: rows of a begin symbol and a block.
-        spans: the rare words of the blocks' corpus.
+        blocks: the examples.
+        spans: the rare words of their corpus.
+        read: whether the model reads notes; if not, batches mark the :data:`SUBSETS` only.
     """
 
-    def __init__(self, blocks: MaskedBlocks, spans: NoteSpans) -> None:
-        self.blocks = blocks
+    def __init__(self, blocks: B, spans: NoteSpans, *, read: bool = True) -> None:
+        self.blocks: B = blocks
         self.spans = spans
+        self.read = read
 
     @property
     def sizes(self) -> np.ndarray:
-        """Tokens of each row: int32 [n]."""
+        """Tokens of each example: int32 [n]."""
         return self.blocks.sizes
 
     def __len__(self) -> int:
@@ -46,13 +52,30 @@ class NotedBlocks:
         """CRC-32 of each file of the corpus and of its notes, by its name."""
         return self.blocks.checksums() | self.spans.checksums()
 
-    def at_epoch(self, epoch: int) -> NotedBlocks:
-        """The rows with the masking of *epoch* (from 1)."""
+    def at_epoch(self: N, epoch: int) -> N:
+        """The examples as in *epoch* (from 1)."""
         return self._with(self.blocks.at_epoch(epoch))
 
-    def select(self, keep: np.ndarray) -> NotedBlocks:
-        """The rows for which *keep*, bool [n], is true, renumbered."""
+    def select(self: N, keep: np.ndarray) -> N:
+        """The examples for which *keep*, bool [n], is true, renumbered."""
         return self._with(self.blocks.select(keep))
+
+    def _with(self: N, blocks: B) -> N:
+        view = copy.copy(self)
+        view.blocks = blocks
+        return view
+
+    def _marked(self, sample: Sample, rare: np.ndarray, spans: np.ndarray) -> Sample:
+        """*sample* with *rare* targets, bool [B, T], and for a model that reads notes the *spans* that do, [S, 4]."""
+        net_input = sample["net_input"]
+        if self.read:
+            longest = int((spans[:, 2] - spans[:, 1]).max(initial=1))
+            net_input = {**net_input, "spans": torch.from_numpy(spans), "longest_span": longest}
+        return {**sample, "subsets": subsets_of(rare), "net_input": net_input}
+
+
+class NotedBlocks(NotedExamples[MaskedBlocks]):
+    """Masked blocks, rows of a begin symbol and a block, with the positions of rare words."""
 
     def batch(self, indices: np.ndarray) -> Sample:
         """Rows *indices* [B] padded on the right.
@@ -70,21 +93,10 @@ class NotedBlocks:
         words = self.spans.spans(plain.starts[indices], plain.sizes[indices])
         words[:, 1:3] += 1  # after the begin symbol
         spans = words[~covered(words, sample["target"].numpy() != plain.pad)]
-        longest = int((spans[:, 2] - spans[:, 1]).max(initial=1))
         column = np.arange(sample["target"].size(1))
         rare = self.spans.rare_at(plain.starts[indices][:, None] + column - 1)
         rare &= (column > 0) & (column <= plain.sizes[indices][:, None])
-        return {
-            **sample,
-            "subsets": subsets_of(rare),
-            "rare_words": torch.from_numpy(words),
-            "net_input": {**sample["net_input"], "spans": torch.from_numpy(spans), "longest_span": longest},
-        }
-
-    def _with(self, blocks: MaskedBlocks) -> NotedBlocks:
-        view = copy.copy(self)
-        view.blocks = blocks
-        return view
+        return {**self._marked(sample, rare, spans), "rare_words": torch.from_numpy(words)}
 
 
 def covered(spans: np.ndarray, marked: np.ndarray) -> np.ndarray:
@@ -95,61 +107,29 @@ def covered(spans: np.ndarray, marked: np.ndarray) -> np.ndarray:
     return before[row, end] > before[row, first]
 
 
-class NotedStream:
+class NotedStream(NotedExamples[TokenBlocks]):
     """Blocks of a corpus for a causal model, with the positions of rare words in its input.
 
     Args:
-        blocks: the blocks.
-        spans: the rare words of the blocks' corpus.
+        blocks, spans, read: as of :class:`NotedExamples`.
         joins: bool [V], symbols that the next token may continue (``…@@``, the unknown symbol). A word that ends in
             one has no span: only the next token shows that it ends.
     """
 
-    def __init__(self, blocks: TokenBlocks, spans: NoteSpans, joins: np.ndarray) -> None:
-        self.blocks = blocks
-        self.spans = spans
+    def __init__(self, blocks: TokenBlocks, spans: NoteSpans, joins: np.ndarray, *, read: bool = True) -> None:
+        super().__init__(blocks, spans, read=read)
         self.joins = joins
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Tokens of each block: int32 [n]."""
-        return self.blocks.sizes
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def checksums(self) -> dict[str, int]:
-        """CRC-32 of each file of the corpus and of its notes, by its name."""
-        return self.blocks.checksums() | self.spans.checksums()
-
-    def at_epoch(self, epoch: int) -> NotedStream:
-        """The blocks of *epoch* (from 1)."""
-        return self._with(self.blocks.at_epoch(epoch))
-
-    def select(self, keep: np.ndarray) -> NotedStream:
-        """The blocks for which *keep*, bool [n], is true, renumbered."""
-        return self._with(self.blocks.select(keep))
 
     def batch(self, indices: np.ndarray) -> Sample:
         """Blocks *indices* [B] as rows padded on the right.
 
         Returns:
-            The sample of :class:`TokenBlocks`; ``subsets``, see :func:`subsets_of`; and for
-            the model ``spans`` int64 [S, 4], the rare words that are complete in its input, and ``longest_span``.
+            The sample of :class:`TokenBlocks`; ``subsets``, see :func:`subsets_of`; and for the model ``spans`` int64
+            [S, 4], the rare words that are complete in its input, and ``longest_span``.
         """
         sample = self.blocks.batch(indices)
         tokens = sample["net_input"]["src_tokens"].numpy()
         places = self.blocks.places(indices)  # (B, T + 1); targets are one column after the source
         spans = self.spans.spans_at(places, self.blocks.sizes[indices])
         spans = spans[~self.joins[tokens[spans[:, 0], spans[:, 2] - 1]]]
-        longest = int((spans[:, 2] - spans[:, 1]).max(initial=1))
-        return {
-            **sample,
-            "subsets": subsets_of(self.spans.rare_at(places[:, 1:])),
-            "net_input": {**sample["net_input"], "spans": torch.from_numpy(spans), "longest_span": longest},
-        }
-
-    def _with(self, blocks: TokenBlocks) -> NotedStream:
-        view = copy.copy(self)
-        view.blocks = blocks
-        return view
+        return self._marked(sample, self.spans.rare_at(places[:, 1:]), spans)

@@ -19,7 +19,8 @@ from fairseq.models.bert import BertConfig, BertModel
 from fairseq.models.electra import ElectraConfig, ElectraModel
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.notes.dictionary import NoteDictionary, generator_apart
-from fairseq.notes.settings import EncoderNoteConfig, dictionary_settings, notes_of, without_notes, words_of
+from fairseq.notes.extension import words_of
+from fairseq.notes.settings import EncoderNoteConfig, check_words, dictionary_settings, notes_of, without_notes
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
 PREFIX = "tnf_"
@@ -88,6 +89,9 @@ class NotedModel(BaseFairseqModel):
     def train(self, mode: bool = True) -> NotedModel:
         self.encoder_model.train(mode)
         return super().train(mode)
+
+    def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        check_words(self.notes, parameters)
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the parameters of the encoder; keep those of notes."""

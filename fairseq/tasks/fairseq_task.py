@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config import fields
-from fairseq.config.registry import TASKS
+from fairseq.config.registry import EXTENSIONS, TASKS
 from fairseq.config.settings import DataConfig, Settings, typed_settings
 from fairseq.criterions import build_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
@@ -30,6 +30,7 @@ from fairseq.logging.figures import Figure
 from fairseq.logging.reduced import log_figures, reduced_figures
 from fairseq.models import BaseFairseqModel, build_model
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory
+from fairseq.tasks.extension import Extension
 from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class FairseqTask:
         args: the flat namespace, for plug-ins.
         datasets: the datasets from ``load_dataset``, by split.
         evaluated_by: module of :mod:`fairseq_cli` that evaluates a checkpoint, which the log of training names.
+        extensions: what changes data and models of the task from outside, by name.
         kinds: the kinds of state that a step hands to the next.
         subsets: names of the subsets of tokens that samples mark (:mod:`fairseq.criterions.subsets`).
         carried: their values in training. Only :meth:`commit`, :meth:`restart` and :meth:`load_carried` set it.
@@ -88,6 +90,14 @@ class FairseqTask:
         self.cfg: Any = self.args
         self.datasets: dict[str, Any] = {}
         self.carried: Carried = {}
+        self.extensions: dict[str, Extension] = {}
+        for name in self.settings.extensions:
+            self.extend(name, EXTENSIONS[name](self))
+
+    def extend(self, name: str, extension: Extension) -> None:
+        """Let *extension* change data and models of this task."""
+        self.extensions[name] = extension
+        self.kinds, self.subsets = (*self.kinds, *extension.kinds), (*self.subsets, *extension.subsets)
 
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
@@ -228,7 +238,10 @@ class FairseqTask:
 
         def open_folder(folder: Path) -> tuple[Dataset, Sampler]:
             dataset = self._fitting(split, folder, model, training, skip, batching.max_tokens)
-            return dataset, self.sampler(dataset, model, batching)
+            sampler = self.sampler(dataset, model, batching)
+            for extension in self.extensions.values():
+                dataset = extension.extend_dataset(dataset, model, split, folder, training=training)
+            return dataset, sampler
 
         if len(folders) == 1:
             return Turns.of_one(*open_folder(folders[0]))

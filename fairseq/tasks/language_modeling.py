@@ -12,17 +12,12 @@ from fairseq.config.fields import flag
 from fairseq.config.registry import register_task
 from fairseq.config.settings import BREAK_MODES, Settings, typed_settings
 from fairseq.data.dataset import Dataset, Sample
-from fairseq.data.folders import check_split, corpus_prefixes, data_folders, load_dictionary, reopen_corpus
+from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
-from fairseq.data.masking import word_parts
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
-from fairseq.notes.blocks import SUBSETS, NotedStream
-from fairseq.notes.spans import reopen_spans
-from fairseq.notes.state import NoteState
-from fairseq.notes.words import NoteWords, note_rule
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 
@@ -45,7 +40,6 @@ class LanguageModelingConfig:
     streams: bool = flag(False, "rows continue from batch to batch, also for models without memory")
     add_bos_token: bool = flag(False, "begin-of-sentence symbol before each block and as its first target")
     shuffle_lines: bool = flag(False, "shuffle training lines each epoch, before they are cut into blocks")
-    notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
 
 
 @register_task("language_modeling", dataclass=LanguageModelingConfig)
@@ -62,12 +56,6 @@ class LanguageModelingTask(FairseqTask):
         super().__init__(args)
         self.cfg = self.typed(LanguageModelingConfig)
         self.dictionary = dictionary
-        self.note_words: NoteWords | None = None
-        if self.cfg.notes:
-            if self.cfg.add_bos_token:
-                raise UserError("--notes: cannot be used with --add-bos-token; leave one of them out")
-            self.kinds, self.subsets = (*self.kinds, NoteState()), SUBSETS
-            self.note_words = NoteWords.load(data_folders(self.settings.data_path)[0])
 
     @classmethod
     def setup_task(cls, args: Settings, **kwargs: Any) -> LanguageModelingTask:
@@ -97,12 +85,10 @@ class LanguageModelingTask(FairseqTask):
     def check_folder(self, split: str, folder: Path) -> None:
         check_split(folder, split)
 
-    def dataset(
-        self, split: str, *, training: bool = False, folder: str | Path | None = None
-    ) -> TokenBlocks | NotedStream:
+    def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> TokenBlocks:
         shuffled = training and self.cfg.shuffle_lines
         folder = folder or data_folders(self.settings.data_path)[0]
-        blocks = TokenBlocks(
+        return TokenBlocks(
             reopen_corpus(folder, split, self.dictionary, combine=training),
             self.cfg.tokens_per_sample,
             self.cfg.sample_break_mode,
@@ -111,19 +97,11 @@ class LanguageModelingTask(FairseqTask):
             shuffle_lines=self.settings.common.seed if shuffled else None,
             bos=self.dictionary.begin() if self.cfg.add_bos_token else None,
         )
-        if not self.cfg.notes:
-            return blocks
-        spans = reopen_spans(corpus_prefixes(folder, split, combine=training), self.note_words)
-        joins = word_parts(self.dictionary, note_rule(self.dictionary))[1]
-        if (unknown := self.dictionary.unk()) >= 0:
-            joins[unknown] = joins.any()  # whether the next token continues what it stands for is not visible
-        return NotedStream(blocks, spans, joins)
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         mode = self.cfg.sample_break_mode
         if not (self.reads_streams or model.memory_length > 0):
-            blocks = dataset.blocks if isinstance(dataset, NotedStream) else dataset
-            kept = blocks.kept if isinstance(blocks, TokenBlocks) else None
+            kept = dataset.kept if isinstance(dataset, TokenBlocks) else None
             return batching.blocks(dataset.sizes, by_size=mode != "none", kept=kept)
         if mode != "none":
             raise UserError(f"--sample-break-mode {mode}: models with memory and --streams need none")

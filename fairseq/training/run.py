@@ -25,7 +25,6 @@ from fairseq.distributed.sharding import build_device
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import ProgressBar, RunProgress, progress_bar
 from fairseq.logging.recorders import recording
-from fairseq.models import ModelConfig
 from fairseq.tasks import FairseqTask, setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary, dictionary_of
 from fairseq.training import log
@@ -435,8 +434,6 @@ def _check(settings: TrainingSettings) -> None:
     Raises:
         UserError: a setting of validation, checkpoints or profiling is invalid.
     """
-    if isinstance(settings.model, ModelConfig):
-        settings.model.check_training()
     data = settings.data
     if not all(_splits(data)):
         raise UserError(f"--valid-subset {data.valid_subset!r}: empty name; --disable-validation skips validation")

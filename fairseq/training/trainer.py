@@ -284,7 +284,7 @@ class Trainer:
         """
         options = self.settings.checkpoint
         # First, because it names the flag where parameters have other names or shapes by a setting.
-        check_settings(self.model, state.get("args") or {}, self.settings.model, source)
+        check_settings(self.model, state.get("args") or {}, self.settings.model, source, self.settings.extensions)
         load_parameters(self.model, state["model"], source)
         extra = state.get("extra_state") or {}
         history = (state.get("optimizer_history") or [{}])[-1]

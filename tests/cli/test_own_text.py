@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import noted
 import numpy as np
 import pytest
 import runs
@@ -213,7 +214,7 @@ def test_a_causal_model_reads_the_note_of_a_word_when_the_next_token_has_shown_i
     preprocess.main(arguments(get_preprocessing_parser(), *words))
     runs.train(tmp_path / "model", TRAINING, "--notes --disable-validation", data=tmp_path / "data")
     model, task = load_model(tmp_path / "model/checkpoint_last.pt", tmp_path / "data", overrides={"keep_notes": True})
-    sample = task.dataset("train").batch(np.arange(1))["net_input"]
+    sample = noted.examples(task).batch(np.arange(1))["net_input"]
     spans = sample["spans"][model.notes.taken[sample["spans"][:, 3]] > 0]
     rows = [(int(end), span[None]) for span in spans for _, first, end, _ in [span] if end - first > 1]
     rows = [(end, span) for end, span in rows if end < sample["src_tokens"].size(1)]

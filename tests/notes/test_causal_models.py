@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq.notes.dictionary import CausalNoteDictionary
+from fairseq.notes.extension import give_notes
 
 TOKENS, ROWS, FIRST = 16, 2, 10
 MARKED = FIRST + 6
@@ -59,7 +60,7 @@ def model(request):
     flags = ARCHS[request.param]
     model = runs.model_of("--tokens-per-sample 16", flags, "--cpu --criterion adaptive_loss --max-tokens 64").eval()
     dim = model.embed(torch.full((1, 1), FIRST)).size(-1)
-    model.notes = CausalNoteDictionary(7, dim, 0.5, note_half_window=3, init_std=1.0)
+    give_notes(model, CausalNoteDictionary(7, dim, 0.5, note_half_window=3, init_std=1.0))
     model.notes.taken += 1
     return model
 

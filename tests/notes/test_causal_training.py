@@ -8,6 +8,7 @@ import pytest
 import runs
 import torch
 
+from fairseq import checkpoint
 from fairseq.errors import UserError
 from fairseq.hub import load_model
 from fairseq_cli import preprocess
@@ -67,7 +68,7 @@ def test_the_finished_model_has_no_notes_unless_they_are_kept(data, tmp_path):
     file = tmp_path / "checkpoint_last.pt"
     model, _ = load_model(file, data)
     kept, _ = load_model(file, data, overrides={"keep_notes": True})
-    assert model.notes is None and int(kept.notes.updates) == 2
+    assert not hasattr(model, "notes") and int(kept.notes.updates) == 2
     tokens = torch.full((1, 5), 7)
     assert torch.equal(model(tokens)[0], kept(tokens)[0])
 
@@ -88,8 +89,8 @@ def test_a_word_that_ends_in_the_unknown_symbol_is_not_read(tmp_path):
     flags += f" --trainpref {tmp_path}/text"
     preprocess.main(get_preprocessing_parser().parse_args(runs.words(flags)))
     task = noted.trainer(tmp_path / "bin", ARCHS["transformer_lm"].replace("10,20", "5,6"), "--notes").task
-    spans = task.dataset("train").batch(np.arange(1))["net_input"]["spans"]
-    assert task.note_words.words == ("ax", "b", "ay")
+    spans = noted.examples(task).batch(np.arange(1))["net_input"]["spans"]
+    assert task.extensions["notes"].words.words == ("ax", "b", "ay")
     assert set(spans[:, 3].tolist()) == {0, 1}
 
 
@@ -111,3 +112,22 @@ def test_bad_input_is_one_line(data):
     with pytest.raises(UserError, match="--decoder-output-dim 64"):
         narrow = "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 64 --decoder-output-dim 32"
         noted.trainer(data, ARCHS["transformer_lm"], "--notes", narrow)
+
+
+def test_a_run_without_notes_stores_and_logs_no_settings_of_notes_and_resumes_one_that_did(data, tmp_path):
+    flags = [ARCHS["shortformer"], "--max-update"]
+    runs.train(tmp_path, *flags, "1", data=data)
+    file = tmp_path / "checkpoint_last.pt"
+    state = checkpoint.read(file)
+    assert not [name for name in state["args"] if name.startswith("note")]
+    assert "\nnote" not in (tmp_path / "settings.yaml").read_text()
+    former = {"notes": False, "note_lambda": 0.5, "note_gamma": 0.1, "note_half_window": 16, "note_form": "literal"}
+    torch.save({**state, "args": {**state["args"], **former, "note_until": None}}, tmp_path / "former")
+    (tmp_path / "former").replace(file)  # its tensors are read from the file
+    assert len(runs.updates(runs.train(tmp_path, *flags, "2", data=data))) == 1
+    assert not hasattr(load_model(file, data)[0], "notes")
+
+
+def test_a_model_that_cannot_read_notes_is_named(data):
+    with pytest.raises(UserError, match="^--notes: LSTMLanguageModel cannot read notes; use a transformer"):
+        noted.trainer(data, "--arch lstm_lm --criterion cross_entropy", COMMON, "--notes")

@@ -23,7 +23,7 @@ def task(request, data):
 
 def naive_words(task, symbols, continued):
     """(first, end, number in notes.txt) of the rare words of a row that are whole."""
-    numbers = {word: number for number, word in enumerate(task.note_words.words)}
+    numbers = {word: number for number, word in enumerate(task.extensions["notes"].words.words)}
     first, found = 0, []
     for end, symbol in enumerate(symbols, 1):
         if not symbol.endswith("@@"):
@@ -34,7 +34,7 @@ def naive_words(task, symbols, continued):
 
 
 def test_spans_are_the_whole_rare_words_without_a_chosen_token(task):
-    blocks = task.dataset("train", training=True).at_epoch(2)
+    blocks = noted.examples(task, training=True).at_epoch(2)
     sample = blocks.batch(np.arange(len(blocks)))
     source, target = sample["net_input"]["src_tokens"], sample["target"]
     pad = task.dictionary.pad()
@@ -60,7 +60,7 @@ def test_batches_and_chosen_tokens_are_those_without_notes(task, data):
     plain = setup_task(
         runs.arguments(noted.BERT, "--sample-break-mode", task.cfg.sample_break_mode, data=data)
     ).dataset("train", training=True)
-    blocks = task.dataset("train", training=True)
+    blocks = noted.examples(task, training=True)
     assert len(plain) == len(blocks) and (plain.sizes == blocks.sizes).all()
     one, other = (d.at_epoch(3).batch(np.array([0, 2])) for d in (plain, blocks))
     assert torch.equal(one["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
@@ -68,7 +68,7 @@ def test_batches_and_chosen_tokens_are_those_without_notes(task, data):
 
 
 def test_selected_rows_keep_their_words(task):
-    blocks = task.dataset("valid")
+    blocks = noted.examples(task, "valid")
     keep = np.arange(len(blocks)) % 2 == 1
     chosen, every = blocks.select(keep).batch(np.array([0])), blocks.batch(np.array([1]))
     assert torch.equal(chosen["net_input"]["spans"], every["net_input"]["spans"])

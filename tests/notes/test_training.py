@@ -286,4 +286,4 @@ def test_numbers_that_no_word_has_are_rejected_before_training(flags, split, dat
     numbers = folder / f"{split}.notes.bin"
     numbers.write_bytes(b"\xff" * len(numbers.read_bytes()))
     with pytest.raises(UserError, match=f"{split}.notes.bin: number of a word that notes.txt does not have"):
-        setup_task(runs.arguments(flags, data=folder)).dataset(split)
+        noted.examples(setup_task(runs.arguments(flags, data=folder)), split)

@@ -1,0 +1,179 @@
+"""Notes as an extension of tasks: rare words in their batches, and causal models that read and take notes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fairseq.config import fields
+from fairseq.config.fields import flag
+from fairseq.config.registry import EXTENSIONS
+from fairseq.data.dataset import Dataset
+from fairseq.data.folders import corpus_prefixes, data_folders
+from fairseq.data.masking import MaskedBlocks, word_parts
+from fairseq.data.token_blocks import TokenBlocks
+from fairseq.errors import UserError
+from fairseq.models import BaseFairseqModel, FairseqLanguageModel
+from fairseq.modules.memory import Memory
+from fairseq.notes.blocks import SUBSETS, NotedBlocks, NotedStream
+from fairseq.notes.dictionary import CausalNoteDictionary
+from fairseq.notes.settings import NoteConfig, check_words, dictionary_settings, without_notes
+from fairseq.notes.spans import reopen_spans
+from fairseq.notes.state import NoteState, dictionary_of
+from fairseq.notes.words import NOTES, NoteWords, note_rule
+from fairseq.tasks.carried import CarriedState
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+NAME = "notes"
+
+
+@dataclass(frozen=True)
+class CausalNoteConfig(NoteConfig):
+    """Settings of notes in causal models."""
+
+    note_half_window: int = flag(16, "tokens before a word that its note averages, besides the word", low=0)
+    notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
+
+
+class NotedLanguageModel(FairseqLanguageModel):
+    """A causal model that reads notes and takes new ones; :func:`give_notes` mixes it into the class of a model."""
+
+    notes: CausalNoteDictionary
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        memory: Memory | None = None,
+        spans: Tensor | None = None,
+        longest_span: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Run the model with notes at rare words.
+
+        Args:
+            src_tokens: [B, T].
+            memory: of the model.
+            spans: the rare words that are complete in *src_tokens*, int64 [S, 4] (row, first token, end, word); None:
+                no notes are read or taken.
+            longest_span: most tokens of a span; None: computed from the spans, which synchronises a GPU.
+            kwargs: further arguments of the model.
+
+        Returns:
+            The output of the model, with ``notes`` in its extra: sums and counts of
+            :meth:`~fairseq.notes.dictionary.NoteDictionary.take`.
+        """
+        if spans is None:
+            return super().forward(src_tokens, memory, **kwargs)
+        notes = self.notes
+        output, extra = super().forward(
+            src_tokens, memory, infuse=lambda x: notes.read(x, spans, longest_span), **kwargs
+        )
+        lengths = torch.full((src_tokens.size(0),), src_tokens.size(1), device=src_tokens.device)
+        return output, {**extra, "notes": notes.take(output, spans, lengths, longest_span)}
+
+    def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        check_words(self.notes, parameters)
+
+
+def give_notes(model: BaseFairseqModel, notes: CausalNoteDictionary) -> None:
+    """Let *model*, a causal one whose ``forward`` takes ``infuse``, read *notes* and take new ones.
+
+    It becomes a :class:`NotedLanguageModel` of its own class, rather than part of one: what reads its memory and caches
+    knows that class.
+    """
+    cls = type(model)
+    names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    model.__class__ = type(cls.__name__, (NotedLanguageModel, cls), names)
+    model.notes = notes
+
+
+@EXTENSIONS.register(NAME, CausalNoteConfig)
+class Notes:
+    """The rare words in the data of a task, and the notes that its updates write.
+
+    Language modelling has it with ``--notes``; ``tnf_masked_lm`` always.
+
+    Attributes:
+        words: the rare words; None if the task has only a dictionary.
+
+    Raises:
+        UserError: ``notes.txt`` cannot be read, or rows begin with a symbol that is not in the corpus.
+    """
+
+    decisive_settings: ClassVar[tuple[str, ...]] = ("note_lambda", "note_form")
+    kinds: ClassVar[tuple[CarriedState, ...]] = (NoteState(),)
+    subsets: ClassVar[tuple[str, ...]] = SUBSETS
+
+    def __init__(self, task: Any) -> None:
+        if getattr(task.settings.task, "add_bos_token", False):
+            raise UserError("--notes: cannot be used with --add-bos-token; leave one of them out")
+        self.task = task
+        folder = data_folders(task.settings.data_path)[0]
+        self.words = None if folder.is_file() else NoteWords.load(folder)
+
+    @staticmethod
+    def extends(part: Any) -> bool:
+        return isinstance(part, type) and issubclass(part, LanguageModelingTask)
+
+    @staticmethod
+    def extend_model(model: BaseFairseqModel, cfg: CausalNoteConfig, task: Any) -> None:
+        """Give *model* notes for the rare words of *task*.
+
+        Raises:
+            UserError: the task has no rare words, or the model cannot read notes.
+        """
+        dim = model.infused_dim
+        if dim is None:
+            raise UserError(f"--notes: {type(model).__name__} cannot read notes; use a transformer architecture")
+        if getattr(model.decoder, "project_out_dim", None) is not None:
+            raise UserError(f"--notes: need an output as wide as the embeddings; use --decoder-output-dim {dim}")
+        words = words_of(task, "--notes")
+        delay = 0 if note_rule(task.source_dictionary).ends_known else 1
+        notes = CausalNoteDictionary(len(words), dim, **dictionary_settings(cfg), delay=delay)
+        notes.name_words(words.words)
+        give_notes(model, notes)
+
+    @staticmethod
+    def finished(
+        args: argparse.Namespace, parameters: Mapping[str, Tensor]
+    ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
+        own = fields.defaults(CausalNoteConfig)
+        kept = {name: value for name, value in vars(args).items() if name not in own}
+        return argparse.Namespace(**kept), without_notes(parameters)
+
+    def extend_dataset(
+        self, dataset: Dataset, model: BaseFairseqModel, split: str, folder: Path, *, training: bool
+    ) -> Dataset:
+        """*dataset* with its rare words: as subsets of tokens, and as spans if *model* has notes."""
+        spans = reopen_spans(corpus_prefixes(folder, split, combine=training), self.words)
+        read = dictionary_of(model) is not None
+        if isinstance(dataset, MaskedBlocks):
+            return NotedBlocks(dataset, spans, read=read)
+        if not isinstance(dataset, TokenBlocks):
+            return dataset  # of a plug-in
+        dictionary = self.task.source_dictionary
+        joins = word_parts(dictionary, note_rule(dictionary))[1]
+        if (unknown := dictionary.unk()) >= 0:
+            joins[unknown] = joins.any()  # whether the next token continues what it stands for is not visible
+        return NotedStream(dataset, spans, joins, read=read)
+
+
+def words_of(task: Any, flag: str) -> NoteWords:
+    """The rare words of *task*.
+
+    Raises:
+        UserError: the task has none; the message names *flag*.
+    """
+    notes = task.extensions.get(NAME)
+    if notes is None or notes.words is None:
+        raise UserError(
+            f"{flag}: needs {NOTES} from fairseq-preprocess --notes in the data folder, and --task tnf_masked_lm "
+            "for an encoder"
+        )
+    return notes.words

@@ -1,0 +1,52 @@
+"""Extensions: what changes data and model of a task from outside, by settings of its own.
+
+An extension is registered in :data:`~fairseq.config.registry.EXTENSIONS` under the name of the switch among its
+settings. Where the switch is on, a task makes one of itself; no task or model knows any by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from fairseq.data.dataset import Dataset
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks.carried import CarriedState
+
+
+class Extension(Protocol):
+    """An extension of one task, made as ``cls(task)`` while the task is."""
+
+    decisive_settings: ClassVar[tuple[str, ...]]
+    """Settings of the extension that change what a model computes, but not the names and shapes of its parameters."""
+    kinds: ClassVar[tuple[CarriedState, ...]]
+    """Further kinds of state that a step hands to the next."""
+    subsets: ClassVar[tuple[str, ...]]
+    """Names of the subsets of tokens that its samples mark."""
+
+    @staticmethod
+    def extends(part: Any) -> bool:
+        """Return whether *part*, a registered class, is a task that has this extension's settings."""
+        ...
+
+    @staticmethod
+    def extend_model(model: BaseFairseqModel, cfg: Any, task: Any) -> None:
+        """Add to *model*, just built for *task*, what *cfg* says, the settings of the extension."""
+        ...
+
+    @staticmethod
+    def finished(
+        args: argparse.Namespace, parameters: Mapping[str, Tensor]
+    ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
+        """Settings and parameters of a model that is used after training without the extension."""
+        ...
+
+    def extend_dataset(
+        self, dataset: Dataset, model: BaseFairseqModel, split: str, folder: Path, *, training: bool
+    ) -> Dataset:
+        """The examples of *split* in *folder*, selected, with what *model* reads of them in addition."""
+        ...
