@@ -17,7 +17,6 @@ _HOMES = {
     "StreamSampler": "samplers",
     "Dataset": "dataset",
     "EpochIterator": "iterator",
-    "NoteSpans": "note_spans",
 }
 __all__ = list(_HOMES)
 

@@ -110,7 +110,7 @@ class Binarizer:
 
 @dataclass(frozen=True)
 class _Encoded:
-    """A part of a text: tokens [N], sizes of its lines [lines], words replaced by the unknown symbol, notes' marks."""
+    """A part of a text: tokens [N], sizes of its lines [lines], words replaced by the unknown symbol, marks."""
 
     tokens: np.ndarray
     sizes: np.ndarray

@@ -192,8 +192,8 @@ class EpochIterator:
         self.read = found.read
         if found.read >= layout.units:
             self.epoch, self.read = self.epoch + 1, 0
-        if found.note:
-            logger.info("epoch %d, batch %d of %d: %s", self.epoch, self.iterations_in_epoch, len(self), found.note)
+        if found.remark:
+            logger.info("epoch %d, batch %d of %d: %s", self.epoch, self.iterations_in_epoch, len(self), found.remark)
         return found.same_rows
 
 

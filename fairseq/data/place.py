@@ -90,12 +90,12 @@ class Found:
     Attributes:
         read: units.
         same_rows: whether each row continues where it stopped, so that its memory fits.
-        note: for the log; empty if the place is as it was saved.
+        remark: for the log; empty if the place is as it was saved.
     """
 
     read: int
     same_rows: bool
-    note: str = ""
+    remark: str = ""
 
 
 def find(ours: Layout, state: Mapping[str, Any], saved: SavedBy | None) -> Found:
@@ -124,7 +124,7 @@ def find(ours: Layout, state: Mapping[str, Any], saved: SavedBy | None) -> Found
 def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Found:
     here = dataclasses.replace(theirs, step=ours.step, processes=ours.processes)
     if here == ours:
-        return Found(read, ours.order == STREAMS, _note(ours, theirs, read))
+        return Found(read, ours.order == STREAMS, _remark(ours, theirs, read))
     # The longest block may be a line that --tokens-per-sample does not cut, and stay when shorter ones grow.
     if theirs.block_size != ours.block_size or not same_length:
         return _share(ours, read / theirs.units)
@@ -148,21 +148,21 @@ def _without_layout(ours: Layout, iterations: int, saved: SavedBy) -> Found:
         theirs = dataclasses.replace(ours, step=step, processes=saved.processes)
         if theirs.batches == saved.batches:
             read = min(iterations * step, ours.units)
-            return Found(read, ours.order == STREAMS, _note(ours, theirs, read))
+            return Found(read, ours.order == STREAMS, _remark(ours, theirs, read))
     raise _elsewhere(ours, ours.order, 0, f"{iterations} of {saved.batches} batches")
 
 
 def _share(ours: Layout, share: float) -> Found:
     """Return the place after the same share of an epoch whose blocks have another size, as between stages."""
     read = int(share * ours.units)
-    note = f"blocks have another size: continues after {100 * share:.3g}% of the epoch, some text may be read twice"
-    return Found(read - read % ours.step, False, note)
+    remark = f"blocks have another size: continues after {100 * share:.3g}% of the epoch, some text may be read twice"
+    return Found(read - read % ours.step, False, remark)
 
 
 _NAMES = {BLOCKS: "blocks", BATCHES: "batches", FAIRSEQ: "batches", STREAMS: "blocks of each row"}
 
 
-def _note(ours: Layout, theirs: Layout, read: int) -> str:
+def _remark(ours: Layout, theirs: Layout, read: int) -> str:
     if (theirs.step, theirs.processes) == (ours.step, ours.processes):
         return ""
     return (

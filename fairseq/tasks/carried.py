@@ -2,8 +2,8 @@
 
 ``forward`` takes it as keyword arguments and returns its successor in ``extra``. The values of an update are
 provisional until the update is applied. An update may be skipped for gradients that overflowed after a finite forward
-pass: memory goes on with the text, notes are not written. After a forward pass that is not finite, the state is
-unchanged.
+pass: memory goes on with the text, what changes with the weights does not. After a forward pass that is not finite,
+the state is unchanged.
 """
 
 from __future__ import annotations

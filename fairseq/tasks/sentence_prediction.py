@@ -2,8 +2,8 @@
 
 Raw TSV files (:mod:`fairseq.data.glue` has the columns, labels and metrics of each GLUE task) are encoded as the
 pre-training text was, and their rows kept in memory. The model is the encoder of a ``bert`` or ``electra`` model with
-a head over the first token, under fairseq's names ``classification_heads.NAME.…``; output layer, generator and notes
-are dropped. Metrics are computed from gathered predictions.
+a head over the first token, under fairseq's names ``classification_heads.NAME.…``; output layer and generator are
+dropped. Metrics are computed from gathered predictions.
 """
 
 from __future__ import annotations

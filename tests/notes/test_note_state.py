@@ -93,6 +93,7 @@ def test_what_is_gathered_holds_touched_rows_only():
 
 def test_a_criterion_that_runs_the_model_its_own_way_is_rejected():
     criterion = FairseqCriterion(None)
-    NoteState().check(Model(), criterion, False)
+    NoteState().check(Model(), criterion)
+    criterion.carries_state = False
     with pytest.raises(UserError, match="define compute_loss"):
-        NoteState().check(Model(), criterion, True)
+        NoteState().check(Model(), criterion)
