@@ -69,7 +69,6 @@ PLACES = {
             "tests/training/test_run.py",
             "tests/training/test_saving.py",
             "tests/training/test_trainer.py",
-            "tests/training/test_trust.py",
             "tests/training/test_updates.py",
             "tests/training/test_utilisation.py",
             "tests/distributed/test_agreement.py::test_ranks_that_agree_exchange_one_number",

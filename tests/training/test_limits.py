@@ -130,6 +130,7 @@ def test_without_a_limit_there_is_no_total_and_no_end() -> None:
         ({"stop_time_hours": 0.01}, 0.0),
         ({"max_update": 25, "stop_time_hours": 0.5}, 10.0),
         ({"max_update": 25000, "stop_time_hours": 0.5}, 1700.0),
+        ({"max_epoch": 2}, 7.5),
     ],
 )
 def test_the_time_left_is_that_to_the_first_limit(settings: dict[str, Any], seconds: float) -> None:
@@ -139,8 +140,14 @@ def test_the_time_left_is_that_to_the_first_limit(settings: dict[str, Any], seco
     assert log.seconds_left({**line, "ups": 0.0}, cfg, at(1, 5), 100.0) is None, "before the first update"
 
 
+def test_the_time_left_is_known_at_any_speed() -> None:
+    line = {"num_updates": 5, "ups": 0.25}
+    assert log.seconds_left(line, OptimizationConfig(max_update=6), at(1, 5), 100.0) == 4.0
+
+
 def test_a_run_is_late_after_its_hours_and_never_without_them() -> None:
     assert not log.is_late(OptimizationConfig(), 1e9)
+    assert log.is_late(OptimizationConfig(stop_time_hours=1e-4), 0.5)
     hours = OptimizationConfig(stop_time_hours=0.5)
     assert [log.is_late(hours, seconds) for seconds in (1799.0, 1800.0, 1801.0)] == [False, False, True]
 

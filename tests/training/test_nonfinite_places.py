@@ -50,7 +50,8 @@ class Task(SimpleNamespace):
     carried: Any = 0
 
     def step(self, graph: Graph, sample: Any, carried: int, device: torch.device) -> tuple[Any, int]:
-        assert not torch.is_grad_enabled() and carried == self.steps
+        assert not torch.is_grad_enabled() and carried == self.steps and device == torch.device("cpu")
+        assert self.autocasts == self.steps + 1, "in the precision of training"
         self.steps += 1
         return (graph(sample["x"] if sample else torch.zeros(1, 2)), 1, {}), carried + 1
 
@@ -61,9 +62,14 @@ BAD = {"id": torch.tensor([7]), "x": torch.tensor([[1.0, torch.inf]])}
 
 def place(graph: Graph, *samples: Any, world: World | None = None, parameters: Any = None) -> Finding:
     """What is found in *graph* after an update of *samples*."""
-    precision: Any = SimpleNamespace(autocast=lambda device: torch.autocast("cpu", enabled=False))
     named = dict(graph.named_parameters()) if parameters is None else parameters
-    task: Any = Task(steps=0)
+    task: Any = Task(steps=0, autocasts=0)
+
+    def autocast(device: torch.device) -> Any:
+        task.autocasts += 1
+        return torch.autocast(device.type, enabled=False)
+
+    precision: Any = SimpleNamespace(autocast=autocast)
     state, hooks = torch.get_rng_state(), [len(module._forward_hooks) for module in graph.modules()]
     finding = find(graph, task, samples, named, precision, world or World(), 9)  # type: ignore[arg-type]
     assert task.steps == len(samples), "all batches, as some may wait for others to take part"

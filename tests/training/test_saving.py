@@ -264,6 +264,15 @@ def test_a_sharded_state_for_inspection_is_written_at_once(sharded: Sharded, tmp
     assert files.events == ["3 8 begins", "linked as ['nonfinite.pt']"]
 
 
+def test_every_process_takes_part_in_a_state_for_inspection(sharded: Sharded, tmp_path: Path) -> None:
+    def save(world: World) -> None:
+        saver = sharded.saver(world, Folders(tmp_path) if world.is_first else None)
+        saver.save_as("nonfinite.pt", a_sharded_state()[0], 3, 8)
+
+    assert in_threads(save, 2) == [None] * 2
+    assert [folder for folder, _, _ in sharded.written] == [tmp_path / "parts"] * 2
+
+
 def test_a_disk_without_room_for_whole_tensors_is_told_before_anything_is_written(
     sharded: Sharded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
