@@ -81,5 +81,5 @@ def write_settings(settings: TrainingSettings, path: Path) -> None:
         with atomic_file(path.parent / EARLIER) as file:
             file.write((json.dumps(former, indent=1) + "\n").encode())
     with atomic_file(path) as file:
-        text = yaml.safe_dump(values, sort_keys=True, allow_unicode=True)
+        text = yaml.safe_dump(values, allow_unicode=True)
         file.write(f"# Settings of a run on {settings.data_path}; use: --config {path.name}\n{text}".encode())

@@ -68,7 +68,7 @@ def test_the_file_has_absolute_paths_and_repeats_the_settings(tmp_path: Path, mo
 def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with figures of a run, and an empty metrics file."""
     monkeypatch.chdir(tmp_path)
-    Path("m.jsonl").write_text("{}\n")
+    Path("m.jsonl").write_text("7")
     Path("empty.jsonl").touch()
     Path("board/test").mkdir(parents=True)
     Path("board/test/events.out.tfevents.1").touch()

@@ -227,10 +227,12 @@ def test_votes_on_a_gpu_are_read_with_the_next_update_and_a_save_answers_those_b
     vote = StopVote(World(device=torch.device("cuda")), lambda: next(own))
     vote.on_host = False
     assert vote.delayed and not StopVote(World(), lambda: wishes[0]).delayed
-    sums = NamedSums(("loss",), torch.ones(1, dtype=torch.float64), {})
+    predictions = {"predicted": torch.tensor([3])}
+    sums = NamedSums(("loss",), torch.ones(1, dtype=torch.float64), predictions)
     decisions = []
     for number in range(len(wishes)):
-        assert vote.reduced(sums).values.tolist() == [1.0]
+        total = vote.reduced(sums)
+        assert (total.names, total.values.tolist(), total.rows) == (("loss",), [1.0], predictions)
         decisions.append((vote.late, vote.interrupted, vote.save_due))
         if number == 1:
             vote.saved()

@@ -82,7 +82,8 @@ def test_an_interval_that_ends_leaves_nothing_to_the_next(trainer: Any, now: lis
     log.interval_line(trainer, Epoch(), None, clock)  # type: ignore[arg-type]
     add(trainer.meters["train_inner"], loss=math.log(2) * 6, tokens=2, rows=1, gnorm=7.0)
     now[0] = 105.0
-    line = log.interval_line(trainer, Epoch(), None, clock)  # type: ignore[arg-type]
+    line = log.interval_line(trainer, Epoch(), STAGE, clock)  # type: ignore[arg-type]
+    assert line["stage"] == 2
     assert [line[name] for name in ("loss", "wps", "ups", "wpb", "gnorm")] == pytest.approx([3.0, 2.0, 1.0, 2.0, 7.0])
     assert trainer.meters["train"].updates == 3, "the epoch goes on"
 

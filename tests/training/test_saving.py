@@ -119,6 +119,13 @@ def test_a_background_save_is_that_of_its_update_whatever_training_does_meanwhil
     assert files.written[0][1]["model"]["w"].tolist() == [1.0] * 3
 
 
+def test_a_save_that_training_waits_for_copies_nothing() -> None:
+    files = Files()
+    weights = torch.ones(3)
+    a_saver(files).save({"model": {"w": weights}}, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    assert files.written[0][1]["model"]["w"] is weights
+
+
 def test_a_background_save_that_fails_ends_the_run_once_at_the_next_save() -> None:
     files = Files(UserError("no space"))
     saver = a_saver(files, "--async-save")
