@@ -119,6 +119,8 @@ def test_the_loss_scale_is_in_the_line_where_there_is_one(trainer: Any) -> None:
 
 
 def test_an_epoch_without_batches_has_a_line(trainer: Any) -> None:
+    single: Any = Epoch(batches=1, iterations_in_epoch=1)
+    assert log.epoch_line(trainer, single, None, log.Clock(trainer.meters))["update"] == 3
     empty: Any = Epoch(batches=0, iterations_in_epoch=0)
     assert log.epoch_line(trainer, empty, None, log.Clock(trainer.meters))["update"] == 2
 

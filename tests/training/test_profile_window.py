@@ -74,7 +74,8 @@ def test_each_window_is_one_profile_of_its_updates(
     caplog.set_level("INFO")
     observed(tmp_path, "2:5", updates)
     (made,) = recorded
-    assert [call for call in made.calls if isinstance(call, str)] == ["start", "stop"]
+    table = {"sort_by": "self_cpu_time_total", "row_limit": 40, "max_name_column_width": 70}
+    assert made.calls == ["start", "stop", table]
     assert made.activities == [torch.profiler.ProfilerActivity.CPU]
     text = (tmp_path / "profile" / "operators.txt").read_text()
     assert text == f"{count} updates from {first} on; cpu, torch {torch.__version__}\nTABLE\n"
@@ -114,7 +115,7 @@ def test_a_gpu_is_profiled_with_its_kernels_and_its_memory(
     assert made.activities == [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     (table,) = [call for call in made.calls if isinstance(call, dict)]
     assert table["sort_by"] == "self_device_time_total"
-    assert [*memory[0], memory[1:]] == ["max_entries", "stacks", [{"enabled": None}]]
+    assert memory == [{"max_entries": 200_000, "stacks": "python"}, {"enabled": None}]
     assert (tmp_path / "profile" / "memory.pickle").read_text() == "memory"
 
 
@@ -132,7 +133,7 @@ def test_windows_lie_before_the_last_update(text: str, limit: int, window: tuple
 
 
 @pytest.mark.parametrize(
-    ("text", "limit"), [("5:8", 7), ("0:1x", 0), ("x0:1", 0), ("12345678901:99999999999", 0), ("٣:٤", 0)]
+    ("text", "limit"), [("5:8", 7), ("0:2", 1), ("0:1x", 0), ("x0:1", 0), ("12345678901:99999999999", 0), ("٣:٤", 0)]
 )
 def test_other_windows_are_refused(text: str, limit: int) -> None:
     with pytest.raises(UserError, match="^--profile "):
