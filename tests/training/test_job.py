@@ -99,39 +99,63 @@ def test_a_signal_ends_the_job_in_any_stage_and_is_told(
 # --- stages
 
 
-def test_stages_follow_one_another_and_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    made: list[Any] = []
+THREE = "--max-tokens 64 --stages 8:1,16:2,32:3 --no-save"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The settings of each stage's run, in the order in which they are made."""
+    found: list[Any] = []
     build = Run.__init__
 
     def watched(self: Run, settings: Any, *args: Any) -> None:
-        made.append((settings.checkpoint, vars(settings.namespace)["tokens_per_sample"]))
+        found.append(settings)
         build(self, settings, *args)
 
     monkeypatch.setattr(Run, "__init__", watched)
-    flags = [SHORTFORMER, runs.ADAM, "--max-tokens 64 --stages 8:2,16:3,32:4"]
-    log = runs.train(tmp_path, *flags)
+    return found
+
+
+def lengths(made: list[Any]) -> list[int]:
+    return [vars(settings.namespace)["tokens_per_sample"] for settings in made]
+
+
+def test_stages_follow_one_another_and_are_told(
+    tmp_path: Path, made: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    log = runs.train(tmp_path, SHORTFORMER, THREE)
     assert [(line["num_updates"], line["stage"], line["tokens_per_sample"]) for line in runs.updates(log)] == [
-        (1, 1, 8), (2, 1, 8), (3, 2, 16), (4, 3, 32)
+        (1, 1, 8), (2, 2, 16), (3, 3, 32)
     ]  # fmt: skip
     assert [message for message in caplog.messages if "is done" in message] == [
-        "stage 1 is done after 2 updates",
-        "stage 2 is done after 3 updates",
+        "stage 1 is done after 1 updates",
+        "stage 2 is done after 2 updates",
     ]
-    assert "done training in" in caplog.messages[-1]
+    assert "done training in" in caplog.messages[-1] and lengths(made) == [8, 16, 32]
     assert not any("settings in force" in message for message in caplog.messages), "nothing was resumed"
-    assert not any(message.startswith("restored") and ".pt" in message for message in caplog.messages)
-    assert [length for _, length in made] == [8, 16, 32]
-    made.clear()
-    caplog.clear()
-    runs.train(tmp_path, *flags, "--reset-optimizer --reset-meters --reset-dataloader --reset-lr-scheduler")
-    assert [length for _, length in made] == [8, 16, 32], "updates count from 0 again"
-    resets = [[getattr(options, name) for name in job.RESETS_OFF] for options, _ in made]
-    assert resets == [[True] * 4, [False] * 4, [False] * 4], "what the first stage did is kept"
-    runs.train(tmp_path, *flags)
-    assert [length for _, length in made[3:]] == [32], "all are done"
+    restored = [message for message in caplog.messages if message.startswith("restored")]
+    assert restored == ["restored stage 1: epoch 1, update 1", "restored stage 2: epoch 1, update 2"]
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    """The folder of a run of three updates."""
+    runs.train(tmp_path, SHORTFORMER, "--tokens-per-sample 32 --tokens-from-prev 32 --max-tokens 64 --max-update 3")
+    return tmp_path
+
+
+RESETS = "--reset-optimizer --reset-meters --reset-dataloader --reset-lr-scheduler"
+
+
+@pytest.mark.parametrize(("flags", "expected"), [(RESETS, [8, 16, 32]), ("", [32])])
+def test_what_is_reset_begins_with_the_first_stage_and_is_kept_by_the_next_ones(
+    done: Path, made: list[Any], flags: str, expected: list[int]
+) -> None:
+    runs.train(done, SHORTFORMER, THREE, flags)
+    assert lengths(made) == expected
+    resets = [{getattr(settings.checkpoint, name) for name in job.RESETS_OFF} for settings in made]
+    assert resets == [{bool(flags)}, {False}, {False}][: len(made)]
 
 
 def test_a_run_with_stages_resumes_in_the_stage_of_its_updates(tmp_path: Path) -> None:
@@ -238,6 +262,14 @@ def test_dictionary_and_settings_are_beside_the_checkpoints(tmp_path: Path, capl
     assert line.startswith(f"settings: data={runs.DATA}, ")
     runs.train(tmp_path / "b", QUICK, "--max-update 1 --no-save")
     assert not (tmp_path / "b").exists()
+
+
+def test_a_resumed_run_names_the_checkpoint_and_what_differs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    runs.train(tmp_path, QUICK, "--max-update 1")
+    runs.train(tmp_path, QUICK, "--max-update 2 --seed 4")
+    (message,) = [message for message in caplog.messages if "in force" in message]
+    path = tmp_path / "checkpoint_last.pt"
+    assert message == f"{path}: settings in force, other than in the checkpoint: --seed 4 (was 3)"
 
 
 def test_settings_are_written_once_and_with_what_a_checkpoint_put_in_force(

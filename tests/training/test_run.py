@@ -331,8 +331,8 @@ def test_what_is_reset_begins_anew(trained: Path, tmp_path: Path, reset: str, fi
     assert [(line["epoch"], line["num_updates"]) for line in lines] == [first]
 
 
-def test_best_figures_and_times_are_kept_unless_meters_are_reset(trained: Path, tmp_path: Path) -> None:
-    stored = checkpoint.read(trained)
+def test_best_figures_and_times_are_kept_unless_meters_are_reset() -> None:
+    stored = state(a_run(runs.ADAM), updates=7, epoch=2, read=2).state_dict()
     extra = stored["extra_state"]
     extra |= {"previous_training_time": 1000.0, "best": 1.5, "best_saved": 2.5, "without_improvement": 4}
 
@@ -352,11 +352,11 @@ def test_best_figures_and_times_are_kept_unless_meters_are_reset(trained: Path, 
     assert best() == (1.5, 2.5, 4, False, False)
 
 
-def test_the_best_of_blocks_of_another_length_is_set_aside(
-    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_best_of_blocks_of_another_length_is_set_aside(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    stored = checkpoint.read(trained)
+    before = state(a_run(runs.ADAM), updates=7, epoch=2, read=2)
+    before.best = before.best.validated(3.0)
+    stored = before.state_dict()
     stored["extra_state"]["stage"] = {"number": 3}
     aside: list[Any] = []
     manager = SimpleNamespace(set_best_aside=aside.append)
@@ -483,6 +483,61 @@ def test_lines_have_both_clocks_and_count_groups_of_batches(tmp_path: Path) -> N
         assert 0 < line["train_wall"] <= line["wall"]
 
 
+def test_bars_count_the_updates_of_an_epoch_and_the_run_its_total(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[tuple[Any, ...]] = []
+    show = Run._bar
+
+    def bar(self: Run, items: Any, epoch: int, total: int, **place: Any) -> Any:
+        run = place.get("run")
+        bars.append((epoch, total, place["start"], run.start, run.total))
+        return show(self, items, epoch, total, **place)
+
+    monkeypatch.setattr(Run, "_bar", bar)
+    flags = [FIVE, "--disable-validation --update-freq 2,5 --no-epoch-checkpoints --max-epoch 3 --max-update"]
+    runs.train(tmp_path, *flags, "2")
+    runs.train(tmp_path, *flags, "5")
+    assert bars == [(1, 3, 0, 0, 2), (1, 3, 2, 2, 5), (2, 1, 0, 2, 5), (3, 1, 0, 2, 5)]
+
+
+def test_the_schedule_is_given_the_figure_of_an_epochs_validation(
+    tmp_path: Path, events: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[Any, ...]] = []
+    for name in ("begin_epoch", "end_epoch"):
+        monkeypatch.setattr(run_module.Trainer, name, lambda self, *args, name=name: told.append((name, *args)))
+    runs.train(tmp_path, FIVE, "--max-epoch 2 --validate-interval 2 --no-save")
+    ends = [("begin_epoch", 1), ("end_epoch", 1, None), ("begin_epoch", 2), ("end_epoch", 2, -1.0)]
+    assert told == ends
+
+
+def test_folders_take_turns_and_processes_agree_on_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        run_module,
+        "check_agreement",
+        lambda world, splits, updates: compared.append((world.size, sorted(splits), updates)),
+    )
+    folders = Path(f"{runs.DATA}:{runs.DATA}")
+    runs.train(tmp_path, FIVE, "--max-epoch 2 --no-save", data=folders)
+    assert compared == [(1, ["test", "valid"], 0), (1, ["valid"], 0), (1, ["valid"], 5)]
+
+
+def test_weights_that_are_not_finite_are_named_with_the_update_and_not_saved() -> None:
+    run = state(a_run("--no-epoch-checkpoints"), updates=7)
+    with torch.no_grad():
+        next(run.trainer.model.parameters())[0] = torch.nan
+    with pytest.raises(UserError, match="^update 7: the weights "):
+        run._save(1, 7, False, None)
+
+
+def test_a_line_of_a_stage_names_it() -> None:
+    run = a_run("--log-interval 2", stage=Stage(2, 16, 9))
+    clock = run_module.Clock(run.trainer.meters)
+    assert run._interval(clock).items() >= {"stage": 2, "tokens_per_sample": 16}.items()
+
+
 def test_lines_within_an_interval_leave_its_sums(tmp_path: Path) -> None:
     flags = "--max-update 5 --no-save --disable-validation --log-interval"
     each = runs.updates(runs.train(tmp_path, FIVE, flags, "1"))
@@ -546,6 +601,7 @@ def test_parameters_are_the_same_on_all_ranks_and_dropout_is_not(monkeypatch: py
     drawn = []
     for rank in (0, 1, 2):
         run = a_run(world=World(rank, 1))
+        assert run.trainer.world is run.world is run.saver.world and run.world.rank == rank
         weights = torch.cat([parameter.flatten() for parameter in run.trainer.model.parameters()])
         drawn.append((weights.sum().item(), torch.rand(()).item()))
     assert len({weights for weights, _ in drawn}) == 1 and len({number for _, number in drawn}) == 3

@@ -358,6 +358,15 @@ def test_states_of_fairseq_and_of_earlier_versions_have_less(state: dict[str, An
     assert restored({**state, "last_optimizer_state": None}).num_updates == 0
 
 
+def test_a_setting_that_parameters_depend_on_is_that_of_the_state(state: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="^--activation-fn gelu: x.pt was trained with relu"):
+        restored(state, "--activation-fn gelu")
+    with pytest.raises(UserError, match=r"^--optimizer-overrides \["):
+        restored(state, "--optimizer-overrides [")
+    with pytest.raises(UserError, match="^x.pt: does not fit this model"):
+        restored(state, "--decoder-ffn-embed-dim 32")
+
+
 @pytest.mark.parametrize(
     ("kind", "name"), [("criterion", "LabelSmoothedCrossEntropyCriterion"), ("optimizer", "FairseqNAG")]
 )
