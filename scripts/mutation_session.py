@@ -69,7 +69,10 @@ class Session:
         return True
 
     def _chosen(self) -> list[str]:
-        """The mutants to run, in a random order, always the same: if interrupted, they are a sample of each file."""
+        """The mutants to run, those with a result first; the others in a random order, always the same.
+
+        If interrupted, they are a sample of each file.
+        """
         metas = sorted(Path("fairseq").rglob("*.py.meta"))
         names = [name for meta in metas for name in json.loads(meta.read_text())["exit_code_by_key"]]
         random.Random(0).shuffle(names)
@@ -77,7 +80,8 @@ class Session:
             return [name for name in names if name not in self.outcomes]
         exact = set(self.globs)
         globs = exact.difference(names)
-        return [name for name in names if name in exact or any(fnmatch.fnmatch(name, glob) for glob in globs)]
+        names = [name for name in names if name in exact or any(fnmatch.fnmatch(name, glob) for glob in globs)]
+        return sorted(names, key=lambda name: name not in self.outcomes)
 
     def _reach(self, items: list[Any]) -> None:
         """Find the tests to run for each function, without those that fail without a mutant; import what they do.
