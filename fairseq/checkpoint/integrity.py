@@ -13,12 +13,15 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from fairseq.checkpoint.tuples import RepeatedTuple, check_tuples
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
+from fairseq.system.opening import open_regular
 
 PLACEHOLDER = "_float_tensor"
 """Last part of the name of a buffer that only marks the device."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PICKLES = 5  # of the older format: magic number, protocol, system, content, names of the tensors
 MARGIN = 1 << 20
 """Bytes of a checkpoint beside its tensors, roughly."""
 
@@ -28,9 +31,25 @@ def check_records(path: str | Path) -> None:
 
     Raises:
         UserError: a record is damaged, or is compressed, which ``torch.save`` never does and which could expand
-            without bound.
+            without bound, as can tuples.
     """
     check_archive(path, path, os.path.getsize(path))
+
+
+def check_older_format(path: str | Path) -> None:
+    """Check the tuples in a file of ``torch.save``'s older format, pickles before the tensors.
+
+    Raises:
+        UserError: a tuple repeats its values without bound. Other faults are left to the reader.
+    """
+    with open_regular(path) as file:
+        try:
+            for _ in range(_PICKLES):
+                check_tuples(file)
+        except RepeatedTuple as error:
+            raise UserError(f"{path}: not a checkpoint ({error}); use another checkpoint") from None
+        except ValueError:
+            return
 
 
 def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -> None:
@@ -49,6 +68,11 @@ def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -
                 )
             for record in records:
                 _read_all(archive, record)
+                if record.filename.endswith("data.pkl"):
+                    with archive.open(record) as pickled:
+                        check_tuples(pickled)
+    except RepeatedTuple as error:
+        raise UserError(f"{path}: not a checkpoint ({error}); use another checkpoint") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:120]
         raise UserError(

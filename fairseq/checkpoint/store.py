@@ -19,7 +19,14 @@ from torch import Tensor
 
 from fairseq.checkpoint import former_layouts, parts, schema
 from fairseq.checkpoint.bounds import check_bounded
-from fairseq.checkpoint.integrity import FLOATS, check_finite, check_records, check_room, check_tensors
+from fairseq.checkpoint.integrity import (
+    FLOATS,
+    check_finite,
+    check_older_format,
+    check_records,
+    check_room,
+    check_tensors,
+)
 from fairseq.checkpoint.standins import SAFE_GLOBALS
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError, read_failure
@@ -128,6 +135,8 @@ def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
     magic = _first_bytes(Path(path))
     if magic == ZIP_MAGIC:
         check_records(path)
+    else:
+        check_older_format(path)
     try:
         with torch.serialization.safe_globals(list(SAFE_GLOBALS)), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch thinks of a foreign pickle is no news to a user

@@ -13,14 +13,19 @@ from pathlib import Path
 
 import runs
 import torch
+import torch.distributed as dist
 
+from fairseq import checkpoint
+from fairseq.checkpoint import parts
+from fairseq.distributed.tensor_part import TensorPart
 from fairseq_cli.train import get_training_parser
+from fuzz import standin
 from fuzz.commands import Case, run
 
 COMMANDS = (
-    *("attention", "average_checkpoints", "demo", "demo_corpus", "eval_lm", "export_model", "finetune", "generate"),
-    *("import_model", "interactive", "merge_checkpoint", "notes", "plot", "preprocess", "recl", "symbols", "tokenize"),
-    *("train", "validate"),
+    *("attention", "average_checkpoints", "classify", "demo", "demo_corpus", "eval_lm", "export_model", "finetune"),
+    *("generate", "harness", "import_model", "interactive", "lm_eval", "merge_checkpoint", "notes", "plot"),
+    *("preprocess", "recl", "symbols", "tokenize", "train", "validate"),
 )
 TINY = runs.words(
     """--cpu --tokens-per-sample 12 --max-tokens 48 --required-batch-size-multiple 1 --optimizer adam --lr 0.01
@@ -36,6 +41,11 @@ TNF = runs.words(
     """--arch tnf_bert_tiny --task tnf_masked_lm --criterion masked_lm --encoder-layers 1 --encoder-embed-dim 8
     --encoder-ffn-embed-dim 8 --encoder-attention-heads 2 --max-positions 32"""
 )
+CLASSIFIER = runs.words(
+    """--task sentence_prediction --criterion sentence_prediction --arch bert_tiny --encoder-layers 1
+    --encoder-embed-dim 8 --encoder-ffn-embed-dim 8 --encoder-attention-heads 2 --max-positions 32 --data-bin data
+    --batch-size 20 --no-epoch-checkpoints"""
+)
 WORDS = [a + b for a in "abcdefgh" for b in "xyz"] + ["rare", "rarer", "rarest"]
 PRELOADED = (
     "matplotlib.pyplot",
@@ -45,6 +55,8 @@ PRELOADED = (
     "subword_nmt.learn_bpe",
     "zstandard",
     "yaml",
+    "sklearn.metrics",
+    "scipy.stats",
 )
 
 
@@ -56,8 +68,9 @@ def warm_up() -> None:
     os.environ["MPLBACKEND"] = "Agg"
     for name in [*(f"fairseq_cli.{command}" for command in COMMANDS), *PRELOADED]:
         importlib.import_module(name)
+    standin.install()
     get_training_parser()
-    for name in ("torch._dynamo", "fairseq.models.recipes", "fairseq.checkpoint.parts_writer"):
+    for name in ("torch._dynamo", "fairseq.models.recipes", "fairseq.checkpoint.parts_writer", standin.MODEL):
         importlib.import_module(name)
 
 
@@ -86,15 +99,42 @@ def make_inputs(base: Path) -> None:
     _made(base, "train", "data", *LM, *TINY, "--save-dir", "lm", "--metrics-file", "metrics.jsonl")
     _made(base, "train", "data", *TNF, *TINY, "--save-dir", "tnf")
     _made(base, "export_model", "lm/checkpoint_last.pt", "--to", "hf", "--out", "hf", "--data", "data")
+    make_tables(base / "tables")
+    _made(base, "train", "tables", *CLASSIFIER, *TINY, "--save-dir", "classifier")
     for folder in ("lm", "tnf"):
         for path in (base / folder).glob("checkpoint*.pt"):
             if path.name != "checkpoint_last.pt":
                 path.unlink()
     (base / "lm" / "checkpoint1.pt").write_bytes((base / "lm" / "checkpoint_last.pt").read_bytes())
+    make_sharded(base)
     make_tokenizers(base)
     shutil.rmtree(base / "hf" / "__pycache__", ignore_errors=True)
     for name in (".stdin", ".stdout", ".stderr"):
         (base / name).unlink(missing_ok=True)
+
+
+def make_tables(folder: Path) -> None:
+    """Write a task of two classes."""
+    folder.mkdir()
+    for name, rows in (("train", 24), ("dev", 6)):
+        sentences = text(rows, rows).splitlines()
+        labelled = "".join(f"{sentence}\t{number % 2}\n" for number, sentence in enumerate(sentences))
+        (folder / f"{name}.tsv").write_text(f"sentence\tlabel\n{labelled}")
+
+
+def make_sharded(base: Path) -> None:
+    """Write the language model as sharded training does, with one process."""
+    pid = os.fork()
+    if pid == 0:
+        store = dist.FileStore(str(base / "store"), 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        state = checkpoint.read(base / "lm" / "checkpoint_last.pt")
+        model = {name: TensorPart(value.clone(), 0, value.shape) for name, value in state["model"].items()}
+        (base / "sharded").mkdir()
+        parts.write(base / "sharded", *parts.split({**state, "model": model}), dist.group.WORLD)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    (base / "store").unlink(missing_ok=True)
 
 
 def make_tokenizers(base: Path) -> None:

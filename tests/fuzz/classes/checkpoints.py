@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,19 @@ def doubling(make: Callable[[Any], Any], levels: int = 40) -> Any:
     return value
 
 
+class DoublingKey:
+    """A dict whose key is a tuple that doubles at each level, which is pickled without being hashed."""
+
+    def __init__(self, is_filled: bool) -> None:
+        self.items = [(doubling(lambda value: (value, value)), 1)]
+        self.is_filled = is_filled  # item by item, or made from a list of them
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.is_filled:
+            return OrderedDict, (), None, None, iter(self.items)
+        return OrderedDict, (self.items,)
+
+
 def deep(levels: int) -> Any:
     """A list in a list in a list."""
     value: list[Any] = []
@@ -51,6 +65,8 @@ BAD: dict[str, Callable[[], Any]] = {
     "doubling tuples": lambda: doubling(lambda value: (value, value)),
     "doubling dicts": lambda: doubling(lambda value: {"a": value, "b": value}),
     "doubling namespaces": lambda: doubling(lambda value: argparse.Namespace(a=value, b=value)),
+    "doubling key": lambda: DoublingKey(True),
+    "doubling key of a list": lambda: DoublingKey(False),
     "deep": lambda: deep(300),
     "huge": lambda: 10**400,
     "digits": lambda: 10**6000,
@@ -66,7 +82,7 @@ BAD: dict[str, Callable[[], Any]] = {
     "bytes": lambda: b"x",
     "tensor": lambda: torch.zeros(2, 3),
 }
-CYCLES = ("endless list", "endless dict", "doubling lists", "doubling tuples", "doubling dicts", "doubling namespaces")
+CYCLES = tuple(kind for kind in BAD if kind.startswith(("endless", "doubling")))
 
 
 def readers(base: Path) -> dict[str, tuple[str, ...]]:

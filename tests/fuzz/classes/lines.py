@@ -13,6 +13,7 @@ def lines(base: Path) -> dict[str, list[str]]:
     """A valid command line of each command, with outputs in the current folder."""
     data, lm, tnf = f"{base}/data", f"{base}/lm/checkpoint_last.pt", f"{base}/tnf/checkpoint_last.pt"
     model = [data, "--path", lm, "--cpu"]
+    tables = ["--data-bin", data, "--seeds", "1", "--lrs", "0.001", "--max-epoch", "1", "--cpu"]
     texts = ["--only-source", "--trainpref", f"{base}/train.txt"]
     return {
         "train": [data, *TRAIN],
@@ -30,8 +31,11 @@ def lines(base: Path) -> dict[str, list[str]]:
         "export_model": [lm, "--to", "hf", "--out", "out", "--data", data],
         "import_model": [f"{base}/hf", "--from", "hf", "--out", "out"],
         "average_checkpoints": ["--inputs", lm, "--output", "out.pt"],
-        "merge_checkpoint": [lm, "out.pt"],
-        "finetune": [f"{base}/hf", "--path", tnf, "--data-bin", data, "--save-dir", "out"],
+        "merge_checkpoint": [f"{base}/sharded", "out.pt"],
+        "finetune": [f"{base}/tables", "--path", tnf, "--save-dir", "out", *tables],
+        "classify": [f"{base}/classifier/checkpoint_last.pt", f"{base}/prompts.txt", "--cpu"],
+        "harness": [lm, "--data", data, "--tasks", "standin", "--cpu"],
+        "lm_eval": ["--model", "fairseq", "--model_args", f"path={lm},data={data},device=cpu", "--tasks", "standin"],
         "demo_corpus": ["out", "--max-words", "200"],
         "demo": ["--output", "out", "--max-words", "200"],
     }

@@ -12,9 +12,11 @@ from fairseq.config import fields
 from fairseq.models import ARCHITECTURES, MODELS
 from fairseq_cli.attention import get_attention_parser
 from fairseq_cli.average_checkpoints import get_average_parser
+from fairseq_cli.classify import get_classify_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.finetune import get_finetune_parser
 from fairseq_cli.generate import get_generation_parser
+from fairseq_cli.harness import get_harness_parser
 from fairseq_cli.interactive import get_interactive_generation_parser
 from fairseq_cli.notes import get_notes_parser
 from fairseq_cli.plot import get_plot_parser
@@ -38,6 +40,8 @@ PARSERS = {
     "notes": get_notes_parser,
     "average_checkpoints": get_average_parser,
     "finetune": get_finetune_parser,
+    "classify": get_classify_parser,
+    "harness": get_harness_parser,
 }
 NOT_NUMBERS = ("x", "nan", "1e400", "9" * 5000, "")
 HUGE = ("2147483647", "1e38", "-1e38")

@@ -30,6 +30,8 @@ INPUTS: dict[str, tuple[str | int, ...]] = {
     "average_checkpoints": ("--inputs",),
     "merge_checkpoint": (0,),
     "finetune": (0, "--path", "--data-bin"),
+    "classify": (0, 1, "--data"),
+    "harness": (0, "--data", "--include-path", "--user-dir"),
 }
 OUTPUTS: dict[str, tuple[str | int, ...]] = {
     "train": ("--save-dir", "--metrics-file", "--log-file", "--tensorboard-logdir"),
@@ -47,6 +49,7 @@ OUTPUTS: dict[str, tuple[str | int, ...]] = {
     "average_checkpoints": ("--output",),
     "merge_checkpoint": (1,),
     "finetune": ("--save-dir",),
+    "harness": ("--results-path",),
     "demo_corpus": (0,),
     "demo": ("--output",),
 }

@@ -1,0 +1,72 @@
+"""A bound on the tuples of a pickle that holds before it is read: keys of dicts are hashed as they are read."""
+
+from __future__ import annotations
+
+import pickletools
+from typing import IO, Any
+
+LARGEST = 1 << 20
+"""Values in a tuple, those of the tuples in it included, each as often as it is repeated."""
+_GETS = ("GET", "BINGET", "LONG_BINGET")
+_PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+class RepeatedTuple(ValueError):
+    """A tuple repeats its values without bound."""
+
+
+def check_tuples(pickled: IO[bytes]) -> None:
+    """Read the pickle up to its end, without building anything, and count the values of its tuples.
+
+    A pickle of a few hundred bytes can hold a tuple that contains another twice, which does, and so on. Where it is
+    the key of a dict, Python hashes a million million values, within the reader: :func:`check_bounded` comes too late.
+
+    Raises:
+        RepeatedTuple: a tuple has more than :data:`LARGEST` values.
+        ValueError: this is no pickle.
+    """
+    stack: list[int | None] = []  # the number of values of each, None: a mark
+    memo: dict[int, int] = {}
+    try:
+        for opcode, argument, _ in pickletools.genops(pickled):
+            _step(opcode, argument, stack, memo)
+            if stack and (stack[-1] or 0) > LARGEST:
+                raise RepeatedTuple(f"its values repeat to more than {LARGEST:,} in one tuple")
+    except (IndexError, KeyError, TypeError, UnicodeError) as error:
+        raise ValueError(f"no pickle: {error}") from None
+
+
+def _step(opcode: pickletools.OpcodeInfo, argument: Any, stack: list[int | None], memo: dict[int, int]) -> None:
+    name = opcode.name
+    if name == "MARK":
+        stack.append(None)
+    elif name in _GETS:
+        stack.append(memo[int(argument)])
+    elif name in _PUTS or name == "MEMOIZE":
+        memo[len(memo) if name == "MEMOIZE" else int(argument)] = stack[-1] or 0
+    elif name == "DUP":
+        stack.append(stack[-1])
+    elif name == "TUPLE":
+        stack.append(1 + sum(value or 0 for value in _to_mark(stack)))
+    elif name in _TUPLES:
+        count = _TUPLES[name]
+        values = stack[len(stack) - count :]
+        del stack[len(stack) - count :]
+        stack.append(1 + sum(value or 0 for value in values))
+    else:
+        before = list(opcode.stack_before)
+        if pickletools.markobject in before:
+            _to_mark(stack)
+            before = before[: before.index(pickletools.markobject)]
+        for _ in before:
+            stack.pop()
+        stack += [1] * len(opcode.stack_after)
+
+
+def _to_mark(stack: list[int | None]) -> list[int | None]:
+    """Take what lies above the last mark off the *stack*, and the mark."""
+    place = len(stack) - 1 - stack[::-1].index(None)
+    values = stack[place + 1 :]
+    del stack[place:]
+    return values

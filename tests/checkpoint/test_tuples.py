@@ -1,0 +1,86 @@
+"""Tuples of a pickle are counted before it is read, as keys of dicts are hashed while it is."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairseq import checkpoint
+from fairseq.checkpoint import tuples
+from fairseq.checkpoint.tuples import RepeatedTuple, check_tuples
+from fairseq.errors import UserError
+
+LEAVES = st.none() | st.integers() | st.text(max_size=3) | st.floats() | st.binary(max_size=3)
+
+
+def nested(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    repeated = values.map(lambda value: (value, value))
+    several = st.lists(values, max_size=5)
+    return repeated | several | several.map(tuple) | st.dictionaries(st.integers(), values, max_size=4)
+
+
+def count(value: Any) -> int:
+    """Values of a tuple, those in its tuples included."""
+    return 1 + sum(map(count, value)) if isinstance(value, tuple) else 1
+
+
+def largest(value: Any) -> int:
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
+    return max([count(value), *map(largest, inner)])
+
+
+@given(st.recursive(LEAVES, nested, max_leaves=30), st.integers(0, pickle.HIGHEST_PROTOCOL))
+def test_the_limit_is_exact(value: Any, protocol: int) -> None:
+    pickled = pickle.dumps(value, protocol)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuples, "LARGEST", largest(value))
+        check_tuples(io.BytesIO(pickled))
+        patch.setattr(tuples, "LARGEST", largest(value) - 1)
+        with pytest.raises(RepeatedTuple):
+            check_tuples(io.BytesIO(pickled))
+
+
+def test_the_end_of_the_pickle_is_the_end() -> None:
+    file = io.BytesIO(pickle.dumps((1, 2)) + b"the tensors")
+    check_tuples(file)
+    assert file.read() == b"the tensors"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80\x02", b"\x80\x02}", b"\x80\x02t.", b"\x80\x02h\x07.", b"no pickle", b"\xff" * 9]
+)
+def test_what_is_no_pickle_is_named_so(content: bytes) -> None:
+    with pytest.raises(ValueError):
+        check_tuples(io.BytesIO(content))
+
+
+class Key:
+    """A dict with a key that doubles at each level, pickled without being hashed."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        key: Any = "x"
+        for _ in range(22):  # four million values: the reader would take a second, and forty levels weeks
+            key = (key, key)
+        return OrderedDict, (), None, None, iter([(key, 1)])
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_checkpoint_with_a_key_that_doubles_is_rejected_unread(
+    tmp_path: Path, zipped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = torch.load(runs.GOLDEN / "baseline.pt", weights_only=False)
+    torch.save({**state, "extra_state": Key()}, tmp_path / "c.pt", _use_new_zipfile_serialization=zipped)
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(
+        UserError, match="not a checkpoint .its values repeat to more than 1,048,576 in one tuple.; use"
+    ):
+        checkpoint.read(tmp_path / "c.pt")
