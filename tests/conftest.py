@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -25,3 +26,15 @@ CLUSTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GLOO_SOCKET_IFNAME")
 for name in list(os.environ):
     if name in CLUSTER or name.startswith(("SLURM_", "TORCHELASTIC_")):
         del os.environ[name]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--device``."""
+    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where tests train in their own process")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the tests their device."""
+    import runs
+
+    runs.DEVICE = config.getoption("--device")

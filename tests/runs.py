@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from fairseq import checkpoint
@@ -44,6 +45,8 @@ DROPOUT = "--dropout 0.2 --attention-dropout 0.1 --activation-dropout 0.1 --adap
 SHORT = f"{BASELINE} --max-update 2"
 
 
+DEVICE = "cpu"
+"""Where :func:`train` trains: ``--device`` of pytest."""
 CLOCKS = ("wps", "ups", "mfu", "train_wall", "wall")
 
 
@@ -71,10 +74,13 @@ def model_of(*flags: Any, data: Path = DATA) -> Any:
 
 
 def train(save_dir: Path, *flags: Any, data: Path = DATA) -> list[dict[str, Any]]:
-    """Run ``fairseq-train`` in this process; returns the lines of its JSON log."""
-    log = io.StringIO()
+    """Run ``fairseq-train`` in this process, on :data:`DEVICE`; returns the lines of its JSON log."""
+    if DEVICE == "cuda" and not torch.cuda.is_available():
+        pytest.skip("--device cuda: there is no GPU")
+    args, log = arguments("--save-dir", save_dir, *flags, data=data), io.StringIO()
+    args.cpu = args.cpu and DEVICE == "cpu"
     with contextlib.redirect_stdout(log):
-        train_command.main(arguments("--save-dir", save_dir, *flags, data=data))
+        train_command.main(args)
     return records(log.getvalue())
 
 
