@@ -10,6 +10,7 @@ import resource
 import pytest
 import runs
 import torch
+import warm
 
 from fairseq import checkpoint
 
@@ -205,7 +206,7 @@ def test_old_checkpoint_survives_when_writing_stops_halfway(mistake, tmp_path):
 def test_command_prints_one_line_and_no_traceback(flags, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hostile.pt").write_bytes(pickle.dumps({"model": {}, "args": Hostile(tmp_path / "run")}))
-    result = runs.command("train.py", *flags)
+    result = warm.command("train.py", *flags)
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith(line) and result.stderr.count("\n") == 1

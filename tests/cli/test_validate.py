@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import runs
+import warm
 
 from fairseq.config import options
 from fairseq_cli import validate
@@ -53,7 +54,7 @@ def test_several_checkpoints_are_a_line_each(capsys):
 
 
 def test_command_in_a_process_of_its_own():
-    result = runs.command("validate.py", runs.DATA, "--cpu --log-format simple", "--path", SHORTFORMER)
+    result = warm.command("validate.py", runs.DATA, "--cpu --log-format simple", "--path", SHORTFORMER)
     assert result.returncode == 0, result.stderr
     assert " | INFO | valid | valid on 'valid' subset | loss 7.121 | nll_loss 7.121 | ppl 139.2" in result.stdout
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 
 import kills
 import runs
+import warm
 
 KILLS = kills.KILLS
 FLAGS = [
@@ -20,8 +20,7 @@ FLAGS = [
 
 
 def start(folder, log):
-    words = [sys.executable, str(runs.ROOT / "train.py"), *runs.words(runs.DATA, "--save-dir", folder, FLAGS)]
-    return subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=runs.environment())
+    return warm.start("train.py", runs.DATA, "--save-dir", folder, FLAGS, stdout=log, stderr=subprocess.STDOUT)
 
 
 def test_run_killed_at_random_instants_ends_bit_identical_to_the_uninterrupted_one(tmp_path):

@@ -8,6 +8,7 @@ import signal
 import pytest
 import runs
 import torch
+import warm
 
 from fairseq.distributed import World
 from fairseq.logging.figures import NamedSums
@@ -50,7 +51,7 @@ def signalled(folder, save_dir, *flags, numbers, target="os.getpid()"):
     plugin.mkdir(exist_ok=True)
     (plugin / "__init__.py").write_text(PLUGIN.format(numbers=[int(n) for n in numbers], target=target))
     user_dir = ["--user-dir", plugin, "--criterion signalling"]
-    return runs.command("train.py", runs.DATA, "--save-dir", save_dir, FLAGS, flags, user_dir)
+    return warm.command("train.py", runs.DATA, "--save-dir", save_dir, FLAGS, flags, user_dir)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -77,13 +78,13 @@ def test_signalled_run_saves_exits_with_its_code_and_goes_on_exactly(tmp_path, m
 
 
 def test_signal_to_one_of_two_processes_stops_both_after_the_same_update(tmp_path):
-    whole = runs.command("train.py", runs.DATA, "--save-dir", tmp_path / "whole", FLAGS, TWO)
+    whole = warm.command("train.py", runs.DATA, "--save-dir", tmp_path / "whole", FLAGS, TWO)
     assert whole.returncode == 0, whole.stderr
     stopped = signalled(tmp_path, tmp_path / "run", TWO, numbers=[signal.SIGTERM])
     assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
     assert "stopped by SIGTERM after update 5; " in stopped.stderr and "Traceback" not in stopped.stderr
     assert "ends within the group" not in stopped.stderr
-    resumed = runs.command("train.py", runs.DATA, "--save-dir", tmp_path / "run", FLAGS, TWO)
+    resumed = warm.command("train.py", runs.DATA, "--save-dir", tmp_path / "run", FLAGS, TWO)
     assert resumed.returncode == 0, resumed.stderr
     contents = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "run"))
     assert runs.difference(*contents) is None
@@ -108,7 +109,7 @@ def test_launcher_passes_a_signal_on_and_a_second_one_ends_at_once(tmp_path, fla
 
 
 def test_time_limit_ends_two_processes_after_the_same_update(tmp_path):
-    done = runs.command("train.py", runs.DATA, "--save-dir", tmp_path, FLAGS, TWO, "--stop-time-hours 1e-9")
+    done = warm.command("train.py", runs.DATA, "--save-dir", tmp_path, FLAGS, TWO, "--stop-time-hours 1e-9")
     assert done.returncode == 0, done.stderr
     assert runs.updates(runs.records(done.stdout)) == [], "the limit was reached before the first update"
 

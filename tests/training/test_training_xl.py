@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+import warm
 
 from fairseq import checkpoint
 from fairseq.config import options
@@ -53,7 +54,7 @@ def test_two_processes_follow_one_with_the_same_global_batch(tmp_path: Path, bac
     flags = [XL, STILL, "--max-update 12 --disable-validation", KINDS["bands"]]
     alone = runs.train(tmp_path / "one", flags)
     two = ["--batch-size 2 --distributed-world-size 2 --ddp-backend", backend, "--save-dir", tmp_path / "two"]
-    result = runs.command("train.py", runs.DATA, flags, two)
+    result = warm.command("train.py", runs.DATA, flags, two)
     assert result.returncode == 0, result.stderr
     together = runs.records(result.stdout)
     np.testing.assert_allclose(runs.losses(together), runs.losses(alone), rtol=2e-5)
