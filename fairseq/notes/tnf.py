@@ -17,7 +17,6 @@ from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel
 from fairseq.models.electra import ElectraConfig, ElectraModel
-from fairseq.modules.output_layer import OutputLayer
 from fairseq.notes.dictionary import NoteDictionary, generator_apart
 from fairseq.notes.extension import words_of
 from fairseq.notes.settings import EncoderNoteConfig, check_words, dictionary_settings, notes_of, without_notes
@@ -28,74 +27,34 @@ PREFIX = "tnf_"
 
 
 class NotedModel(BaseFairseqModel):
-    """An encoder with notes.
+    """An encoder with notes; :func:`with_notes` mixes it into the class of an encoder.
 
-    The parts of the encoder keep their names, so that parameters, optimizer state and checkpoints differ from those
-    without notes only by the names ``notes.…`` and ``note_projection.…``.
+    Parameters, optimizer state and checkpoints differ from those without notes only by the names ``notes.…`` and
+    ``note_projection.…``.
 
-    Args:
-        encoder: called as ``encoder(src_tokens, infuse=…, …)``, where *infuse* is a function of the summed embeddings
-            [B, T, E]; it returns a pair of which the second holds ``hidden``, its last hidden states [B, T, C].
+    Attributes:
         notes: note dictionary of width C.
+        note_projection: projection of notes to the width of embeddings, if that is another; dropped with the notes.
         padding_idx: id of the padding symbol.
-        embed_dim: width E; if not C, notes pass a learned projection, which is dropped with them.
         readers: arguments of the encoder that say which of its networks read notes.
-
-    Raises:
-        ValueError: the encoder has parameters or buffers outside its parts.
     """
 
     encoder_class: ClassVar[Any]
+    """Called as ``encoder(src_tokens, infuse=…, …)``, where *infuse* is a function of the summed embeddings [B, T, E];
+    it returns a pair of which the second holds ``hidden``, its last hidden states [B, T, C]."""
     decisive_settings: tuple[str, ...] = ("note_lambda", "note_form", "note_read_window")
     predicts_next_token = False
-
-    def __init__(
-        self,
-        encoder: BaseFairseqModel,
-        notes: NoteDictionary,
-        padding_idx: int,
-        embed_dim: int | None = None,
-        readers: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        super().__init__()
-        if encoder._parameters or encoder._buffers:
-            raise ValueError(f"{type(encoder).__name__}: parameters and buffers must belong to its submodules")
-        for name, part in encoder.named_children():
-            self.add_module(name, part)
-        self._encoder = (encoder,)  # in a tuple: its submodules are registered on this model
-        self.readers = dict(readers)
-        self.notes = notes
-        self.padding_idx = padding_idx
-        dim = notes.table.size(1)
-        self.note_projection = _projection(dim, embed_dim) if embed_dim not in (None, dim) else None
-
-    @property
-    def encoder_model(self) -> BaseFairseqModel:
-        """The encoder without notes; it shares its submodules with this model."""
-        return self._encoder[0]
-
-    @property
-    def cfg(self) -> Any:
-        """The settings of the encoder."""
-        return self.encoder_model.cfg
-
-    @property
-    def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
-        return self.encoder_model.output_layer
-
-    def max_positions(self) -> int | None:
-        return self.encoder_model.max_positions()
-
-    def train(self, mode: bool = True) -> NotedModel:
-        self.encoder_model.train(mode)
-        return super().train(mode)
+    notes: NoteDictionary
+    note_projection: nn.Linear | None
+    padding_idx: int
+    readers: Mapping[str, Any]
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         check_words(self.notes, parameters)
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the parameters of the encoder; keep those of notes."""
-        return {**notes_of(state), **self.encoder_model.upgrade_state_dict(without_notes(state))}
+        return {**notes_of(state), **super().upgrade_state_dict(without_notes(state))}
 
     def forward(
         self,
@@ -117,17 +76,16 @@ class NotedModel(BaseFairseqModel):
             The output of the encoder, with ``notes`` in its extra: sums and counts of
             :meth:`~fairseq.notes.dictionary.NoteDictionary.take`.
         """
-        encoder = self.encoder_model
         if spans is None:
             if self.note_projection is None:
-                return encoder(src_tokens, **inputs)
+                return super().forward(src_tokens, **inputs)
             # A rank without a batch must reduce the projection's gradient, too: the graph is that of no rare words.
             spans = src_tokens.new_empty(0, 4)
 
         def infuse(x: Tensor) -> Tensor:
             return self.notes.read(x, spans, longest_span, self.note_projection)
 
-        output, extra = encoder(src_tokens, infuse=infuse, **self.readers, **inputs)
+        output, extra = super().forward(src_tokens, infuse=infuse, **self.readers, **inputs)
         lengths = src_tokens.ne(self.padding_idx).sum(1)
         return output, {**extra, "notes": self.notes.take(extra["hidden"], spans, lengths, longest_span)}
 
@@ -210,17 +168,21 @@ def with_notes(
     if isinstance(task, SentencePredictionTask):
         raise UserError(f"--arch {arch}: fine-tuning drops notes; use --arch {arch.removeprefix(PREFIX)}")
     words = words_of(task, f"--arch {arch}")
-    encoder = cls.encoder_class.build_model(args, task)
+    model: Any = cls.encoder_class.build_model(args, task)
+    model.__class__ = type(cls.__name__, (cls, type(model)), {"__module__": cls.__module__})
     cfg = typed(EncoderNoteConfig, args)
-    dim = encoder.cfg.encoder_embed_dim
-    notes = NoteDictionary(len(words), dim, **dictionary_settings(cfg), read_window=cfg.note_read_window)
-    notes.name_words(words.words)
-    return cls(encoder, notes, task.source_dictionary.pad(), encoder.cfg.encoder_input_dim or dim, readers)
+    dim = model.cfg.encoder_embed_dim
+    model.notes = NoteDictionary(len(words), dim, **dictionary_settings(cfg), read_window=cfg.note_read_window)
+    model.notes.name_words(words.words)
+    model.note_projection = _projection(dim, model.cfg.encoder_input_dim or dim)
+    model.padding_idx, model.readers = task.source_dictionary.pad(), dict(readers)
+    return model
 
 
-def _projection(dim: int, embed_dim: int | None) -> nn.Linear:
+def _projection(dim: int, embed_dim: int) -> nn.Linear | None:
     """Projection from notes to embeddings; its initialization leaves the global generator unchanged."""
-    assert embed_dim is not None
+    if embed_dim == dim:
+        return None
     projection = nn.utils.skip_init(nn.Linear, dim, embed_dim, bias=False)
     with torch.no_grad():
         projection.weight.normal_(0, dim**-0.5, generator=generator_apart("projection"))

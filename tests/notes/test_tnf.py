@@ -12,8 +12,6 @@ import torch
 
 from fairseq.models import ARCHITECTURES, MODELS
 from fairseq.notes.architectures import SIZES
-from fairseq.notes.dictionary import NoteDictionary
-from fairseq.notes.tnf import NotedModel
 from fairseq.tasks import setup_task
 
 KINDS = {"bert": noted.TNF_BERT, "electra": noted.TNF_ELECTRA}
@@ -69,18 +67,11 @@ def test_notes_are_taken_from_the_finished_models_hidden_states(made):
     torch.testing.assert_close(sums._values()[0], window.mean(0))
 
 
-def test_parameters_have_the_names_they_have_without_notes(made):
+def test_parameters_have_the_names_they_have_without_notes(made, data):
     model, _, _ = made
-    plain = model.encoder_model.state_dict()
-    assert {name for name in model.state_dict() if not name.startswith("notes.")} == set(plain)
-    assert [name for name, _ in model.named_parameters()] == [n for n, _ in model.encoder_model.named_parameters()]
-
-
-def test_training_mode_reaches_the_wrapped_encoder(made):
-    model, _, _ = made
-    assert not model.encoder_model.training
-    assert model.train().encoder_model.training and all(part.training for part in model.modules())
-    assert not model.eval().encoder_model.training
+    plain = runs.model_of(noted.ELECTRA if hasattr(model, "generator") else noted.BERT, data=data)
+    assert {name for name in model.state_dict() if not name.startswith("notes.")} == set(plain.state_dict())
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
 
 
 def test_a_copy_is_a_model_of_its_own(made):
@@ -112,12 +103,6 @@ def test_every_size_has_one_with_notes(size):
     assert issubclass(MODELS[ARCHITECTURES[f"tnf_{size}"].model].encoder_class, MODELS[ARCHITECTURES[size].model])
 
 
-def test_an_encoder_with_parameters_outside_its_parts_is_rejected():
-    encoder = torch.nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="Linear"):
-        NotedModel(encoder, NoteDictionary(3, 2), 1)
-
-
 def test_with_one_reader_notes_change_what_the_generator_writes_and_nothing_in_the_discriminator(data):
     args = runs.arguments(noted.TNF_ELECTRA, "--note-readers generator", data=data)
     task = setup_task(args)
@@ -131,4 +116,4 @@ def test_with_one_reader_notes_change_what_the_generator_writes_and_nothing_in_t
             results.append((model(**sample)[1]["generator_hidden"], model(**clean)[0]))
     (before, judged), (after, judged_again) = results
     assert not torch.equal(before, after) and torch.equal(judged, judged_again)
-    assert torch.equal(judged, model.encoder_model(clean["src_tokens"])[0])
+    assert torch.equal(judged, model(clean["src_tokens"])[0])
