@@ -24,13 +24,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import fairseq
 from fairseq.config import options
 from fairseq.config.fields import LARGEST_INT, shortened
 from fairseq.config.parser import Parser, check_words, folder_path
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, prepare_folder
 from fairseq.system.terminal import printable
+from fairseq.system.version import __version__
 
 PROMPT = "This function returns"
 BATCH = 1024  # tokens per update
@@ -307,7 +307,7 @@ def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: 
     """
     start, boundary = time.perf_counter(), stages[0]
     prepare_folder("--output", folder)
-    about = {"version": fairseq.__version__, "python": sys.version}
+    about = {"version": __version__, "python": sys.version}
     steps = Steps(folder, {**about, "stages": list(stages), "max_words": max_words, "cutoffs": cutoffs})
     steps.do("prepare", lambda: prepare(folder, max_words))
     megabytes = steps.do("train", lambda: train(folder, stages, cutoffs).megabytes)

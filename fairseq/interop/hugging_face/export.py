@@ -18,7 +18,6 @@ from typing import Any
 
 import yaml
 
-import fairseq
 from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.inference.loading import check_no_begin
 from fairseq.interop.hugging_face import decoders, exported
@@ -26,6 +25,7 @@ from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE, read_json
 from fairseq.models import BaseFairseqModel
 from fairseq.system.files import atomic_folder
 from fairseq.system.terminal import printable
+from fairseq.system.version import __version__
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import find_tokenizer
@@ -138,7 +138,7 @@ def _card(config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[
         f"{config['hidden_size']}, {config['num_attention_heads']} heads, {config['vocab_size']:,} symbols, "
         f"{config['positions']} positions, segments of {config['segment_length']} tokens, "
         f"memory of {config['memory_length']}. "
-        f"Trained with fairseq-short and exported with version {fairseq.__version__}."
+        f"Trained with fairseq-short and exported with version {__version__}."
     )
     yield from ("", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "")
     yield 'tokenizer = AutoTokenizer.from_pretrained("DIR", trust_remote_code=True)'
