@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,11 @@ def job(main: Callable[[Any, World], Any], value: Any = None, common: CommonConf
     return Job(main, value, common, DistributedConfig(**{"distributed_timeout": 60.0, **settings}))
 
 
-def in_processes(*functions: Callable[[], Any]) -> list[tuple[int | None, Any]]:
-    """Exit code and result (None without one) of each of *functions*, in processes that run at the same time."""
+def in_processes(*functions: Callable[[], Any], fail: bool = False) -> list[tuple[int | None, Any]]:
+    """Exit code and result (None without one) of each of *functions*, in processes that run at the same time.
+
+    Unless they are to *fail*, all end with the first that does.
+    """
 
     def answer(function: Callable[[], Any], send: Any) -> None:
         send.send(function())
@@ -63,20 +67,26 @@ def in_processes(*functions: Callable[[], Any]) -> list[tuple[int | None, Any]]:
     processes = [FORK.Process(target=answer, args=(f, send)) for f, (_, send) in zip(functions, ends, strict=True)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join()
+    running = {process.sentinel: process for process in processes}
+    while running:
+        for sentinel in wait(list(running)):
+            process = running.pop(sentinel)  # type: ignore[arg-type]
+            process.join()
+            if process.exitcode and not fail:
+                for other in running.values():
+                    other.kill()
     results = [receive.recv() if receive.poll(0) else None for receive, _ in ends]
     return [(process.exitcode, result) for process, result in zip(processes, results, strict=True)]
 
 
-def by_hand(main: Callable[[Any, World], Any], url: str, size: int = 2, **settings: Any) -> list[Any]:
-    """What comes of :func:`run` in each of *size* processes that were started by hand."""
-    settings = {"distributed_world_size": size, "distributed_init_method": url, **settings}
+def by_hand(main: Callable[[Any, World], Any], url: str, fail: bool = False, **settings: Any) -> list[Any]:
+    """What comes of :func:`run` in each of two processes that were started by hand."""
+    settings = {"distributed_world_size": 2, "distributed_init_method": url, **settings}
 
     def rank(number: int) -> Callable[[], Any]:
         return lambda: run(job(main, number, distributed_no_spawn=True, distributed_rank=number, **settings))
 
-    return in_processes(*map(rank, range(size)))
+    return in_processes(rank(0), rank(1), fail=fail)
 
 
 def described(value: Any, world: World) -> Any:
@@ -194,7 +204,7 @@ def test_a_process_that_fails_is_named_by_the_others_which_end(capfd: pytest.Cap
             raise ValueError("the disk is on fire")
         world.barrier()
 
-    (first, _), (second, _) = by_hand(main, free_url())
+    (first, _), (second, _) = by_hand(main, free_url(), fail=True)
     assert first == second == 1
     error = capfd.readouterr().err
     assert "process 1 of 2 failed:\nValueError: the disk is on fire\n" in error
@@ -232,7 +242,7 @@ def test_a_process_that_hangs_is_named_with_its_place(capfd: pytest.CaptureFixtu
             time.sleep(1e6)
         world.barrier()
 
-    (first, _), (second, _) = by_hand(main, free_url(), distributed_timeout=1.0)
+    (first, _), (second, _) = by_hand(main, free_url(), fail=True, distributed_timeout=1.0)
     assert first == second == 1
     error = capfd.readouterr().err
     assert "process 1 of 2 failed:\nhangs at tests/distributed/test_run.py:" in error
@@ -254,7 +264,7 @@ def test_a_process_that_is_stopped_or_gone_ends_the_others(capfd: pytest.Capture
             os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(1e6)
 
-    (first, _), (second, _) = by_hand(main, free_url(), distributed_timeout=1.0)
+    (first, _), (second, _) = by_hand(main, free_url(), fail=True, distributed_timeout=1.0)
     assert (first, second) == (1, 7 if kind == "gone" else -9)
     assert "process 1 of 2 failed:\nno heartbeat for 0.7 s: it is stopped" in capfd.readouterr().err
 
@@ -264,7 +274,7 @@ def test_processes_that_exit_together_do_so_with_their_code(capfd: pytest.Captur
     def main(value: Any, world: World) -> None:
         sys.exit(code)
 
-    assert by_hand(main, free_url()) == [(code, None)] * 2
+    assert by_hand(main, free_url(), fail=True) == [(code, None)] * 2
     assert capfd.readouterr().err == ""
 
 
@@ -440,7 +450,7 @@ def test_a_failure_of_a_node_ends_the_others_with_its_reason(capfd: pytest.Captu
     def node(first: int) -> Callable[[], Any]:
         return lambda: run(job(kill_last, None, distributed_rank=first, distributed_timeout=20.0, **nodes))
 
-    assert in_processes(node(0), node(2)) == [(1, None)] * 2
+    assert in_processes(node(0), node(2), fail=True) == [(1, None)] * 2
     lines = "process 3 of 4 failed:\nkilled by signal 9 (SIGKILL)\n"
     assert capfd.readouterr().err == lines * 2
 
