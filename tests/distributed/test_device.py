@@ -60,6 +60,16 @@ def test_a_gpu_that_does_not_exist_is_refused(selected: list[torch.device]) -> N
         worlds("--distributed-world-size 1 --device-id 4")
 
 
+@pytest.mark.parametrize("gpus", [True, False])
+def test_auto_is_a_gpu_where_there_is_one_and_other_names_are_devices(
+    monkeypatch: pytest.MonkeyPatch, gpus: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    assert device.chosen_device("auto") == torch.device("cuda" if gpus else "cpu")
+    assert device.chosen_device("cpu") == torch.device("cpu")
+    assert device.chosen_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+
+
 def test_float32_is_exact_unless_tf32_is_asked_for() -> None:
     torch.set_float32_matmul_precision("medium")
     distributed.device_of(CommonConfig(cpu=True))
