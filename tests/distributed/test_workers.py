@@ -252,10 +252,15 @@ def test_a_stopped_worker_ends_with_its_launcher() -> None:
     assert orphan(stop) == b"."
 
 
-@pytest.mark.parametrize("platform", ["darwin", sys.platform])
+@pytest.mark.parametrize("platform", ["darwin", sys.platform, "no library"])
 def test_a_worker_that_waits_ends_with_its_launcher(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
-    monkeypatch.setattr(workers.sys, "platform", platform)
-    monkeypatch.setattr(workers.ctypes, "CDLL", lambda name: SimpleNamespace())  # a C library without prctl
+    def library(name: str | None) -> SimpleNamespace:
+        if platform == "no library":
+            raise OSError("not found")
+        return SimpleNamespace()  # without prctl
+
+    monkeypatch.setattr(workers.sys, "platform", "linux" if platform == "no library" else platform)
+    monkeypatch.setattr(workers.ctypes, "CDLL", library)
     assert orphan(lambda: time.sleep(1e6)) == b"."
 
 
