@@ -103,6 +103,14 @@ def test_rows_of_all_ranks_are_on_every_rank_in_order(tmp_path):
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(gathered, wanted, strict=True))
 
 
+def gather_few(world):
+    return [world.gather_rows(torch.full((rows, 1), world.rank))[0].flatten().tolist() for rows in (0, 1)]
+
+
+def test_every_rank_may_have_one_row_or_none(tmp_path):
+    assert on_ranks(gather_few, 2, tmp_path) == [[[], [0, 1]]] * 2
+
+
 @pytest.fixture
 def nccl(monkeypatch):
     """The second of two ranks with GPUs, whose collectives do nothing; the tensors and group of each of them."""
@@ -117,8 +125,15 @@ def nccl(monkeypatch):
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
     monkeypatch.setattr(dist, "new_group", lambda backend, timeout: f"{backend}, {timeout}")
     monkeypatch.setattr(dist, "all_gather", all_gather)
-    monkeypatch.setattr(dist, "gather_object", lambda value, values=None: None)
+
+    def gather_object(value, values=None):
+        if values is not None:
+            values[:] = [value, value]
+
+    monkeypatch.setattr(dist, "gather_object", gather_object)
     monkeypatch.setattr(dist, "send", lambda tensor, to, group=None: calls.append((tensor.device.type, group)))
+    monkeypatch.setattr(dist, "recv", lambda tensor, rank, group=None: calls.append((tensor.device.type, group)))
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda box, device=None: calls.append(device))
     return calls
 
 
@@ -140,6 +155,14 @@ def test_numbers_of_rows_and_saved_rows_travel_between_hosts(nccl):
     nccl.clear()
     world.stack_rows([torch.ones(2, 3), torch.ones(2)])
     assert nccl == [("cpu", hosts)] * 2, "no communicator for each pair of processes"
+    nccl.clear()
+    assert World(0, 2, timeout=90).stack_rows([torch.ones(2, 3)])[0].shape == (4, 3)
+    assert nccl == [("cpu", hosts)]
+
+
+def test_shared_values_travel_over_the_processs_gpu(nccl):
+    World(1, 2, torch.device("cuda", 1)).share("value")
+    assert nccl == [torch.device("cuda", 1)]
 
 
 def test_the_state_of_a_rank_that_does_not_write_copies_nothing(monkeypatch):
