@@ -229,7 +229,7 @@ def test_a_users_mistake_in_one_process_is_one_line_and_code_2_in_all(
         one = job(main, distributed_no_spawn=True, distributed_rank=number, **settings)
         return lambda: options.run_program(lambda: run(one))
 
-    assert [code for code, _ in in_processes(rank(0), rank(1))] == [2, 2]
+    assert [code for code, _ in in_processes(rank(0), rank(1), fail=True)] == [2, 2]
     one, other = sorted(capfd.readouterr().err.splitlines())
     assert one.endswith(": error: --flag: of no use")
     assert other in (one, "process 1 of 2 failed: --flag: of no use")
