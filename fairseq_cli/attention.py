@@ -124,7 +124,7 @@ def _load(
     """The reader of the corpus, the heads to plot, and the settings of reading."""
     cfg: AttentionConfig = settings.command
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    (model,), task, _ = load_language_models(paths, settings.data_path, overrides, stream_settings(args))
+    (model,), task, _ = load_language_models(paths, settings.data_path, overrides, vars(stream_settings(args)))
     check_no_begin(task, paths[0])
     modules = attention_modules(model)
     heads = parse_heads(cfg.heads, len(modules), modules[0].num_heads)

@@ -121,7 +121,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     device = world.device
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     given = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
-    models, task, trained = load_language_models(paths, settings.data_path, overrides, given)
+    models, task, trained = load_language_models(paths, settings.data_path, overrides, vars(given))
     scoring = Scoring(
         tokens_per_sample=task.cfg.tokens_per_sample,
         break_mode=given.sample_break_mode,

@@ -146,8 +146,8 @@ def _pretrained(path: str) -> tuple[dict[str, Any], dict[str, Any], Mapping[str,
     arch = str(stored.get("arch"))
     if arch not in ARCHITECTURES:
         raise UserError(f"--path {path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
-    args, parameters = finished(argparse.Namespace(**stored), state["model"])
-    return state, vars(args), parameters
+    args, parameters = finished(stored, state["model"])
+    return state, dict(args), parameters
 
 
 def _train_flags(settings: Settings, stored: Mapping[str, Any], lr: float, seed: int, updates: int) -> list[str]:

@@ -75,7 +75,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     results: dict[str, dict[str, dict[str, float]]] = {}
     settings, paths = with_models(settings)
     for path in paths:
-        models, task, trained = load_models([path], settings.data_path, overrides, _own_settings(args))
+        models, task, trained = load_models([path], settings.data_path, overrides, vars(_own_settings(args)))
         if cfg.keep_notes and getattr(models[0], "notes", None) is None:
             raise UserError(f"--keep-notes: {path} has no notes; leave the flag out")
         run = task.settings = trained.changed(**_batches(trained.data, settings.data))

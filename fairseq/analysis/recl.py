@@ -14,7 +14,6 @@ the first c of Δ, 2Δ, … for which g_i(c, c + Δ) is below the threshold.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -200,7 +199,7 @@ def load_reader(
     data: str,
     longest: int,
     overrides: Mapping[str, Any],
-    settings: argparse.Namespace,
+    settings: Mapping[str, Any],
     whole: bool = False,
 ) -> tuple[WindowReader, Any]:
     """Load a checkpoint's model for windows of up to *longest* tokens.
@@ -222,7 +221,7 @@ def load_reader(
     limit = model.max_positions()
     if limit is None or limit >= longest:
         return WindowReader(name, model, None), task
-    longer = argparse.Namespace(**{**vars(settings), "tokens_per_sample": longest})
+    longer = {**settings, "tokens_per_sample": longest}
     with contextlib.suppress(UserError):  # learned positions: their number is fixed
         (model,), task, _ = load_language_models([path], data, overrides, longer)
         if (model.max_positions() or longest) >= longest:

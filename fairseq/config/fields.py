@@ -172,8 +172,12 @@ def shortened(value: Any) -> str:
 
 def fill(args: argparse.Namespace, config: type) -> None:
     """Check and convert what *args* has of *config*, and add the defaults of what it lacks, in place."""
-    for name, value in dataclasses.asdict(extract(config, args, flags=True)).items():
-        setattr(args, name, value)
+    vars(args).update(checked(config, vars(args)))
+
+
+def checked(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of *config*: what *values* have of them, checked and converted, and the defaults of the others."""
+    return dataclasses.asdict(extract(config, values, flags=True))
 
 
 def coerce(field: dataclasses.Field[Any], hint: Any, value: Any, flags: bool = False) -> Any:

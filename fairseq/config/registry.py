@@ -6,6 +6,7 @@ They stand below the packages of the parts, so that a part imports its registry 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ T = TypeVar("T")
 P = TypeVar("P")
 C = TypeVar("C", bound=type)
 Fill = Callable[[argparse.Namespace], None]
+Complete = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class Registry(Generic[T]):
@@ -113,10 +115,20 @@ def _same_source(known: Any, part: Any) -> bool:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model's name, and the function that fills in what the user left open."""
+    """A model's name, and a function that returns settings with the defaults of what they lack."""
 
     model: str
-    fill: Fill
+    complete: Complete
+
+    def fill(self, args: argparse.Namespace) -> None:
+        """Complete *args* in place."""
+        vars(args).update(self.complete(vars(args)))
+
+
+def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """*settings* with *defaults* of what they lack; defaults that are functions are computed from all others."""
+    known = {**{name: value for name, value in defaults.items() if not callable(value)}, **settings}
+    return {**{name: value(known) for name, value in defaults.items() if callable(value)}, **known}
 
 
 _MODELS = (
@@ -145,25 +157,36 @@ def register_model(name: str, dataclass: type | None = None) -> Callable[[C], C]
 
     def keep(model: C) -> C:
         if dataclass is not None and is_outside(model) and name not in ARCHITECTURES:
-            ARCHITECTURES.register(name)(Architecture(name, _defaults_of_the_dataclass))
+            ARCHITECTURES.register(name)(Architecture(name, dict))
         return MODELS.register(name, dataclass)(model)
 
     return keep
 
 
 def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fill], Fill]:
-    """Decorator for a function that sets on a ``Namespace`` the defaults of an architecture."""
+    """Decorator for a function that sets on a ``Namespace`` the defaults of a plug-in's architecture."""
 
     def keep(fill: Fill) -> Fill:
-        registered = (ARCHITECTURES.parts() if is_outside(fill) else ARCHITECTURES._parts).get(arch_name)
-        known = registered.fill if registered is not None else None
-        if known is _defaults_of_the_dataclass:
-            ARCHITECTURES.replace(arch_name, Architecture(model_name, fill))
+        @functools.wraps(fill)
+        def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
+            args = argparse.Namespace(**settings)
+            fill(args)
+            return vars(args)
+
+        known = ARCHITECTURES[arch_name].complete if arch_name in ARCHITECTURES else None
+        if known is dict:  # that of the dataclass alone
+            ARCHITECTURES.replace(arch_name, Architecture(model_name, complete))
         elif known is None or (known.__module__, known.__qualname__) != (fill.__module__, fill.__qualname__):
-            ARCHITECTURES.register(arch_name)(Architecture(model_name, fill))
+            ARCHITECTURES.register(arch_name)(Architecture(model_name, complete))
         return fill
 
     return keep
+
+
+def register_architectures(model: str, architectures: Mapping[str, Mapping[str, Any]]) -> None:
+    """Register *architectures* of *model*: defaults by name, completed as :func:`completed` says."""
+    for name, defaults in architectures.items():
+        ARCHITECTURES.register(name)(Architecture(model, functools.partial(completed, defaults)))
 
 
 def register_task(name: str, dataclass: type | None = None) -> Callable[[C], C]:
@@ -200,7 +223,3 @@ def register_lr_scheduler(name: str, dataclass: type | None = None) -> Callable[
         ValueError: the name is taken, or the class is not a schedule.
     """
     return LR_SCHEDULERS.register(name, dataclass)
-
-
-def _defaults_of_the_dataclass(args: argparse.Namespace) -> None:
-    """Fill in nothing."""

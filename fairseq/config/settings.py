@@ -162,6 +162,11 @@ class DistributedConfig:
     bucket_cap_mb: int = flag(25, "gradient bucket size in MB", low=1)
     find_unused_parameters: bool = flag(False, "allow parameters that get no gradient in DistributedDataParallel")
 
+    @property
+    def reduces_after_backward(self) -> bool:
+        """True if gradients are reduced once, after the backward pass."""
+        return self.ddp_backend in ("no_c10d", "legacy_ddp")
+
 
 @dataclass(frozen=True)
 class RateConfig:
@@ -319,7 +324,7 @@ class TrainingSettings(Settings):
     lr_scheduler: Any
 
 
-def typed_settings(args: argparse.Namespace | Settings, command: type | None = None) -> Settings:
+def typed_settings(args: argparse.Namespace | Mapping[str, Any] | Settings, command: type | None = None) -> Settings:
     """Return typed settings from *args*, a parsed command line or a checkpoint's; typed *args* are returned unchanged.
 
     Args:
@@ -329,7 +334,9 @@ def typed_settings(args: argparse.Namespace | Settings, command: type | None = N
     Raises:
         UserError: a value has the wrong type or is out of range, or the architecture is unknown.
     """
-    return args if isinstance(args, Settings) else Settings(**_parts(args, command))
+    if isinstance(args, Settings):
+        return args
+    return Settings(**_parts(argparse.Namespace(**args) if isinstance(args, Mapping) else args, command))
 
 
 def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSettings:

@@ -30,7 +30,7 @@ class AdaptiveLoss(CrossEntropyCriterion):
 
     def __init__(self, task: Any, sentence_avg: bool, adaptive_loss_legacy_padding: bool = False) -> None:
         super().__init__(task, sentence_avg)
-        self.legacy_padding = adaptive_loss_legacy_padding
+        self.band_padding = adaptive_loss_legacy_padding
 
     def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
         if not isinstance(model.output_layer, BandedSoftmax) or len(model.output_layer.bounds) == 2:

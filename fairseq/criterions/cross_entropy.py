@@ -27,7 +27,7 @@ class CrossEntropyConfig:
 class CrossEntropyCriterion(FairseqCriterion):
     """Summed negative log-likelihood of the targets, computed by the output layer of the model."""
 
-    legacy_padding = False
+    band_padding = False
 
     def __init__(self, task: Any, sentence_avg: bool) -> None:
         super().__init__(task)
@@ -74,4 +74,4 @@ class CrossEntropyCriterion(FairseqCriterion):
         return subset_sums(layer, hidden.flatten(0, -2), sample, self.padding_idx)
 
     def _partition(self, layer: OutputLayer, sample: Sample) -> Any:
-        return layer.partition(sample["target"].reshape(-1), self.padding_idx, self.legacy_padding)
+        return layer.partition(sample["target"].reshape(-1), self.padding_idx, self.band_padding)

@@ -66,7 +66,7 @@ class GradientReducer(DataParallel):
         module: the module.
         world: the processes.
         backend: ``c10d`` or ``pytorch_ddp`` for torch's DistributedDataParallel, which overlaps the reduction with the
-            backward pass; ``no_c10d`` or ``legacy_ddp`` for one reduction after it.
+            backward pass; another name for one reduction after it.
         bucket_cap_mb: size of a reduction, in MB.
         find_unused_parameters: let DistributedDataParallel find parameters without a gradient.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +34,7 @@ def load_models(
     paths: Sequence[str | Path],
     data: str | Path,
     overrides: Mapping[str, Any] | None = None,
-    settings: argparse.Namespace | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
     """Load the models of several checkpoints with one dictionary, in evaluation mode, on the CPU.
 
@@ -56,21 +55,21 @@ def load_models(
         UserError: a checkpoint cannot be read, its architecture is unknown, its parameters do not match, or it was
             trained with another dictionary.
     """
-    given = dict(vars(settings)) if settings is not None else {}
+    given = dict(settings or {})
     models, task, first = [], None, None
     for path in map(str, map(find_checkpoint, paths)):
         state = checkpoint.load(path)
         args = _arguments(path, state["args"], overrides or {}, given)
-        args.data = str(data)
         parameters = state["model"]
-        if not vars(args).get("keep_notes"):
+        if not args.get("keep_notes"):
             args, parameters = finished(args, parameters)
-            args.task = (overrides or {}).get("task", args.task)
+            args = {**args, "task": (overrides or {}).get("task", args["task"])}
+        args = {**args, "data": str(data)}
         if task is None:
-            first = typed_settings(_with_rare_words(args) if vars(args).get("rare_words") else args)
+            first = typed_settings(_with_rare_words(args) if args.get("rare_words") else args)
             task = _task(first, Path(data))
             if "tokens_per_sample" in args:
-                given["tokens_per_sample"] = args.tokens_per_sample
+                given["tokens_per_sample"] = args["tokens_per_sample"]
         _check_size(path, parameters, task.source_dictionary, data)
         check_dictionary(state, path, dictionary_of(task))
         own = typed_settings(args)
@@ -87,7 +86,7 @@ def load_language_models(
     paths: Sequence[str | Path],
     data: str | Path,
     overrides: Mapping[str, Any] | None = None,
-    settings: argparse.Namespace | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
     """Load models that predict the next token; see :func:`load_models`.
 
@@ -112,11 +111,10 @@ def check_no_begin(task: FairseqTask, path: str | Path) -> None:
 
 def _arguments(
     path: str, stored: Mapping[str, Any], overrides: Mapping[str, Any], given: Mapping[str, Any]
-) -> argparse.Namespace:
+) -> Mapping[str, Any]:
     """The settings of the model in the checkpoint at *path*."""
-    kept = {name: value for name, value in stored.items() if name not in OF_THE_COMMAND}
-    args = argparse.Namespace(**{**kept, **overrides})
-    arch = str(vars(args).get("arch"))
+    args = {name: value for name, value in stored.items() if name not in OF_THE_COMMAND} | dict(overrides)
+    arch = str(args.get("arch"))
     if arch not in ARCHITECTURES:
         raise UserError(
             f"{path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)} (plug-ins need --user-dir)"
@@ -124,36 +122,35 @@ def _arguments(
     model = MODELS[ARCHITECTURES[arch].model]
     _check_overrides(overrides, stored, args, given)
     if not model.reads_all_settings:
-        check_supported(vars(args), path)
-    ARCHITECTURES[arch].fill(args)
+        check_supported(args, path)
+    args = ARCHITECTURES[arch].complete(args)
     _check_memory_settings(arch, given)
     if not model.predicts_next_token and "task" in stored:
         given = {**given, "task": stored["task"]}  # the default is for language models
-    vars(args).update({"task": "language_modeling", **vars(args), **given})
+    args = {"task": "language_modeling", **args, **given}
     if "tokens_per_sample" in args:
-        args.max_target_positions = _positions(path, stored, args)
-    fields.fill(args, CommonConfig)
-    return args
+        args["max_target_positions"] = _positions(path, stored, args)
+    return {**args, **fields.checked(CommonConfig, args)}
 
 
-def _with_rare_words(args: argparse.Namespace) -> argparse.Namespace:
+def _with_rare_words(args: Mapping[str, Any]) -> Mapping[str, Any]:
     """*args* with a task that measures losses over rare words, whether the model has notes or not."""
     changes: dict[str, dict[str, Any]] = {
         "masked_lm": {"task": "tnf_masked_lm"},
         "tnf_masked_lm": {},
         "language_modeling": {"notes": True},
     }
-    if args.task not in changes:
-        raise UserError(f"--rare-words: --task {args.task} does not predict words; leave the flag out")
-    return argparse.Namespace(**{**vars(args), **changes[args.task]})
+    if args["task"] not in changes:
+        raise UserError(f"--rare-words: --task {args['task']} does not predict words; leave the flag out")
+    return {**args, **changes[args["task"]]}
 
 
 def _check_overrides(
-    overrides: Mapping[str, Any], stored: Mapping[str, Any], args: argparse.Namespace, given: Mapping[str, Any]
+    overrides: Mapping[str, Any], stored: Mapping[str, Any], args: Mapping[str, Any], given: Mapping[str, Any]
 ) -> None:
     """Raise UserError for *overrides* that neither the parts selected by *args* nor the loading reads."""
-    names = {"task": str(vars(args).get("task", "language_modeling")), "criterion": str(vars(args).get("criterion"))}
-    parts = [MODELS[ARCHITECTURES[args.arch].model]]
+    names = {"task": str(args.get("task", "language_modeling")), "criterion": str(args.get("criterion"))}
+    parts = [MODELS[ARCHITECTURES[args["arch"]].model]]
     parts += [registry[names[kind]] for kind, registry in CHOICES.items() if names[kind] in registry]
     parts += [EXTENSIONS[name] for name in EXTENSIONS if any(map(EXTENSIONS[name].extends, parts))]
     read = {"arch", "task", "criterion", "keep_notes", *NEUTRAL}
@@ -166,7 +163,7 @@ def _check_overrides(
         if name in OF_THE_COMMAND and name in given:
             raise UserError(f"--model-overrides {name}: not a setting of the model; give {fields.flag_name(name)}")
         if name not in read:
-            raise UserError(f"--model-overrides {name}: no such setting of {args.arch}; {nearest(name, read)}")
+            raise UserError(f"--model-overrides {name}: no such setting of {args['arch']}; {nearest(name, read)}")
 
 
 def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:
@@ -178,14 +175,14 @@ def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:
             raise UserError(f"{fields.flag_name(name)}: {arch} has no such setting; leave it out")
 
 
-def _positions(path: str, stored: Mapping[str, Any], args: argparse.Namespace) -> int:
+def _positions(path: str, stored: Mapping[str, Any], args: Mapping[str, Any]) -> int:
     """Maximal tokens of a row: as in training; more for longer blocks unless positions are learned."""
-    length = args.tokens_per_sample
-    positions = vars(args).get("max_target_positions") or stored.get("tokens_per_sample", length)
+    length = args["tokens_per_sample"]
+    positions = args.get("max_target_positions") or stored.get("tokens_per_sample", length)
     for name, value in (("tokens_per_sample", length), ("max_target_positions", positions)):
         if type(value) is not int or not 0 < value <= fields.LARGEST_INT:
             raise UserError(f"{path}: its setting {name} is {fields.shortened(value)}, not a count; override it")
-    if length > positions and vars(args).get("decoder_learned_pos", False):
+    if length > positions and args.get("decoder_learned_pos", False):
         raise UserError(f"--tokens-per-sample {length}: {path} has {positions} positions; give {positions} or less")
     return max(positions, length)
 

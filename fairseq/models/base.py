@@ -97,8 +97,8 @@ class BaseFairseqModel(nn.Module):
 
     @classmethod
     def finished(
-        cls, args: argparse.Namespace, parameters: Mapping[str, Tensor]
-    ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
+        cls, args: Mapping[str, Any], parameters: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         """Settings and parameters of the model that a checkpoint is used as after training: what serves training alone
         is dropped."""
         return args, parameters

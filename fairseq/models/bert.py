@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +115,7 @@ class BertModel(BaseFairseqModel):
         self.cfg = cfg
 
     @classmethod
-    def build_model(cls, args: BertConfig | argparse.Namespace, task: Any) -> BertModel:
+    def build_model(cls, args: BertConfig, task: Any) -> BertModel:
         cfg = typed(BertConfig, args)
         shape = cfg.shape(*vocabulary_of(task), apex=not cfg.no_apex)
         return cls(MaskedLMEncoder(shape, untied=cfg.untie_weights_roberta), cfg)

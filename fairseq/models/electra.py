@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,7 +81,7 @@ class ElectraModel(BaseFairseqModel):
         self.special = list(special)
 
     @classmethod
-    def build_model(cls, args: ElectraConfig | argparse.Namespace, task: Any) -> ElectraModel:
+    def build_model(cls, args: ElectraConfig, task: Any) -> ElectraModel:
         cfg = typed(ElectraConfig, args)
         shape = cfg.shape(*vocabulary_of(task), apex=not cfg.no_apex)
         encoder = Discriminator(shape)

@@ -50,7 +50,7 @@ class MaskedLMHead(OutputLayer):
         """Logits: [..., C] → [..., V]."""
         return self._logits(self._transform(hidden))
 
-    def partition(self, target: Tensor, padding_idx: int, legacy_padding: bool = False) -> Masked:
+    def partition(self, target: Tensor, padding_idx: int, band_padding: bool = False) -> Masked:
         """Indices of *target* [N] that are not padding, and the targets there."""
         rows = (target != padding_idx).nonzero().squeeze(1)
         return rows, target[rows]

@@ -7,7 +7,6 @@ cache are not compiled.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import logging
@@ -156,12 +155,12 @@ def decisive_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def finished(
-    args: argparse.Namespace, parameters: Mapping[str, Tensor]
-) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
+    args: Mapping[str, Any], parameters: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
     """Settings and parameters of the model that a checkpoint is used as after training, without its extensions."""
-    args, parameters = MODELS[ARCHITECTURES[args.arch].model].finished(args, parameters)
+    args, parameters = MODELS[ARCHITECTURES[args["arch"]].model].finished(args, parameters)
     for name in EXTENSIONS:
-        if vars(args).get(name):
+        if args.get(name):
             args, parameters = EXTENSIONS[name].finished(args, parameters)
     return args, parameters
 

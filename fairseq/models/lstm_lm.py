@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -186,7 +185,7 @@ class LSTMLanguageModel(FairseqLanguageModel):
         self.skips_parameters = decoder.additional_fc is not None and decoder.adaptive_softmax is not None
 
     @classmethod
-    def build_model(cls, args: LSTMLMConfig | argparse.Namespace, task: Any) -> LSTMLanguageModel:
+    def build_model(cls, args: LSTMLMConfig, task: Any) -> LSTMLanguageModel:
         cfg, dictionary = typed(LSTMLMConfig, args), task.source_dictionary
         cfg.check(len(dictionary))
         if dictionary.pad() < 0:

@@ -5,7 +5,6 @@ Those of the papers for the papers' models; for small ones a rate at which they 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from typing import Any
 
@@ -139,9 +138,8 @@ def objective_of(arch: str, chosen: Mapping[str, Any]) -> dict[str, str]:
     settings_class = getattr(MODELS[model], "config_class", None) if model in MODELS else None
     if settings_class is None or "adaptive_softmax_cutoff" not in fields.defaults(settings_class):
         return {}
-    settings = argparse.Namespace(**chosen)
-    ARCHITECTURES[arch].fill(settings)
-    return {"criterion": "adaptive_loss"} if vars(settings).get("adaptive_softmax_cutoff") else {}
+    settings = ARCHITECTURES[arch].complete(chosen)
+    return {"criterion": "adaptive_loss"} if settings.get("adaptive_softmax_cutoff") else {}
 
 
 def recipe_of(arch: str) -> Recipe:

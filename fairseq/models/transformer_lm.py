@@ -6,7 +6,6 @@ with ``tokens_from_prev`` a layer also attends to its cached inputs of previous 
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -328,7 +327,7 @@ class TransformerLanguageModel(FairseqLanguageModel):
         self.skips_parameters = decoder.cfg.decoder_layerdrop > 0
 
     @classmethod
-    def build_model(cls, args: TransformerLMConfig | argparse.Namespace, task: Any) -> TransformerLanguageModel:
+    def build_model(cls, args: TransformerLMConfig, task: Any) -> TransformerLanguageModel:
         cfg = typed(TransformerLMConfig, args)
         cfg.check(len(task.source_dictionary))
         dictionary = task.source_dictionary

@@ -6,7 +6,6 @@ apart by their distance, so what was computed in one segment means the same in t
 
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -317,7 +316,7 @@ class TransformerXL(FairseqLanguageModel):
         self.infused_dim = decoder.cfg.d_model
 
     @classmethod
-    def build_model(cls, args: TransformerXLConfig | argparse.Namespace, task: Any) -> TransformerXL:
+    def build_model(cls, args: TransformerXLConfig, task: Any) -> TransformerXL:
         """Make the model; the ``max_relative_length`` of its settings then says how long its tables are."""
         cfg = typed(TransformerXLConfig, args)
         cfg.check(len(task.source_dictionary))

@@ -113,10 +113,10 @@ class BandedSoftmax(OutputLayer):
         """Over each tail band's words."""
         raise NotImplementedError
 
-    def partition(self, target: Tensor, padding_idx: int, legacy_padding: bool = False) -> Partition:
+    def partition(self, target: Tensor, padding_idx: int, band_padding: bool = False) -> Partition:
         """Sort *target* [N] into bands.
 
-        With *legacy_padding* a word whose index within its tail band is *padding_idx* adds nothing to the band's loss,
+        With *band_padding* a word whose index within its tail band is *padding_idx* adds nothing to the band's loss,
         as in fairseq's ``adaptive_loss``, which so never trains one word a band.
         """
         rows: Tensor | None = None
@@ -130,7 +130,7 @@ class BandedSoftmax(OutputLayer):
             first, last = self.bounds[band], self.bounds[band + 1]
             inside = (target >= first) & (target < last)
             head[inside] = self.bounds[1] + band - 1
-            if legacy_padding:
+            if band_padding:
                 inside = inside & (target != first + padding_idx)
             index = inside.nonzero().squeeze(1)
             tails.append((index, target[index] - first))

@@ -18,7 +18,7 @@ class OutputLayer(nn.Module):
     needs no synchronisation with the device.
     """
 
-    def partition(self, target: Tensor, padding_idx: int, legacy_padding: bool = False) -> Any:
+    def partition(self, target: Tensor, padding_idx: int, band_padding: bool = False) -> Any:
         """Return the rows that have a target, and the band of each; *target* [N] is on the CPU."""
         raise NotImplementedError
 
@@ -43,7 +43,7 @@ class LinearOutput(OutputLayer):
         self.weight = weight
         self.bias = bias
 
-    def partition(self, target: Tensor, padding_idx: int, legacy_padding: bool = False) -> tuple[Tensor | None, Tensor]:
+    def partition(self, target: Tensor, padding_idx: int, band_padding: bool = False) -> tuple[Tensor | None, Tensor]:
         """Rows to keep (None: all of them) and their targets."""
         keep = target != padding_idx
         if bool(keep.all()):

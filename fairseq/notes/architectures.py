@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
-
-from fairseq.config.registry import ARCHITECTURES, register_model_architecture
+from fairseq.config.registry import ARCHITECTURES, Architecture
 from fairseq.notes.tnf import PREFIX
 
 SIZES = ("bert", "bert_base", "bert_small", "bert_tiny", "electra", "electra_base", "electra_small", "electra_tiny")
 
-
-def _same_as(name: str) -> Callable[[argparse.Namespace], None]:
-    def fill(args: argparse.Namespace) -> None:
-        ARCHITECTURES[name].fill(args)
-
-    fill.__name__ = fill.__qualname__ = PREFIX + name
-    fill.__doc__ = f"{name} with notes."
-    return fill
-
-
 for _name in SIZES:
-    register_model_architecture(f"{PREFIX}{_name.split('_')[0]}", PREFIX + _name)(_same_as(_name))
+    _model = f"{PREFIX}{_name.split('_')[0]}"
+    ARCHITECTURES.register(PREFIX + _name)(Architecture(_model, ARCHITECTURES[_name].complete))

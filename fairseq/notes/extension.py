@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,11 +140,11 @@ class Notes:
 
     @staticmethod
     def finished(
-        args: argparse.Namespace, parameters: Mapping[str, Tensor]
-    ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
+        args: Mapping[str, Any], parameters: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         own = fields.defaults(CausalNoteConfig)
-        kept = {name: value for name, value in vars(args).items() if name not in own}
-        return argparse.Namespace(**kept), without_notes(parameters)
+        kept = {name: value for name, value in args.items() if name not in own}
+        return kept, without_notes(parameters)
 
     def extend_dataset(
         self, dataset: Dataset, model: BaseFairseqModel, split: str, folder: Path, *, training: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -91,21 +90,21 @@ class NotedModel(BaseFairseqModel):
 
     @classmethod
     def finished(
-        cls, args: argparse.Namespace, parameters: Mapping[str, Tensor]
-    ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
+        cls, args: Mapping[str, Any], parameters: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         """Return settings and parameters of the encoder without notes.
 
         Raises:
             UserError: the architecture of a plug-in does not name that of its encoder.
         """
-        arch = str(vars(args).get("arch"))
+        arch = str(args.get("arch"))
         if not arch.startswith(PREFIX):
             raise UserError(
                 f"--arch {arch}: unknown architecture without notes; register the model as {PREFIX}NAME, where NAME is "
                 "the architecture of its encoder, or give --keep-notes"
             )
-        changed = {name: vars(args)[name].removeprefix(PREFIX) for name in ("arch", "task") if name in args}
-        return argparse.Namespace(**{**vars(args), **changed}), without_notes(parameters)
+        changed = {name: args[name].removeprefix(PREFIX) for name in ("arch", "task") if name in args}
+        return {**args, **changed}, without_notes(parameters)
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class TNFBert(NotedModel):
     decisive_settings = (*BertModel.decisive_settings, *NotedModel.decisive_settings)
 
     @classmethod
-    def build_model(cls, args: TNFBertConfig | argparse.Namespace, task: Any) -> NotedModel:
+    def build_model(cls, args: TNFBertConfig, task: Any) -> NotedModel:
         return with_notes(cls, args, task)
 
 
@@ -148,14 +147,14 @@ class TNFElectra(NotedModel):
     decisive_settings = (*ElectraModel.decisive_settings, *NotedModel.decisive_settings, "note_readers")
 
     @classmethod
-    def build_model(cls, args: TNFElectraConfig | argparse.Namespace, task: Any) -> NotedModel:
+    def build_model(cls, args: TNFElectraConfig, task: Any) -> NotedModel:
         generator_only = typed(TNFElectraConfig, args).note_readers == "generator"
         return with_notes(cls, args, task, {"infuse_generator_only": generator_only})
 
 
 def with_notes(
     cls: type[NotedModel],
-    args: EncoderNoteConfig | argparse.Namespace,
+    args: EncoderNoteConfig,
     task: Any,
     readers: Mapping[str, Any] = MappingProxyType({}),
 ) -> NotedModel:

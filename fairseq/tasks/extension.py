@@ -6,7 +6,6 @@ settings. Where the switch is on, a task makes one of itself; no task or model k
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -40,8 +39,8 @@ class Extension(Protocol):
 
     @staticmethod
     def finished(
-        args: argparse.Namespace, parameters: Mapping[str, Tensor]
-    ) -> tuple[argparse.Namespace, Mapping[str, Tensor]]:
+        args: Mapping[str, Any], parameters: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         """Settings and parameters of a model that is used after training without the extension."""
         ...
 

@@ -101,7 +101,7 @@ class Trainer:
         self.splitter = BatchSplitter(
             self.cfg.oom_retry,
             model,
-            self.world.size == 1 or settings.distributed.ddp_backend in ("no_c10d", "legacy_ddp"),
+            self.world.size == 1 or settings.distributed.reduces_after_backward,
         )
         self.lr_scheduler.step_update(0)
 

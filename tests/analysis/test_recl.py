@@ -124,9 +124,7 @@ def test_a_loss_is_that_of_naive_scoring_of_the_truncated_window(kind, tmp_path)
     args, state = naive.checkpoint(tmp_path / "model.pt", vocabulary, **SETTINGS[kind])
     tokens = IndexedCorpus(str(runs.DATA / "test")).tokens
     contexts, positions = np.array([4, 13, 18]), np.array([18, 40, 333])
-    reader, _ = recl.load_reader(
-        str(tmp_path / "model.pt"), "m", str(runs.DATA), 18, {}, command.argparse.Namespace(), whole="once" in kind
-    )
+    reader, _ = recl.load_reader(str(tmp_path / "model.pt"), "m", str(runs.DATA), 18, {}, {}, whole="once" in kind)
     found = recl.measure([reader], tokens, positions, contexts, max_tokens=20).losses[0]
     model = naive.NaiveLM(args, state)
     for k, context in enumerate(contexts.tolist()):
@@ -147,7 +145,7 @@ def test_nothing_before_a_window_counts(tmp_path):
         tmp_path, flags, "--tokens-per-sample 8 --optimizer adam --lr 0.01 --max-update 3 --no-epoch-checkpoints"
     )
     path = str(tmp_path / "checkpoint_last.pt")
-    reader, _ = recl.load_reader(path, "xl", str(runs.DATA), 20, {}, command.argparse.Namespace())
+    reader, _ = recl.load_reader(path, "xl", str(runs.DATA), 20, {}, {})
     assert reader.segment == 8
     tokens = np.array(IndexedCorpus(str(runs.DATA / "test")).tokens)
     other = tokens.copy()

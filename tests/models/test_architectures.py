@@ -116,3 +116,10 @@ def test_wiki103_settings():
         and cfg.decoder_normalize_before
     )
     assert cfg.adaptive_input_cutoff == cfg.adaptive_softmax_cutoff == [20000, 60000] and cfg.adaptive_input_factor == 4
+
+
+@pytest.mark.parametrize("given", [{}, {"decoder_embed_dim": 96, "d_model": 96, "encoder_embed_dim": 96}])
+def test_architectures_leave_what_is_given_and_complete_nothing_twice(given):
+    for name in ARCHITECTURES:
+        settings = ARCHITECTURES[name].complete(given)
+        assert given.items() <= settings.items() and ARCHITECTURES[name].complete(settings) == settings

@@ -11,12 +11,12 @@ import runs
 
 from fairseq.config import options
 from fairseq.config.registry import is_outside
-from fairseq.models import ARCHITECTURES
+from fairseq.models import ARCHITECTURES, MODELS
 from fairseq.models.recipes import recipe_of
 from fairseq_cli.train import get_training_parser
 
 SPLITS = "--cpu --train-subset valid --valid-subset test"
-OURS = [name for name in ARCHITECTURES if not is_outside(ARCHITECTURES[name].fill)]
+OURS = [name for name in ARCHITECTURES if not is_outside(MODELS[ARCHITECTURES[name].model])]
 
 
 @pytest.mark.parametrize("arch", OURS)

@@ -27,8 +27,8 @@ _SCHEDULES = {
     "triangular_lr_scheduler": "triangular",
 }
 
-_TRANSFORMERS = (
-    *("base_lm_architecture", "transformer_lm_big", "transformer_lm_baevski_wiki103", "transformer_lm_baevski_gbw"),
+TRANSFORMERS = (
+    *("transformer_lm_big", "transformer_lm_baevski_wiki103", "transformer_lm_baevski_gbw"),
     *("transformer_lm_gpt", "transformer_lm_gpt2_small", "transformer_lm_gpt2_tiny", "transformer_lm_gpt2_medium"),
     *("transformer_lm_gpt2_big", "transformer_lm_gpt2_big_wide", "transformer_lm_gpt2_bigger"),
 )
@@ -75,7 +75,7 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "fairseq.models": {"FairseqIncrementalDecoder": "fairseq.interop.fairseq.decoders"},
     "fairseq.models.transformer_lm": {
-        **dict.fromkeys(_TRANSFORMERS, "fairseq.models.architectures.transformer_lm"),
+        **dict.fromkeys(("base_lm_architecture", *TRANSFORMERS), "fairseq.interop.fairseq.architectures"),
         "TransformerLanguageModelConfig": "fairseq.interop.fairseq.extendable",
     },
     "fairseq.modules": {

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Mapping
+from typing import Any
 
-from fairseq.config.registry import register_model_architecture
-from fairseq.models.architectures.transformer_lm import set_defaults
-
-
-@register_model_architecture("lstm_lm", "lstm_lm")
-def lstm_lm(args: argparse.Namespace) -> None:
-    """fairseq's defaults; its adaptive softmax goes with ``--criterion adaptive_loss`` alone."""
-    if getattr(args, "criterion", None) == "adaptive_loss":
-        set_defaults(args, adaptive_softmax_cutoff=[10000, 50000, 200000])
-    else:
-        args.adaptive_softmax_cutoff = None
+from fairseq.config.registry import ARCHITECTURES, Architecture, Complete, completed
 
 
-@register_model_architecture("lstm_lm", "lstm_lm_tiny")
-def lstm_lm_tiny(args: argparse.Namespace) -> None:
-    """2 layers of width 32, for tests."""
-    set_defaults(args, decoder_embed_dim=32, decoder_out_embed_dim=32, decoder_layers=2)
-    if getattr(args, "criterion", None) == "adaptive_loss":
-        set_defaults(args, adaptive_softmax_cutoff=[200, 600])
-    lstm_lm(args)
+def _complete(defaults: Mapping[str, Any], cutoffs: list[int]) -> Complete:
+    """Complete settings by *defaults*; as in fairseq, only ``--criterion adaptive_loss`` has an adaptive softmax."""
+
+    def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
+        if settings.get("criterion") == "adaptive_loss":
+            return completed({**defaults, "adaptive_softmax_cutoff": cutoffs}, settings)
+        return {**completed(defaults, settings), "adaptive_softmax_cutoff": None}
+
+    return complete
+
+
+TINY = {"decoder_embed_dim": 32, "decoder_out_embed_dim": 32, "decoder_layers": 2}  # for tests
+
+ARCHITECTURES.register("lstm_lm")(Architecture("lstm_lm", _complete({}, [10000, 50000, 200000])))
+ARCHITECTURES.register("lstm_lm_tiny")(Architecture("lstm_lm", _complete(TINY, [200, 600])))

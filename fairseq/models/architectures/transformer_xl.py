@@ -6,122 +6,106 @@ all bands but the first.
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Mapping
+from typing import Any
 
-from fairseq.config.registry import register_model_architecture
-from fairseq.models.architectures.transformer_lm import set_defaults
+from fairseq.config.registry import ARCHITECTURES, Architecture, completed, register_architectures
 from fairseq.models.transformer_xl import BY_DISTANCE
 
 WORDS_WIKI103, WORDS_LM1B = [20000, 40000, 200000], [60000, 100000, 640000]
 
 
-def _sizes(args: argparse.Namespace, layers: int, model: int, heads: int, head: int, inner: int, length: int) -> None:
-    """Sizes of the network, and segments and memory of *length* tokens."""
-    set_defaults(args, n_layer=layers, d_model=model, n_head=heads, d_head=head, d_inner=inner)
-    _lengths(args, length)
-
-
-def _lengths(args: argparse.Namespace, length: int) -> None:
+def _lengths(length: int) -> dict[str, Any]:
     """Segments and memory of *length* tokens; no memory where positions forbid one."""
-    encoding = getattr(args, "position_encoding", "relative")
-    set_defaults(args, tokens_per_sample=length, mem_len=length if encoding in BY_DISTANCE else 0)
+
+    def mem_len(settings: Mapping[str, Any]) -> int:
+        return length if settings.get("position_encoding", "relative") in BY_DISTANCE else 0
+
+    return {"tokens_per_sample": length, "mem_len": mem_len}
 
 
-def _words(args: argparse.Namespace, cutoffs: list[int], div_val: int, dropout: float, dropatt: float) -> None:
+def _sizes(layers: int, model: int, heads: int, head: int, inner: int, length: int) -> dict[str, Any]:
+    """Sizes of the network, and segments and memory of *length* tokens."""
+    sizes = {"n_layer": layers, "d_model": model, "n_head": heads, "d_head": head, "d_inner": inner}
+    return {**sizes, **_lengths(length)}
+
+
+def _dropout(dropout: float, dropatt: float) -> dict[str, Any]:
+    return {"dropout": dropout, "dropatt": dropatt}
+
+
+def _words(cutoffs: list[int], div_val: int, dropout: float, dropatt: float) -> dict[str, Any]:
     """An adaptive input and softmax over words."""
-    set_defaults(args, cutoffs=cutoffs, div_val=div_val, dropout=dropout, dropatt=dropatt)
+    return {"cutoffs": cutoffs, "div_val": div_val, **_dropout(dropout, dropatt)}
 
 
-@register_model_architecture("transformer_xl", "transformer_xl")
-def transformer_xl(args: argparse.Namespace) -> None:
-    """A model of middling size; with the task of fairseq's example ``truncated_bptt`` that of the example.
-
-    The example's is Hugging Face's: separate u and v for each layer, tied tails, memory that begins with zeros.
-    """
-    if getattr(args, "task", None) == "truncated_bptt_lm":
-        set_defaults(args, d_model=500, n_head=10, d_head=50, d_inner=1000, dropout=0.0, cutoffs=WORDS_WIKI103)
-        set_defaults(args, untie_r=True, tie_projs="tails", memory_start="zeros", mem_len=0)
-    else:
-        _lengths(args, 128)
-
-
-@register_model_architecture("transformer_xl", "transformer_xl_wiki103_base")
-def transformer_xl_wiki103_base(args: argparse.Namespace) -> None:
-    """WikiText-103, 151 M parameters: perplexity 24.0 on the test set (table 1)."""
-    _sizes(args, 16, 410, 10, 41, 2100, 150)
-    _words(args, WORDS_WIKI103, 1, 0.1, 0.0)
-    set_defaults(args, tie_projs="tails")
+# fairseq's example ``truncated_bptt``, whose model is Hugging Face's: separate u and v for each layer, tied tails,
+# memory that begins with zeros.
+EXAMPLE = {
+    "d_model": 500,
+    "n_head": 10,
+    "d_head": 50,
+    "d_inner": 1000,
+    "dropout": 0.0,
+    "cutoffs": WORDS_WIKI103,
+    "untie_r": True,
+    "tie_projs": "tails",
+    "memory_start": "zeros",
+    "mem_len": 0,
+}
 
 
-@register_model_architecture("transformer_xl", "transformer_xl_wiki103_large")
-def transformer_xl_wiki103_large(args: argparse.Namespace) -> None:
-    """WikiText-103: perplexity 18.3 on the test set (table 1). 285 M parameters, of which the paper counts 257 M."""
-    _sizes(args, 18, 1024, 16, 64, 4096, 384)
-    _words(args, WORDS_WIKI103, 4, 0.2, 0.2)
-    set_defaults(args, tie_projs="tails")
+def _transformer_xl(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A model of middling size; with the task of fairseq's example that of the example."""
+    return completed(EXAMPLE if settings.get("task") == "truncated_bptt_lm" else _lengths(128), settings)
 
 
-@register_model_architecture("transformer_xl", "transformer_xl_enwik8_base")
-@register_model_architecture("transformer_xl", "transformer_xl_text8_base")
-def transformer_xl_enwik8_base(args: argparse.Namespace) -> None:
-    """enwik8 and text8, 41 M parameters: 1.06 bits per character on enwik8's test set (table 2)."""
-    _sizes(args, 12, 512, 8, 64, 2048, 512)
-    set_defaults(args, dropout=0.1, dropatt=0.0)
+ENWIK8_BASE = {**_sizes(12, 512, 8, 64, 2048, 512), **_dropout(0.1, 0.0)}
+ENWIK8_LARGE = {**_sizes(24, 1024, 8, 128, 3072, 768), **_dropout(0.15, 0.15)}
 
-
-@register_model_architecture("transformer_xl", "transformer_xl_enwik8_medium")
-def transformer_xl_enwik8_medium(args: argparse.Namespace) -> None:
-    """enwik8, 88 M parameters in 18 layers: 1.03 bits per character on the test set (table 2; the widths are ours)."""
-    _sizes(args, 18, 640, 10, 64, 2208, 768)
-    set_defaults(args, dropout=0.15, dropatt=0.15)
-
-
-@register_model_architecture("transformer_xl", "transformer_xl_enwik8_large")
-@register_model_architecture("transformer_xl", "transformer_xl_text8_large")
-def transformer_xl_enwik8_large(args: argparse.Namespace) -> None:
-    """enwik8 and text8, 277 M parameters: 0.99 and 1.08 bits per character on the test sets (tables 2 and 3)."""
-    _sizes(args, 24, 1024, 8, 128, 3072, 768)
-    set_defaults(args, dropout=0.15, dropatt=0.15)
-
-
-@register_model_architecture("transformer_xl", "transformer_xl_lm1b_base")
-def transformer_xl_lm1b_base(args: argparse.Namespace) -> None:
-    """One Billion Word: perplexity 23.5 on the test set (table 4). 357 M parameters; the paper counts 0.46 B."""
-    _sizes(args, 18, 1024, 8, 128, 4096, 32)
-    _words(args, WORDS_LM1B, 4, 0.0, 0.0)
-
-
-@register_model_architecture("transformer_xl", "transformer_xl_lm1b_large")
-def transformer_xl_lm1b_large(args: argparse.Namespace) -> None:
-    """One Billion Word, 0.84 B parameters: perplexity 21.8 on the test set (table 4)."""
-    _sizes(args, 24, 1280, 16, 80, 8192, 32)
-    _words(args, WORDS_LM1B, 4, 0.05, 0.05)
-
-
-@register_model_architecture("transformer_xl", "transformer_xl_wiki103_ablation")
-def transformer_xl_wiki103_ablation(args: argparse.Namespace) -> None:
-    """WikiText-103, 128 M parameters, the size of tables 6 and 10 (how they are spent is ours)."""
-    _sizes(args, 16, 360, 10, 36, 1840, 128)
-    _words(args, WORDS_WIKI103, 1, 0.1, 0.0)
-    set_defaults(args, tie_projs="tails")
-
-
-@register_model_architecture("transformer_xl", "transformer_xl_lm1b_ablation")
-def transformer_xl_lm1b_ablation(args: argparse.Namespace) -> None:
-    """One Billion Word, 20 layers, 0.3 B parameters, the size of table 7 (the inner width is ours)."""
-    _sizes(args, 20, 1024, 8, 128, 2048, 32)
-    _words(args, WORDS_LM1B, 4, 0.0, 0.0)
-
-
-@register_model_architecture("transformer_xl", "transformer_xl_ptb")
-def transformer_xl_ptb(args: argparse.Namespace) -> None:
-    """Penn Treebank, 24 M parameters (table 5 gives the number; how they are spent, and the dropout, is ours)."""
-    _sizes(args, 16, 360, 10, 36, 900, 70)
-    set_defaults(args, dropout=0.5, dropatt=0.2, variational_dropout=True)
-
-
-@register_model_architecture("transformer_xl", "transformer_xl_tiny")
-def transformer_xl_tiny(args: argparse.Namespace) -> None:
-    """Seconds on a CPU: for tests and small corpora."""
-    set_defaults(args, n_layer=2, d_model=32, n_head=2, d_inner=64)
-    _lengths(args, 16)
+ARCHITECTURES.register("transformer_xl")(Architecture("transformer_xl", _transformer_xl))
+register_architectures(
+    "transformer_xl",
+    {
+        # WikiText-103, 151 M parameters: perplexity 24.0 on the test set (table 1).
+        "transformer_xl_wiki103_base": {
+            **_sizes(16, 410, 10, 41, 2100, 150),
+            **_words(WORDS_WIKI103, 1, 0.1, 0.0),
+            "tie_projs": "tails",
+        },
+        # Perplexity 18.3 on the test set (table 1). 285 M parameters, of which the paper counts 257 M.
+        "transformer_xl_wiki103_large": {
+            **_sizes(18, 1024, 16, 64, 4096, 384),
+            **_words(WORDS_WIKI103, 4, 0.2, 0.2),
+            "tie_projs": "tails",
+        },
+        # enwik8 and text8, 41 M parameters: 1.06 bits per character on enwik8's test set (table 2).
+        "transformer_xl_enwik8_base": ENWIK8_BASE,
+        "transformer_xl_text8_base": ENWIK8_BASE,
+        # 88 M parameters in 18 layers: 1.03 bits per character on the test set (table 2; the widths are ours).
+        "transformer_xl_enwik8_medium": {**_sizes(18, 640, 10, 64, 2208, 768), **_dropout(0.15, 0.15)},
+        # 277 M parameters: 0.99 bits per character on enwik8's test set, 1.08 on text8's (tables 2 and 3).
+        "transformer_xl_enwik8_large": ENWIK8_LARGE,
+        "transformer_xl_text8_large": ENWIK8_LARGE,
+        # One Billion Word: perplexity 23.5 on the test set (table 4). 357 M parameters; the paper counts 0.46 B.
+        "transformer_xl_lm1b_base": {**_sizes(18, 1024, 8, 128, 4096, 32), **_words(WORDS_LM1B, 4, 0.0, 0.0)},
+        # 0.84 B parameters: perplexity 21.8 on the test set (table 4).
+        "transformer_xl_lm1b_large": {**_sizes(24, 1280, 16, 80, 8192, 32), **_words(WORDS_LM1B, 4, 0.05, 0.05)},
+        # WikiText-103, 128 M parameters, the size of tables 6 and 10 (how they are spent is ours).
+        "transformer_xl_wiki103_ablation": {
+            **_sizes(16, 360, 10, 36, 1840, 128),
+            **_words(WORDS_WIKI103, 1, 0.1, 0.0),
+            "tie_projs": "tails",
+        },
+        # 20 layers, 0.3 B parameters, the size of table 7 (the inner width is ours).
+        "transformer_xl_lm1b_ablation": {**_sizes(20, 1024, 8, 128, 2048, 32), **_words(WORDS_LM1B, 4, 0.0, 0.0)},
+        # Penn Treebank, 24 M parameters (table 5 gives the number; how they are spent, and the dropout, is ours).
+        "transformer_xl_ptb": {
+            **_sizes(16, 360, 10, 36, 900, 70),
+            **_dropout(0.5, 0.2),
+            "variational_dropout": True,
+        },
+        # Seconds on a CPU: for tests and small corpora.
+        "transformer_xl_tiny": {"n_layer": 2, "d_model": 32, "n_head": 2, "d_inner": 64, **_lengths(16)},
+    },
+)
