@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fairseq.errors import UserError, nearest
+from fairseq.system.plugins import adapters
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -36,7 +37,6 @@ class Registry(Generic[T]):
         self.flag = flag
         self.base: type = object
         self._homes = homes
-        self.adapters: list[Callable[[Any], None]] = []
         self._parts: dict[str, T] = {}
 
     def extend(self, base: C) -> C:
@@ -47,7 +47,7 @@ class Registry(Generic[T]):
     def register(self, name: str, config_class: type | None = None) -> Callable[[P], P]:
         """Decorator that registers a part as *name*, with the dataclass of its settings if it has one.
 
-        A part from outside this package is changed by ``adapters`` to what this package calls.
+        A part from outside this package is changed by :data:`~fairseq.system.plugins.adapters`.
 
         Raises:
             ValueError: another part has that name, or the part does not extend the base class of its kind.
@@ -66,8 +66,8 @@ class Registry(Generic[T]):
             if known is not None and not _same_source(known, part):
                 raise ValueError(f"{self.kind} {name!r} is registered already, by {known!r}")
             self._parts[name] = part  # type: ignore[assignment]
-            for adapt in self.adapters if is_outside(part) else ():
-                adapt(part)
+            for adapt in adapters if is_outside(part) else ():
+                adapt(self.kind, part)
             return part
 
         return keep

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from fairseq.errors import UserError
 
@@ -50,6 +51,10 @@ _imported: list[str] = []
 
 before_import: list[Callable[[], None]] = []
 """Called before a plug-in is imported: what makes modules of other software available under the names it uses."""
+
+adapters: list[Callable[[str, Any], None]] = []
+"""Called with the kind and the class of a part from outside this package when it is registered: they give the class the
+methods that this package calls."""
 
 
 def _import(name: str, path: Path, folder: str) -> None:

@@ -11,11 +11,10 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from fairseq.config.registry import CRITERIONS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from fairseq.system import plugins
 
 _SCHEDULES = {
@@ -114,6 +113,14 @@ NAMES: dict[str, dict[str, str]] = {
     "fairseq.tasks.fairseq_task": {"LegacyFairseqTask": "fairseq.interop.fairseq.legacy"},
 }
 
+_ADAPTERS = {
+    "model": "adapt_model",
+    "task": "adapt_task",
+    "criterion": "adapt_criterion",
+    "optimizer": "adapt_optimizer",
+    "learning-rate schedule": "adapt_optimizer",
+}
+
 
 class _FormerNames(importlib.machinery.SourceFileLoader):
     """Loads a module of :data:`NAMES` and gives it a ``__getattr__`` that finds its former names."""
@@ -155,16 +162,13 @@ def install() -> None:
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
         plugins.before_import.append(stand_in_for_omegaconf)
-        MODELS.adapters.append(_adapter("adapt_model"))
-        TASKS.adapters.append(_adapter("adapt_task"))
-        CRITERIONS.adapters.append(_adapter("adapt_criterion"))
-        for registry in (OPTIMIZERS, LR_SCHEDULERS):
-            registry.adapters.append(_adapter("adapt_optimizer"))
+        plugins.adapters.append(_adapt)
 
 
-def _adapter(name: str) -> Callable[[Any], None]:
-    """A function of :mod:`fairseq.interop.fairseq.adapter`, which is imported when a plug-in is registered."""
-    return lambda part: getattr(importlib.import_module("fairseq.interop.fairseq.adapter"), name)(part)
+def _adapt(kind: str, part: Any) -> None:
+    """Change *part*; what does it is imported for the first plug-in."""
+    if kind in _ADAPTERS:
+        getattr(importlib.import_module("fairseq.interop.fairseq.adapter"), _ADAPTERS[kind])(part)
 
 
 def stand_in_for_omegaconf() -> None:
