@@ -86,6 +86,17 @@ def test_a_figure_is_among_the_best_as_long_as_few_are_better(tmp_path: Path) ->
     assert written(tmp_path, 1.0, best_checkpoint_metric="ppl") == ["checkpoint.best_ppl_1.0000.pt"]
 
 
+@pytest.mark.parametrize(("maximize", "figures"), [(False, (2.5, 3.5)), (True, (1.5, 0.5))])
+def test_the_worst_of_those_that_are_kept_is_the_one_to_surpass(
+    tmp_path: Path, maximize: bool, figures: tuple[float, float]
+) -> None:
+    for figure in (1.0, 2.0, 3.0):
+        (tmp_path / f"checkpoint.best_loss_{figure:.4f}.pt").touch()
+    settings = {"keep_best_checkpoints": 3, "maximize_best_checkpoint_metric": maximize}
+    better, worse = (written(tmp_path, figure, **settings) for figure in figures)
+    assert better == [f"checkpoint.best_loss_{figures[0]:.4f}.pt"] and worse == []
+
+
 @pytest.mark.parametrize("keep", [-1, 0])
 def test_none_is_among_the_best_where_none_is_kept(tmp_path: Path, keep: int) -> None:
     assert written(tmp_path, 1.0, keep_best_checkpoints=keep) == []

@@ -98,6 +98,12 @@ def test_each_process_reads_the_rows_that_chunk_gives_it(tmp_path: Path, at: lis
     assert first == 5
 
 
+def test_rows_of_a_process_may_lie_in_several_files(tmp_path: Path) -> None:
+    value = torch.arange(21.0).view(7, 3)
+    folder = folder_with(tmp_path / "parts", cut(value, [0, 6, 7]))
+    assert torch.equal(checkpoint.read(folder, rows=(1, 2))["model"]["w"].local, value[4:])
+
+
 @pytest.mark.parametrize("shape", [(4,), (3, 2, 2)])
 def test_vectors_and_tensors_of_three_dimensions_are_read(tmp_path: Path, shape: tuple[int, ...]) -> None:
     value = torch.randn(shape)
