@@ -32,7 +32,7 @@ def build(arch: str, vocabulary: int, device: torch.device, **settings: Any) -> 
     args = argparse.Namespace(**settings)
     ARCHITECTURES[arch].fill(args)
     cfg = fields.extract(TransformerXLConfig, args)
-    cfg.check(vocabulary)
+    cfg.check_vocabulary(vocabulary)
     return TransformerXL(TransformerXLDecoder(cfg, vocabulary)).to(device).eval()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 LONGEST = 1500
+_SETTING = re.compile(r"`(\w+)`")
 
 
 class UserError(Exception):
@@ -17,6 +19,26 @@ class UserError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]}…")
+
+    @property
+    def with_flags(self) -> str:
+        """The message for a command line."""
+        return str(self)
+
+
+class SettingError(UserError):
+    """An invalid setting. The message holds names of settings in backticks: ```dropout` 7.0: must be less than 1``.
+
+    As text it names the fields of dataclasses, as Python code sets them (``dropout 7.0: …``). The commands, and
+    whatever reads settings in the form of flags, show :attr:`with_flags` (``--dropout 7.0: …``).
+    """
+
+    def __str__(self) -> str:
+        return _SETTING.sub(r"\1", self.args[0])
+
+    @property
+    def with_flags(self) -> str:
+        return _SETTING.sub(lambda name: "--" + name[1].replace("_", "-"), self.args[0])
 
 
 def read_failure(error: OSError) -> str:

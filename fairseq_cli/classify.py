@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from fairseq.config import options
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import Config, flag, typed
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError, read_failure
 from fairseq.evaluation.classifier import Prediction, SentenceClassifier
@@ -25,7 +25,7 @@ DIGITS = 6  # of probabilities and scores, after the point
 
 
 @dataclass(frozen=True)
-class ClassifyConfig:
+class ClassifyConfig(Config):
     """Classification: settings of ``fairseq-classify``."""
 
     data: str | None = flag(None, "data folder or dict.txt (default: beside the checkpoint)", metavar="DATA")

@@ -104,7 +104,6 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     """Do the part of this process of *world*; see :func:`main`."""
     settings = typed_settings(args, EvalLMConfig)
     cfg: EvalLMConfig = settings.command
-    cfg.check()
     common, data = settings.common, settings.data
     settings, paths = with_models(settings)
     if cfg.results_path is not None:

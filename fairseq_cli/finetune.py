@@ -20,7 +20,7 @@ from fairseq import checkpoint, distributed
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields, options
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.config.settings import CommonConfig, DistributedConfig, Settings, training_settings, typed_settings
@@ -49,7 +49,7 @@ RESULT = "result.json"
 
 
 @dataclass(frozen=True)
-class FinetuneConfig:
+class FinetuneConfig(Config):
     """Fine-tuning: settings of ``fairseq-finetune``."""
 
     path: str | None = flag(None, "pre-trained checkpoint", metavar="FILE")

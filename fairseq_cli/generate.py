@@ -88,7 +88,6 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
     escape_what_stdout_lacks()
     settings = typed_settings(args, GenerateConfig)
     cfg: GenerateConfig = settings.command
-    cfg.check()
     contexts = _contexts(cfg)
     settings, paths = with_models(settings)
     writer = Writer.load(settings, paths, world.device)

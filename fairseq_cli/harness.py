@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.config import fields, options
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.evaluation.report import write_results
@@ -22,7 +22,7 @@ from fairseq_cli.common import escape_what_stdout_lacks
 
 
 @dataclass(frozen=True)
-class HarnessConfig:
+class HarnessConfig(Config):
     """Evaluation harness: settings of ``fairseq-harness``."""
 
     data: str | None = flag(None, "data folder or dict.txt (default: beside the checkpoint)", metavar="DATA")

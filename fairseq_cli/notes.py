@@ -13,7 +13,7 @@ from fairseq import checkpoint
 from fairseq.analysis import plots
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config import fields, options
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
@@ -30,7 +30,7 @@ FILES = ("notes.json", "notes.html", "notes.png")
 
 
 @dataclass(frozen=True)
-class NotesConfig:
+class NotesConfig(Config):
     """Notes: settings of ``fairseq-notes``."""
 
     words: str | None = flag(None, "space-separated words to show (default: those taken most often)", metavar="WORDS")

@@ -13,7 +13,7 @@ import numpy as np
 from fairseq.analysis import plots
 from fairseq.analysis.curves import AXES, Curve, axis_label, read_curve
 from fairseq.config import fields, options
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.system.files import prepare_file
@@ -22,7 +22,7 @@ from fairseq_cli.common import escape_what_stdout_lacks
 
 
 @dataclass(frozen=True)
-class PlotConfig:
+class PlotConfig(Config):
     """Curves: settings of ``fairseq-plot``."""
 
     figure: str = flag("loss", "figure of the log to draw", metavar="NAME")

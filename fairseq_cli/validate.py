@@ -69,7 +69,6 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     """Do the part of this process of *world*; see :func:`main`."""
     settings = typed_settings(args, ValidateConfig)
     cfg, common = settings.command, settings.common
-    cfg.check()
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
     splits = [split.strip() for split in settings.data.valid_subset.split(",") if split.strip()]
     results: dict[str, dict[str, dict[str, float]]] = {}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fairseq.config.fields import flag
-from fairseq.errors import UserError
+from fairseq.config.fields import Config, flag
+from fairseq.errors import SettingError
 
 
 @dataclass(frozen=True)
-class ModelPathConfig:
+class ModelPathConfig(Config):
     """Model: the checkpoints to evaluate."""
 
     path: str | None = flag(None, "checkpoint or its folder, or several of an ensemble", metavar="FILE[:FILE…]")
@@ -24,13 +24,13 @@ class ShardConfig(ModelPathConfig):
     shard_id: int = flag(0, "number of the part to evaluate, from 0", low=0)
 
     def check(self) -> None:
-        """Raise UserError if there is no such part."""
+        """Raise SettingError if there is no such part."""
         if self.shard_id >= self.num_shards:
-            raise UserError(f"--shard-id {self.shard_id}: --num-shards {self.num_shards} are numbered from 0")
+            raise SettingError(f"`shard_id` {self.shard_id}: `num_shards` {self.num_shards} are numbered from 0")
 
 
 @dataclass(frozen=True)
-class SubwordMarkConfig:
+class SubwordMarkConfig(Config):
     """Subwords: how they are joined to words."""
 
     remove_bpe: str | None = flag(
@@ -42,12 +42,13 @@ class SubwordMarkConfig:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.remove_bpe == "subword_nmt":  # fairseq's name of the mark
             object.__setattr__(self, "remove_bpe", "@@ ")
 
 
 @dataclass(frozen=True)
-class TextFormatConfig:
+class TextFormatConfig(Config):
     """Text files: settings of reading them."""
 
     text_field: str = flag("text", "field with the text in .jsonl files", metavar="NAME")

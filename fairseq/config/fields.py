@@ -11,18 +11,47 @@ import argparse
 import ast
 import dataclasses
 import math
+import numbers
+import os
 import re
 import types
 import typing
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from fairseq.errors import UserError
+from fairseq.errors import SettingError, UserError
 
 C = TypeVar("C")
+WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 LARGEST_INT = 2**31 - 1  # of any setting: sums and products of a few stay within 64 bits
 LARGEST_FLOAT = 3.4e38  # of float32, in which optimizers and losses compute
+
+_FIELDS: weakref.WeakKeyDictionary[type, list[tuple[dataclasses.Field[Any], Any]]] = weakref.WeakKeyDictionary()
+
+
+class Config:
+    """Base of all dataclasses of settings: what is made of one is valid.
+
+    Raises:
+        SettingError: a value has another type than its field, or is not among its choices or within its bounds; or
+            the settings contradict each other.
+    """
+
+    def __post_init__(self) -> None:
+        for field, hint in _fields(type(self)):
+            if "bounds" in field.metadata:
+                value = getattr(self, field.name)
+                object.__setattr__(self, field.name, coerce(field, hint, _of_kind(field.name, hint, value)))
+        self.check()
+
+    def check(self) -> None:
+        """Check that the settings fit together; each is valid by itself.
+
+        Raises:
+            SettingError: they do not.
+        """
 
 
 def flag(
@@ -120,11 +149,14 @@ def extract(config: type[C], values: Mapping[str, Any] | argparse.Namespace, fla
     """
     given = vars(values) if isinstance(values, argparse.Namespace) else values
     kwargs = {}
-    for field, hint in _fields(config):
-        name = field.name if field.name in given else field.metadata.get("same_as", "")
-        if name in given:
-            kwargs[field.name] = coerce(field, hint, given[name], flags)
-    return config(**kwargs)
+    try:
+        for field, hint in _fields(config):
+            name = field.name if field.name in given else field.metadata.get("same_as", "")
+            if name in given:
+                kwargs[field.name] = coerce(field, hint, given[name], flags)
+        return config(**kwargs)
+    except SettingError as error:  # flat values are flags, or were
+        raise UserError(error.with_flags) from None
 
 
 def typed(config: type[C], settings: C | Mapping[str, Any] | argparse.Namespace) -> C:
@@ -181,27 +213,31 @@ def checked(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def coerce(field: dataclasses.Field[Any], hint: Any, value: Any, flags: bool = False) -> Any:
-    """*value* as the type of *field*, checked against its choices and its bounds: those of *flags*, or of Python."""
+    """*value* as the type of *field*, checked against its choices and its bounds: those of *flags*, or of Python.
+
+    Raises:
+        SettingError: *value* is invalid.
+    """
     kind, many, optional = _kind(hint)
-    name = flag_name(field)
+    name = f"`{field.name}`"
     if value is None:
         if optional:
             return None
-        raise UserError(f"{name}: a value is needed")
+        raise SettingError(f"{name}: a value is needed")
     converted: Any
     if kind is bool:
         if not isinstance(value, bool | int):
-            raise UserError(f"{name}: expected true or false, got {value!r}")
+            raise SettingError(f"{name}: expected true or false, got {value!r}")
         return bool(value)
     if many:
         converted = [_number(name, kind, item) for item in _split(value)]
         if not converted and _default(field) != []:
-            raise UserError(f"{name}: a value is needed")
+            raise SettingError(f"{name}: a value is needed")
         for item in converted:
             _check(name, field, item, flags)
         return converted
     if value == "" and kind is str and _default(field) != "":
-        raise UserError(f"{name}: an empty value; give one or leave the flag out")
+        raise SettingError(f"{name}: an empty value; give one or leave the flag out")
     converted = _number(name, kind, value)
     _check(name, field, converted, flags)
     return converted
@@ -224,9 +260,11 @@ def parse_dict(flag: str, text: str | Mapping[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _fields(config: type) -> list[tuple[dataclasses.Field[Any], Any]]:
-    hints = typing.get_type_hints(config)
-    return [(field, hints[field.name]) for field in dataclasses.fields(config)]
+def _fields(config: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
+    if config not in _FIELDS:  # hints cost more than all checks of a config's values
+        hints = typing.get_type_hints(config)
+        _FIELDS[config] = [(field, hints[field.name]) for field in dataclasses.fields(config)]
+    return _FIELDS[config]
 
 
 def _kind(hint: Any) -> tuple[type, bool, bool]:
@@ -241,6 +279,17 @@ def _kind(hint: Any) -> tuple[type, bool, bool]:
     return hint, False, optional
 
 
+def _of_kind(name: str, hint: Any, value: Any) -> Any:
+    """*value*, unless it is of a kind that only a flag's text is read from: Python code says a number as a number."""
+    kind, many, _ = _kind(hint)
+    for item in value if many and isinstance(value, list | tuple) else [value]:
+        allowed = (str, os.PathLike) if kind is str else (bool,) if kind is bool else (numbers.Real,)
+        wrong = not isinstance(item, allowed) or (isinstance(item, bool) and kind is not bool)
+        if item is not None and wrong:
+            raise SettingError(f"`{name}`: expected {WANTED[kind]}, got {shortened(value)}")
+    return value
+
+
 def _split(value: Any) -> list[Any]:
     """``"1,2"``, ``"(0.9, 0.98)"``, ``5`` or ``[1, 2]`` as a list of items."""
     if isinstance(value, str):
@@ -251,7 +300,7 @@ def _split(value: Any) -> list[Any]:
 
 
 def _number(name: str, kind: type, value: Any) -> Any:
-    wanted = {int: "a whole number", float: "a number", str: "text"}.get(kind, kind.__name__)
+    wanted = WANTED[kind]
     if kind is str:
         return _text(name, str(value))
     try:
@@ -261,34 +310,34 @@ def _number(name: str, kind: type, value: Any) -> Any:
             return int(value)
         converted = kind(value)
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{name}: expected {wanted}, got {shortened(value)}") from None
+        raise SettingError(f"{name}: expected {wanted}, got {shortened(value)}") from None
     if abs(converted) > (LARGEST_INT if kind is int else LARGEST_FLOAT) or kind is float and math.isnan(converted):
         limit = LARGEST_INT if kind is int else LARGEST_FLOAT
-        raise UserError(f"{name}: expected {wanted} up to {limit}, got {shortened(value)}")
+        raise SettingError(f"{name}: expected {wanted} up to {limit}, got {shortened(value)}")
     return converted
 
 
 def _text(name: str, value: str) -> str:
     if "\0" in value:
-        raise UserError(f"{name}: contains a NUL character; remove it")
+        raise SettingError(f"{name}: contains a NUL character; remove it")
     return value
 
 
 def _check(name: str, field: dataclasses.Field[Any], value: Any, flags: bool) -> None:
     choices = field.metadata.get("choices")
     if choices is not None and value not in choices:
-        raise UserError(f"{name} {value}: choose from {', '.join(map(str, choices))}")
+        raise SettingError(f"{name} {value}: choose from {', '.join(map(str, choices))}")
     low, high, above, below = field.metadata.get("bounds", (None,) * 4)
     if not flags and (python := field.metadata.get("python")) is not None:
         (low, high), above, below = python, None, None
     if low is not None and value < low:
-        raise UserError(f"{name} {value}: must be at least {low}")
+        raise SettingError(f"{name} {value}: must be at least {low}")
     if high is not None and value > high:
-        raise UserError(f"{name} {value}: must be at most {high}")
+        raise SettingError(f"{name} {value}: must be at most {high}")
     if above is not None and value <= above:
-        raise UserError(f"{name} {value}: must be greater than {above}")
+        raise SettingError(f"{name} {value}: must be greater than {above}")
     if below is not None and value >= below:
-        raise UserError(f"{name} {value}: must be less than {below}")
+        raise SettingError(f"{name} {value}: must be less than {below}")
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -328,7 +377,10 @@ def _plain(value: Any) -> Any:
 
 def _parser_type(field: dataclasses.Field[Any], hint: Any) -> Any:
     def parse(text: str) -> Any:
-        return coerce(field, hint, text, flags=True)
+        try:
+            return coerce(field, hint, text, flags=True)
+        except SettingError as error:
+            raise UserError(error.with_flags) from None
 
     parse.__name__ = field.name
     return parse

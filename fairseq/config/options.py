@@ -98,7 +98,7 @@ def run_program(program: Callable[[], Any]) -> None:
         program()
         sys.stdout.flush()
     except UserError as error:
-        fail(str(error))
+        fail(error.with_flags)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fairseq.config import fields
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.registry import (
     ARCHITECTURES,
     CRITERIONS,
@@ -37,14 +37,14 @@ DDP_BACKENDS = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp", "fully_sharded")
 
 
 @dataclass(frozen=True)
-class KernelConfig:
+class KernelConfig(Config):
     """Kernels of other packages, read by models and optimizers too."""
 
     no_apex: bool = flag(False, "do not use NVIDIA apex, even if it is installed")
 
 
 @dataclass(frozen=True)
-class PrecisionConfig:
+class PrecisionConfig(Config):
     """Precision of matrix products, read by optimizers too."""
 
     fp16: bool = flag(False, "float16 arithmetic with dynamic loss scaling, float32 parameters")
@@ -89,7 +89,7 @@ class CommonConfig(PrecisionConfig, KernelConfig):
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Config):
     """Data and batches: splits, and how they are cut into batches."""
 
     num_workers: int = flag(1, "batches prepared in the background for a GPU (0: none)", low=0, high=1024)
@@ -117,7 +117,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class StreamConfig:
+class StreamConfig(Config):
     """Data and batches: the split that an evaluation reads as one stream of tokens."""
 
     max_tokens: int | None = flag(None, "maximum tokens in a batch", low=1)
@@ -126,7 +126,7 @@ class StreamConfig:
 
 
 @dataclass(frozen=True)
-class DistributedConfig:
+class DistributedConfig(Config):
     """Processes: number, rendezvous and gradient reduction."""
 
     distributed_world_size: int | None = flag(
@@ -169,7 +169,7 @@ class DistributedConfig:
 
 
 @dataclass(frozen=True)
-class RateConfig:
+class RateConfig(Config):
     """Learning rate and number of updates, read by optimizers and schedules too."""
 
     lr: list[float] = flag([0.25], "learning rate, or one for each epoch", aliases=("--learning-rate",), low=0)
@@ -204,7 +204,7 @@ class OptimizationConfig(RateConfig):
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Config):
     """Checkpoints and validation: what is saved, when, and where a run resumes."""
 
     save_dir: str = flag("checkpoints", "checkpoint folder", metavar="DIR")
@@ -246,7 +246,7 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
-class ProfileConfig:
+class ProfileConfig(Config):
     """Profiling: the updates of a run that are traced."""
 
     profile: str | None = flag(
@@ -258,7 +258,7 @@ class ProfileConfig:
 
 
 @dataclass(frozen=True)
-class MemoryConfig:
+class MemoryConfig(Config):
     """Memory: settings that may differ at evaluation, because no parameter depends on them."""
 
     mem_len: int = flag(0, "Transformer-XL: memory length in tokens (0: no recurrence)", low=0)

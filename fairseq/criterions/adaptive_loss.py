@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.fairseq_criterion import Loss, Sample
@@ -14,7 +14,7 @@ from fairseq.modules.adaptive_softmax import BandedSoftmax
 
 
 @dataclass(frozen=True)
-class AdaptiveLossConfig:
+class AdaptiveLossConfig(Config):
     """Settings of the adaptive loss."""
 
     sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")

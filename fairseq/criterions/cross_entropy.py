@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.criterions.subsets import subset_sums
@@ -17,7 +17,7 @@ from fairseq.modules.output_layer import OutputLayer, move_partition
 
 
 @dataclass(frozen=True)
-class CrossEntropyConfig:
+class CrossEntropyConfig(Config):
     """Settings of the cross entropy."""
 
     sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.criterions.masked_lm import mask_prob, output_layer
@@ -19,7 +19,7 @@ from fairseq.modules.output_layer import move_partition
 
 
 @dataclass(frozen=True)
-class ElectraLossConfig:
+class ElectraLossConfig(Config):
     """Settings of ELECTRA's loss."""
 
     discriminator_weight: float = flag(50.0, "weight of the discriminator's loss", low=0)

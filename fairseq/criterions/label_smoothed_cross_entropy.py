@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.fairseq_criterion import Loss, Sample, logging_output
@@ -15,7 +15,7 @@ from fairseq.modules.output_layer import LinearOutput, OutputLayer, move_partiti
 
 
 @dataclass(frozen=True)
-class LabelSmoothedCrossEntropyConfig:
+class LabelSmoothedCrossEntropyConfig(Config):
     """Settings of the label-smoothed cross entropy."""
 
     sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")

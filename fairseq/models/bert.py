@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
-from fairseq.errors import UserError
+from fairseq.errors import SettingError, UserError
 from fairseq.models.base import MOST_LAYERS, BaseFairseqModel, ModelConfig
 from fairseq.models.heads import MaskedLMHead
 from fairseq.modules.encoder import INIT_STD, EncoderShape, Infuse, TransformerEncoder
@@ -42,17 +42,15 @@ class BertConfig(ModelConfig):
     init_std: float = flag(INIT_STD, "standard deviation of initial weights", low=0)
     untie_weights_roberta: bool = flag(False, "output weights separate from the token embeddings")
 
-    def shape(self, vocabulary: int, padding_idx: int, apex: bool = True) -> EncoderShape:
-        """Sizes and rates of the encoder, for a dictionary of *vocabulary* symbols.
-
-        Raises:
-            UserError: the heads do not divide the channels.
-        """
+    def check(self) -> None:
         if self.encoder_embed_dim % self.encoder_attention_heads:
-            raise UserError(
-                f"--encoder-attention-heads {self.encoder_attention_heads}: "
-                f"must divide --encoder-embed-dim {self.encoder_embed_dim}"
+            raise SettingError(
+                f"`encoder_attention_heads` {self.encoder_attention_heads}: "
+                f"must divide `encoder_embed_dim` {self.encoder_embed_dim}"
             )
+
+    def shape(self, vocabulary: int, padding_idx: int, apex: bool = True) -> EncoderShape:
+        """Sizes and rates of the encoder, for a dictionary of *vocabulary* symbols."""
         return EncoderShape(
             vocabulary=vocabulary,
             padding_idx=padding_idx,

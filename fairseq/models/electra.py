@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.data.masking import special_symbols
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, upgrade_names, vocabulary_of
 from fairseq.models.heads import DiscriminatorHead, Masked
@@ -30,19 +30,24 @@ class ElectraConfig(BertConfig):
         1 / 3, "generator width as a fraction of the discriminator's (0: no generator)", low=0, high=1
     )
 
-    def generator_shape(self, discriminator: EncoderShape) -> EncoderShape:
-        """The generator's sizes: width, feed-forward width and heads are a fraction of the discriminator's (§3.2).
+    @property
+    def generator_width(self) -> tuple[int, int]:
+        """Channels and heads of the generator: a fraction of the discriminator's (§3.2)."""
+        heads = max(1, round(self.encoder_attention_heads * self.generator_size))
+        return round(self.encoder_embed_dim * self.generator_size), heads
 
-        Raises:
-            UserError: the heads do not divide the generator's width.
-        """
-        heads = max(1, round(discriminator.heads * self.generator_size))
-        dim = round(discriminator.dim * self.generator_size)
-        if dim < heads or dim % heads:
-            raise UserError(
-                f"--generator-size {self.generator_size:.4g}: {heads} heads do not divide a generator of width {dim}; "
+    def check(self) -> None:
+        super().check()
+        dim, heads = self.generator_width
+        if self.generator_size and (dim < heads or dim % heads):
+            raise SettingError(
+                f"`generator_size` {self.generator_size:.4g}: {heads} heads do not divide a generator of width {dim}; "
                 "give a fraction such as 0.25 or 0.5"
             )
+
+    def generator_shape(self, discriminator: EncoderShape) -> EncoderShape:
+        """The generator's sizes; its feed-forward networks are the same fraction of the discriminator's."""
+        dim, heads = self.generator_width
         return replace(discriminator, dim=dim, heads=heads, ffn_dim=round(discriminator.ffn_dim * self.generator_size))
 
 
@@ -146,8 +151,8 @@ class ElectraModel(BaseFairseqModel):
     ) -> tuple[Tensor, dict[str, Any]]:
         """The text with chosen tokens sampled from the generator [B, T]; no gradient passes through them (§2)."""
         if self.generator is None:
-            raise UserError(
-                "--generator-size 0: a discriminator without generator cannot be trained on --task masked_lm"
+            raise SettingError(
+                "`generator_size` 0: a discriminator without generator cannot be trained on `task` masked_lm"
             )
         rows, original = masked
         hidden = self.generator.sentence_encoder(src_tokens, token_types, infuse)  # (B, T, G)

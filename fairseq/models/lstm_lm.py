@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.models.base import FairseqLanguageModel, ModelConfig
 from fairseq.modules.adaptive_input import check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
@@ -50,19 +50,23 @@ class LSTMLMConfig(ModelConfig):
     def row_limit(self) -> int | None:
         return self.max_target_positions
 
-    def check(self, vocabulary: int) -> None:
-        """Check that the settings are consistent.
-
-        Raises:
-            UserError: they are not; the message names the flags.
-        """
+    def check(self) -> None:
         if self.adaptive_softmax_cutoff is not None:
-            check_cutoffs("--adaptive-softmax-cutoff", self.adaptive_softmax_cutoff, vocabulary)
+            check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff)
         elif self.share_decoder_input_output_embed and self.decoder_embed_dim != self.decoder_out_embed_dim:
-            raise UserError(
-                f"--share-decoder-input-output-embed: needs --decoder-out-embed-dim {self.decoder_embed_dim}, the "
+            raise SettingError(
+                f"`share_decoder_input_output_embed`: needs `decoder_out_embed_dim` {self.decoder_embed_dim}, the "
                 "width of the embeddings"
             )
+
+    def check_vocabulary(self, vocabulary: int) -> None:
+        """Check the cutoffs against the number of words.
+
+        Raises:
+            SettingError: a band would be empty.
+        """
+        if self.adaptive_softmax_cutoff is not None:
+            check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff, vocabulary)
 
 
 @dataclass
@@ -187,9 +191,9 @@ class LSTMLanguageModel(FairseqLanguageModel):
     @classmethod
     def build_model(cls, args: LSTMLMConfig, task: Any) -> LSTMLanguageModel:
         cfg, dictionary = typed(LSTMLMConfig, args), task.source_dictionary
-        cfg.check(len(dictionary))
+        cfg.check_vocabulary(len(dictionary))
         if dictionary.pad() < 0:
-            raise UserError("--arch lstm_lm: needs a padding symbol, which the dictionary does not have")
+            raise SettingError("`arch` lstm_lm: needs a padding symbol, which the dictionary does not have")
         return cls(LSTMDecoder(cfg, len(dictionary), dictionary.pad()))
 
     def new_cache(self, batch: int, longest: int | None = None) -> RecurrentCache:

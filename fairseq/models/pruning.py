@@ -6,33 +6,33 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 
 
-def check_layers(keep: Sequence[int], flag: str) -> None:
+def check_layers(keep: Sequence[int], setting: str) -> None:
     """Check the numbers of layers to keep.
 
     Raises:
-        UserError: there are none, or a number is negative or given twice; the message names *flag*.
+        SettingError: there are none, or a number is negative or given twice; the message names *setting*.
     """
     if not keep or len(set(keep)) < len(keep) or min(keep) < 0:
-        raise UserError(f"{flag} {','.join(map(str, keep))}: give different numbers of layers, from 0")
+        raise SettingError(f"`{setting}` {','.join(map(str, keep))}: give different numbers of layers, from 0")
 
 
-def keep_layers(state: Mapping[str, Tensor], prefix: str, keep: Sequence[int], flag: str) -> dict[str, Tensor]:
+def keep_layers(state: Mapping[str, Tensor], prefix: str, keep: Sequence[int], setting: str) -> dict[str, Tensor]:
     """*state* with only the layers *keep* of those named ``{prefix}{number}.``, renumbered from 0 in their order.
 
     A state with no more layers than *keep* names has been pruned before and stays as it is.
 
     Raises:
-        UserError: *keep* names a layer that *state* lacks; the message names *flag*.
+        SettingError: *keep* names a layer that *state* lacks; the message names *setting*.
     """
     layers = {int(name.removeprefix(prefix).split(".")[0]) for name in state if name.startswith(prefix)}
     if len(layers) <= len(keep):
         return dict(state)
     if missing := sorted(set(keep) - layers):
-        raise UserError(
-            f"{flag} {','.join(map(str, keep))}: the checkpoint has layers 0 to {max(layers)}, no {missing[0]}"
+        raise SettingError(
+            f"`{setting}` {','.join(map(str, keep))}: the checkpoint has layers 0 to {max(layers)}, no {missing[0]}"
         )
     renumbered = {number: place for place, number in enumerate(sorted(keep))}
     kept = {}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
 from fairseq.models.pruning import check_layers, keep_layers
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
@@ -73,8 +73,9 @@ class TransformerLMConfig(ModelConfig):
     max_target_positions: int | None = flag(None, "maximum tokens per row (default: --tokens-per-sample)", low=1)
 
     def __post_init__(self) -> None:
-        if self.tokens_from_prev > 0:
+        if isinstance(self.tokens_from_prev, int) and self.tokens_from_prev > 0:  # its type is checked below
             object.__setattr__(self, "position_infused_attention", True)
+        super().__post_init__()
 
     @property
     def memory_length(self) -> int:
@@ -95,52 +96,64 @@ class TransformerLMConfig(ModelConfig):
         changes: dict[str, Any] = {"tokens_from_prev": tokens} if self.tokens_from_prev > 0 else {}
         return {**changes, "max_target_positions": longest} if self.decoder_learned_pos else changes
 
-    def check(self, vocabulary: int) -> None:
-        """Check that the settings are consistent.
-
-        Raises:
-            UserError: they are not; the message names the flags.
-        """
+    def check(self) -> None:
         if self.decoder_embed_dim % self.decoder_attention_heads:
-            heads = f"--decoder-attention-heads {self.decoder_attention_heads}"
-            raise UserError(f"{heads}: must divide --decoder-embed-dim {self.decoder_embed_dim}")
+            heads = f"`decoder_attention_heads` {self.decoder_attention_heads}"
+            raise SettingError(f"{heads}: must divide `decoder_embed_dim` {self.decoder_embed_dim}")
         if self.decoder_layers_to_keep is not None:
-            check_layers(self.decoder_layers_to_keep, "--decoder-layers-to-keep")
+            check_layers(self.decoder_layers_to_keep, "decoder_layers_to_keep")
         if self.character_embeddings:
-            raise UserError("--character-embeddings: not supported; leave it out")
+            raise SettingError("`character_embeddings`: not supported; leave it out")
         if self.position_infused_attention and (self.decoder_learned_pos or self.no_token_positional_embeddings):
-            raise UserError("--position-infused-attention, --tokens-from-prev: need sinusoidal positions")
+            raise SettingError("`position_infused_attention`, `tokens_from_prev`: need sinusoidal positions")
         if self.adaptive_softmax_cutoff is not None:
-            check_cutoffs("--adaptive-softmax-cutoff", self.adaptive_softmax_cutoff, vocabulary)
+            check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff)
             self._check_widths("softmax", self.decoder_output_dim, self.adaptive_softmax_factor)
         if self.adaptive_input:
-            check_cutoffs("--adaptive-input-cutoff", self.adaptive_input_cutoff or [], vocabulary)
+            check_cutoffs("adaptive_input_cutoff", self.adaptive_input_cutoff or [])
             self._check_widths("input", self.decoder_input_dim, self.adaptive_input_factor)
         dim = self.decoder_embed_dim
         differ = (self.decoder_input_dim or dim) != (self.decoder_output_dim or dim)
         if self.tie_adaptive_weights:
             if not self.adaptive_input or self.adaptive_softmax_cutoff is None:
-                raise UserError("--tie-adaptive-weights: needs --adaptive-input and --adaptive-softmax-cutoff")
+                raise SettingError("`tie_adaptive_weights`: needs `adaptive_input` and `adaptive_softmax_cutoff`")
             if self.adaptive_input_cutoff != self.adaptive_softmax_cutoff:
-                raise UserError("--tie-adaptive-weights: --adaptive-input-cutoff and --adaptive-softmax-cutoff differ")
+                raise SettingError(
+                    "`tie_adaptive_weights`: `adaptive_input_cutoff` and `adaptive_softmax_cutoff` differ"
+                )
             if self.adaptive_input_factor != self.adaptive_softmax_factor:
-                raise UserError("--tie-adaptive-weights: --adaptive-input-factor and --adaptive-softmax-factor differ")
+                raise SettingError(
+                    "`tie_adaptive_weights`: `adaptive_input_factor` and `adaptive_softmax_factor` differ"
+                )
             if differ:
-                raise UserError("--tie-adaptive-weights: --decoder-input-dim and --decoder-output-dim differ")
+                raise SettingError("`tie_adaptive_weights`: `decoder_input_dim` and `decoder_output_dim` differ")
         if self.share_decoder_input_output_embed:
             if self.adaptive_input:
-                raise UserError("--share-decoder-input-output-embed: with --adaptive-input use --tie-adaptive-weights")
-            if differ:
-                raise UserError(
-                    "--share-decoder-input-output-embed: --decoder-input-dim and --decoder-output-dim differ"
+                raise SettingError(
+                    "`share_decoder_input_output_embed`: with `adaptive_input` use `tie_adaptive_weights`"
                 )
+            if differ:
+                raise SettingError(
+                    "`share_decoder_input_output_embed`: `decoder_input_dim` and `decoder_output_dim` differ"
+                )
+
+    def check_vocabulary(self, vocabulary: int) -> None:
+        """Check the cutoffs against the number of words.
+
+        Raises:
+            SettingError: a band would be empty.
+        """
+        if self.adaptive_softmax_cutoff is not None:
+            check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff, vocabulary)
+        if self.adaptive_input:
+            check_cutoffs("adaptive_input_cutoff", self.adaptive_input_cutoff or [], vocabulary)
 
     def _check_widths(self, part: str, dim: int | None, factor: float) -> None:
         cutoffs = self.adaptive_softmax_cutoff if part == "softmax" else self.adaptive_input_cutoff
         bands, width = len(cutoffs or []), dim or self.decoder_embed_dim
         if width < factor**bands:
-            raise UserError(
-                f"--adaptive-{part}-factor {factor}: band {bands} of width {width} / {factor}^{bands} is empty"
+            raise SettingError(
+                f"`adaptive_{part}_factor` {factor}: band {bands} of width {width} / {factor}^{bands} is empty"
             )
 
 
@@ -329,7 +342,7 @@ class TransformerLanguageModel(FairseqLanguageModel):
     @classmethod
     def build_model(cls, args: TransformerLMConfig, task: Any) -> TransformerLanguageModel:
         cfg = typed(TransformerLMConfig, args)
-        cfg.check(len(task.source_dictionary))
+        cfg.check_vocabulary(len(task.source_dictionary))
         dictionary = task.source_dictionary
         return cls(TransformerDecoder(cfg, len(dictionary), dictionary.pad(), not cfg.no_apex))
 
@@ -357,7 +370,7 @@ class TransformerLanguageModel(FairseqLanguageModel):
                 else:
                     state.pop(name, None)
         if self.cfg.decoder_layers_to_keep is not None:
-            return keep_layers(state, "decoder.layers.", self.cfg.decoder_layers_to_keep, "--decoder-layers-to-keep")
+            return keep_layers(state, "decoder.layers.", self.cfg.decoder_layers_to_keep, "decoder_layers_to_keep")
         return state
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.config.settings import MemoryConfig
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.attention import SelfAttention
@@ -94,7 +94,7 @@ class TransformerXLConfig(ModelConfig, MemoryConfig):
         """Return the bands of ``tie_projs``.
 
         Raises:
-            UserError: a band does not exist.
+            SettingError: a band does not exist.
         """
         bands = len(self.cutoffs or []) + 1
         named = {"none": range(0), "tails": range(1, bands), "all": range(bands)}
@@ -102,44 +102,50 @@ class TransformerXLConfig(ModelConfig, MemoryConfig):
             return frozenset(named[self.tie_projs])
         numbers = self.tie_projs.split(",")
         if not all(number.strip().isdecimal() and int(number) < bands for number in numbers):
-            raise UserError(
-                f"--tie-projs {self.tie_projs}: choose none, tails, all, or numbers of bands from 0 to {bands - 1}"
+            raise SettingError(
+                f"`tie_projs` {self.tie_projs}: choose none, tails, all, or numbers of bands from 0 to {bands - 1}"
             )
         return frozenset(map(int, numbers))
 
-    def check(self, vocabulary: int) -> None:
-        """Check that the settings are consistent.
-
-        Raises:
-            UserError: they are not; the message names the flags.
-        """
+    def check(self) -> None:
         if self.d_head is None and self.d_model % self.n_head:
-            raise UserError(f"--n-head {self.n_head}: must divide --d-model {self.d_model}, or give --d-head")
+            raise SettingError(f"`n_head` {self.n_head}: must divide `d_model` {self.d_model}, or give `d_head`")
         if self.cutoffs is not None:
-            check_cutoffs("--cutoffs", self.cutoffs, vocabulary)
+            check_cutoffs("cutoffs", self.cutoffs)
         bands = len(self.cutoffs or [])
         if (self.d_embed or self.d_model) < self.div_val**bands:
-            raise UserError(f"--div-val {self.div_val}: band {bands} would have no width; use a smaller one")
+            raise SettingError(f"`div_val` {self.div_val}: band {bands} would have no width; use a smaller one")
         self.tied_projections()
         self._check_positions()
+
+    def check_vocabulary(self, vocabulary: int) -> None:
+        """Check the cutoffs against the number of words.
+
+        Raises:
+            SettingError: a band would be empty.
+        """
+        if self.cutoffs is not None:
+            check_cutoffs("cutoffs", self.cutoffs, vocabulary)
 
     def _check_positions(self) -> None:
         encoding = self.position_encoding
         if self.clamp_len == 0:
-            raise UserError("--clamp-len 0: all distances would be one; use a positive number, or -1 for no clamp")
+            raise SettingError("`clamp_len` 0: all distances would be one; use a positive number, or -1 for no clamp")
         if self.clamp_len > 0 and encoding != "relative":
-            raise UserError(f"--clamp-len {self.clamp_len}: only --position-encoding relative has distances to clamp")
+            raise SettingError(
+                f"`clamp_len` {self.clamp_len}: only `position_encoding` relative has distances to clamp"
+            )
         if self.same_length and self.mem_len == 0:
-            raise UserError(
-                "--same-length: needs memory to see as many keys everywhere; give --mem-len, or leave it out"
+            raise SettingError(
+                "`same_length`: needs memory to see as many keys everywhere; give `mem_len`, or leave it out"
             )
         if self.mem_len and encoding not in BY_DISTANCE:
-            raise UserError(
-                f"--mem-len {self.mem_len}: with --position-encoding {encoding} a memory's positions would be the "
+            raise SettingError(
+                f"`mem_len` {self.mem_len}: with `position_encoding` {encoding} a memory's positions would be the "
                 "segment's; use 0, or relative positions"
             )
         if encoding in ("relative", "absolute") and self.d_model % 2:
-            raise UserError(f"--d-model {self.d_model}: sinusoids come in pairs; use an even number")
+            raise SettingError(f"`d_model` {self.d_model}: sinusoids come in pairs; use an even number")
 
 
 class TransformerXLDecoder(nn.Module):
@@ -319,13 +325,13 @@ class TransformerXL(FairseqLanguageModel):
     def build_model(cls, args: TransformerXLConfig, task: Any) -> TransformerXL:
         """Make the model; the ``max_relative_length`` of its settings then says how long its tables are."""
         cfg = typed(TransformerXLConfig, args)
-        cfg.check(len(task.source_dictionary))
+        cfg.check_vocabulary(len(task.source_dictionary))
         if cfg.max_relative_length is None and cfg.position_encoding in ("shaw", "learned"):
             cfg = replace(cfg, max_relative_length=cfg.table_length)
             if cfg.table_length > LARGEST_TABLE:
-                raise UserError(
-                    f"--mem-len {cfg.mem_len}: with --position-encoding {cfg.position_encoding} every distance has "
-                    "learned parameters; give --max-relative-length, beyond which distances count as the farthest"
+                raise SettingError(
+                    f"`mem_len` {cfg.mem_len}: with `position_encoding` {cfg.position_encoding} every distance has "
+                    "learned parameters; give `max_relative_length`, beyond which distances count as the farthest"
                 )
         return cls(TransformerXLDecoder(cfg, len(task.source_dictionary), not cfg.no_apex))
 
@@ -333,15 +339,15 @@ class TransformerXL(FairseqLanguageModel):
         """*state*, if its tables of positions are as long as this model's.
 
         Raises:
-            UserError: they are not; the message says how long they are.
+            SettingError: they are not; the message says how long they are.
         """
         own = self.state_dict()
         for name, axis in (("decoder.layers.0.self_attn.r_emb", 0), ("decoder.layer_positions", 1)):
             if name in own and name in state and state[name].shape[axis] != own[name].shape[axis]:
                 rows = state[name].shape[axis]
-                raise UserError(
-                    f"--max-relative-length {own[name].shape[axis]}: the checkpoint's tables of positions have {rows} "
-                    f"rows; give --max-relative-length {rows}"
+                raise SettingError(
+                    f"`max_relative_length` {own[name].shape[axis]}: the checkpoint's tables of positions have {rows} "
+                    f"rows; give `max_relative_length` {rows}"
                 )
         return state
 

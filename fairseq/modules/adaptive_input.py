@@ -5,22 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 
 
-def check_cutoffs(flag: str, cutoffs: list[int], vocabulary: int) -> None:
-    """Bands must be ascending and leave something for the last one.
+def check_cutoffs(setting: str, cutoffs: list[int], vocabulary: int | None = None) -> None:
+    """Bands must be ascending and, where the size of the *vocabulary* is known, leave something for the last one.
 
     Raises:
-        UserError: the cutoffs are not, with the name of the *flag* that gave them.
+        SettingError: they do not; the message names the *setting*.
     """
     shown = ",".join(map(str, cutoffs))
     if not cutoffs or cutoffs[0] < 1 or any(a >= b for a, b in zip(cutoffs, cutoffs[1:], strict=False)):
-        raise UserError(f"{flag} {shown}: cutoffs must be positive and ascending")
-    if cutoffs[-1] >= vocabulary:
-        raise UserError(
-            f"{flag} {shown}: the last cutoff must be below the dictionary size, {vocabulary}; "
-            "lower the cutoffs or use a smaller --arch"
+        raise SettingError(f"`{setting}` {shown}: cutoffs must be positive and ascending")
+    if vocabulary is not None and cutoffs[-1] >= vocabulary:
+        raise SettingError(
+            f"`{setting}` {shown}: the last cutoff must be below the dictionary size, {vocabulary}; "
+            "lower the cutoffs or use a smaller `arch`"
         )
 
 

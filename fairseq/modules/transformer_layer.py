@@ -32,7 +32,7 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
         UserError: *name* is unknown.
     """
     if name not in ACTIVATIONS:
-        raise UserError(f"--activation-fn {name}: unknown activation; {nearest(name, ACTIVATIONS)}")
+        raise UserError(f"activation {name}: unknown; {nearest(name, ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

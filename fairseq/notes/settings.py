@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.errors import UserError
 from fairseq.notes.dictionary import FORMS, NoteDictionary
 from fairseq.notes.words import NOTES
@@ -19,7 +19,7 @@ OWN = ("notes.", "note_projection.")
 
 
 @dataclass(frozen=True)
-class NoteConfig:
+class NoteConfig(Config):
     """Settings of notes."""
 
     note_lambda: float = flag(0.5, "weight of a note in the input of a rare word", above=0, below=1, python=(0, 1))

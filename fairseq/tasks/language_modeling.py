@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_task
 from fairseq.config.settings import BREAK_MODES, Settings, typed_settings
 from fairseq.data.dataset import Dataset, Sample
@@ -23,7 +23,7 @@ from fairseq.text.dictionary import Dictionary
 
 
 @dataclass(frozen=True)
-class LanguageModelingConfig:
+class LanguageModelingConfig(Config):
     """Settings of language modelling."""
 
     sample_break_mode: str = flag(

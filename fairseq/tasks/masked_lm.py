@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_task
 from fairseq.config.settings import BREAK_MODES, Settings, typed_settings
 from fairseq.data.dataset import Dataset
@@ -14,14 +14,14 @@ from fairseq.data.folders import check_split, data_folders, load_dictionary, reo
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts, word_rule
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
-from fairseq.errors import UserError
+from fairseq.errors import SettingError, UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 
 
 @dataclass(frozen=True)
-class MaskedLMConfig:
+class MaskedLMConfig(Config):
     """Settings of masked language modelling."""
 
     sample_break_mode: str = flag(
@@ -34,10 +34,10 @@ class MaskedLMConfig:
     mask_whole_words: bool = flag(False, "choose all tokens of a word together")
 
     def check(self) -> None:
-        """Raise UserError if the shares exceed 1."""
+        """Raise SettingError if the shares exceed 1."""
         if self.leave_unmasked_prob + self.random_token_prob > 1:
-            raise UserError(
-                f"--random-token-prob {self.random_token_prob}: with --leave-unmasked-prob {self.leave_unmasked_prob} "
+            raise SettingError(
+                f"`random_token_prob` {self.random_token_prob}: with `leave_unmasked_prob` {self.leave_unmasked_prob} "
                 "the sum is above 1; lower one of them"
             )
 
@@ -53,7 +53,6 @@ class MaskedLMTask(FairseqTask):
     def __init__(self, args: Settings, dictionary: Dictionary) -> None:
         super().__init__(args)
         self.cfg = self.typed(MaskedLMConfig)
-        self.cfg.check()
         self.dictionary = dictionary
         self.word_rule = word_rule(dictionary) if self.cfg.mask_whole_words else None
         if dictionary.nspecial:  # an imported vocabulary has its own mask symbol, or none

@@ -20,7 +20,7 @@ import torch
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields
 from fairseq.config.command_settings import TextConfig
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_task
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.criterions.fairseq_criterion import Sample
@@ -43,7 +43,7 @@ UNLABELLED = "test"
 
 
 @dataclass(frozen=True)
-class SentencePredictionConfig:
+class SentencePredictionConfig(Config):
     """Settings of sentence prediction."""
 
     glue_task: str | None = flag(None, "GLUE task; sets columns, labels and metrics", metavar="NAME")

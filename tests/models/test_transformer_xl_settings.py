@@ -25,21 +25,21 @@ SMALL = TransformerXLConfig(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"clamp_len": 0}, "--clamp-len 0"),
-        ({"same_length": True, "mem_len": 0}, "--same-length"),
-        ({"position_encoding": "absolute"}, "--mem-len 5: with --position-encoding absolute"),
-        ({"position_encoding": "shaw", "clamp_len": 4}, "--clamp-len 4"),
-        ({"d_model": 9}, "--d-model 9"),
-        ({"d_head": None, "n_head": 3}, "--n-head 3"),
-        ({"cutoffs": [5, 40]}, "--cutoffs 5,40"),
-        ({"cutoffs": [5, 12], "div_val": 4}, "--div-val 4"),
-        ({"tie_projs": "1"}, "--tie-projs 1"),
-        ({"cutoffs": [5], "tie_projs": "some"}, "--tie-projs some"),
+        ({"clamp_len": 0}, "clamp_len 0"),
+        ({"same_length": True, "mem_len": 0}, "same_length"),
+        ({"position_encoding": "absolute"}, "mem_len 5: with position_encoding absolute"),
+        ({"position_encoding": "shaw", "clamp_len": 4}, "clamp_len 4"),
+        ({"d_model": 9}, "d_model 9"),
+        ({"d_head": None, "n_head": 3}, "n_head 3"),
+        ({"cutoffs": [5, 40]}, "cutoffs 5,40"),
+        ({"cutoffs": [5, 12], "div_val": 4}, "div_val 4"),
+        ({"tie_projs": "1"}, "tie_projs 1"),
+        ({"cutoffs": [5], "tie_projs": "some"}, "tie_projs some"),
     ],
 )
 def test_settings_that_contradict_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        replace(SMALL, **changes).check(VOCABULARY)
+        replace(SMALL, **changes).check_vocabulary(VOCABULARY)
 
 
 def parameters(arch: str, vocabulary: int, **settings: Any) -> int:
@@ -47,7 +47,7 @@ def parameters(arch: str, vocabulary: int, **settings: Any) -> int:
     args = argparse.Namespace(**settings)
     ARCHITECTURES[arch].fill(args)
     cfg = TransformerXLConfig(**vars(args))
-    cfg.check(vocabulary)
+    cfg.check_vocabulary(vocabulary)
     with torch.device("meta"):
         model = TransformerXL(TransformerXLDecoder(cfg, vocabulary))
     return sum(p.numel() for p in model.parameters())

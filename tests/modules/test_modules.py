@@ -205,8 +205,8 @@ def test_adaptive_input_trains_the_words_it_reads_and_never_padding():
 def test_cutoffs_that_cannot_be_are_refused(cutoffs):
     from fairseq.modules.adaptive_input import check_cutoffs
 
-    with pytest.raises(UserError, match="--some-cutoff"):
-        check_cutoffs("--some-cutoff", cutoffs, WORDS)
+    with pytest.raises(UserError, match="some_cutoff"):
+        check_cutoffs("some_cutoff", cutoffs, WORDS)
 
 
 def softmax(kind):

@@ -29,7 +29,7 @@ class TransformerDecoder(transformer_lm.TransformerDecoder):
         self, args: argparse.Namespace, dictionary: Dictionary, embed_tokens: nn.Module, no_encoder_attn: bool = True
     ) -> None:
         cfg = typed(transformer_lm.TransformerLMConfig, args)
-        cfg.check(len(dictionary))
+        cfg.check_vocabulary(len(dictionary))
         super().__init__(cfg, len(dictionary), dictionary.pad(), not cfg.no_apex, embed_tokens)
         self.dictionary = dictionary
 
