@@ -132,10 +132,12 @@ def beam_search(predictor: Predictor, prompts: Sequence[Prompt], how: Decoding) 
     All texts have ``max_tokens`` tokens, so sums need no length penalty. Rows advance as in :func:`sample_batch`.
     """
     rows, position, beam = len(prompts), 0, how.beam
-    beams = _Beams(rows, beam, how.max_tokens, predictor.device)
+    scores = torch.full((rows, beam), -torch.inf, device=predictor.device)
+    scores[:, 0] = 0.0  # the beams start as one text
+    texts, following = [[list[int]()] * beam for _ in prompts], list[list[int]]()
     width = 1  # predictor rows for each prompt: beams are identical until the shortest prompt is read
     while rows:
-        chunk = _prompt_chunk(prompts[:rows], position, width) or beams.following
+        chunk = _prompt_chunk(prompts[:rows], position, width) or following
         position += len(chunk[0])
         waiting = sum(len(prompt) > position for prompt in prompts[:rows])
         lprobs = predictor.read(chunk, waiting * width)
@@ -143,61 +145,35 @@ def beam_search(predictor: Predictor, prompts: Sequence[Prompt], how: Decoding) 
             width = beam
             predictor.select_rows(torch.arange(rows).repeat_interleave(beam))
             lprobs = lprobs.repeat_interleave(beam, dim=0)
-        columns = [position - len(prompt) for prompt in prompts[waiting:rows]]
-        parents = beams.extend(lprobs.view(rows - waiting, beam, -1), waiting, columns)
-        forced = [[prompt[position]] for prompt in prompts[:waiting] for _ in range(beam)]
-        beams.following[: waiting * beam] = forced
+        following = [[prompt[position]] for prompt in prompts[:waiting] for _ in range(beam)]
+        parents = list(range(waiting * beam))  # predictor row that each text continues
+        lprobs = lprobs.view(rows - waiting, beam, -1)
+        scores[waiting:rows], choices = best_continuations(scores[waiting:rows], lprobs, beam)
+        for row, chosen in enumerate(choices, waiting):
+            texts[row] = [[*texts[row][parent], token] for parent, token in chosen]
+            following += [[token] for _, token in chosen]
+            parents += [row * beam + parent for parent, _ in chosen]
         left = _unfinished(prompts[:rows], position, how.max_tokens)
-        ended = [(row, beams.best(row)) for row in range(left, rows)]
-        yield [(row, []) for row in range(waiting, left)] + ended
+        yield [(row, []) for row in range(waiting, left)] + [(row, texts[row][0]) for row in range(left, rows)]
         rows = left
+        following = following[: rows * beam]
         if rows:
-            predictor.select_rows(parents[: rows * beam])
-            beams.following = beams.following[: rows * beam]
+            predictor.select_rows(torch.tensor(parents[: rows * beam]))
 
 
-class _Beams:
-    """Beams of each prompt, in falling order of their scores.
+def best_continuations(scores: Tensor, lprobs: Tensor, count: int) -> tuple[Tensor, list[list[tuple[int, int]]]]:
+    """Return the *count* best continuations of each prompt's texts by one token, the best first.
 
-    Attributes:
-        scores: summed log-probabilities [rows, beam].
-        texts: [rows, beam, tokens].
-        following: the token that each beam reads next, [rows · beam, 1].
+    Args:
+        scores: sums of log-probabilities of the texts, [B, texts].
+        lprobs: log-probabilities of their next tokens, [B, texts, V].
+        count: at most texts · V.
+
+    Returns:
+        Sums, [B, count]; and for each prompt *count* pairs of a text's index and a token.
     """
-
-    def __init__(self, rows: int, beam: int, tokens: int, device: torch.device) -> None:
-        self.beam = beam
-        self.scores = torch.full((rows, beam), -torch.inf, device=device)
-        self.scores[:, 0] = 0.0  # the beams start as one text
-        self.texts = torch.zeros(rows, beam, tokens, dtype=torch.long, device=device)
-        self.following: list[list[int]] = [[0]] * (rows * beam)
-
-    def extend(self, lprobs: Tensor, first: int, columns: Sequence[int]) -> Tensor:
-        """Add a token to the texts of the rows from *first* on.
-
-        Args:
-            lprobs: log-probabilities of the next token of each text, [rows − first, beam, V].
-            columns: number of tokens chosen so far in each row, [rows − first].
-
-        Returns:
-            The index, over all rows, of the text that each text continues: [rows · beam].
-        """
-        count, beam, vocabulary = lprobs.shape
-        rows = slice(first, first + count)
-        candidates = self.scores[rows, :, None] + lprobs  # (rows - first, beam, V)
-        self.scores[rows], place = candidates.flatten(1).topk(beam)
-        parents, tokens = place // vocabulary, place % vocabulary
-        for row, column in enumerate(columns):
-            self.texts[first + row] = self.texts[first + row, parents[row]]
-            self.texts[first + row, :, column] = tokens[row]
-        self.following[first * beam : (first + count) * beam] = tokens.view(-1, 1).tolist()
-        start = torch.arange(first + count, device=parents.device)[:, None] * beam
-        before = torch.arange(beam, device=parents.device).expand(first, beam)
-        return (start + torch.cat([before, parents])).flatten()
-
-    def best(self, row: int) -> list[int]:
-        """The tokens of a row's best text."""
-        return self.texts[row, 0].tolist()
+    sums, columns = (scores[:, :, None] + lprobs).flatten(1).topk(count)
+    return sums, [[divmod(column, lprobs.size(-1)) for column in row] for row in columns.tolist()]
 
 
 def _prompt_chunk(prompts: Sequence[Prompt], position: int, copies: int = 1) -> list[list[int]]:

@@ -10,23 +10,32 @@ import torch
 from torch import Tensor
 
 from fairseq.errors import UserError
-from fairseq.inference.decoding import Decoding, choose
+from fairseq.inference.decoding import Decoding, best_continuations, choose
 from fairseq.inference.predictor import Model, Predictor
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A text that begins with a prefix and ends with ``</s>``.
+    """A text that begins with a prefix and, when it is complete, ends with ``</s>``.
 
     Attributes:
         tokens: all of them.
         lprobs: natural logarithm of each token's probability.
-        score: their sum, divided by length ** length penalty.
+        lenpen: exponent of the length in the score.
     """
 
     tokens: list[int]
     lprobs: list[float]
-    score: float
+    lenpen: float
+
+    @property
+    def score(self) -> float:
+        """The sum of the log-probabilities, divided by length ** ``lenpen``."""
+        return math.fsum(self.lprobs) / len(self.tokens) ** self.lenpen
+
+    def extended(self, token: int, lprobs: Tensor) -> Hypothesis:
+        """This text with one token more, given the log-probabilities [V] of all."""
+        return Hypothesis([*self.tokens, token], [*self.lprobs, float(lprobs[token])], self.lenpen)
 
 
 @dataclass(frozen=True)
@@ -48,21 +57,6 @@ class Search:
     lenpen: float = 1.0
     no_repeat_ngram: int = 0
     sampling: Decoding | None = None
-
-
-@dataclass
-class _Rows:
-    """The texts that are still being written."""
-
-    tokens: list[list[int]]
-    lprobs: list[list[float]]
-
-    def extended(self, chosen: Sequence[tuple[int, int, float]]) -> _Rows:
-        """New texts: row, token and log-probability of each."""
-        return _Rows(
-            [[*self.tokens[row], token] for row, token, _ in chosen],
-            [[*self.lprobs[row], lprob] for row, _, lprob in chosen],
-        )
 
 
 @torch.inference_mode()
@@ -93,73 +87,54 @@ def hypotheses(
     if len(prefix) >= how.max_len:
         raise UserError(f"--max-len-b: texts of {how.max_len} tokens have no room after {len(prefix)} of a prefix")
     predictor = Predictor(models, 1, forbidden, how.max_len + 2)
-    rows, ended = _Rows([[]], [[]]), list[Hypothesis]()
+    texts, ended = [Hypothesis([], [], how.lenpen)], list[Hypothesis]()
     following = [[eos] if start is None else list(start)]
     for step in range(how.max_len + 1):
-        lprobs = predictor.read(following)  # (rows, V)
+        lprobs = predictor.read(following)  # (texts, V)
         if step < len(prefix):
-            token = prefix[step]
-            rows, parents = rows.extended([(0, token, float(lprobs[0, token]))]), [0]
+            live = [(0, prefix[step])]
         else:
-            _restrict(lprobs, rows.tokens, how, step, eos)
-            if step == len(prefix) and how.beam > 1 and how.sampling is not None:
-                lprobs = lprobs.expand(how.beam, -1)
-                rows = _Rows(rows.tokens * how.beam, rows.lprobs * how.beam)
+            _restrict(lprobs, texts, how, eos)
+            if step == len(prefix) and how.sampling is not None:
+                texts, lprobs = texts * how.beam, lprobs.expand(how.beam, -1)
                 predictor.select_rows(torch.zeros(how.beam, dtype=torch.long))
-            chosen = _sampled(lprobs, how, generator) if how.sampling is not None else _best(lprobs, rows, how, eos)
-            grown = rows.extended(chosen)
-            finished = [index for index, (_, token, _) in enumerate(chosen) if token == eos]
-            ended += [_ended(grown.tokens[index], grown.lprobs[index], how) for index in finished]
-            alive = [index for index in range(len(chosen)) if index not in finished]
-            if not alive or len(ended) >= how.beam:
+            chosen = _sampled(lprobs, how.sampling, generator) if how.sampling else _best(lprobs, texts, how, eos)
+            ended += [texts[row].extended(token, lprobs[row]) for row, token in chosen if token == eos]
+            live = [(row, token) for row, token in chosen if token != eos]
+            if not live or len(ended) >= how.beam:
                 break
-            alive = alive[: how.beam]
-            parents = [chosen[index][0] for index in alive]
-            rows = _Rows([grown.tokens[index] for index in alive], [grown.lprobs[index] for index in alive])
-        predictor.select_rows(torch.tensor(parents))
-        following = [[text[-1]] for text in rows.tokens]
+        texts = [texts[row].extended(token, lprobs[row]) for row, token in live]
+        predictor.select_rows(torch.tensor([row for row, _ in live]))
+        following = [[token] for _, token in live]
     return sorted(ended, key=lambda hypothesis: -hypothesis.score)[: how.beam]
 
 
-def _restrict(lprobs: Tensor, texts: list[list[int]], how: Search, step: int, eos: int) -> None:
+def _restrict(lprobs: Tensor, texts: list[Hypothesis], how: Search, eos: int) -> None:
     """Give probability zero, in place, to what length and repetition forbid."""
-    if step >= how.max_len:
-        end = lprobs[:, eos].clone()
-        lprobs.fill_(-math.inf)
-        lprobs[:, eos] = end
+    length, size = len(texts[0].tokens), how.no_repeat_ngram
+    if length >= how.max_len:
+        lprobs[:, :eos] = lprobs[:, eos + 1 :] = -math.inf
         return
-    if step < how.min_len:
+    if length < how.min_len:
         lprobs[:, eos] = -math.inf
-    size = how.no_repeat_ngram
     for row, text in enumerate(texts if size else []):
-        last = text[len(text) - size + 1 :] if size > 1 else []
-        repeated = [text[i + size - 1] for i in range(len(text) - size + 1) if text[i : i + size - 1] == last]
-        lprobs[row, repeated] = -math.inf
+        tokens = text.tokens
+        last = tokens[len(tokens) - size + 1 :] if size > 1 else []
+        starts = range(len(tokens) - size + 1)
+        lprobs[row, [tokens[i + size - 1] for i in starts if tokens[i : i + size - 1] == last]] = -math.inf
 
 
-def _best(lprobs: Tensor, rows: _Rows, how: Search, eos: int) -> list[tuple[int, int, float]]:
-    """Rows, tokens and log-probabilities of the best continuations: ends among the first *beam*, and *beam* others."""
-    sums = torch.tensor([math.fsum(values) for values in rows.lprobs], device=lprobs.device, dtype=torch.float64)
-    totals = (sums[:, None] + lprobs.double()).flatten()
-    values, places = totals.topk(min(2 * how.beam, totals.numel()))
-    chosen: list[tuple[int, int, float]] = []
-    alive = 0
-    for rank, (value, place) in enumerate(zip(values.tolist(), places.tolist(), strict=True)):
-        row, token = divmod(place, lprobs.size(-1))
-        if value == -math.inf or alive == how.beam or (token == eos and rank >= how.beam):
-            continue
-        alive += token != eos
-        chosen.append((row, token, float(lprobs[row, token])))
-    return chosen
+def _best(lprobs: Tensor, texts: list[Hypothesis], how: Search, eos: int) -> list[tuple[int, int]]:
+    """Texts and tokens of the best continuations: ends among the first *beam*, and *beam* others."""
+    sums = torch.tensor([math.fsum(text.lprobs) for text in texts], device=lprobs.device, dtype=torch.float64)
+    values, [choices] = best_continuations(sums[None], lprobs.double()[None], min(2 * how.beam, lprobs.numel()))
+    possible = [choice for choice, value in zip(choices, values[0].tolist(), strict=True) if value != -math.inf]
+    ends = [choice for choice in possible[: how.beam] if choice[1] == eos]
+    others = [choice for choice in possible if choice[1] != eos][: how.beam]
+    return ends + others
 
 
-def _sampled(lprobs: Tensor, how: Search, generator: torch.Generator | None) -> list[tuple[int, int, float]]:
-    """Rows, tokens and log-probabilities of one sampled token a row."""
-    assert how.sampling is not None
+def _sampled(lprobs: Tensor, how: Decoding, generator: torch.Generator | None) -> list[tuple[int, int]]:
+    """Texts and one sampled token for each."""
     draws = torch.rand(len(lprobs), generator=generator, dtype=torch.float64)
-    tokens = choose(lprobs, how.sampling, draws.to(lprobs.device)).tolist()
-    return [(row, token, float(lprobs[row, token])) for row, token in enumerate(tokens)]
-
-
-def _ended(tokens: list[int], lprobs: list[float], how: Search) -> Hypothesis:
-    return Hypothesis(tokens, lprobs, math.fsum(lprobs) / len(tokens) ** how.lenpen)
+    return list(enumerate(choose(lprobs, how, draws.to(lprobs.device)).tolist()))
