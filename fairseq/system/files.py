@@ -71,10 +71,19 @@ class FileGroup:
                         continue
                     target = Path(os.path.realpath(path))
                     if len(self._written) > 1:
-                        undo.callback(_restore, target, self._temporaries.enter_context(_backup(target)))
+                        undo.callback(_restore, target, self._backup(target))
                     os.replace(written, target)
                     sync_folder(target.parent)
             undo.pop_all()
+
+    def _backup(self, target: Path) -> Path | None:
+        """Give the file *target* another name until the group ends; None if there is no such file."""
+        if not target.exists():
+            return None
+        backup = _temporary_path(target)
+        self._temporaries.callback(_remove, backup)
+        link_or_copy(target, backup)
+        return backup
 
 
 @contextlib.contextmanager
@@ -160,12 +169,8 @@ def point_to(path: str | Path, name: str) -> None:
     Raises:
         UserError: a system error; the message names *path*.
     """
-    path = Path(path)
-    temporary = path.with_name(_temporary_name(path.name))
     with _system_errors("", path):
-        os.symlink(name, temporary)
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        _replace(Path(path), lambda temporary: os.symlink(name, temporary))
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
@@ -174,18 +179,22 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
     Raises:
         UserError: a system error; the message names *target*.
     """
-    real = Path(os.path.realpath(target))
-    temporary = real.with_name(_temporary_name(real.name))
     try:
-        os.link(source, temporary)
-        os.replace(temporary, real)
-        sync_folder(real.parent)
+        _replace(Path(os.path.realpath(target)), lambda temporary: os.link(source, temporary))
     except OSError:
         with open(source, "rb") as content, atomic_file(target) as file:
             shutil.copyfileobj(content, file, 1 << 20)
+
+
+def _replace(path: Path, make: Callable[[Path], None]) -> None:
+    """Replace *path* by the link that *make* creates under a temporary name."""
+    temporary = _temporary_path(path)
+    try:
+        make(temporary)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        _remove(temporary)  # two names of one file are not replaced by each other
 
 
 def remove_leftovers(folder: str | Path) -> None:
@@ -198,7 +207,27 @@ def remove_leftovers(folder: str | Path) -> None:
         for entry in list(os.scandir(folder)):
             match = _TEMPORARY.fullmatch(entry.name)
             if match and match[1] == _HOST and not entry.is_symlink():
-                _remove_unlocked(entry.path, entry.is_dir())
+                _remove_unlocked(Path(entry.path))
+
+
+def _remove_unlocked(path: Path) -> None:
+    """Remove a temporary file or folder unless its writer lives."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(path)
+        finally:
+            os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or folder as far as the system allows it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def prepare_folder(flag: str, folder: str | Path) -> None:
@@ -232,8 +261,9 @@ def prepare_file(
     if os.path.islink(os.path.realpath(path)):
         raise UserError(f"{flag} {path}: cannot be written (a symbolic link to itself); choose another file")
     for name, source in (inputs or {}).items():
-        if source is not None and _are_same(path, source):
-            raise UserError(f"{flag} {path}: is the same file as {name}; choose another file")
+        with contextlib.suppress(OSError, ValueError):
+            if source is not None and os.path.samefile(path, source):
+                raise UserError(f"{flag} {path}: is the same file as {name}; choose another file")
     if begins and os.path.isfile(path) and os.path.getsize(path):
         with _system_errors(flag, path), open(path, "rb") as file:
             if file.read(len(begins)) != begins:
@@ -243,13 +273,6 @@ def prepare_file(
             raise UserError(f"{flag} {path}: cannot be written (Permission denied); choose another file")
     else:
         prepare_folder(flag, os.path.dirname(os.path.realpath(path)))
-
-
-def _are_same(path: str | Path, other: str | Path) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except (OSError, ValueError):
-        return False
 
 
 def sync_folder(folder: str | Path) -> None:
@@ -268,22 +291,15 @@ def _system_errors(flag: str, path: str | Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        cause = _system_error(error)
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__  # torch's writer hides it behind a RuntimeError of its own
         if cause is None or not _is_about(cause, path):
             raise
         named = f"{flag} {path}" if flag else str(path)
         reason = cause.strerror or str(cause)
         advice = "free some space or choose another place" if cause.errno in FULL else "choose another place"
         raise UserError(f"{named}: cannot be written ({reason}); {advice}") from None
-
-
-def _system_error(error: BaseException | None) -> OSError | None:
-    """The OSError behind *error*: torch's writer hides it behind a RuntimeError of its own."""
-    while error is not None:
-        if isinstance(error, OSError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _is_about(error: OSError, path: str | Path) -> bool:
@@ -298,45 +314,42 @@ def _is_about(error: OSError, path: str | Path) -> bool:
     )
 
 
-def _temporary_name(name: str) -> str:
-    short = name.encode(errors="ignore")[:64].decode(errors="ignore")  # names have at most 255 bytes
-    return f".{short}.{_HOST}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+def _temporary_path(target: Path) -> Path:
+    """A new name beside *target*."""
+    short = target.name.encode(errors="ignore")[:64].decode(errors="ignore")  # names have at most 255 bytes
+    return target.with_name(f".{short}.{_HOST}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
 @contextlib.contextmanager
 def _temporary_file(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
     while True:
-        temporary = target.with_name(_temporary_name(target.name))
-        with open(temporary, "x+b") as file:
-            try:
-                with contextlib.suppress(OSError):  # a filesystem without locks
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                if os.fstat(file.fileno()).st_nlink == 0:  # removed as a leftover before it was locked
-                    continue
-                yield temporary, file
-                return
-            except BaseException:
-                with contextlib.suppress(OSError):  # of the rest that cannot be written, either: the first error counts
-                    file.close()
-                raise
-            finally:
-                with contextlib.suppress(OSError):
-                    temporary.unlink()
+        temporary = _temporary_path(target)
+        file = open(temporary, "x+b")  # noqa: SIM115 - closed below
+        with contextlib.suppress(OSError):  # a filesystem without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            break
+        file.close()  # removed as a leftover before it was locked
+    try:
+        yield temporary, file
+    finally:
+        with contextlib.suppress(OSError):  # of the rest that cannot be written, either: the first error counts
+            file.close()
+        _remove(temporary)
 
 
 @contextlib.contextmanager
-def _backup(target: Path) -> Iterator[Path | None]:
-    """Another name of the file *target* for a while; None if there is no such file."""
-    if not target.exists():
-        yield None
-        return
-    backup = target.with_name(_temporary_name(target.name))
-    link_or_copy(target, backup)
+def _temporary_folder(parent: Path) -> Iterator[Path]:
+    temporary = _temporary_path(parent / "folder")
+    temporary.mkdir(mode=0o700)
+    descriptor = os.open(temporary, os.O_RDONLY)
     try:
-        yield backup
-    finally:
         with contextlib.suppress(OSError):
-            backup.unlink()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield temporary
+    finally:
+        os.close(descriptor)
+        _remove(temporary)
 
 
 def _restore(target: Path, backup: Path | None) -> None:
@@ -346,20 +359,6 @@ def _restore(target: Path, backup: Path | None) -> None:
             target.unlink()
         else:
             os.replace(backup, target)
-
-
-@contextlib.contextmanager
-def _temporary_folder(parent: Path) -> Iterator[Path]:
-    temporary = parent / _temporary_name("")
-    temporary.mkdir(mode=0o700)
-    descriptor = os.open(temporary, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield temporary
-    finally:
-        os.close(descriptor)
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _move_files(source: Path, folder: Path, names: Sequence[str] | None, flag: str) -> None:
@@ -375,17 +374,3 @@ def _move_files(source: Path, folder: Path, names: Sequence[str] | None, flag: s
             os.replace(source / name, folder / name)
         else:
             (folder / name).unlink(missing_ok=True)
-
-
-def _remove_unlocked(path: str, is_folder: bool) -> None:
-    """Remove a temporary file or folder unless its writer lives."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_folder:
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                os.unlink(path)
-        finally:
-            os.close(descriptor)

@@ -13,7 +13,7 @@ from states import a_state
 from fairseq.checkpoint import CheckpointManager, load, save
 from fairseq.config.settings import CheckpointConfig
 from fairseq.errors import UserError
-from fairseq.system.files import _temporary_name
+from fairseq.system.files import _temporary_path
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.space import Space
 from fairseq.training.best import Best
@@ -211,7 +211,7 @@ def test_what_not_to_save_is_not_saved(tmp_path):
 
 def test_leftovers_of_killed_saves_are_removed_at_the_start(tmp_path):
     saved(tmp_path, (1, 1, True, None))
-    (tmp_path / "s" / _temporary_name("checkpoint_last.pt")).write_bytes(b"half")
+    _temporary_path(tmp_path / "s" / "checkpoint_last.pt").write_bytes(b"half")
     saved(tmp_path)
     assert set(os.listdir(tmp_path / "s")) == {"checkpoint1.pt", "checkpoint_last.pt"}
 

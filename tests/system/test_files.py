@@ -229,7 +229,7 @@ def test_a_live_writers_temporary_files_are_never_removed_and_a_killed_ones_are(
 
 def test_files_of_other_hosts_and_of_others_are_never_removed(tmp_path):
     others = {".a.other-host.12.0badcafe.tmp", ".notes.tmp", "a.tmp", ".checkpoint_last.pt.0badcafe.tmp"}
-    own = files._temporary_name("a")
+    own = files._temporary_path(tmp_path / "a").name
     for name in others | {own}:
         (tmp_path / name).touch()
     remove_leftovers(tmp_path)
