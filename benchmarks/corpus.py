@@ -32,7 +32,7 @@ from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 MODES = ("none", "complete", "complete_doc", "eos")
 WORDS = 8000

@@ -35,7 +35,7 @@ from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
 from fairseq.training.trainer import Trainer
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 TOKENS = 1 << 18
 IGNORED = -100  # transformers' label of positions without a target

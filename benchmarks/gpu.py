@@ -29,7 +29,7 @@ from fairseq.distributed import World
 from fairseq.tasks import setup_task
 from fairseq.training.trainer import Trainer
 from fairseq.training.utilisation import token_flops
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 CAUSAL, ENCODER = "--criterion adaptive_loss --optimizer nag", "--task masked_lm --criterion masked_lm --optimizer adam"
 MODELS = {

@@ -31,7 +31,7 @@ from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
 from fairseq.training.trainer import Trainer
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 ROWS, LENGTH = 16, 128
 SMALL = [

@@ -34,8 +34,8 @@ from fairseq.tasks import setup_task
 from fairseq.training.saving import Saver
 from fairseq.training.trainer import Trainer
 from fairseq_cli import preprocess
+from fairseq_cli.common import get_training_parser
 from fairseq_cli.preprocess import get_preprocessing_parser
-from fairseq_cli.train import get_training_parser
 
 KINDS = {"alone": "no_c10d", "replicated": "c10d", "sharded": "fully_sharded"}
 STATE = 16  # bytes a parameter: float32 weight, gradient and Adam's two moments

@@ -38,7 +38,7 @@ from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
 from fairseq.training.trainer import Trainer
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 VOCABULARY, SUBWORDS, TOKENS = 8192, 3, 1 << 20
 PREFIX = "tnf_"

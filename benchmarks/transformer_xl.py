@@ -21,7 +21,7 @@ from benchmarks.language_model import make_corpus, training_speeds
 from fairseq.config import options
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 SMALL = """--arch transformer_xl --n-layer 4 --d-model 256 --n-head 4 --d-inner 1024 --cutoffs 2000,8000
     --tokens-per-sample 128 --mem-len 128"""

@@ -18,10 +18,20 @@ from fairseq.checkpoint.manager import find_checkpoint, is_model
 from fairseq.config import fields
 from fairseq.config.command_settings import ModelPathConfig, TextFormatConfig
 from fairseq.config.parser import Parser
-from fairseq.config.settings import CommonConfig, DataConfig, DistributedConfig, MemoryConfig, Settings
+from fairseq.config.settings import (
+    CheckpointConfig,
+    CommonConfig,
+    DataConfig,
+    DistributedConfig,
+    MemoryConfig,
+    OptimizationConfig,
+    ProfileConfig,
+    Settings,
+)
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
 from fairseq.logging import progress_bar
+from fairseq.models.recipes import recommended
 from fairseq.system.files import prepare_folder
 from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.language_modeling import LanguageModelingConfig
@@ -31,6 +41,10 @@ from fairseq.text.text_corpus import TextCorpus, TextReader
 
 S = TypeVar("S", bound=Settings)
 
+FIRST = (  # of the arguments of training, in --help
+    *("data", "arch", "tokens_per_sample", "max_tokens", "batch_size", "lr", "max_update", "max_epoch", "save_dir"),
+    *("bf16", "fp16", "cpu"),
+)
 ONLY_IN_TRAINING = (  # of the settings that evaluation shares with training
     *("fp16_init_scale", "fp16_scale_window", "fp16_scale_tolerance", "min_loss_scale", "threshold_loss_scale"),
     *("ddp_backend", "bucket_cap_mb", "find_unused_parameters", "shard_group_size", "cpu_offload"),
@@ -185,4 +199,23 @@ def evaluation_parser(
         takes_unused=True,
     )
     parser.add_argument("data", metavar="DATA", help="data folder; without --path a model: a checkpoint or its folder")
+    return parser
+
+
+def get_training_parser(default_task: str = "language_modeling") -> Parser:
+    """The flags of ``fairseq-train``; those of the chosen parts join when a command line is parsed."""
+    parser = Parser(
+        "Train a model on data from fairseq-preprocess. --arch NAME --help lists the flags of that architecture.",
+        [CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig, ProfileConfig],
+        ["task", "arch", "criterion", "optimizer", "lr_scheduler"],
+        examples=[
+            "fairseq-train data-bin --arch transformer_lm_demo --max-tokens 4096 --max-update 1000",
+            "fairseq-train data-bin --arch transformer_xl_enwik8_base --optimizer adam --lr 0.00025 --batch-size 22",
+        ],
+        first=FIRST,
+        hidden=("gen_subset", "dataset_impl"),
+        takes_unused=True,
+        recommend=recommended,
+    )
+    parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
     return parser

@@ -41,8 +41,7 @@ from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask, folder_beside
 from fairseq.text.tokenizers.tokenizer import TOKENIZATION
 from fairseq.training import launch
-from fairseq_cli.common import escape_what_stdout_lacks
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import escape_what_stdout_lacks, get_training_parser
 
 BEST = "checkpoint_best.pt"
 RESULT = "result.json"

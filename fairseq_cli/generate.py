@@ -35,7 +35,6 @@ from fairseq_cli.common import (
     run_on_processes,
     with_models,
 )
-from fairseq_cli.interactive import get_interactive_generation_parser
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,8 @@ class GenerateConfig(GenerationConfig, ShardConfig, TextFormatConfig):
     results_path: str | None = flag(None, "folder for generate.json and generate.html", metavar="DIR")
 
 
-def get_generation_parser(interactive: bool = False, default_task: str = "language_modeling") -> Parser:
+def get_generation_parser(default_task: str = "language_modeling") -> Parser:
     """The flags of ``fairseq-generate``."""
-    if interactive:
-        return get_interactive_generation_parser(default_task)
     examples = [
         "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --sampling --results-path out",
         "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --context-tokens 64 --beam 4",

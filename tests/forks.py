@@ -25,7 +25,7 @@ import runs
 import torch
 
 from fairseq_cli import train
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 PRELOADED = (  # what a run imports on its way, sharding hundreds of modules
     *("numpy.random", "yaml", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional"),

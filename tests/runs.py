@@ -21,7 +21,7 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.tasks import setup_task
 from fairseq_cli import train as train_command
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "language_model"

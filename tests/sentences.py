@@ -10,7 +10,7 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 WORDS = [f"w{number}" for number in range(20)]
 GOOD, BAD = WORDS[:5], WORDS[5:10]

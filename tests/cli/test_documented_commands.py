@@ -12,6 +12,7 @@ import runs
 from fairseq.config import options
 from fairseq_cli.attention import get_attention_parser
 from fairseq_cli.classify import get_classify_parser
+from fairseq_cli.common import get_training_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.export_model import get_export_parser
 from fairseq_cli.finetune import get_finetune_parser
@@ -25,7 +26,6 @@ from fairseq_cli.preprocess import get_preprocessing_parser
 from fairseq_cli.recl import get_recl_parser
 from fairseq_cli.symbols import get_symbols_parser
 from fairseq_cli.tokenize import get_tokenize_parser
-from fairseq_cli.train import get_training_parser
 from fairseq_cli.validate import get_validation_parser
 
 PAGES = [runs.ROOT / "README.md", *sorted((runs.ROOT / "docs").glob("*.md"))]

@@ -17,8 +17,8 @@ from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import eval_lm
 from fairseq_cli import train as train_command
+from fairseq_cli.common import get_training_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
-from fairseq_cli.train import get_training_parser
 
 TRAIN = {
     "language_model/README.md": """fairseq-train --task language_modeling \\

@@ -19,11 +19,11 @@ from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfi
 from fairseq.optim import OPTIMIZERS
 from fairseq.optim.lr_scheduler import LR_SCHEDULERS
 from fairseq.tasks import TASKS
+from fairseq_cli.common import get_training_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.generate import get_generation_parser
 from fairseq_cli.interactive import get_interactive_generation_parser
 from fairseq_cli.preprocess import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES, get_preprocessing_parser
-from fairseq_cli.train import get_training_parser
 
 PAGE = (runs.ROOT / "docs" / "fairseq.md").read_text(encoding="utf-8")
 TABLES = PAGE.split("## Flags")[1]

@@ -13,7 +13,7 @@ from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.names import NAMES
 from fairseq.models import ARCHITECTURES
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 COMMANDS = NAMES["fairseq.config.options"]  # where the parsers that fairseq.config.options has are
 PARSERS = {name: getattr(options, name) for name in COMMANDS if re.fullmatch(r"get_\w+_parser", name)}

@@ -13,7 +13,7 @@ import torch
 
 from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 PLUGIN = '''
 import numpy as np

@@ -14,9 +14,9 @@ import runs
 from fairseq.config import options
 from fairseq_cli import eval_lm, preprocess
 from fairseq_cli import train as train_command
+from fairseq_cli.common import get_training_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.preprocess import get_preprocessing_parser
-from fairseq_cli.train import get_training_parser
 
 PREPROCESS = """python preprocess.py \\
 --only-source \\

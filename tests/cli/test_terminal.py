@@ -17,7 +17,7 @@ from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.system.terminal import ByteLines, Formatter, PrintableStream, page_text, printable
 from fairseq_cli import eval_lm, generate, interactive
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -19,7 +19,7 @@ from fairseq.system import opening
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import preprocess
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 
 def folder(path: Path, **splits: str) -> Path:

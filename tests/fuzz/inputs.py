@@ -18,7 +18,7 @@ import torch.distributed as dist
 from fairseq import checkpoint
 from fairseq.checkpoint import parts
 from fairseq.distributed.tensor_part import TensorPart
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 from fuzz import standin
 from fuzz.commands import Case, run
 

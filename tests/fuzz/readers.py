@@ -30,7 +30,7 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.training.job import restoring
 from fairseq.training.run import Run
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 from fuzz import mutations
 
 SEEDS = Path(__file__).parent / "seeds"

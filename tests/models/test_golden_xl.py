@@ -14,7 +14,7 @@ from fairseq.config import options
 from fairseq.tasks import setup_task
 from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 FLAGS = """--cpu --arch transformer_xl --criterion cross_entropy --optimizer adam --adam-torch-eps --lr 0.001
     --clip-norm 0.25 --batch-size 3 --dropout 0 --dropatt 0"""

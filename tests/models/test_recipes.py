@@ -13,7 +13,7 @@ from fairseq.config import options
 from fairseq.config.registry import is_outside
 from fairseq.models import ARCHITECTURES, MODELS
 from fairseq.models.recipes import recipe_of
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 SPLITS = "--cpu --train-subset valid --valid-subset test"
 OURS = [name for name in ARCHITECTURES if not is_outside(MODELS[ARCHITECTURES[name].model])]

@@ -14,8 +14,8 @@ import runs
 import warm
 
 from fairseq.config import options
+from fairseq_cli.common import get_training_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
-from fairseq_cli.train import get_training_parser
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "language_model"

@@ -13,9 +13,9 @@ import pytest
 import runs
 
 from fairseq.config import options
+from fairseq_cli.common import get_training_parser
 from fairseq_cli.finetune import get_finetune_parser
 from fairseq_cli.preprocess import get_preprocessing_parser
-from fairseq_cli.train import get_training_parser
 
 RECIPES = runs.ROOT / "examples" / "tnf"
 VARIABLES = (

@@ -18,9 +18,9 @@ import runs
 import warm
 
 from fairseq.config import options
+from fairseq_cli.common import get_training_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.preprocess import get_preprocessing_parser
-from fairseq_cli.train import get_training_parser
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "transformer_xl"

@@ -11,7 +11,7 @@ import pytest
 import runs
 
 from fairseq.config import options
-from fairseq_cli.train import get_training_parser
+from fairseq_cli.common import get_training_parser
 
 SCRIPT = runs.ROOT / "examples" / "slurm" / "train.sbatch"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import importlib
 import os
 import re
 import warnings
@@ -236,3 +237,10 @@ def safe_getattr(obj: Any, k: str, default: Any = None) -> Any:
 def safe_hasattr(obj: Any, k: str) -> bool:
     """Return whether settings have an attribute *k* that is not None."""
     return getattr(obj, k, None) is not None
+
+
+def get_generation_parser(interactive: bool = False, default_task: str = "language_modeling") -> Any:
+    """The parser of ``fairseq-generate`` or ``fairseq-interactive``, as ``fairseq.config.options`` has it."""
+    if interactive:
+        return importlib.import_module("fairseq_cli.interactive").get_interactive_generation_parser(default_task)
+    return importlib.import_module("fairseq_cli.generate").get_generation_parser(default_task)

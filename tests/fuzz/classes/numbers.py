@@ -13,6 +13,7 @@ from fairseq.models import ARCHITECTURES, MODELS
 from fairseq_cli.attention import get_attention_parser
 from fairseq_cli.average_checkpoints import get_average_parser
 from fairseq_cli.classify import get_classify_parser
+from fairseq_cli.common import get_training_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.finetune import get_finetune_parser
 from fairseq_cli.generate import get_generation_parser
@@ -22,7 +23,6 @@ from fairseq_cli.notes import get_notes_parser
 from fairseq_cli.plot import get_plot_parser
 from fairseq_cli.preprocess import get_preprocessing_parser
 from fairseq_cli.recl import get_recl_parser
-from fairseq_cli.train import get_training_parser
 from fairseq_cli.validate import get_validation_parser
 from fuzz.classes.lines import lines
 from fuzz.commands import Case
