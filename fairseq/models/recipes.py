@@ -93,8 +93,6 @@ RECIPES: dict[str, Recipe] = {  # by architecture, or else by model
     **dict.fromkeys(("roberta", "roberta_base", "roberta_large"), ROBERTA),
     "electra": ELECTRA,
     "electra_small": {**ELECTRA, "lr": [0.0005], "total_num_update": 1000000},
-    "tnf_bert": BERT,
-    "tnf_electra": ELECTRA,
 }
 CHOICES = ("optimizer", "lr", "max_lr", "lr_scheduler")
 """Settings of which one given by the user leaves out the whole recipe."""
@@ -105,8 +103,6 @@ AIMS = ("task", "adaptive_softmax_cutoff")
 OBJECTIVES = {  # of models that do not predict the next token: task, criterion
     "bert": ("masked_lm", "masked_lm"),
     "electra": ("masked_lm", "electra"),
-    "tnf_bert": ("tnf_masked_lm", "masked_lm"),
-    "tnf_electra": ("tnf_masked_lm", "electra"),
 }
 CLASSES = "sentence_prediction"  # task and criterion of an encoder that is fine-tuned
 
