@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
 
@@ -48,9 +47,7 @@ class Shout:
 
     @staticmethod
     def finished(args, parameters):
-        return argparse.Namespace(
-            **{name: value for name, value in vars(args).items() if "shout" not in name}
-        ), parameters
+        return {name: value for name, value in args.items() if "shout" not in name}, parameters
 
     def extend_dataset(self, dataset, model, split, folder, *, training):
         batch = dataset.batch
