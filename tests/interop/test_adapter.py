@@ -1,0 +1,90 @@
+"""Parts from outside the package are changed, when they are registered, to what the package calls."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+import runs
+import torch
+
+from fairseq.config import registry
+from fairseq.config.settings import training_settings
+from fairseq.criterions import FairseqCriterion
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
+from fairseq.optim import build_optimizer
+from fairseq.optim.adam import FairseqAdam
+from fairseq.tasks import setup_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a test registers stays."""
+    for name in ("MODELS", "ARCHITECTURES", "TASKS", "CRITERIONS", "OPTIMIZERS"):
+        parts: registry.Registry[Any] = getattr(registry, name)
+        monkeypatch.setattr(parts, "_parts", {**parts.parts()})
+
+
+def test_a_model_is_built_from_the_namespace_and_its_settings_are_typed_all_the_same() -> None:
+    given = []
+
+    @registry.register_model("given_lm")
+    class Given(TransformerLanguageModel):
+        @classmethod
+        def build_model(cls, args: Any, task: Any) -> Any:
+            given.append(args)
+            return super().build_model(args, task)
+
+    registry.register_model_architecture("given_lm", "given_lm")(registry.ARCHITECTURES["transformer_lm_tiny"].fill)
+    settings = training_settings(runs.arguments("--arch given_lm --tokens-per-sample 16 --max-tokens 64"))
+    task = setup_task(settings)
+    model = task.build_model(settings)
+    assert given == [settings.namespace] and isinstance(model, Given)
+    assert isinstance(settings.model, TransformerLMConfig) and settings.model == model.cfg
+    assert not TransformerLanguageModel.reads_all_settings, "the base class stays as it was"
+
+
+def test_an_optimizer_that_extends_ours_may_lack_settings_of_ours() -> None:
+    @registry.register_optimizer("calm_adam")
+    class CalmAdam(FairseqAdam):
+        def __init__(self, args: Any, params: Any) -> None:
+            super().__init__(args, params)
+            self.calm = args.calm
+
+    optimizer = build_optimizer(
+        Namespace(optimizer="calm_adam", lr=[0.1], calm=True, no_apex=True), [torch.nn.Parameter(torch.zeros(2))]
+    )
+    assert isinstance(optimizer, CalmAdam) and optimizer.calm and optimizer.get_lr() == 0.1
+
+
+@pytest.mark.parametrize("base, own", [(FairseqCriterion, True), (CrossEntropyCriterion, False)])
+def test_a_criterion_with_its_own_forward_is_called_through_it(base: Any, own: bool) -> None:
+    def forward(self: Any, model: Any, sample: Any, reduce: bool = True) -> Any:
+        return torch.tensor(5.0), 1, {"seen": sample}
+
+    part = type("Part", (base,), {"__module__": "my_parts", **({"forward": forward} if own else {})})
+    registry.register_criterion("part")(part)
+    assert part.carries_state is not own and base.carries_state
+    if own:
+        loss, extra = part(None).step(None, {"nsentences": 1}, {"memory": None})
+        assert loss[0] == 5 and loss[2] == {"seen": {"nsentences": 1}} and extra == {}
+
+
+def test_a_task_registered_under_two_names_is_given_the_namespace_and_reads_all_of_it_in_cfg() -> None:
+    class Both(LanguageModelingTask):
+        config_class = None
+
+        def __init__(self, args: Any, dictionary: Any) -> None:
+            super().__init__(args, dictionary)
+            self.given = args
+
+    for name in ("one", "other"):
+        registry.register_task(name)(Both)
+    settings = training_settings(runs.arguments(runs.BASELINE, "--task other"))
+    task: Any = setup_task(settings)
+    assert task.given is settings.namespace and task.args is settings.namespace
+    assert Both(settings, task.dictionary).given is settings.namespace, "as models are loaded with a dictionary file"
+    assert task.cfg.sample_break_mode == "none" and task.cfg.clip_norm == settings.namespace.clip_norm
