@@ -73,7 +73,6 @@ class ShardedReducer(DataParallel):
         mesh = _mesh(world, self.place[1])
         pinned = world.device.type == "cuda"
         self.module = module
-        self.world = world
         self.group = mesh.get_group("shard")
         offload = CPUOffloadPolicy(pin_memory=pinned) if cfg.cpu_offload else OffloadPolicy()
         low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32, cast_forward_inputs=False)
