@@ -110,6 +110,11 @@ def documents(base: Path) -> list[Document]:
             per_line=True,
         ),
         Document(
+            "outputs",
+            "run/earlier_outputs.json",
+            ("train", *lines(base)["train"], "--save-dir", "{}/run"),
+        ),
+        Document(
             "results",
             "results.json",
             ("export_model", lm, "--to", "hf", "--out", "out", "--data", data, "--results", "{}/results.json"),
@@ -190,5 +195,6 @@ def _case(document: Document, base: Path, name: str, content: bytes, is_valid: b
     words = tuple(word.replace("{}", ".") for word in document.words)
     flags = tuple(word for word in words if word.startswith("--"))
     names = (Path(document.file).name, *flags)
-    output = Path(document.file).name if "--metrics-file" in words else ""
+    written = "--metrics-file" in words or document.name == "outputs"
+    output = document.file if written else ""
     return Case(f"documents {document.name} {name}", words, names, write, is_valid=is_valid, output=output)
