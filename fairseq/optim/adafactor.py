@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.optim.elementwise import CountingOptimizer
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
@@ -29,6 +29,13 @@ class AdafactorConfig(RateConfig):
     relative_step: bool = flag(False, "use a rate of 1 / sqrt(updates) instead of --lr")
     warmup_init: bool = flag(False, "start --relative-step at 1e-6, rising linearly")
     weight_decay: float = flag(0.0, "weight decay, decoupled from the gradient", low=0)
+
+    def check(self) -> None:
+        if len(self.adafactor_eps) != 2:
+            shown = ",".join(map(str, self.adafactor_eps))
+            raise SettingError(f"`adafactor_eps` {shown}: expected two numbers, e.g. 1e-30,1e-3")
+        if self.warmup_init and not self.relative_step:
+            raise SettingError("`warmup_init`: needs `relative_step`; give both or neither")
 
 
 @register_optimizer("adafactor", dataclass=AdafactorConfig)
@@ -54,11 +61,6 @@ class FairseqAdafactor(FairseqOptimizer):
     @property
     def optimizer_config(self) -> dict[str, Any]:
         config = self.config
-        if len(config.adafactor_eps) != 2:
-            shown = ",".join(map(str, config.adafactor_eps))
-            raise UserError(f"--adafactor-eps {shown}: expected two numbers, e.g. 1e-30,1e-3")
-        if config.warmup_init and not config.relative_step:
-            raise UserError("--warmup-init: needs --relative-step; give both or neither")
         return {
             "lr": self.config.lr[0],
             "eps": (config.adafactor_eps[0], config.adafactor_eps[1]),

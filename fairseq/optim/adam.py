@@ -14,7 +14,7 @@ from torch import Tensor
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import KernelConfig, RateConfig
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.optim.elementwise import CountingOptimizer
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
 
@@ -29,6 +29,9 @@ class AdamConfig(RateConfig, KernelConfig):
     adam_eps: float = flag(1e-8, "term added to the root of the second moment", low=0)
     adam_torch_eps: bool = flag(False, "add --adam-eps after bias correction, as torch.optim.Adam does, not before")
     weight_decay: float = flag(0.0, "weight decay, decoupled from the gradient", low=0)
+
+    def check(self) -> None:
+        pair_of(self.adam_betas)
 
 
 @register_optimizer("adam", dataclass=AdamConfig)
@@ -132,9 +135,9 @@ class Adam(CountingOptimizer):
 
 
 def pair_of(betas: list[float]) -> tuple[float, float]:
-    """Return the two numbers of ``--adam-betas``; UserError if they are not two."""
+    """Return the two numbers of ``adam_betas``; SettingError if they are not two."""
     if len(betas) != 2:
-        raise UserError(f"--adam-betas {','.join(map(str, betas))}: expected two numbers, e.g. 0.9,0.98")
+        raise SettingError(f"`adam_betas` {','.join(map(str, betas))}: expected two numbers, e.g. 0.9,0.98")
     return betas[0], betas[1]
 
 

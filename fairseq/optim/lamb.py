@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.optim.elementwise import CountingOptimizer, is_half
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
 
@@ -24,6 +24,11 @@ class LAMBConfig(RateConfig):
     lamb_betas: list[float] = flag([0.9, 0.999], "decay rates of the two moments", low=0, below=1, metavar="B1,B2")
     lamb_eps: float = flag(1e-8, "term added to the root of the second moment", low=0)
     weight_decay: float = flag(0.0, "weight decay, part of the update", low=0)
+
+    def check(self) -> None:
+        if len(self.lamb_betas) != 2:
+            shown = ",".join(map(str, self.lamb_betas))
+            raise SettingError(f"`lamb_betas` {shown}: expected two numbers, e.g. 0.9,0.999")
 
 
 @register_optimizer("lamb", dataclass=LAMBConfig)
@@ -40,9 +45,6 @@ class FairseqLAMB(FairseqOptimizer):
     @property
     def optimizer_config(self) -> dict[str, Any]:
         config = self.config
-        if len(config.lamb_betas) != 2:
-            shown = ",".join(map(str, config.lamb_betas))
-            raise UserError(f"--lamb-betas {shown}: expected two numbers, e.g. 0.9,0.999")
         return {
             "lr": self.config.lr[0],
             "betas": (config.lamb_betas[0], config.lamb_betas[1]),

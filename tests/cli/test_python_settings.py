@@ -12,6 +12,7 @@ import pytest
 
 import fairseq.inference.writer  # noqa: F401  the settings of generation
 from fairseq.config import fields, options
+from fairseq.config.command_settings import ShardConfig
 from fairseq.config.fields import Config
 from fairseq.config.registry import CRITERIONS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from fairseq.config.settings import CommonConfig
@@ -20,6 +21,11 @@ from fairseq.models.bert import BertConfig
 from fairseq.models.electra import ElectraConfig
 from fairseq.models.transformer_lm import TransformerLMConfig
 from fairseq.models.transformer_xl import TransformerXLConfig
+from fairseq.optim.adafactor import AdafactorConfig
+from fairseq.optim.adam import AdamConfig
+from fairseq.optim.lr_scheduler.cosine import CosineConfig
+from fairseq.optim.lr_scheduler.wsd import WSDConfig
+from fairseq.tasks.masked_lm import MaskedLMConfig
 from fairseq_cli import eval_lm, finetune, generate, preprocess, recl, train  # noqa: F401  their settings
 
 
@@ -117,9 +123,15 @@ def test_a_model_s_settings_are_refused_where_they_are_made(values: dict[str, An
         (TransformerXLConfig, {"d_model": 10, "n_head": 3}, "n_head 3: must divide d_model 10, or give d_head"),
         (BertConfig, {"encoder_embed_dim": 10}, "encoder_attention_heads 12: must divide encoder_embed_dim 10"),
         (ElectraConfig, {"generator_size": 0.3}, "generator_size 0.3: 4 heads do not divide a generator of width 230"),
+        (AdamConfig, {"adam_betas": [0.9]}, "adam_betas 0.9: expected two numbers"),
+        (AdafactorConfig, {"warmup_init": True}, "warmup_init: needs relative_step; give both or neither"),
+        (WSDConfig, {"warmup_updates": 90, "max_update": 100}, "warmup_updates 90: warmup and the decay's 20 updates"),
+        (CosineConfig, {"lr": 0.1, "max_lr": 0.1, "max_update": 9}, "max_lr 0.1: must be greater than lr 0.1"),
+        (MaskedLMConfig, {"random_token_prob": 0.95}, "random_token_prob 0.95: with leave_unmasked_prob 0.1 the sum"),
+        (ShardConfig, {"shard_id": 3, "num_shards": 3}, "shard_id 3: num_shards 3 are numbered from 0"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_where_they_are_made(config: type, values: dict[str, Any], message: str):
+def test_settings_that_do_not_fit_are_refused_where_they_are_made(config: type, values: dict[str, Any], message: str):
     assert refusal(config, **values).startswith(message)
 
 

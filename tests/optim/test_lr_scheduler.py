@@ -170,7 +170,7 @@ def test_the_best_loss_is_the_least():
 def test_contradictions_are_user_errors_that_name_the_flags(name, settings, flags):
     with pytest.raises(UserError) as error:
         build(name, **settings)
-    message = str(error.value)
+    message = error.value.with_flags
     assert "\n" not in message and all(part in message for part in flags)
 
 

@@ -31,7 +31,7 @@ def test_tri_stage_by_shares_of_the_run():
     assert [by_shares.step_update(n) for n in range(120)] == [by_steps.step_update(n) for n in range(120)]
     with pytest.raises(UserError, match="--phase-ratio 0.1,0.4: expected three"):
         build("tri_stage", phase_ratio=[0.1, 0.4], max_update=100)
-    with pytest.raises(UserError, match="--phase-ratio.*needs --max-update"):
+    with pytest.raises(UserError, match="phase_ratio.*needs max_update"):
         build("tri_stage", phase_ratio=[0.1, 0.4, 0.5])
 
 
@@ -42,7 +42,7 @@ def test_triangular_rises_and_falls_and_shrinks():
         assert schedule.step_update(updates) == pytest.approx(rate)
     both = build("triangular", max_lr=0.5, lr_period_updates=10, lr_shrink=0.5, shrink_min=True)
     assert both.step_update(10) == pytest.approx(0.05)
-    with pytest.raises(UserError, match="--max-lr None: must be greater than --lr 0.1"):
+    with pytest.raises(UserError, match="max_lr None: must be greater than lr 0.1"):
         build("triangular")
 
 
@@ -117,7 +117,7 @@ def test_wsd_warms_up_stays_and_decays_to_zero_after_the_last_update():
 
 
 def test_wsd_needs_an_end_that_leaves_room_for_the_decay():
-    with pytest.raises(UserError, match="--lr-scheduler wsd: .*give --max-update"):
+    with pytest.raises(UserError, match="lr_scheduler wsd: .*give max_update"):
         build("wsd")
     with pytest.raises(UserError, match="--warmup-updates 90: warmup and the decay's 20 updates exceed the 100"):
         build("wsd", warmup_updates=90, max_update=100)

@@ -11,7 +11,7 @@ from typing import Any
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_lr_scheduler
 from fairseq.config.settings import RateConfig
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, single_rate
 
@@ -29,6 +29,48 @@ class CosineConfig(RateConfig):
     lr_period_updates: float = flag(-1.0, "updates of the first period (default: --max-update minus warmup)")
     lr_shrink: float = flag(0.1, "learning-rate ratio of successive periods", above=0)
 
+    @property
+    def rates(self) -> tuple[float, float]:
+        """The minimum and the maximum: ``lr`` and ``max_lr`` where the latter is given, else ``min_lr`` and ``lr``.
+
+        Raises:
+            SettingError: the minimum is not less.
+        """
+        lr, max_lr = single_rate(self, "cosine"), self.max_lr
+        if max_lr is not None:
+            if max_lr <= lr:
+                raise SettingError(
+                    f"`max_lr` {max_lr}: must be greater than `lr` {lr}, the cosine's minimum; change one"
+                )
+            return lr, max_lr
+        lowest = max(self.min_lr, 0.0)
+        if lowest >= lr:
+            raise SettingError(f"`min_lr` {lowest}: must be less than `lr` {lr}, the cosine's maximum; change one")
+        return lowest, lr
+
+    @property
+    def period(self) -> float:
+        """Updates of the first period.
+
+        Raises:
+            SettingError: it is left open, as is the length of training.
+        """
+        period = self.lr_period_updates if self.lr_period_updates > 0 else float(self.max_update - self.warmup_updates)
+        if period <= 0:
+            raise SettingError(
+                "`lr_period_updates`: needed by `lr_scheduler` cosine unless `max_update` is greater than "
+                f"`warmup_updates` {self.warmup_updates}; give one of them"
+            )
+        return period
+
+    def check(self) -> None:
+        highest = self.rates[1]
+        if self.warmup_init_lr > highest:
+            raise SettingError(
+                f"`warmup_init_lr` {self.warmup_init_lr}: must not be greater than "
+                f"{'`lr`' if self.max_lr is None else '`max_lr`'} {highest}; change one"
+            )
+
 
 @register_lr_scheduler("cosine", dataclass=CosineConfig)
 class CosineSchedule(FairseqLRScheduler):
@@ -38,30 +80,15 @@ class CosineSchedule(FairseqLRScheduler):
     m = minimum · shrink^i and M = maximum · shrink^i.
 
     Source: Loshchilov & Hutter 2017, "SGDR: stochastic gradient descent with warm restarts", eq. 5.
-
-    Raises:
-        UserError: the settings are incomplete or contradict each other.
     """
 
     def __init__(self, args: CosineConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         config = typed(CosineConfig, args)
-        self.lr, self.max_lr = _range(config)
-        if config.warmup_init_lr > self.max_lr:
-            raise UserError(
-                f"--warmup-init-lr {config.warmup_init_lr}: must not be greater than "
-                f"{'--lr' if config.max_lr is None else '--max-lr'} {self.max_lr}; change one"
-            )
+        self.lr, self.max_lr = config.rates
         self.config = config
         self.init_lr = config.warmup_init_lr if config.warmup_init_lr >= 0 else self.lr
-        self.period = config.lr_period_updates
-        if self.period <= 0:
-            self.period = float(config.max_update - config.warmup_updates)
-        if self.period <= 0:
-            raise UserError(
-                "--lr-period-updates: needed by --lr-scheduler cosine unless --max-update is greater than "
-                f"--warmup-updates {config.warmup_updates}; give one of them"
-            )
+        self.period = config.period
         self.step_update(0)
 
     def step_update(self, num_updates: int) -> float:
@@ -105,16 +132,3 @@ class CosineSchedule(FairseqLRScheduler):
         shrink = self.config.lr_shrink**index
         low, high = self.lr * shrink, self.max_lr * shrink
         return low + 0.5 * (high - low) * (1 + math.cos(math.pi * updates / period))
-
-
-def _range(config: CosineConfig) -> tuple[float, float]:
-    """The minimum and the maximum rate: --lr and --max-lr where the latter is given, else --min-lr and --lr."""
-    lr, max_lr = single_rate(config, "cosine"), config.max_lr
-    if max_lr is not None:
-        if max_lr <= lr:
-            raise UserError(f"--max-lr {max_lr}: must be greater than --lr {lr}, the cosine's minimum; change one")
-        return lr, max_lr
-    lowest = max(config.min_lr, 0.0)
-    if lowest >= lr:
-        raise UserError(f"--min-lr {lowest}: must be less than --lr {lr}, the cosine's maximum; change one")
-    return lowest, lr

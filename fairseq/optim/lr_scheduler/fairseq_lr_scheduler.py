@@ -9,7 +9,7 @@ from typing import Any
 from fairseq.config.fields import add_flags, typed
 from fairseq.config.registry import LR_SCHEDULERS
 from fairseq.config.settings import RateConfig, TrainingSettings, training_settings
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
 
@@ -92,12 +92,25 @@ def rate_of_epoch(rates: list[float], epoch: int) -> float:
 
 
 def single_rate(config: RateConfig, schedule: str) -> float:
-    """The one ``--lr`` of a schedule that cannot follow a list.
+    """The one ``lr`` of a schedule that cannot follow a list.
 
     Raises:
-        UserError: ``--lr`` is a list.
+        SettingError: ``lr`` is a list.
     """
     if len(config.lr) != 1:
         shown = ",".join(map(str, config.lr))
-        raise UserError(f"--lr {shown}: --lr-scheduler {schedule} takes one rate; use --lr-scheduler fixed for a list")
+        raise SettingError(
+            f"`lr` {shown}: `lr_scheduler` {schedule} takes one rate; use `lr_scheduler` fixed for a list"
+        )
     return config.lr[0]
+
+
+def check_warmup(config: Any, schedule: str) -> None:
+    """Check that the warmup of a schedule with one rate does not fall.
+
+    Raises:
+        SettingError: ``lr`` is a list, or less than ``warmup_init_lr``.
+    """
+    lr, initial = single_rate(config, schedule), max(config.warmup_init_lr, 0.0)
+    if initial > lr:
+        raise SettingError(f"`warmup_init_lr` {initial}: must not be greater than `lr` {lr}; change one")

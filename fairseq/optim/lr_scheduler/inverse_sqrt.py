@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_lr_scheduler
 from fairseq.config.settings import RateConfig
-from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
-from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, single_rate
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, check_warmup
 
 
 @dataclass(frozen=True)
@@ -19,24 +18,22 @@ class InverseSqrtConfig(RateConfig):
     warmup_updates: int = flag(4000, "warmup updates until --lr", low=0)
     warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: 0)")
 
+    def check(self) -> None:
+        check_warmup(self, "inverse_sqrt")
+
 
 @register_lr_scheduler("inverse_sqrt", dataclass=InverseSqrtConfig)
 class InverseSqrtSchedule(FairseqLRScheduler):
     """A linear warmup of w updates to ``--lr``, then lr · √(w / n) after n updates (w = 1 without a warmup).
 
     Source: Vaswani et al. 2017, "Attention is all you need", eq. 3.
-
-    Raises:
-        UserError: the settings contradict each other.
     """
 
     def __init__(self, args: InverseSqrtConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         self.config = typed(InverseSqrtConfig, args)
-        self.lr = single_rate(self.config, "inverse_sqrt")
+        self.lr = self.config.lr[0]
         self.init_lr = max(self.config.warmup_init_lr, 0.0)
-        if self.init_lr > self.lr:
-            raise UserError(f"--warmup-init-lr {self.init_lr}: must not be greater than --lr {self.lr}; change one")
         self.step_update(0)
 
     def step_update(self, num_updates: int) -> float:

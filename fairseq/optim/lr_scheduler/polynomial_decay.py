@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_lr_scheduler
 from fairseq.config.settings import RateConfig
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, rate_of_epoch
 
@@ -22,29 +22,27 @@ class PolynomialDecayConfig(RateConfig):
     power: float = flag(1.0, "exponent of the decay (1: linear)", above=0)
     total_num_update: int = flag(1000000, "updates until the final rate", low=1)
 
+    def check(self) -> None:
+        if self.total_num_update <= self.warmup_updates:
+            raise SettingError(
+                f"`total_num_update` {self.total_num_update}: must be greater than "
+                f"`warmup_updates` {self.warmup_updates}; change one"
+            )
+        if self.end_learning_rate > min(self.lr):
+            raise SettingError(
+                f"`end_learning_rate` {self.end_learning_rate}: must not be greater than "
+                f"`lr` {min(self.lr)}; change one"
+            )
+
 
 @register_lr_scheduler("polynomial_decay", dataclass=PolynomialDecayConfig)
 class PolynomialDecaySchedule(FairseqLRScheduler):
-    """A linear warmup from 0, then end + (lr − end) · (share of the updates that are left)^power.
-
-    Raises:
-        UserError: the warmup is not over before the end, or the end is above ``--lr``.
-    """
+    """A linear warmup from 0, then end + (lr − end) · (share of the updates that are left)^power."""
 
     def __init__(self, args: PolynomialDecayConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
-        self.config = config = typed(PolynomialDecayConfig, args)
+        self.config = typed(PolynomialDecayConfig, args)
         self.rates = self.config.lr
-        if config.total_num_update <= config.warmup_updates:
-            raise UserError(
-                f"--total-num-update {config.total_num_update}: must be greater than "
-                f"--warmup-updates {config.warmup_updates}; change one"
-            )
-        if config.end_learning_rate > min(self.rates):
-            raise UserError(
-                f"--end-learning-rate {config.end_learning_rate}: must not be greater than "
-                f"--lr {min(self.rates)}; change one"
-            )
         self.lr = self.rates[0]
         self.num_updates = 0
         self.step_update(0)

@@ -10,9 +10,8 @@ from typing import Any
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_lr_scheduler
 from fairseq.config.settings import RateConfig
-from fairseq.errors import UserError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
-from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, single_rate
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, check_warmup
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,9 @@ class ReduceLROnPlateauConfig(RateConfig):
     warmup_updates: int = flag(0, "warmup updates until --lr", low=0)
     maximize_best_checkpoint_metric: bool = flag(False, "largest validation figure is best")
     warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: 0)")
+
+    def check(self) -> None:
+        check_warmup(self, "reduce_lr_on_plateau")
 
 
 @register_lr_scheduler("reduce_lr_on_plateau", dataclass=ReduceLROnPlateauConfig)
@@ -40,10 +42,8 @@ class ReduceLROnPlateau(FairseqLRScheduler):
         super().__init__(args, optimizer)
         self.config = config = typed(ReduceLROnPlateauConfig, args)
         self.sign = -1.0 if config.maximize_best_checkpoint_metric else 1.0
-        self.peak = self.lr = single_rate(config, "reduce_lr_on_plateau")
+        self.peak = self.lr = config.lr[0]
         self.init_lr = max(config.warmup_init_lr, 0.0)
-        if self.init_lr > self.peak:
-            raise UserError(f"--warmup-init-lr {self.init_lr}: must not be greater than --lr {self.peak}; change one")
         self.bad_epochs = 0
         self.num_updates = 0
         self.step_update(0)

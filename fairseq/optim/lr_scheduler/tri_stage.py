@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_lr_scheduler
 from fairseq.config.settings import RateConfig
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, single_rate
 
@@ -26,30 +26,32 @@ class TriStageConfig(RateConfig):
     init_lr_scale: float = flag(0.01, "initial rate as a fraction of --lr", above=0)
     final_lr_scale: float = flag(0.01, "final rate as a fraction of --lr", above=0)
 
+    def check(self) -> None:
+        single_rate(self, "tri_stage")
+        if self.phase_ratio is None:
+            return
+        shown = ",".join(map(str, self.phase_ratio))
+        if len(self.phase_ratio) != 3 or not math.isclose(sum(self.phase_ratio), 1, abs_tol=1e-6):
+            raise SettingError(f"`phase_ratio` {shown}: expected three numbers that sum to 1")
+
 
 @register_lr_scheduler("tri_stage", dataclass=TriStageConfig)
 class TriStageSchedule(FairseqLRScheduler):
     """A linear warmup to ``--lr``, a constant rate, and an exponential decay to ``--lr`` · ``--final-lr-scale``.
 
     Source: Park et al. 2019, "SpecAugment", section 3.2.
-
-    Raises:
-        UserError: ``--phase-ratio`` is invalid.
     """
 
     def __init__(self, args: TriStageConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         self.config = config = typed(TriStageConfig, args)
-        self.lr = single_rate(config, "tri_stage")
+        self.lr = config.lr[0]
         self.steps = [config.warmup_steps, config.hold_steps, config.decay_steps]
         if config.phase_ratio is not None:
-            updates = config.max_update
-            shown = ",".join(map(str, config.phase_ratio))
-            if len(config.phase_ratio) != 3 or not math.isclose(sum(config.phase_ratio), 1, abs_tol=1e-6):
-                raise UserError(f"--phase-ratio {shown}: expected three numbers that sum to 1")
-            if updates <= 0:
-                raise UserError(f"--phase-ratio {shown}: needs --max-update; give it")
-            self.steps = [int(updates * share) for share in config.phase_ratio]
+            if config.max_update <= 0:
+                shown = ",".join(map(str, config.phase_ratio))
+                raise SettingError(f"`phase_ratio` {shown}: needs `max_update`; give it")
+            self.steps = [int(config.max_update * share) for share in config.phase_ratio]
         self.step_update(0)
 
     def step_update(self, num_updates: int) -> float:

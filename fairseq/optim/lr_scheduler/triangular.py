@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_lr_scheduler
 from fairseq.config.settings import RateConfig
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, single_rate
 
@@ -21,24 +21,35 @@ class TriangularConfig(RateConfig):
     lr_shrink: float = flag(0.1, "factor of the maximum after each cycle", above=0)
     shrink_min: bool = flag(False, "apply --lr-shrink to the minimum, too")
 
+    @property
+    def rates(self) -> tuple[float, float]:
+        """The minimum and the maximum.
+
+        Raises:
+            SettingError: the maximum is missing or not greater.
+        """
+        lr = single_rate(self, "triangular")
+        if self.max_lr is None or self.max_lr <= lr:
+            raise SettingError(f"`max_lr` {self.max_lr}: must be greater than `lr` {lr}, the minimum; change one")
+        return lr, self.max_lr
+
+    def check(self) -> None:
+        single_rate(self, "triangular")
+        if self.max_lr is not None:
+            _ = self.rates
+
 
 @register_lr_scheduler("triangular", dataclass=TriangularConfig)
 class TriangularSchedule(FairseqLRScheduler):
     """From ``--lr`` to ``--max-lr`` in half a period and back in the other, the maximum shrinking by the period.
 
     Source: Smith 2017, "Cyclical learning rates for training neural networks", section 3.1.
-
-    Raises:
-        UserError: ``--max-lr`` is missing or not greater than ``--lr``.
     """
 
     def __init__(self, args: TriangularConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         self.config = config = typed(TriangularConfig, args)
-        self.lr = single_rate(config, "triangular")
-        if config.max_lr is None or config.max_lr <= self.lr:
-            raise UserError(f"--max-lr {config.max_lr}: must be greater than --lr {self.lr}, the minimum; change one")
-        self.max_lr = config.max_lr
+        self.lr, self.max_lr = config.rates
         self.step_update(0)
 
     def step_update(self, num_updates: int) -> float:

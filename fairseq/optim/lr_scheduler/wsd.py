@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_lr_scheduler
 from fairseq.config.settings import RateConfig
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, single_rate
 
@@ -25,6 +25,33 @@ class WSDConfig(RateConfig):
     decay_updates: int | None = flag(None, "updates of the final decay (default: 20% of all)", low=0)
     decay_shape: str = flag("1-sqrt", "form of the final decay to 0", choices=("1-sqrt", "linear"))
 
+    @property
+    def total(self) -> int:
+        """Updates of training.
+
+        Raises:
+            SettingError: their number is left open.
+        """
+        if (total := self.total_num_update or self.max_update) <= 0:
+            raise SettingError(
+                "`lr_scheduler` wsd: decays over the last updates; give `max_update` or `total_num_update`"
+            )
+        return total
+
+    @property
+    def decay(self) -> int:
+        """Updates of the final decay."""
+        return int(self.total * DECAY_SHARE) if self.decay_updates is None else self.decay_updates
+
+    def check(self) -> None:
+        single_rate(self, "wsd")
+        known = self.total_num_update or self.max_update
+        if known and self.warmup_updates > self.total - self.decay:
+            raise SettingError(
+                f"`warmup_updates` {self.warmup_updates}: warmup and the decay's {self.decay} updates exceed the "
+                f"{self.total} updates of training; lower it or `decay_updates`"
+            )
+
 
 @register_lr_scheduler("wsd", dataclass=WSDConfig)
 class WSDSchedule(FairseqLRScheduler):
@@ -35,25 +62,13 @@ class WSDSchedule(FairseqLRScheduler):
 
     Source: Hu et al. 2024, "MiniCPM", section 4; Hägele et al. 2024, "Scaling laws and compute-optimal training beyond
     fixed training durations", section 3, for the form of the decay and its length.
-
-    Raises:
-        UserError: the length of training is unknown, or too short for warmup and decay.
     """
 
     def __init__(self, args: WSDConfig, optimizer: FairseqOptimizer) -> None:
         super().__init__(args, optimizer)
         self.config = config = typed(WSDConfig, args)
-        self.lr = single_rate(config, "wsd")
-        total = config.total_num_update or config.max_update
-        if total <= 0:
-            raise UserError("--lr-scheduler wsd: decays over the last updates; give --max-update or --total-num-update")
-        self.decay = int(total * DECAY_SHARE) if config.decay_updates is None else config.decay_updates
-        self.decay_start = total - self.decay
-        if config.warmup_updates > self.decay_start:
-            raise UserError(
-                f"--warmup-updates {config.warmup_updates}: warmup and the decay's {self.decay} updates exceed the "
-                f"{total} updates of training; lower it or --decay-updates"
-            )
+        self.lr = config.lr[0]
+        self.decay, self.decay_start = config.decay, config.total - config.decay
         self.step_update(0)
 
     def step_update(self, num_updates: int) -> float:
