@@ -63,7 +63,8 @@ def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], thre
                 panel.errorbar(places, shown, 100 * gain.errors[i], label=_escaped(name), elinewidth=0.8, **_line(i))
         share = "all positions" if gain.top_r == 1 else f"hardest {100 * gain.top_r:g} % of positions"
         panel.set_title(f"r = {gain.top_r:g} ({share})", fontsize=10)
-        _few_ticks(panel, places, pairs)
+        step = -(-len(pairs) // 12)  # more labels would cover one another
+        panel.set_xticks(places[::step], pairs[::step], rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
         panel.set_xlabel("context, from → to (tokens)")
         panel.grid(alpha=0.3)
         if threshold is not None:
@@ -266,12 +267,6 @@ def _line(i: int) -> dict[str, Any]:
         "linestyle": style,
         "markersize": 4,
     }
-
-
-def _few_ticks(panel: Any, places: np.ndarray, labels: Sequence[str], most: int = 12) -> None:
-    """At most *most* of *labels* on the x axis."""
-    step = -(-len(labels) // most)
-    panel.set_xticks(places[::step], labels[::step], rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
 
 
 def _map_height(rows: int, each: float = 0.13) -> float:

@@ -260,9 +260,11 @@ def measure(
     for reader in readers:
         precision.place(reader.model, device)
     for number, k, part in progress(work, len(work)):
-        windows, targets = _windows(tokens, positions[part], int(contexts[k]))
+        ends = positions[part]
+        windows = tokens[ends[:, None] + np.arange(-int(contexts[k]), 0)]  # (B, c), the tokens before *ends*
+        sources, targets = (torch.from_numpy(array.astype(np.int64)).to(device) for array in (windows, tokens[ends]))
         with precision.autocast(device):
-            found = readers[number].losses(windows.to(device), targets.to(device))
+            found = readers[number].losses(sources, targets)
         if not found.isfinite().all():
             raise UserError(f"{readers[number].name}: its loss is NaN; use a checkpoint that has not diverged")
         losses[number, k, part] = found.cpu().numpy()
@@ -278,13 +280,6 @@ def _batches(
         rows = min(fitting, batch_size or positions)
         for start in range(0, positions, rows):
             yield k, slice(start, start + rows)
-
-
-def _windows(tokens: np.ndarray, positions: np.ndarray, context: int) -> tuple[Tensor, Tensor]:
-    """Windows int64 [B, c] of the tokens before *positions* [B], and the tokens at them, int64 [B]."""
-    places = positions[:, None] + np.arange(-context, 0)
-    windows, targets = tokens[places].astype(np.int64), tokens[positions].astype(np.int64)
-    return torch.from_numpy(windows), torch.from_numpy(targets)
 
 
 def table(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> list[list[str]]:

@@ -104,8 +104,11 @@ def sample_batch(
         chunk = _prompt_chunk(prompts[:rows], position) or [[token] for token in following]
         position += len(chunk[0])
         waiting = sum(len(prompt) > position for prompt in prompts[:rows])
-        lprobs, tokens = _distribution(predictor, chunk, waiting, how)
-        draws = None
+        tokens, draws = None, None
+        if how.candidates:  # fewer than all
+            lprobs, tokens = predictor.best(chunk, how.candidates, waiting)
+        else:
+            lprobs = predictor.read(chunk, waiting)
         if how.temperature > 0:
             numbers = [_draw(generator) for generator in generators[waiting:rows]]
             draws = torch.tensor(numbers, dtype=torch.float64, device=lprobs.device)
@@ -115,15 +118,6 @@ def sample_batch(
         following = ([prompt[position] for prompt in prompts[:waiting]] + chosen)[:rows]
         if rows:
             predictor.keep_rows(rows)
-
-
-def _distribution(
-    predictor: Predictor, chunk: Sequence[Sequence[int]], waiting: int, how: Decoding
-) -> tuple[Tensor, Tensor | None]:
-    """Arguments of :func:`choose` for the rows from *waiting* on; the whole distribution only if it is needed."""
-    if how.candidates:
-        return predictor.best(chunk, how.candidates, waiting)
-    return predictor.read(chunk, waiting), None
 
 
 def beam_search(predictor: Predictor, prompts: Sequence[Prompt], how: Decoding) -> Iterator[list[Advance]]:

@@ -154,7 +154,8 @@ def inference_copy(model: BaseFairseqModel, dtype: torch.dtype | None, int8: boo
         id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__
         for p in m.parameters(recurse=False)
     }  # fmt: skip
-    linear = {id(p) for p in model.parameters() if p.dim() == 2} - _biases(model)
+    biases = ("r_w_bias", "r_r_bias", "r_bias")  # two-dimensional: one row for each head
+    linear = {id(p) for name, p in model.named_parameters() if p.dim() == 2 and name.rsplit(".", 1)[-1] not in biases}
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         value = parameter.detach()
@@ -164,12 +165,6 @@ def inference_copy(model: BaseFairseqModel, dtype: torch.dtype | None, int8: boo
             value = value.to(dtype)
         memo[id(parameter)] = nn.Parameter(value, requires_grad=False)
     return copy.deepcopy(model, memo).eval()
-
-
-def _biases(model: nn.Module) -> set[int]:
-    """Ids of two-dimensional parameters that are biases."""
-    names = ("r_w_bias", "r_r_bias", "r_bias")
-    return {id(p) for name, p in model.named_parameters() if name.rsplit(".", 1)[-1] in names}
 
 
 def _packable(model: Any) -> bool:

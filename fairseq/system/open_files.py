@@ -45,16 +45,13 @@ class OpenFiles:
                 self._files.move_to_end(key)
                 return self._files[key]
         opened = Descriptor(path)
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = _MOST if soft == resource.RLIM_INFINITY else max(1, min(_MOST, soft // 2))
         with self._lock:
             self._files[key] = opened
-            while len(self._files) > _limit():
+            while len(self._files) > most:
                 self._files.popitem(last=False)
         return opened
-
-
-def _limit() -> int:
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MOST if soft == resource.RLIM_INFINITY else max(1, min(_MOST, soft // 2))
 
 
 FILES = OpenFiles()
