@@ -212,7 +212,7 @@ class CheckpointManager:
                 load(path)
             except UserError as error:
                 failure = failure or error
-                logger.error("%s", error)
+                logger.error("%s", error.with_flags)
                 continue
             if path != last:
                 logger.warning("%s: restored instead of %s", path, LAST)

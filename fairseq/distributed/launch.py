@@ -216,7 +216,7 @@ def _fail_alone(size: int) -> Fail:
 def _failure(rank: int, error: BaseException) -> Failure:
     """The failure of the process of *rank* with *error*: exit code 2 for a mistake of the user, else 1."""
     if isinstance(error, UserError):
-        return Failure(rank, USER_ERROR, str(error))
+        return Failure(rank, USER_ERROR, error.with_flags)
     if is_out_of_memory(error):
         return Failure(rank, USER_ERROR, out_of_memory_message(error))
     return Failure(rank, 1, f"{type(error).__name__}: {error}")

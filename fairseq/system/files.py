@@ -137,7 +137,7 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
                 try:
                     yield temporary
                 except UserError as error:
-                    raise UserError(str(error).replace(str(temporary), str(folder))) from None
+                    raise type(error)(error.args[0].replace(str(temporary), str(folder))) from None
                 _move_files(temporary, folder, names, flag)
             sync_folder(folder)
     finally:

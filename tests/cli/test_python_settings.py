@@ -16,6 +16,7 @@ from fairseq.config.command_settings import ShardConfig
 from fairseq.config.fields import Config
 from fairseq.config.registry import CRITERIONS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from fairseq.config.settings import CommonConfig
+from fairseq.distributed import launch
 from fairseq.errors import SettingError, UserError
 from fairseq.models.bert import BertConfig
 from fairseq.models.electra import ElectraConfig
@@ -148,6 +149,12 @@ def test_a_command_prints_the_flag_of_a_setting_that_it_finds_wrong_later(capsys
     with pytest.raises(SystemExit):
         options.run_program(program)
     assert "error: --log-interval 0: must be at least 1" in capsys.readouterr().err
+
+
+def test_a_process_reports_the_flag_to_the_one_that_started_it():
+    assert launch._failure(1, SettingError("`n_head` 3: must divide `d_model` 10")).reason.startswith(
+        "--n-head 3: must"
+    )
 
 
 def test_an_error_that_another_process_raised_still_knows_fields_and_flags():
