@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fairseq.data.samplers import StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
-from fairseq.errors import UserError
+from fairseq.errors import SettingError, UserError
 from fairseq.evaluation.scorer import Progress
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.memory import Memory, keep_rows
@@ -152,7 +152,7 @@ def attention_modules(model: BaseFairseqModel) -> list[Any]:
     layers = getattr(getattr(model, "decoder", None), "layers", [])
     found = [getattr(layer, "self_attn", None) for layer in layers]
     if not found or not all(hasattr(m, "weights") and hasattr(m, "num_heads") for m in found):
-        raise UserError(f"--path: {type(model).__name__} exposes no attention weights (self_attn.weights)")
+        raise SettingError(f"`path`: {type(model).__name__} exposes no attention weights (self_attn.weights)")
     return found
 
 
@@ -197,7 +197,7 @@ class AttentionReader:
         self.modules = attention_modules(model)
         self.terms = TERMS if terms else ()
         if terms and not has_terms(self.modules):
-            raise UserError("--terms: needs relative attention, which the model does not have; leave it out")
+            raise SettingError("`terms`: needs relative attention, which the model does not have; leave it out")
         number = np.arange(len(blocks)) % len(self.sampler)  # of each block in its row
         self.counted = np.flatnonzero(number * int(blocks.sizes[0]) >= model.memory_length)
         if not len(self.counted):
@@ -228,7 +228,7 @@ class AttentionReader:
         """
         tokens = len(self.blocks.corpus.tokens)
         if not 0 <= position < tokens:
-            raise UserError(f"--positions {position}: must be from 0 to {tokens - 1}")
+            raise SettingError(f"`positions` {position}: must be from 0 to {tokens - 1}")
 
     @torch.inference_mode()
     def read(self, positions: Sequence[int], progress: Progress | None = None) -> AttentionMaps:

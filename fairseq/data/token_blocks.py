@@ -15,7 +15,7 @@ from fairseq.data.block_starts import Piece, boundaries
 from fairseq.data.dataset import Sample
 from fairseq.data.indexed_dataset import Corpus, IndexedCorpus, JoinedCorpus
 from fairseq.data.shuffled_lines import ShuffledLines
-from fairseq.errors import UserError, nearest
+from fairseq.errors import SettingError, nearest
 
 __all__ = ["Sample", "TokenBlocks"]
 
@@ -62,11 +62,11 @@ class TokenBlocks:
         bos: int | None = None,
     ) -> None:
         if block_size < 1:
-            raise UserError(f"--tokens-per-sample {block_size}: must be at least 1")
+            raise SettingError(f"`tokens_per_sample` {block_size}: must be at least 1")
         if shuffle_lines is not None and break_mode not in (None, "none"):
-            raise UserError(
-                f"--shuffle-lines: with --sample-break-mode {break_mode} blocks are whole lines and come in a random "
-                "order anyway; use --sample-break-mode none or leave out --shuffle-lines"
+            raise SettingError(
+                f"`shuffle_lines`: with `sample_break_mode` {break_mode} blocks are whole lines and come in a random "
+                "order anyway; use `sample_break_mode` none or leave out `shuffle_lines`"
             )
         self.corpus = corpus
         self.pad = pad
@@ -224,7 +224,7 @@ def _cut(corpus: Corpus, block_size: int, break_mode: str) -> Iterator[Piece]:
         return _cut_lines(corpus.sizes)
     if break_mode in ("complete", "complete_doc"):
         return _pack_lines(corpus.sizes, block_size, documents=break_mode == "complete_doc")
-    raise UserError(f"--sample-break-mode {break_mode}: {nearest(break_mode, BREAK_MODES)}")
+    raise SettingError(f"`sample_break_mode` {break_mode}: {nearest(break_mode, BREAK_MODES)}")
 
 
 def _cut_long(starts: np.ndarray, sizes: np.ndarray, longest: int) -> Piece:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fairseq.config.settings import DistributedConfig
-from fairseq.errors import UserError
+from fairseq.errors import SettingError, UserError
 from fairseq.system.limits import check_processes
 
 
@@ -87,8 +87,8 @@ def _from_slurm(cfg: DistributedConfig, tasks: int, gpus: int, environment: Mapp
         per_task = cfg.nprocs_per_node or max(gpus, 1)
     size = tasks * per_task
     if cfg.distributed_world_size not in (None, size):
-        raise UserError(
-            f"--distributed-world-size {cfg.distributed_world_size}: srun started {tasks} tasks, which make {size} "
+        raise SettingError(
+            f"`distributed_world_size` {cfg.distributed_world_size}: srun started {tasks} tasks, which make {size} "
             "processes; leave it out, or give 1 to train in each task alone"
         )
     if per_task > 1:
@@ -112,10 +112,10 @@ def _from_flags(cfg: DistributedConfig, cpu: bool, gpus: int) -> Launch:
     size = cfg.distributed_world_size or max(here, 1)
     url = cfg.distributed_init_method
     if cfg.distributed_rank >= size > 1:
-        raise UserError(f"--distributed-rank {cfg.distributed_rank}: {size} processes are numbered from 0")
+        raise SettingError(f"`distributed_rank` {cfg.distributed_rank}: {size} processes are numbered from 0")
     if cfg.distributed_no_spawn and size > 1:
         if not url:
-            raise UserError("--distributed-no-spawn: needs --distributed-init-method, the address of the rendezvous")
+            raise SettingError("`distributed_no_spawn`: needs `distributed_init_method`, the address of the rendezvous")
         return Launch(size, cfg.distributed_rank, local_rank=cfg.local_rank, url=url)
     if size == 1:
         return Launch(1, local_rank=cfg.local_rank)
@@ -129,8 +129,8 @@ def _from_flags(cfg: DistributedConfig, cpu: bool, gpus: int) -> Launch:
     if cpu:
         check_processes("--nprocs-per-node" if cfg.nprocs_per_node else "--distributed-world-size", count)
     if count < size and not url:
-        raise UserError(
-            f"--nprocs-per-node {here}: {size} processes need --distributed-init-method, to find the other nodes'"
+        raise SettingError(
+            f"`nprocs_per_node` {here}: {size} processes need `distributed_init_method`, to find the other nodes'"
         )
     if url is None and cfg.distributed_port > 0:
         url = f"tcp://127.0.0.1:{cfg.distributed_port}"

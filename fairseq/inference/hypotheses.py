@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.inference.decoding import Decoding, best_continuations, choose
 from fairseq.inference.predictor import Model, Predictor
 
@@ -85,7 +85,7 @@ def hypotheses(
         UserError: the prefix is as long as a text may be.
     """
     if len(prefix) >= how.max_len:
-        raise UserError(f"--max-len-b: texts of {how.max_len} tokens have no room after {len(prefix)} of a prefix")
+        raise SettingError(f"`max_len_b`: texts of {how.max_len} tokens have no room after {len(prefix)} of a prefix")
     predictor = Predictor(models, 1, forbidden, how.max_len + 2)
     texts, ended = [Hypothesis([], [], how.lenpen)], list[Hypothesis]()
     following = [[eos] if start is None else list(start)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import IO, Any
 
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.system.terminal import LOG_DATES
 
 Stats = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -76,7 +76,7 @@ def progress_bar(
     if log_format is None:
         log_format = "simple" if default == "tqdm" and not sys.stderr.isatty() else default
     if log_format not in FORMATS:
-        raise UserError(f"--log-format {log_format}: choose from {', '.join(FORMATS)}")
+        raise SettingError(f"`log_format` {log_format}: choose from {', '.join(FORMATS)}")
     if start is None:
         start = getattr(iterable, "iterations_in_epoch", 0)
     if total is None and hasattr(iterable, "__len__"):

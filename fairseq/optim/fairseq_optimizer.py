@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairseq.config.fields import add_flags
 from fairseq.config.registry import OPTIMIZERS
 from fairseq.config.settings import TrainingSettings, training_settings
-from fairseq.errors import UserError, nearest
+from fairseq.errors import SettingError, UserError, nearest
 from fairseq.optim.elementwise import RESET, ElementwiseOptimizer, check_number, scale_
 from fairseq.optim.groups import NO_DECAY
 
@@ -138,7 +138,7 @@ class FairseqOptimizer:
         settings = [name for name in self.param_groups[0] if name not in ("params", "group", "lr_factor")]
         for name, value in (overrides or {}).items():
             if name not in settings:
-                raise UserError(f"--optimizer-overrides: no setting {name!r}; {nearest(name, settings)}")
+                raise SettingError(f"`optimizer_overrides`: no setting {name!r}; {nearest(name, settings)}")
             for group in self.param_groups:
                 if name != "weight_decay" or group.get("group") != NO_DECAY:
                     group[name] = value

@@ -13,7 +13,7 @@ from torch import Tensor
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import PrecisionConfig
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.optim.adam import Adam, AdamConfig, FairseqAdam, pair_of
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.groups import HIDDEN
@@ -53,7 +53,9 @@ class FairseqMuon(FairseqOptimizer):
         self.config = config = typed(MuonConfig, args)
         groups: list[dict[str, Any]] = [p if isinstance(p, dict) else {"params": [p]} for p in params]
         if not any(group.get("group") == HIDDEN for group in groups):
-            raise UserError("--optimizer muon: the model has no transformer layers with matrices; use --optimizer adam")
+            raise SettingError(
+                "`optimizer` muon: the model has no transformer layers with matrices; use `optimizer` adam"
+            )
         rate = config.muon_lr if config.muon_lr is not None else config.lr[0]
         factor = rate / config.lr[0] if config.lr[0] else 1.0
         groups = [{**group, "lr_factor": factor} if group.get("group") == HIDDEN else group for group in groups]

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fairseq.config.settings import TrainingSettings
 from fairseq.distributed import World
-from fairseq.errors import UserError
+from fairseq.errors import SettingError
 from fairseq.system.files import atomic_folder, prepare_folder
 
 logger = logging.getLogger(__name__)
@@ -48,12 +48,12 @@ def parse_window(text: str, max_update: int) -> Window:
     """
     match = re.fullmatch(r"\s*(\d{1,10})\s*:\s*(\d{1,10})\s*", text, re.ASCII)
     if match is None:
-        raise UserError(f"--profile {text}: expected FROM:TO, two numbers of updates such as 10:13")
+        raise SettingError(f"`profile` {text}: expected FROM:TO, two numbers of updates such as 10:13")
     first, last = int(match[1]), int(match[2])
     if first >= last:
-        raise UserError(f"--profile {text}: FROM must be less than TO; {first}:{first + 3} profiles three updates")
+        raise SettingError(f"`profile` {text}: FROM must be less than TO; {first}:{first + 3} profiles three updates")
     if 0 < max_update < last:
-        raise UserError(f"--profile {text}: beyond the last update, {max_update}; give TO up to {max_update}")
+        raise SettingError(f"`profile` {text}: beyond the last update, {max_update}; give TO up to {max_update}")
     return Window(first, last)
 
 

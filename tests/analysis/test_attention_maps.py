@@ -385,7 +385,7 @@ def test_mistakes_are_one_line(flags, line, monkeypatch, capsys, tmp_path):
 def test_a_model_that_does_not_show_its_attention_is_refused():
     model = Stub(0)
     model.decoder.layers[0].self_attn = nn.Identity()
-    with pytest.raises(UserError, match="--path: Stub exposes no attention weights"):
+    with pytest.raises(UserError, match="path: Stub exposes no attention weights"):
         command.attention_modules(model)
 
 

@@ -121,9 +121,9 @@ def test_selected_blocks_are_numbered_anew() -> None:
 
 
 def test_an_unknown_break_mode_and_a_block_of_nothing_are_refused() -> None:
-    with pytest.raises(UserError, match="--sample-break-mode compleet: did you mean complete"):
+    with pytest.raises(UserError, match="sample_break_mode compleet: did you mean complete"):
         TokenBlocks(Lines([3]), 5, "compleet", pad=PAD, eos=EOS)
-    with pytest.raises(UserError, match="--tokens-per-sample 0"):
+    with pytest.raises(UserError, match="tokens_per_sample 0"):
         TokenBlocks(Lines([3]), 0, "none", pad=PAD, eos=EOS)
 
 

@@ -81,7 +81,7 @@ def test_sampled_texts_are_as_many_as_the_beam_and_have_their_own_scores(pair: t
 
 
 def test_a_prefix_without_room_is_a_user_error(pair: tuple[Any, Any]) -> None:
-    with pytest.raises(UserError, match="--max-len-b: texts of 2 tokens have no room after 2 of a prefix"):
+    with pytest.raises(UserError, match="max_len_b: texts of 2 tokens have no room after 2 of a prefix"):
         find(pair, [4, 5], max_len=2)
 
 

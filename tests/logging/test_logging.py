@@ -125,7 +125,7 @@ def test_the_default_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
 
 
 def test_an_unknown_format_is_a_user_error():
-    with pytest.raises(UserError, match="--log-format xml: choose from"):
+    with pytest.raises(UserError, match="log_format xml: choose from"):
         progress_bar([], log_format="xml")
 
 

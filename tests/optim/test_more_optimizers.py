@@ -299,7 +299,7 @@ def test_an_overridden_weight_decay_is_not_that_of_norms_and_biases(name):
     optimizer = grouped(name)
     optimizer.load_state_dict(grouped(name, weight_decay=0.2).state_dict(), {"weight_decay": 0.3})
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
-    with pytest.raises(UserError, match="--optimizer-overrides: no setting 'params'"):
+    with pytest.raises(UserError, match="optimizer_overrides: no setting 'params'"):
         optimizer.load_state_dict(optimizer.state_dict(), {"params": []})
 
 

@@ -193,7 +193,7 @@ def test_the_rate_of_hidden_matrices_is_that_of_the_command_line_not_of_the_stat
 
 @pytest.mark.parametrize("name", ["group", "lr_factor"])
 def test_what_marks_a_group_of_parameters_is_no_setting_to_override(name):
-    with pytest.raises(UserError, match=f"--optimizer-overrides: no setting '{name}'"):
+    with pytest.raises(UserError, match=f"optimizer_overrides: no setting '{name}'"):
         restored({}, {}, {name: 2})
 
 
@@ -207,7 +207,7 @@ def test_half_precision_parameters_are_updated_in_float32():
 
 
 def test_what_muon_cannot_train_is_refused():
-    with pytest.raises(UserError, match="--optimizer muon: the model has no transformer layers"):
+    with pytest.raises(UserError, match="optimizer muon: the model has no transformer layers"):
         build(parameters([(3, 3)]))
     with pytest.raises(UserError, match="--muon-momentum 1"):
         build(groups(parameters([(3, 3)]), []), muon_momentum=1)

@@ -241,7 +241,7 @@ def test_overrides_win_over_the_restored_settings():
     assert optimizer.param_groups[0]["weight_decay"] == 0.1
     optimizer.load_state_dict(state, {"weight_decay": 0.3})
     assert optimizer.param_groups[0]["weight_decay"] == 0.3
-    with pytest.raises(UserError, match="--optimizer-overrides: no setting 'wait_decay'.*weight_decay"):
+    with pytest.raises(UserError, match="optimizer_overrides: no setting 'wait_decay'.*weight_decay"):
         optimizer.load_state_dict(state, {"wait_decay": 0.3})
 
 

@@ -136,5 +136,5 @@ def test_windows_lie_before_the_last_update(text: str, limit: int, window: tuple
     ("text", "limit"), [("5:8", 7), ("0:2", 1), ("0:1x", 0), ("x0:1", 0), ("12345678901:99999999999", 0), ("٣:٤", 0)]
 )
 def test_other_windows_are_refused(text: str, limit: int) -> None:
-    with pytest.raises(UserError, match="^--profile "):
+    with pytest.raises(UserError, match="^profile "):
         profiling.parse_window(text, limit)

@@ -274,7 +274,7 @@ def test_splits_are_names_between_commas(names: str, splits: list[str]) -> None:
 def test_mistakes_that_show_late_are_found_first(flags: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         a_run(flags)
-    assert str(error.value).startswith(message)
+    assert error.value.with_flags.startswith(message)
 
 
 # --- going on
