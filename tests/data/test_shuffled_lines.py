@@ -164,7 +164,7 @@ def test_several_processes_read_what_one_reads(kind: str, world: int) -> None:
 
 @pytest.mark.parametrize("mode", ["complete", "complete_doc", "eos"])
 def test_blocks_of_whole_lines_are_refused_before_training(mode: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"--shuffle-lines: with --sample-break-mode {mode} .*; use"):
+    with pytest.raises(UserError, match=f"shuffle_lines: with sample_break_mode {mode} .*; use"):
         runs.train(tmp_path / "run", runs.BASELINE, f"--shuffle-lines --sample-break-mode {mode} --max-update 1")
     assert not (tmp_path / "run").exists() or list((tmp_path / "run").iterdir()) == []
 
