@@ -20,10 +20,9 @@ import runs
 
 from fairseq import distributed
 from fairseq.config import fields, options
-from fairseq.config.settings import CommonConfig, DistributedConfig
+from fairseq.config.settings import CommonConfig, DistributedConfig, training_settings
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
-from fairseq.tasks.typed import training_settings
 from fairseq.training import train
 
 Logs = dict[str, list[dict[str, Any]]]

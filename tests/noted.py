@@ -10,9 +10,9 @@ from typing import Any
 import runs
 import torch
 
+from fairseq.config.settings import training_settings
 from fairseq.notes.dictionary import NoteDictionary
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 from fairseq_cli import preprocess
 from fairseq_cli.preprocess import get_preprocessing_parser

@@ -79,6 +79,15 @@ def test_no_file_is_longer_than_450_lines() -> None:
     assert {module: length for module, length in lengths.items() if length > 450} == {}
 
 
+def test_one_model_is_loaded_without_the_rest_of_the_project() -> None:
+    code = "import sys, fairseq.models.transformer_lm; print(*(name for name in sys.modules if name in sys.argv))"
+    done = subprocess.run([sys.executable, "-c", code, *FILES], capture_output=True, text=True, env=runs.environment())
+    lines = {name: len(FILES[name].read_text(encoding="utf-8").splitlines()) for name in done.stdout.split()}
+    print(f"{len(lines)} modules, {sum(lines.values())} lines")
+    assert 20 < len(lines) <= 28, sorted(lines)
+    assert 2000 < sum(lines.values()) <= 3500
+
+
 def test_modules_load_nothing_of_the_project_but_errors() -> None:
     modules = ", ".join(module for module in FILES if module.startswith("fairseq.modules."))
     code = f"import sys, fairseq; first = set(sys.modules); import {modules}; print(*set(sys.modules) - first)"

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from fairseq.config import fields
 from fairseq.config.fields import Config, flag
+from fairseq.config.kernels import KernelConfig
 from fairseq.config.registry import (
     ARCHITECTURES,
     CRITERIONS,
@@ -34,13 +35,6 @@ S = TypeVar("S", bound="Settings")
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 DEFAULT_BATCH_SIZE = 8  # rows, in training without --max-tokens
 DDP_BACKENDS = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp", "fully_sharded")
-
-
-@dataclass(frozen=True)
-class KernelConfig(Config):
-    """Kernels of other packages, read by models and optimizers too."""
-
-    no_apex: bool = flag(False, "do not use NVIDIA apex, even if it is installed")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A model is registered with :func:`register_model`, its architectures with
 """
 
 from fairseq.config.registry import ARCHITECTURES, MODELS, Architecture, register_model, register_model_architecture
-from fairseq.models.base import BaseFairseqModel, FairseqDecoder, FairseqLanguageModel, ModelConfig, build_model
+from fairseq.models.base import BaseFairseqModel, FairseqDecoder, FairseqLanguageModel, ModelConfig
 
 __all__ = [
     "ARCHITECTURES",
@@ -16,7 +16,6 @@ __all__ = [
     "FairseqDecoder",
     "FairseqLanguageModel",
     "ModelConfig",
-    "build_model",
     "register_model",
     "register_model_architecture",
 ]

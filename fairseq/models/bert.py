@@ -13,9 +13,9 @@ from fairseq.config.registry import register_model
 from fairseq.errors import SettingError, UserError
 from fairseq.models.base import MOST_LAYERS, BaseFairseqModel, ModelConfig
 from fairseq.models.heads import MaskedLMHead
-from fairseq.modules.encoder import INIT_STD, EncoderShape, Infuse, TransformerEncoder
+from fairseq.modules.encoder import INIT_STD, EncoderShape, TransformerEncoder
 from fairseq.modules.output_layer import OutputLayer
-from fairseq.modules.transformer_layer import ACTIVATIONS
+from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse
 
 
 @dataclass(frozen=True)

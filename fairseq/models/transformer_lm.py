@@ -16,18 +16,16 @@ from torch import Tensor, nn
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.errors import SettingError
-from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
-from fairseq.models.pruning import check_layers, keep_layers
+from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig, check_layers, keep_layers
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.dropout import dropout
-from fairseq.modules.encoder import Infuse
 from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.memory import KeyValueCache, Memory, extend_memory
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
 from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, position_embedding, sinusoids
-from fairseq.modules.transformer_layer import ACTIVATIONS, TransformerLayer
+from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer
 from fairseq.modules.visibility import CAUSAL
 
 

@@ -23,12 +23,11 @@ from fairseq.modules.attention import SelfAttention
 from fairseq.modules.attention_biases import AttentionBiases, name_as_layers_own
 from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.dropout import dropout, variational_dropout
-from fairseq.modules.encoder import Infuse
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.positions import distance_sinusoids
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention
-from fairseq.modules.transformer_layer import TransformerLayer
+from fairseq.modules.transformer_layer import Infuse, TransformerLayer
 from fairseq.modules.visibility import Causal
 
 LARGEST_TABLE = 1 << 20  # distances that get parameters of their own without being asked for

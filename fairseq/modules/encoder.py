@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +10,10 @@ from torch import Tensor, nn
 from fairseq.modules.attention import SelfAttention
 from fairseq.modules.dropout import dropout
 from fairseq.modules.layer_norm import layer_norm
-from fairseq.modules.transformer_layer import TransformerLayer
+from fairseq.modules.transformer_layer import Infuse, TransformerLayer
 from fairseq.modules.visibility import Bidirectional
 
 INIT_STD = 0.02  # of all weights, as in the code of BERT's authors (Devlin et al. 2019, appendix A.2)
-
-Infuse = Callable[[Tensor], Tensor]
-"""A function of the summed embeddings [B, T, E], applied before their layer norm, that returns the same shape."""
 
 
 @dataclass(frozen=True)

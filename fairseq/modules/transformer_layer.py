@@ -15,6 +15,9 @@ from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.memory import LayerCache
 from fairseq.modules.visibility import CAUSAL, Visibility
 
+Infuse = Callable[[Tensor], Tensor]
+"""A function of the summed embeddings [B, T, E], applied before their layer norm, that returns the same shape."""
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,

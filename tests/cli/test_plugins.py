@@ -8,10 +8,10 @@ import pytest
 import runs
 import torch
 
+from fairseq.config.settings import training_settings
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 
 PLUGIN = '''

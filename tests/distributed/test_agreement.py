@@ -13,9 +13,9 @@ import pytest
 import runs
 from ranks import Meeting, in_threads, on_ranks
 
+from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.tasks.typed import training_settings
 from fairseq.training import train
 from fairseq.training.agreement import check_agreement
 

@@ -11,8 +11,8 @@ import runs
 import torch
 from ranks import on_ranks
 
+from fairseq.config.settings import training_settings
 from fairseq.distributed import GradientReducer, World
-from fairseq.tasks.typed import training_settings
 from fairseq.training import train
 
 importlib.import_module("torch._dynamo")  # DistributedDataParallel's, once, before processes are forked

@@ -12,10 +12,9 @@ import runs
 import torch
 
 from fairseq import distributed
-from fairseq.config.settings import CommonConfig
+from fairseq.config.settings import CommonConfig, training_settings
 from fairseq.distributed import device
 from fairseq.errors import UserError
-from fairseq.tasks.typed import training_settings
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from ranks import on_ranks
 
 from fairseq import checkpoint
+from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.notes.dictionary import NoteDictionary
 from fairseq.notes.state import gather_notes
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 
 ROWS = [3, 2, 0, 1]  # of each rank; the third has no tensors

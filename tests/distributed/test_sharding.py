@@ -21,11 +21,10 @@ from ranks import on_ranks
 from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager, manager
 from fairseq.config import options
-from fairseq.config.settings import CheckpointConfig
+from fairseq.config.settings import CheckpointConfig, training_settings
 from fairseq.distributed import World
 from fairseq.distributed.sharding import ShardedReducer
 from fairseq.errors import UserError
-from fairseq.tasks.typed import training_settings
 from fairseq.training import train
 from fairseq_cli import eval_lm, merge_checkpoint
 from fairseq_cli.eval_lm import get_eval_lm_parser

@@ -18,6 +18,7 @@ import torch
 
 from fairseq import checkpoint
 from fairseq.config import options
+from fairseq.config.settings import training_settings
 from fairseq.config.settings_file import read_yaml
 from fairseq.data.folders import load_dictionary, open_corpus
 from fairseq.data.glue import GLUE, Example, read_examples
@@ -25,7 +26,6 @@ from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.notes.spans import NoteSpans
-from fairseq.tasks.typed import training_settings
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.training.job import restoring

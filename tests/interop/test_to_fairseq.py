@@ -13,9 +13,9 @@ import torch
 
 from fairseq import checkpoint
 from fairseq.config import options
+from fairseq.config.settings import training_settings
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 from fairseq_cli import export_model
 from fairseq_cli.export_model import get_export_parser

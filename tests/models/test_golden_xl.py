@@ -11,8 +11,8 @@ import torch
 
 from fairseq import checkpoint
 from fairseq.config import options
+from fairseq.config.settings import training_settings
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
 from fairseq.training.trainer import Trainer
 from fairseq_cli.common import get_training_parser
 

@@ -10,9 +10,8 @@ import pytest
 import runs
 import yaml
 
-from fairseq.config.settings import TrainingSettings
+from fairseq.config.settings import TrainingSettings, training_settings
 from fairseq.errors import UserError
-from fairseq.tasks.typed import training_settings
 from fairseq.training import effective
 
 

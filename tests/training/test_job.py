@@ -13,10 +13,9 @@ import torch
 import yaml
 
 from fairseq import checkpoint
-from fairseq.config.settings import CheckpointConfig
+from fairseq.config.settings import CheckpointConfig, training_settings
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
-from fairseq.tasks.typed import training_settings
 from fairseq.training import job
 from fairseq.training.run import Run
 from fairseq.training.trainer import Trainer

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import runs
 
-from fairseq.config.settings import CheckpointConfig
-from fairseq.tasks.typed import training_settings
+from fairseq.config.settings import CheckpointConfig, training_settings
 from fairseq.training import stop
 from fairseq.training.stop import Limit
 

@@ -11,11 +11,10 @@ import runs
 import torch
 from ranks import on_ranks
 
-from fairseq.config.settings import OptimizationConfig
+from fairseq.config.settings import OptimizationConfig, training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import NamedSums
-from fairseq.tasks.typed import training_settings
 from fairseq.training import log, stop
 from fairseq.training.stages import Stage, parse_stages, plan, settings_at, stage_at
 from fairseq.training.stop import StopVote

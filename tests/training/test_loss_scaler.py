@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 import runs
 
+from fairseq.config.settings import training_settings
 from fairseq.distributed import World
-from fairseq.tasks.typed import training_settings
 from fairseq.training.loss_scaler import LossScaler
 from fairseq.training.trainer import _loss_scaler
 

@@ -9,10 +9,10 @@ import pytest
 import runs
 import torch
 
+from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
 from fairseq.training import parallel
 
 SHARDED = "--ddp-backend fully_sharded"

@@ -10,9 +10,9 @@ import pytest
 import runs
 import torch
 
+from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.tasks.typed import training_settings
 from fairseq.training import profiling
 
 SMALL = f"{runs.BASELINE} --no-epoch-checkpoints --no-last-checkpoints --disable-validation"

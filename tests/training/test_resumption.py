@@ -12,7 +12,7 @@ import runs
 import yaml
 
 from fairseq import checkpoint
-from fairseq.tasks.typed import training_settings
+from fairseq.config.settings import training_settings
 from fairseq.training import resumption
 
 QUICK = f"{runs.BASELINE} --no-epoch-checkpoints --disable-validation"

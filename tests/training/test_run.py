@@ -16,10 +16,9 @@ import runs
 import torch
 
 from fairseq import checkpoint
-from fairseq.config.settings import DataConfig
+from fairseq.config.settings import DataConfig, training_settings
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
-from fairseq.tasks.typed import training_settings
 from fairseq.training import run as run_module
 from fairseq.training.run import Run
 from fairseq.training.saving import Saver

@@ -16,10 +16,10 @@ import runs
 import torch
 from ranks import in_threads
 
+from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
-from fairseq.tasks.typed import training_settings
 from fairseq.training import saving
 from fairseq.training.saving import Saver
 

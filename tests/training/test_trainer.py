@@ -11,11 +11,11 @@ import runs
 import torch
 from torch import Tensor
 
+from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import NamedSums
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
 from fairseq.training import trainer as trainer_module
 from fairseq.training.nonfinite import NonFinite
 from fairseq.training.trainer import Trainer

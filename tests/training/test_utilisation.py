@@ -11,10 +11,10 @@ import runs
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.models.flops import Reading
 from fairseq.tasks import setup_task
-from fairseq.tasks.typed import training_settings
 from fairseq.training import utilisation
 from fairseq.training.trainer import Trainer
 from fairseq.training.utilisation import peak_flops, token_flops, token_share

@@ -72,7 +72,10 @@ NAMES: dict[str, dict[str, str]] = {
         "LabelSmoothedCrossEntropyCriterionConfig": "fairseq.interop.fairseq.extendable",
         "label_smoothed_nll_loss": "fairseq.interop.fairseq.criterions",
     },
-    "fairseq.models": {"FairseqIncrementalDecoder": "fairseq.interop.fairseq.decoders"},
+    "fairseq.models": {
+        "build_model": "fairseq.models.build",
+        "FairseqIncrementalDecoder": "fairseq.interop.fairseq.decoders",
+    },
     "fairseq.models.transformer_lm": {
         **dict.fromkeys(("base_lm_architecture", *TRANSFORMERS), "fairseq.interop.fairseq.architectures"),
         "TransformerLanguageModelConfig": "fairseq.interop.fairseq.extendable",
