@@ -9,6 +9,7 @@ LARGEST = 1 << 20
 """Values in a tuple, those of the tuples in it included, each as often as it is repeated."""
 _GETS = ("GET", "BINGET", "LONG_BINGET")
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
+_OBJECTS = ("REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST", "FROZENSET")  # torch.Size is a tuple, too
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
@@ -55,13 +56,13 @@ def _step(opcode: pickletools.OpcodeInfo, argument: Any, stack: list[int | None]
         del stack[len(stack) - count :]
         stack.append(1 + sum(value or 0 for value in values))
     else:
-        before = list(opcode.stack_before)
+        before, values = list(opcode.stack_before), []
         if pickletools.markobject in before:
-            _to_mark(stack)
+            values = _to_mark(stack)
             before = before[: before.index(pickletools.markobject)]
-        for _ in before:
-            stack.pop()
-        stack += [1] * len(opcode.stack_after)
+        values = [*values, *(stack.pop() for _ in before)]
+        count = 1 + sum(value or 0 for value in values) if name in _OBJECTS else 1
+        stack += [count] * len(opcode.stack_after)
 
 
 def _to_mark(stack: list[int | None]) -> list[int | None]:

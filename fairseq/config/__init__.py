@@ -1,5 +1,5 @@
 """Flags and dataclasses: declaration of settings, command lines, YAML files, registries of parts."""
 
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag, typed
 
-__all__ = ["flag"]
+__all__ = ["Config", "flag", "typed"]

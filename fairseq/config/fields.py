@@ -199,6 +199,7 @@ def shortened(value: Any) -> str:
         text = repr(value)
     except ValueError:  # an int of more digits than Python prints
         return "a number of thousands of digits"
+    text = text.replace("`", "'")  # in a SettingError backticks enclose names of settings
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 

@@ -142,8 +142,8 @@ CRITERIONS: Registry[Any] = Registry("criterion", "--criterion", ("fairseq.crite
 OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer", ("fairseq.optim",))
 LR_SCHEDULERS: Registry[Any] = Registry("learning-rate schedule", "--lr-scheduler", ("fairseq.optim.lr_scheduler",))
 EXTENSIONS: Registry[Any] = Registry("extension", "a switch", ("fairseq.notes.extension",))
-TOKENIZERS: Registry[Any] = Registry("word tokenizer", "--tokenizer")
-BPES: Registry[Any] = Registry("subword encoding", "--bpe")
+TOKENIZERS: Registry[Any] = Registry("word tokenizer", "--tokenizer", ("fairseq.text.tokenizers",))
+BPES: Registry[Any] = Registry("subword encoding", "--bpe", ("fairseq.text.tokenizers",))
 
 register_tokenizer = TOKENIZERS.register
 register_bpe = BPES.register
@@ -176,7 +176,7 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
         known = ARCHITECTURES[arch_name].complete if arch_name in ARCHITECTURES else None
         if known is dict:  # that of the dataclass alone
             ARCHITECTURES.replace(arch_name, Architecture(model_name, complete))
-        elif known is None or (known.__module__, known.__qualname__) != (fill.__module__, fill.__qualname__):
+        elif known is None or not _same_source(getattr(known, "__wrapped__", known), fill):
             ARCHITECTURES.register(arch_name)(Architecture(model_name, complete))
         return fill
 

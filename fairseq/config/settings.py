@@ -297,12 +297,14 @@ class Settings:
 
     def changed(self: S, **values: Any) -> S:
         """A copy in which the fields called as *values* have these values, in every part and in the namespace."""
-        parts: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            part = getattr(self, field.name)
-            if dataclasses.is_dataclass(part):
-                names = {own.name for own in dataclasses.fields(part)} & values.keys()
-                parts[field.name] = dataclasses.replace(part, **{name: values[name] for name in names})  # type: ignore
+
+        def changed(part: Any) -> Any:
+            names = {own.name for own in dataclasses.fields(part)} & values.keys()
+            return dataclasses.replace(part, **{name: values[name] for name in names})
+
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        parts = {name: changed(part) for name, part in found.items() if dataclasses.is_dataclass(part)}
+        parts["extensions"] = {name: changed(cfg) for name, cfg in self.extensions.items()}
         return dataclasses.replace(self, **parts, namespace=argparse.Namespace(**{**vars(self.namespace), **values}))
 
 

@@ -77,6 +77,7 @@ class NotedLanguageModel(FairseqLanguageModel):
         return output, {**extra, "notes": notes.take(output, spans, lengths, longest_span)}
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        super().check_parameters(parameters)
         check_words(self.notes, parameters)
 
 

@@ -49,6 +49,7 @@ class NotedModel(BaseFairseqModel):
     readers: Mapping[str, Any]
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        super().check_parameters(parameters)
         check_words(self.notes, parameters)
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:

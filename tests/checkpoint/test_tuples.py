@@ -19,7 +19,7 @@ from fairseq.checkpoint import tuples
 from fairseq.checkpoint.tuples import RepeatedTuple, check_tuples
 from fairseq.errors import UserError
 
-LEAVES = st.none() | st.integers() | st.text(max_size=3) | st.floats() | st.binary(max_size=3)
+LEAVES = st.none() | st.integers() | st.text(max_size=3) | st.floats()  # bytes are made by a call in old protocols
 
 
 def nested(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -47,6 +47,13 @@ def test_the_limit_is_exact(value: Any, protocol: int) -> None:
         patch.setattr(tuples, "LARGEST", largest(value) - 1)
         with pytest.raises(RepeatedTuple):
             check_tuples(io.BytesIO(pickled))
+
+
+@given(st.recursive(LEAVES | st.binary(max_size=3), nested, max_leaves=30))
+def test_the_limit_is_exact_where_bytes_are_values(value: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuples, "LARGEST", largest(value))
+        check_tuples(io.BytesIO(pickle.dumps(value, 3)))
 
 
 def test_the_end_of_the_pickle_is_the_end() -> None:
@@ -84,3 +91,11 @@ def test_a_checkpoint_with_a_key_that_doubles_is_rejected_unread(
         UserError, match="not a checkpoint .its values repeat to more than 1,048,576 in one tuple.; use"
     ):
         checkpoint.read(tmp_path / "c.pt")
+
+
+def test_tuples_made_by_a_call_are_counted() -> None:
+    size = torch.Size(range(3000))
+    for key in (((size,) * 3000), frozenset({(size,) * 600, (size, size)})):
+        with pytest.raises(RepeatedTuple):
+            check_tuples(io.BytesIO(pickle.dumps({key: 2})))
+    check_tuples(io.BytesIO(pickle.dumps({size: 2, frozenset({1, 2}): OrderedDict(a=size)})))

@@ -88,3 +88,10 @@ def test_a_task_registered_under_two_names_is_given_the_namespace_and_reads_all_
     assert task.given is settings.namespace and task.args is settings.namespace
     assert Both(settings, task.dictionary).given is settings.namespace, "as models are loaded with a dictionary file"
     assert task.cfg.sample_break_mode == "none" and task.cfg.clip_norm == settings.namespace.clip_norm
+
+
+def test_an_architecture_with_the_name_of_one_of_ours_is_refused() -> None:
+    from fairseq.config.registry import register_model_architecture
+
+    with pytest.raises(ValueError, match="architecture 'transformer_lm_big' is registered already"):
+        register_model_architecture("transformer_lm", "transformer_lm_big")(lambda args: None)

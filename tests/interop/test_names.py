@@ -127,3 +127,9 @@ def test_hubconf_offers_language_models(trained: Path) -> None:
         str(runs.ROOT), "language_model", trained / "checkpoint_last.pt", runs.DATA, source="local"
     )
     assert lm.perplexity("the") > 1
+
+
+def test_a_package_has_the_modules_that_it_once_imported() -> None:
+    code = "import fairseq.models; print(fairseq.models.transformer_lm.__name__, hasattr(fairseq.models, 'nothing'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=runs.environment())
+    assert done.stdout.split() == ["fairseq.models.transformer_lm", "False"], done.stderr

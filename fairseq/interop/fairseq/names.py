@@ -59,6 +59,7 @@ MODULES = {
     "fairseq.progress_bar": "fairseq.logging.progress",
     "fairseq.registry": "fairseq.config.registry",
     "fairseq.tokenizer": "fairseq.interop.fairseq.utils",
+    "fairseq.tokenizers": "fairseq.text.tokenizers",
     "fairseq.trainer": "fairseq.training.trainer",
     "fairseq.utils": "fairseq.interop.fairseq.utils",
     **{f"fairseq.optim.lr_scheduler.{old}": f"fairseq.optim.lr_scheduler.{new}" for old, new in _SCHEDULES.items()},
@@ -133,6 +134,9 @@ class _FormerNames(importlib.machinery.SourceFileLoader):
 
         def find(name: str) -> Any:
             home = NAMES[module.__name__].get(name)
+            paths = vars(module).get("__path__", [])
+            if home is None and importlib.machinery.PathFinder.find_spec(f"{module.__name__}.{name}", paths):
+                return importlib.import_module(f"{module.__name__}.{name}")  # a package once imported all its modules
             if home is None:
                 raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
             return getattr(importlib.import_module(home), name)
