@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -14,6 +15,10 @@ torch.set_num_threads(1)  # the models are tiny: more threads would only wait fo
 # An example takes as long as it takes: a loaded machine is no failure.
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
+
+# A forked process has none of the threads of this one: collecting what owns a thread, as a store does, would wait for it
+# for ever. What a process inherits is not its own to collect.
+os.register_at_fork(after_in_child=gc.freeze)
 
 # A job in the background of a script ignores SIGINT, and so would every process that a test starts and interrupts.
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):

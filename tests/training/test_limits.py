@@ -48,7 +48,8 @@ def planned(*flags: Any) -> tuple[Any, list[Stage]]:
 
 
 def test_the_last_of_three_stages_ends_the_run() -> None:
-    settings, stages = planned("--max-tokens 64 --stages 8:5,32:9,16:12 --max-update 12 --decoder-learned-pos")
+    learned = "--arch transformer_lm_tiny --decoder-learned-pos"
+    settings, stages = planned("--max-tokens 64 --stages 8:5,32:9,16:12 --max-update 12", learned)
     assert stage_at(stages, 12) == stages[2]
     of_each = [settings_at(settings, stages, stage) for stage in stages]
     assert [each.optimization.max_update for each in of_each] == [12] * 3

@@ -135,7 +135,7 @@ def test_lower_precision_follows_full_precision(tmp_path: Path, kind: str, flag:
             "--position-encoding absolute --mem-len 0 --n-head 4",
             "--n-head 4: .* with 2",
         ),
-        ("--position-encoding shaw", "--position-encoding shaw --mem-len 64", "give --max-relative-length 40"),
+        ("--position-encoding shaw", "--position-encoding shaw --mem-len 64", "give max_relative_length 40"),
         (
             "--position-encoding learned --mem-len 0",
             "--position-encoding absolute --mem-len 0",
@@ -150,7 +150,7 @@ def test_parameters_are_not_used_for_another_computation(tmp_path: Path, first: 
 
 
 def test_a_table_for_every_distance_of_an_endless_memory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--mem-len 100000000: .* give --max-relative-length"):
+    with pytest.raises(UserError, match="mem_len 100000000: .* give max_relative_length"):
         runs.train(tmp_path, XL, "--position-encoding shaw --mem-len 100000000")
 
 
