@@ -16,7 +16,7 @@ torch.set_num_threads(1)  # the models are tiny: more threads would only wait fo
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
 
-# A forked process has none of the threads of this one: collecting what owns a thread, as a store does, would wait for it
+# A forked process has none of the threads of this one: to collect what owns a thread, as a store does, would be to wait
 # for ever. What a process inherits is not its own to collect.
 os.register_at_fork(after_in_child=gc.freeze)
 
