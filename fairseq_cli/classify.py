@@ -41,7 +41,7 @@ def get_classify_parser() -> Parser:
         "fairseq-classify finetuned/lr3e-05-seed1/checkpoint_best.pt pairs.tsv --format tsv",
     ]
     parser = Parser("Classify text with a fine-tuned encoder.", [ClassifyConfig], examples=examples)
-    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    parser.add_user_dir()
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of fairseq-finetune")
     text = "a text per line, a pair with a tab between, or a table (default: -, stdin)"
     parser.add_argument("text", metavar="TEXT", nargs="?", default="-", help=text)

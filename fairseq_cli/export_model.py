@@ -43,7 +43,7 @@ def get_export_parser() -> Parser:
     ]
     description = "Export a model to a folder for Hugging Face transformers, or a language model to fairseq."
     parser = Parser(description, examples=examples)
-    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    parser.add_user_dir()
     parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of a language model or an encoder")
     parser.add_argument("--to", dest="target_format", required=True, choices=("hf", "fairseq"), help="format to write")
     parser.add_argument("--out", metavar="DIR", required=True, help="new output folder; with --to fairseq the file")

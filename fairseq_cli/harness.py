@@ -45,7 +45,7 @@ def get_harness_parser() -> Parser:
     ]
     description = "Evaluate a language model on tasks of EleutherAI's lm-evaluation-harness."
     parser = Parser(description, [HarnessConfig], examples=examples)
-    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    parser.add_user_dir()
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of a language model, or its folder")
     return parser
 

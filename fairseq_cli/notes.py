@@ -47,7 +47,7 @@ def get_notes_parser() -> Parser:
         "fairseq-notes tnf/checkpoint_best.pt data-bin --results-path notes",
     ]
     parser = Parser("Show the notes of rare words in a checkpoint.", [NotesConfig], examples=examples)
-    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    parser.add_user_dir()
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of a model trained with notes")
     parser.add_argument("data", metavar="DATA", nargs="?", help="its data folder (default: the one it was trained on)")
     return parser

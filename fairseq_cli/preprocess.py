@@ -74,7 +74,7 @@ def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
         "fairseq-preprocess --only-source --srcdict data-bin/dict.txt --testpref test.txt --destdir test-bin",
     ]
     parser = Parser("Build a dictionary from text and binarize the text.", [PreprocessConfig], examples=examples)
-    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    parser.add_user_dir()
     add_unread(parser, PREPROCESSING_SWITCHES.split(), PREPROCESSING_VALUES.split(), {"target-lang": "-t"})
     return parser
 

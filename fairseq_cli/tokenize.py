@@ -42,7 +42,7 @@ def get_tokenize_parser() -> Parser:
     ]
     parser = Parser("Turn text into symbols, or symbols into text.", [TokenizeConfig], examples=examples)
     parser.add_argument("text", metavar="TEXT", nargs="?", default="-", help="text file (default: -, stdin)")
-    parser.add_argument("--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package")
+    parser.add_user_dir()
     return parser
 
 

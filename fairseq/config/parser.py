@@ -159,6 +159,12 @@ class Parser(argparse.ArgumentParser):
                 return action
         return super().add_argument(*args, **kwargs)
 
+    def add_user_dir(self) -> None:
+        """Take ``--user-dir``, which commands that run a model have among their settings."""
+        self.add_argument(
+            "--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package"
+        )
+
     def show_defaults(self, values: Mapping[str, Any]) -> None:
         """Show *values* as the defaults of their flags: an architecture's differ from the dataclass's."""
         for action in self._actions:

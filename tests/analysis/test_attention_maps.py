@@ -311,21 +311,6 @@ def test_heads_are_drawn_once():
     assert command.parse_heads("0:1, 1:0,0:1,1:0", 2, 2) == [(0, 1), (1, 0)]
 
 
-def test_help_lists_no_flag_without_an_effect():
-    shown = get_attention_parser().format_help()
-    assert "--batch-size N" in shown and "--max-tokens N" in shown
-    for flag in (
-        "size-multiple",
-        "skip-invalid",
-        "train-subset",
-        "valid-subset",
-        "curriculum",
-        "-valid ",
-        "num-workers",
-    ):
-        assert flag not in shown
-
-
 def test_same_length_and_another_memory_can_be_looked_at(transformer_xl, tmp_path):
     run(["--path", transformer_xl, "--results-path", tmp_path], "--mem-len 40 --same-length")
     with np.load(tmp_path / "attention.npz") as saved:

@@ -302,21 +302,6 @@ def test_batch_size_is_the_most_windows_read_at_once(monkeypatch):
         assert figures["models"][0]["perplexity"] == pytest.approx(found[0]["models"][0]["perplexity"], rel=1e-5)
 
 
-def test_help_lists_no_flag_without_an_effect():
-    shown = get_recl_parser().format_help()
-    assert "--batch-size N" in shown and "--max-tokens N" in shown
-    for flag in (
-        "size-multiple",
-        "skip-invalid",
-        "train-subset",
-        "valid-subset",
-        "curriculum",
-        "-valid ",
-        "num-workers",
-    ):
-        assert flag not in shown
-
-
 @pytest.mark.parametrize("flags", ["--max-context 20000", "--gen-subset nope", "--path missing.pt"])
 def test_notes_come_after_what_is_checked(flags, caplog, tmp_path):
     with caplog.at_level("INFO"), pytest.raises(UserError):

@@ -100,6 +100,14 @@ def test_evaluation_shows_only_what_acts_and_takes_fairseqs_other_flags(
     assert args.fp16_init_scale == 4
 
 
+@pytest.mark.parametrize("name", ["get_attention_parser", "get_recl_parser"])
+def test_analyses_list_no_flag_without_an_effect(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(PARSERS[name], capsys=capsys)
+    assert "--batch-size N" in text and "--max-tokens N" in text
+    absent = ("size-multiple", "skip-invalid", "train-subset", "valid-subset", "curriculum", "-valid ", "num-workers")
+    assert [flag for flag in absent if flag in text] == []
+
+
 @pytest.mark.parametrize(
     "flag, line",
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +97,19 @@ def test_an_architecture_with_the_name_of_one_of_ours_is_refused() -> None:
 
     with pytest.raises(ValueError, match="architecture 'transformer_lm_big' is registered already"):
         register_model_architecture("transformer_lm", "transformer_lm_big")(lambda args: None)
+
+
+def test_an_architecture_that_is_imported_under_two_names_is_one(tmp_path: Path) -> None:
+    code = """
+from fairseq.config.registry import register_model_architecture
+
+@register_model_architecture("transformer_lm", "twice_imported")
+def twice_imported(args):
+    args.decoder_layers = getattr(args, "decoder_layers", 1)
+"""
+    (tmp_path / "part.py").write_text(code)
+    for name in ("part_of_a_folder", "part_of_a_package"):
+        spec = importlib.util.spec_from_file_location(name, tmp_path / "part.py")
+        assert spec is not None and spec.loader is not None
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert registry.ARCHITECTURES["twice_imported"].complete({}) == {"decoder_layers": 1}
