@@ -32,7 +32,9 @@ def test_settings_are_plain_values_by_name_in_order_without_the_data() -> None:
 
 
 def test_the_log_has_the_data_first_and_no_empty_settings() -> None:
-    line = effective.describe(settings_of("--lr 0.05,0.1 --seed 0", "--max-update 7", empty="", nothing=None, off=False, no=[]))
+    line = effective.describe(
+        settings_of("--lr 0.05,0.1 --seed 0", "--max-update 7", empty="", nothing=None, off=False, no=[])
+    )
     first, *others = line.split(", ")
     assert first == f"data={runs.DATA}"
     names = [other.partition("=")[0] for other in others if "=" in other]

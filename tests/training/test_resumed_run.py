@@ -1,0 +1,149 @@
+"""What a resumed run restores, and what it begins anew."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import runs
+import torch
+from small_runs import FIVE, a_run, state
+
+from fairseq import checkpoint
+from fairseq.config.settings import training_settings
+from fairseq.distributed import Interruption, World
+from fairseq.training.run import Run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint after 7 updates, in the second epoch."""
+    folder = tmp_path_factory.mktemp("trained")
+    runs.train(folder, FIVE, runs.ADAM, "--max-update 7 --no-epoch-checkpoints --validate-interval-updates 3")
+    return folder / "checkpoint_last.pt"
+
+
+def resumed(trained: Path, folder: Path, *flags: Any) -> list[dict[str, Any]]:
+    folder.mkdir(exist_ok=True)
+    shutil.copy(trained, folder / "checkpoint_last.pt")
+    return runs.train(folder, FIVE, runs.ADAM, "--disable-validation --no-epoch-checkpoints", *flags)
+
+
+def test_a_resumed_run_goes_on_where_it_was(trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    lines = runs.updates(resumed(trained, tmp_path, "--max-update 8"))
+    assert [(line["epoch"], line["num_updates"], line["update"]) for line in lines] == [(2, 8, 1 + 3 / 5)]
+    assert f"restored {tmp_path}/checkpoint_last.pt: epoch 2, update 7" in caplog.messages
+    before, after = (runs.content(path) for path in (trained, tmp_path / "checkpoint_last.pt"))
+    for name in ("best", "best_saved", "without_improvement"):
+        assert after["extra_state"][name] == before["extra_state"][name] is not None
+
+
+def test_a_whole_run_equals_its_parts(tmp_path: Path) -> None:
+    flags = [FIVE, runs.ADAM, runs.DROPOUT, "--no-epoch-checkpoints --log-interval 3 --max-update"]
+    whole = runs.train(tmp_path / "whole", *flags, "7")
+    parts = [line for updates in (4, 7) for line in runs.train(tmp_path / "parts", *flags, f"{updates}")]
+    one, other = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "parts"))
+    for extra in (one["extra_state"], other["extra_state"]):
+        for name in ("best", "best_saved", "without_improvement"):  # the first part ends with a validation
+            del extra[name]
+    assert runs.difference(one, other) is None
+    last = [line for line in runs.updates(parts) if line["num_updates"] > 4]
+    assert last == [line for line in runs.updates(whole) if line["num_updates"] > 4]
+    assert runs.summaries(parts, "train") == runs.summaries(whole, "train")
+
+
+@pytest.mark.parametrize(
+    ("reset", "first"),
+    [
+        ("--reset-dataloader", (1, 8)),
+        ("--reset-optimizer", (2, 1)),
+        ("--reset-optimizer --reset-dataloader", (1, 1)),
+    ],
+)
+def test_what_is_reset_begins_anew(trained: Path, tmp_path: Path, reset: str, first: tuple[int, int]) -> None:
+    lines = runs.updates(resumed(trained, tmp_path, reset, f"--max-update {first[1]}"))
+    assert [(line["epoch"], line["num_updates"]) for line in lines] == [first]
+
+
+def test_best_figures_and_times_are_kept_unless_meters_are_reset() -> None:
+    stored = state(a_run(runs.ADAM), updates=7, epoch=2, read=2).state_dict()
+    extra = stored["extra_state"]
+    extra |= {"previous_training_time": 1000.0, "best": 1.5, "best_saved": 2.5, "without_improvement": 4}
+
+    def best(*flags: str) -> tuple[Any, ...]:
+        run = a_run(runs.ADAM, *flags)
+        run.restore(stored, "x.pt")
+        return run.best.seen, run.best.saved, run.best.without_improvement, run.wall() > 1000, run.stopped
+
+    assert best() == (1.5, 2.5, 4, True, False)
+    assert best("--patience 4") == (1.5, 2.5, 4, True, True)
+    assert best("--reset-meters --patience 4") == (None, None, 0, False, False)
+    assert best("--reset-optimizer") == (None, None, 4, True, False)
+    assert best("--best-checkpoint-metric ppl") == (None, None, 0, True, False), "another figure"
+    stored["args"]["best_checkpoint_metric"] = None  # of fairseq, which calls it loss
+    assert best()[:2] == (1.5, 2.5)
+    del extra["previous_training_time"]
+    assert best() == (1.5, 2.5, 4, False, False)
+
+
+def test_the_best_of_blocks_of_another_length_is_set_aside(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    before = state(a_run(runs.ADAM), updates=7, epoch=2, read=2)
+    before.best = before.best.validated(3.0)
+    stored = before.state_dict()
+    stored["extra_state"]["stage"] = {"number": 3}
+    aside: list[Any] = []
+    manager = SimpleNamespace(set_best_aside=aside.append)
+    run = a_run(runs.ADAM, "--tokens-per-sample 32", manager=manager)
+    run.restore(stored, "x.pt")
+    assert run.best.seen is None and aside == [3]
+    assert "best checkpoint: starts anew, because validation losses of 16 and 32 tokens differ" in caplog.messages
+    del stored["extra_state"]["stage"]
+    run.restore(stored, "x.pt")
+    assert aside == [3, None]
+    a_run(runs.ADAM, "--tokens-per-sample 32").restore(stored, "x.pt")  # not the first process
+    same = a_run(runs.ADAM, manager=manager)
+    same.restore(stored, "x.pt")
+    assert same.best.seen is not None and len(aside) == 2
+    del stored["extra_state"]["batches"]
+    run = a_run(runs.ADAM, "--tokens-per-sample 32", manager=manager)
+    run.restore(stored, "x.pt")
+    assert run.best.seen is not None, "of a checkpoint that does not tell its length"
+
+
+# --- memory that goes on
+
+XL = f"{runs.SHORTFORMER} --decoder-layers 1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "fits"),
+    [("", True), ("--tokens-per-sample 8", False), ("--tokens-from-prev 8", False), ("--reset-dataloader", False)],
+)
+def test_rows_go_on_with_their_memory_where_it_fits(
+    tmp_path: Path, flags: str, fits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    runs.train(tmp_path, XL, "--max-update 2 --disable-validation --no-epoch-checkpoints")
+    state = checkpoint.read(tmp_path / "checkpoint_last.pt")
+    run = Run(training_settings(runs.arguments(XL, flags)), World(), None, None, Interruption())
+    run.restore(state, "x.pt")
+    saved, memory = state["extra_state"]["carried"]["memory"], run.task.carried.get("memory") or []
+    assert bool(memory) is fits and all(torch.equal(a, b) for a, b in zip(memory, saved, strict=fits))
+    dropped = "x.pt: memory dropped, because rows, segments or memory have another length"
+    assert (dropped in caplog.messages) is (not fits and "reset" not in flags)
+
+
+def test_memory_fits_segments_and_memory_of_the_same_length_in_the_same_order() -> None:
+    run = a_run()
+    own = run._batches_signature()
+    assert own["batches"] == 5 and own["processes"] == 1 and own["tokens_per_sample"] == 16
+    assert run._memory_fits(own) and run._memory_fits({**own, "batches": 7, "processes": 2})
+    for name in ("tokens_per_sample", "memory_length"):
+        assert not run._memory_fits({**own, name: 3})
+    assert not run._memory_fits({**own, "shuffled_with": 3})

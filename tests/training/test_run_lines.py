@@ -1,0 +1,155 @@
+"""What a run tells: its description, its lines, bars and curves."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+from small_runs import FIVE, a_run, state
+
+from fairseq.config.settings import training_settings
+from fairseq.distributed import Interruption, World
+from fairseq.errors import UserError
+from fairseq.training import run as run_module
+from fairseq.training.run import Run
+from fairseq.training.stages import Stage
+
+
+def told(caplog: pytest.LogCaptureFixture, run: Run) -> str:
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    run._describe()
+    return caplog.messages[0]
+
+
+def test_a_run_describes_model_data_device_and_stage(caplog: pytest.LogCaptureFixture) -> None:
+    run = a_run()
+    count = sum(parameter.numel() for parameter in run.trainer.model.parameters())
+    begin = f"transformer_lm_tiny: {count:,} parameters, 5 batches per epoch on cpu"
+    assert told(caplog, run) == begin
+    run.stage = Stage(2, 16, 9)
+    assert told(caplog, run) == f"{begin}, stage 2 (16 tokens)"
+    run.stage, run.world = None, World(0, 4)
+    assert told(caplog, run) == f"{begin} × 4 processes"
+
+
+def test_checkpoints_hold_place_stage_best_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = state(a_run("--stages 8:4,16:9", stage=Stage(2, 16, 9)), updates=3, read=3)
+    run.best = run.best.validated(3.0)
+    monkeypatch.setattr(run, "wall", lambda: 12.0)
+    extra = run.state_dict()["extra_state"]
+    assert extra["stage"] == {"number": 2, "tokens_per_sample": 16, "max_update": 9}
+    assert (extra["best"], extra["best_saved"], extra["without_improvement"]) == (3.0, None, 0)
+    assert extra["previous_training_time"] == 12.0 and extra["batches"] == run._batches_signature()
+    assert (extra["train_iterator"]["epoch"], extra["train_iterator"]["iterations_in_epoch"]) == (1, 3)
+    assert "stage" not in a_run().state_dict()["extra_state"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "first", "kind"),
+    [
+        ("--log-format json", True, "json"),
+        ("--log-format none --no-progress-bar", True, "none"),
+        ("--log-format json", False, "none"),
+    ],
+)
+def test_the_first_process_alone_shows_a_bar(
+    flags: str, first: bool, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(flags, "--log-interval 7")
+    run.world = World(0 if first else 1, 1)
+    bars: list[dict[str, Any]] = []
+    monkeypatch.setattr(run_module, "progress_bar", lambda items, **settings: bars.append(settings))
+    run._bar([], 3, 9, start=2)
+    assert bars == [{"log_format": kind, "log_interval": 7, "epoch": 3, "total": 9, "start": 2}]
+
+
+@pytest.mark.parametrize(("flags", "kind"), [("--no-progress-bar", "simple"), ("", None)])
+def test_without_a_format_the_bar_chooses_one_unless_lines_are_asked_for(
+    flags: str, kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = training_settings(runs.arguments(FIVE.replace("--log-format json", ""), flags))
+    run = Run(settings, World(), None, None, Interruption())
+    bars: list[dict[str, Any]] = []
+    monkeypatch.setattr(run_module, "progress_bar", lambda items, **settings: bars.append(settings))
+    run._bar([], 1, 1)
+    assert bars[0]["log_format"] is kind or bars[0]["log_format"] == kind
+
+
+def test_lines_have_both_clocks_and_count_groups_of_batches(tmp_path: Path) -> None:
+    log = runs.train(tmp_path, FIVE, "--update-freq 2 --max-epoch 1 --no-save --disable-validation")
+    lines = [line for line in log if "num_updates" in line]
+    assert [(line["num_updates"], line["update"]) for line in lines] == [(1, 2 / 5), (2, 4 / 5), (3, 1.0)]
+    assert sum(line["wpb"] for line in lines) == 2670 and lines[2]["wpb"] <= 640, "the rest is an update of its own"
+    for line in (*lines, {name.removeprefix("train_"): value for name, value in log[-1].items()}):
+        assert 0 < line["train_wall"] <= line["wall"]
+
+
+def test_bars_count_the_updates_of_an_epoch_and_the_run_its_total(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[tuple[Any, ...]] = []
+    show = Run._bar
+
+    def bar(self: Run, items: Any, epoch: int, total: int, **place: Any) -> Any:
+        run = place.get("run")
+        bars.append((epoch, total, place["start"], run.start, run.total))
+        return show(self, items, epoch, total, **place)
+
+    monkeypatch.setattr(Run, "_bar", bar)
+    flags = [FIVE, "--disable-validation --update-freq 2,5 --no-epoch-checkpoints --max-epoch 3 --max-update"]
+    runs.train(tmp_path, *flags, "2")
+    runs.train(tmp_path, *flags, "5")
+    assert bars == [(1, 3, 0, 0, 2), (1, 3, 2, 2, 5), (2, 1, 0, 2, 5), (3, 1, 0, 2, 5)]
+
+
+def test_folders_take_turns_and_processes_agree_on_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        run_module,
+        "check_agreement",
+        lambda world, splits, updates: compared.append((world.size, sorted(splits), updates)),
+    )
+    folders = Path(f"{runs.DATA}:{runs.DATA}")
+    runs.train(tmp_path, FIVE, "--max-epoch 2 --no-save", data=folders)
+    assert compared == [(1, ["test", "valid"], 0), (1, ["valid"], 0), (1, ["valid"], 5)]
+
+
+def test_weights_that_are_not_finite_are_named_with_the_update_and_not_saved() -> None:
+    run = state(a_run("--no-epoch-checkpoints"), updates=7)
+    with torch.no_grad():
+        next(run.trainer.model.parameters())[0] = torch.nan
+    with pytest.raises(UserError, match="^update 7: the weights "):
+        run._save(1, 7, False, None)
+
+
+def test_a_line_of_a_stage_names_it() -> None:
+    run = a_run("--log-interval 2", stage=Stage(2, 16, 9))
+    clock = run_module.Clock(run.trainer.meters)
+    assert run._interval(clock).items() >= {"stage": 2, "tokens_per_sample": 16}.items()
+
+
+def test_lines_within_an_interval_leave_its_sums(tmp_path: Path) -> None:
+    flags = "--max-update 5 --no-save --disable-validation --log-interval"
+    each = runs.updates(runs.train(tmp_path, FIVE, flags, "1"))
+    lines = runs.updates(runs.train(tmp_path, FIVE, flags, "4"))
+    assert [line["num_updates"] for line in lines] == [1, 2, 4], "the first ones come early"
+    for line in lines:
+        done = each[: line["num_updates"]]
+        mean = sum(update["loss"] * update["wpb"] for update in done) / sum(update["wpb"] for update in done)
+        assert line["loss"] == pytest.approx(mean)
+
+
+def test_curves_begin_where_the_run_resumes(tmp_path: Path) -> None:
+    flags = [FIVE, "--no-epoch-checkpoints --metrics-file", tmp_path / "m.jsonl", "--max-update"]
+    for updates in ("2", "6"):
+        runs.train(tmp_path / "run", *flags, updates)
+    found = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    steps = {tag: [line["step"] for line in found if line["tag"] == tag] for tag in ("train_inner", "train", "test")}
+    assert steps == {"train_inner": [1, 2, 3, 4, 5, 6], "train": [5], "test": [2, 5, 6]}
+    assert {"loss", "wall", "train_wall"} <= found[0].keys()
