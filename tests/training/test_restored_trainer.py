@@ -1,0 +1,222 @@
+"""What a trainer restores of a checkpoint, and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import runs
+import torch
+from small_trainers import TINY, XL, a_trainer, batches
+
+from fairseq.distributed import World
+from fairseq.errors import UserError
+from fairseq.training.trainer import Trainer
+
+FULL = "--optimizer adam --average-weights-from 2 --fp16 --fp16-init-scale 8 --fp16-scale-window 3"
+DROPOUT = f"{runs.BASELINE} --decoder-layers 1 --dropout 0.2"
+
+
+def test_a_trainer_goes_on_from_a_state_as_if_it_had_not_stopped() -> None:
+    one, other = (a_trainer(FULL, "--lr-scheduler inverse_sqrt --warmup-updates 9", base=DROPOUT) for _ in range(2))
+    samples = batches(one, 6)
+    for sample in samples[:4]:
+        one.train_step([sample])
+    state = one.state_dict()
+    torch.manual_seed(99)
+    other.load_state_dict(state, "a run")
+    assert other.num_updates == 4 and other.restored == {}
+    # The optimizer's state is copied: both go on from it.
+    assert runs.difference(other.state_dict(), state) is None
+    random = torch.get_rng_state()
+    for trainer in (one, other):
+        torch.set_rng_state(random)
+        for sample in samples[4:]:
+            trainer.train_step([sample])
+    assert runs.difference(one.state_dict(), other.state_dict()) is None
+
+
+def test_tensors_of_a_state_that_nothing_else_uses_are_adopted() -> None:
+    one = a_trainer("--optimizer adam")
+    one.train_step(batches(one, 1))
+    for adopt in (True, False):
+        state = one.state_dict()
+        moments = {entry["exp_avg"].data_ptr() for entry in state["last_optimizer_state"]["state"].values()}
+        other = a_trainer("--optimizer adam")
+        other.load_state_dict(state, "a run", adopt=adopt)
+        taken = {entry["exp_avg"].data_ptr() for entry in other.optimizer.optimizer.state.values()}
+        assert (taken == moments) is adopt and (adopt or not taken & moments)
+
+
+def test_a_state_has_what_the_run_has() -> None:
+    plain = a_trainer("--optimizer adam").state_dict()
+    assert set(plain) == {"args", "model", "optimizer_history", "last_optimizer_state", "extra_state", "dictionary"}
+    assert set(plain["extra_state"]) == {"random", "carried", "sums"}
+    (history,) = plain["optimizer_history"]
+    assert history == {
+        "criterion_name": "AdaptiveLoss",
+        "optimizer_name": "FairseqAdam",
+        "num_updates": 0,
+        "lr_scheduler_state": history["lr_scheduler_state"],
+    }
+    assert set(plain["extra_state"]["sums"]) == {"train", "train_inner"}
+    full = a_trainer(FULL, "--skip-nonfinite 3")
+    full.skipped.count = 2
+    extra = full.state_dict()["extra_state"]
+    assert set(extra) == {"random", "carried", "sums", "average", "loss_scaler", "skipped_nonfinite"}
+    assert extra["skipped_nonfinite"] == 2
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, Any]:
+    """The state of a trainer after three updates."""
+    trainer = a_trainer(FULL, "--lr 0.01")
+    for sample in batches(trainer, 3):
+        trainer.train_step([sample])
+    trainer.skipped.count = 1
+    return trainer.state_dict()
+
+
+def restored(state: dict[str, Any], *flags: str, base: str = TINY) -> Trainer:
+    trainer = a_trainer(FULL, "--lr 0.01", *flags, base=base)
+    trainer.load_state_dict(state, "x.pt")
+    return trainer
+
+
+def test_a_reset_leaves_aside_what_it_names(state: dict[str, Any]) -> None:
+    def facts(*flags: str) -> dict[str, Any]:
+        trainer = a_trainer(FULL, "--lr 0.01", *flags)
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        trainer.load_state_dict(state, "x.pt")
+        assert trainer.average is not None and trainer.scaler is not None
+        return {
+            "updates": trainer.num_updates,
+            "moments": len(trainer.optimizer.optimizer.state) > 0,
+            "average": trainer.average.count,
+            "scale": trainer.scaler.updates,
+            "skipped": trainer.skipped.count,
+            "sums": {meter.updates for meter in trainer.meters.values()},
+            "random": not torch.equal(torch.get_rng_state(), before),
+        }
+
+    whole = {"updates": 3, "moments": True, "average": 2, "scale": 3, "skipped": 1, "sums": {3}, "random": True}
+    fresh = {"updates": 0, "moments": False, "average": 0, "scale": 0, "skipped": 0}
+    assert facts() == whole
+    assert facts("--reset-optimizer") == {**whole, **fresh}
+    assert facts("--reset-meters") == {**whole, "sums": {0}}
+    assert facts("--reset-dataloader") == {**whole, "random": False}
+    assert facts("--reset-lr-scheduler") == whole
+
+
+def test_a_schedule_is_restored_unless_it_is_reset() -> None:
+    flags = "--optimizer adam --lr-scheduler reduce_lr_on_plateau --lr-shrink 0.5 --lr"
+    one = a_trainer(flags, "0.4")
+    one.train_step(batches(one, 1))
+    for epoch, figure in ((1, 1.0), (2, 2.0)):
+        one.end_epoch(epoch, figure)
+    saved = one.state_dict()
+    kept, reset = a_trainer(flags, "0.3"), a_trainer(flags, "0.3 --reset-lr-scheduler")
+    for trainer in (kept, reset):
+        trainer.load_state_dict(saved, "x.pt")
+    assert (kept.get_lr(), reset.get_lr()) == (0.2, 0.3)
+    assert kept.restored == {"lr": [0.4]} and reset.restored == {}, "the first rate, which the schedule lowered"
+
+
+def test_settings_that_the_state_puts_in_force_are_those_of_the_trainer(state: dict[str, Any]) -> None:
+    trainer = restored(state, "--adam-eps 0.5 --fp16-init-scale 32 --weight-decay 0.3")
+    assert trainer.restored == {"adam_eps": 1e-8, "fp16_init_scale": 8.0, "weight_decay": 0.0}
+    assert trainer.settings.common.fp16_init_scale == 8.0 and trainer.stored_settings()["weight_decay"] == 0.0
+    without = {**state, "extra_state": {**state["extra_state"]}}
+    del without["extra_state"]["loss_scaler"]
+    assert restored(without, "--fp16-init-scale 32").restored == {}
+    overridden = restored(state, "--optimizer-overrides {'weight_decay':0.7} --weight-decay 0.3")
+    assert overridden.restored == {"weight_decay": 0.7}
+
+
+def test_states_of_fairseq_and_of_earlier_versions_have_less(state: dict[str, Any]) -> None:
+    bare = {"model": state["model"]}
+    trainer = restored(bare)
+    assert trainer.num_updates == 0 and trainer.restored == {}
+    loaded = trainer.model.state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in state["model"].items())
+    none = {**state, "args": None, "extra_state": None, "optimizer_history": state["optimizer_history"]}
+    assert restored(none).num_updates == 3
+    history = [{"num_updates": 1}, {"num_updates": 7}]
+    assert restored({**state, "optimizer_history": history}).num_updates == 7, "the last one"
+    assert restored({**state, "last_optimizer_state": None}).num_updates == 0
+
+
+def test_a_setting_that_parameters_depend_on_is_that_of_the_state(state: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="^--activation-fn gelu: x.pt was trained with relu"):
+        restored(state, "--activation-fn gelu")
+    with pytest.raises(UserError, match=r"^--optimizer-overrides \["):
+        restored(state, "--optimizer-overrides [")
+    with pytest.raises(UserError, match="^x.pt: does not fit this model"):
+        restored(state, "--decoder-ffn-embed-dim 32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("criterion", "LabelSmoothedCrossEntropyCriterion"), ("optimizer", "FairseqNAG")]
+)
+def test_another_criterion_or_optimizer_is_refused_by_its_flag(state: dict[str, Any], kind: str, name: str) -> None:
+    history = {**state["optimizer_history"][0], f"{kind}_name": name}
+    own = state["optimizer_history"][0][f"{kind}_name"]
+    with pytest.raises(UserError) as error:
+        restored({**state, "optimizer_history": [history]})
+    assert str(error.value) == f"x.pt: made with {kind} {name}, not {own}; give its --{kind}, or --reset-optimizer"
+    restored({**state, "optimizer_history": [history]}, "--reset-optimizer")
+
+
+def test_a_criterion_has_a_state_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other, reset = a_trainer(), a_trainer(), a_trainer("--reset-optimizer")
+    loaded: list[Any] = []
+    monkeypatch.setattr(type(one.criterion), "state_dict", lambda self, *args, **settings: {"seen": 3})
+    monkeypatch.setattr(type(one.criterion), "load_state_dict", lambda self, values, *args: loaded.append(values))
+    saved = one.state_dict()
+    assert saved["extra_state"]["criterion"] == {"seen": 3}
+    for trainer in (other, reset):
+        trainer.load_state_dict(saved, "x.pt")
+    assert loaded == [{"seen": 3}]
+
+
+def test_random_states_of_each_rank_go_on_and_those_of_other_ranks_are_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trainer = a_trainer()
+    caplog.set_level(logging.INFO)
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        states.append({"cpu": torch.get_rng_state()})
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    for none in (None, []):
+        trainer._restore_random_states(none, "x.pt")
+    assert torch.equal(torch.get_rng_state(), before) and caplog.messages == []
+    trainer._restore_random_states(states, "x.pt")
+    assert torch.equal(torch.get_rng_state(), before)
+    dropped = "random states of x.pt are dropped: processes then 2, now 1; dropout starts from --seed"
+    assert caplog.messages == [dropped]
+    trainer.world = World(1, 2)
+    trainer._restore_random_states(states, "x.pt")
+    assert torch.equal(torch.get_rng_state(), states[1]["cpu"]) and caplog.messages == [dropped]
+
+
+def test_memory_goes_on_with_the_rows_that_do_and_that_of_version_0_1_too() -> None:
+    one = a_trainer(base=XL)
+    for sample in batches(one, 2):
+        one.train_step([sample])
+    saved = one.state_dict()
+    memory = saved["extra_state"]["carried"]["memory"]
+    older = {**saved, "extra_state": {**saved["extra_state"], "memory": memory}}
+    del older["extra_state"]["carried"]
+    for state in (saved, older):
+        other = a_trainer(base=XL)
+        other.load_state_dict(state, "x.pt", rows=memory[0].size(0))
+        taken = other.task.carried["memory"]
+        assert all(torch.equal(layer, value) for layer, value in zip(taken, memory, strict=True))
+        other = a_trainer(base=XL)
+        other.load_state_dict(state, "x.pt")
+        assert not other.task.carried.get("memory"), "no rows go on"
