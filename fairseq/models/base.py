@@ -106,6 +106,10 @@ class BaseFairseqModel(nn.Module):
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Raise UserError if the *parameters* of a checkpoint belong to other data than the model."""
 
+    def of_other_data(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Those of the *parameters* of a checkpoint that belong to other data than the model."""
+        return {}
+
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """*state*, which may come from an older program, with the names this model uses."""
         return state

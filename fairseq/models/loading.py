@@ -90,18 +90,24 @@ def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], s
 
 
 def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], source: str) -> None:
-    """Load the *parameters* of a checkpoint that *model* has with the same shape; log the others.
+    """Load the *parameters* of a checkpoint that *model* has with the same shape and for the same data; log the others.
 
     Raises:
         UserError: no parameter matches.
     """
     upgraded, wanted = model.upgrade_state_dict(dict(parameters)), model.state_dict()
-    fitting = {name: value for name, value in upgraded.items() if name in wanted and value.shape == wanted[name].shape}
+    foreign = model.of_other_data(upgraded)
+    fitting = {
+        name: value
+        for name, value in upgraded.items()
+        if name in wanted and name not in foreign and value.shape == wanted[name].shape
+    }
     if not any(name in fitting for name, _ in model.named_parameters()):
         raise UserError(f"{source}: no parameter matches this model; check --arch and its sizes")
     model.load_state_dict(fitting, strict=False)
     left_out = {
-        "with another shape": [name for name in upgraded if name in wanted and name not in fitting],
+        "of other data": list(foreign),
+        "with another shape": [n for n in upgraded if n in wanted and n not in fitting and n not in foreign],
         "unused": [name for name in upgraded if name not in wanted],
         "initialized": [name for name in wanted if name not in upgraded],
     }

@@ -22,7 +22,7 @@ from fairseq.models import BaseFairseqModel, FairseqLanguageModel
 from fairseq.modules.memory import Memory
 from fairseq.notes.blocks import SUBSETS, NotedBlocks, NotedStream
 from fairseq.notes.dictionary import CausalNoteDictionary
-from fairseq.notes.settings import NoteConfig, check_words, dictionary_settings, without_notes
+from fairseq.notes.settings import NoteConfig, check_words, dictionary_settings, of_other_words, without_notes
 from fairseq.notes.spans import reopen_spans
 from fairseq.notes.state import NoteState, dictionary_of
 from fairseq.notes.words import NOTES, NoteWords, note_rule
@@ -79,6 +79,9 @@ class NotedLanguageModel(FairseqLanguageModel):
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         super().check_parameters(parameters)
         check_words(self.notes, parameters)
+
+    def of_other_data(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {**super().of_other_data(parameters), **of_other_words(self.notes, parameters)}
 
 
 def give_notes(model: BaseFairseqModel, notes: CausalNoteDictionary) -> None:

@@ -59,14 +59,19 @@ def without_notes(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in parameters.items() if not name.startswith(OWN)}
 
 
+def of_other_words(notes: NoteDictionary, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The notes among *parameters* if they are for other words than *notes*."""
+    stored = parameters.get("notes.digest")
+    return {} if stored is None or torch.equal(stored.cpu(), notes.digest.cpu()) else notes_of(parameters)
+
+
 def check_words(notes: NoteDictionary, parameters: Mapping[str, Tensor]) -> None:
     """Check that the notes in *parameters* of a checkpoint are for the words of *notes*.
 
     Raises:
         UserError: the words differ.
     """
-    stored = parameters.get("notes.digest")
-    if stored is not None and not torch.equal(stored.cpu(), notes.digest.cpu()):
+    if of_other_words(notes, parameters):
         raise UserError(
             f"{NOTES}: differs from the words of the notes in the checkpoint; use the data folder it was trained with"
         )

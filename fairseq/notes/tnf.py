@@ -18,7 +18,14 @@ from fairseq.models.bert import BertConfig, BertModel
 from fairseq.models.electra import ElectraConfig, ElectraModel
 from fairseq.notes.dictionary import NoteDictionary, generator_apart
 from fairseq.notes.extension import words_of
-from fairseq.notes.settings import EncoderNoteConfig, check_words, dictionary_settings, notes_of, without_notes
+from fairseq.notes.settings import (
+    EncoderNoteConfig,
+    check_words,
+    dictionary_settings,
+    notes_of,
+    of_other_words,
+    without_notes,
+)
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
 PREFIX = "tnf_"
@@ -51,6 +58,9 @@ class NotedModel(BaseFairseqModel):
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         super().check_parameters(parameters)
         check_words(self.notes, parameters)
+
+    def of_other_data(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {**super().of_other_data(parameters), **of_other_words(self.notes, parameters)}
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the parameters of the encoder; keep those of notes."""

@@ -11,6 +11,7 @@ import torch
 from fairseq import checkpoint
 from fairseq.errors import UserError
 from fairseq.hub import load_model
+from fairseq.models.loading import load_fitting
 from fairseq_cli import preprocess
 from fairseq_cli.preprocess import get_preprocessing_parser
 
@@ -131,3 +132,16 @@ def test_a_run_without_notes_stores_and_logs_no_settings_of_notes_and_resumes_on
 def test_a_model_that_cannot_read_notes_is_named(data):
     with pytest.raises(UserError, match="^--notes: LSTMLanguageModel cannot read notes; use a transformer"):
         noted.trainer(data, "--arch lstm_lm --criterion cross_entropy", COMMON, "--notes")
+
+
+@pytest.mark.parametrize("flags", [f"{ARCHS['transformer_lm']} --notes", f"--arch tnf_bert_tiny {COMMON}"])
+def test_initial_weights_are_without_the_notes_of_other_words(flags, data, caplog):
+    model = noted.trainer(data, flags).model
+    parameters = {name: torch.full_like(value, 7) for name, value in model.state_dict().items()}
+    digest, table = model.notes.digest.clone(), model.notes.table.clone()
+    with caplog.at_level("INFO"):
+        load_fitting(model, parameters, "other.pt")
+    assert torch.equal(model.notes.digest, digest) and torch.equal(model.notes.table, table)
+    assert "of other data (notes." in caplog.text and all((p == 7).all() for p in model.parameters())
+    load_fitting(model, {**parameters, "notes.digest": digest}, "same.pt")
+    assert (model.notes.table == 7).all()
