@@ -186,6 +186,13 @@ class OptimizationConfig(RateConfig):
         low=1,
         metavar="UPDATE",
     )
+    ema_decay: float | None = flag(
+        None,
+        "validate and save an exponential moving average of weights, e.g. 0.999",
+        low=0,
+        below=1,
+        metavar="DECAY",
+    )
     skip_nonfinite: int = flag(0, "maximum updates to skip for an infinite or NaN loss or gradient", low=0)
     oom_retry: bool = flag(False, "split and repeat batches that exceed memory (not with memory models)")
     sentence_avg: bool = flag(False, "divide gradients by rows instead of tokens")

@@ -24,7 +24,7 @@ use-plasma-view use-sharded-state write-checkpoints-asynchronously
 VALUES = """
 aim-repo aim-run-hash all-gather-list-size amp-batch-retries amp-init-scale amp-scale-window base-shuffle
 base-sublayers block-lr block-momentum bpe buffer-size char-embedder-highway-layers character-embedding-dim
-character-filters data-buffer-size ddp-comm-hook diverse-beam-strength ema-decay ema-seed-model ema-start-update
+character-filters data-buffer-size ddp-comm-hook diverse-beam-strength ema-seed-model ema-start-update
 ema-update-freq empty-cache-freq eos-token fixed-validation-seed global-sync-iter heartbeat-timeout
 iter-decode-eos-penalty iter-decode-max-iter iter-decode-with-beam localsgd-frequency min-params-to-wrap
 pipeline-balance pipeline-checkpoint pipeline-chunks pipeline-decoder-balance pipeline-decoder-devices
@@ -38,8 +38,8 @@ _INSTEAD = {  # flag: (values that change nothing, what to do)
     "amp": ((), "use --fp16, which keeps float32 parameters"),
     "memory-efficient-bf16": ((), "use --bf16"),
     "use-bmuf": ((), "processes average gradients in every update; leave it out"),
-    "store-ema": ((), "use --average-weights-from UPDATE"),
-    "ema-fp32": ((), "use --average-weights-from UPDATE"),
+    "store-ema": ((), "use --ema-decay alone, which validates and saves the average"),
+    "ema-fp32": ((), "the average of --ema-decay is float32; leave it out"),
     "pipeline-model-parallel": ((), "pipelines are not implemented; leave it out"),
     "self-target": ((), "targets are the next tokens; leave it out"),
     "past-target": ((), "targets are the next tokens; leave it out"),

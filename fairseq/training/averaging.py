@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq.config.settings import OptimizationConfig
 from fairseq.errors import UserError
 from fairseq.optim.elementwise import slices
 
@@ -16,14 +17,19 @@ from fairseq.optim.elementwise import slices
 class WeightAverage:
     """The mean of *parameters* after each update from number *start* on, in float32 whatever they are.
 
+    Weights that are n updates old count decay^n. The weighted mean is exact from the first update on, so that
+    initial weights have no part in it; with decay 1 all updates count alike.
+
     Args:
         parameters: those that the optimizer changes.
         start: the first update that counts.
+        decay: from 0, the last weights alone, to 1.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], start: int) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], start: int, decay: float = 1.0) -> None:
         self.parameters = list(parameters)
         self.start = start
+        self.decay = decay
         self.count = 0
         self.mean: list[Tensor] = []
 
@@ -36,13 +42,18 @@ class WeightAverage:
         if self.count == 1:
             self.mean = [_float32(p) for p in self.parameters]
         else:
+            share = self._newest_share()
             pairs = [(mean, p.detach()) for mean, p in zip(self.mean, self.parameters, strict=True)]
             if exact := [pair for pair in pairs if pair[0].dtype == pair[1].dtype]:
                 means, weights = zip(*exact, strict=True)
-                torch._foreach_lerp_(means, weights, 1 / self.count)
+                torch._foreach_lerp_(means, weights, share)
             for mean, p in (pair for pair in pairs if pair[0].dtype != pair[1].dtype):
                 for piece, narrow in zip(slices(mean), slices(p), strict=True):  # widened a slice at a time
-                    piece.lerp_(narrow.float(), 1 / self.count)
+                    piece.lerp_(narrow.float(), share)
+
+    def _newest_share(self) -> float:
+        """The weight of the last update in the mean: 1 / (1 + decay + … + decay^(count − 1))."""
+        return 1 / self.count if self.decay == 1 else (1 - self.decay) / (1 - self.decay**self.count)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -74,6 +85,13 @@ class WeightAverage:
         _check_shapes(self.parameters, state["mean"])
         self.mean = [_float32(mean).to(p.device) for mean, p in pairs]
         restore_weights(self.parameters, state)
+
+
+def weight_average(cfg: OptimizationConfig, parameters: Sequence[torch.nn.Parameter]) -> WeightAverage | None:
+    """The mean of *parameters* that *cfg* asks for; None if it asks for none."""
+    if cfg.average_weights_from is None and cfg.ema_decay is None:
+        return None
+    return WeightAverage(parameters, cfg.average_weights_from or 1, 1.0 if cfg.ema_decay is None else cfg.ema_decay)
 
 
 def _float32(tensor: Tensor) -> Tensor:

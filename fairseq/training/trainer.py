@@ -32,7 +32,7 @@ from fairseq.tasks import dictionary_digest
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training import gradients, nonfinite
-from fairseq.training.averaging import WeightAverage, restore_weights
+from fairseq.training.averaging import restore_weights, weight_average
 from fairseq.training.loss_scaler import LossScaler
 from fairseq.training.memory_limit import BatchSplitter, Rebatch
 from fairseq.training.nonfinite import Finding, NonFiniteUpdates
@@ -91,8 +91,7 @@ class Trainer:
         self.parameters = self.optimizer.params
         self.lr_scheduler = build_lr_scheduler(settings, self.optimizer)
         self.scaler = _loss_scaler(settings, self.world) if self.precision.needs_scaling else None
-        start = self.cfg.average_weights_from
-        self.average = WeightAverage(self._trained(), start) if start is not None else None
+        self.average = weight_average(self.cfg, self._trained())
         self.num_updates = 0
         self.restored: dict[str, Any] = {}
         self.figures = task.figures(criterion)
@@ -221,7 +220,7 @@ class Trainer:
         return meter
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which the model has the weights to validate and save: with --average-weights-from their mean."""
+        """Context in which the model has the weights to validate and save: where one is asked for, their mean."""
         return self.average.in_place() if self.average is not None else contextlib.nullcontext()
 
     def get_lr(self) -> float:
@@ -317,7 +316,7 @@ class Trainer:
         self.task.load_carried(saved, rows, self.world)
 
     def _stored_model(self) -> dict[str, Any]:
-        """The model as a checkpoint stores it: with --average-weights-from the mean in place of the parameters."""
+        """The model as a checkpoint stores it: where a mean of the weights is asked for, in place of the parameters."""
         stored = self.reducer.stored(stored_parameters(self.model))
         if self.average is None:
             return stored

@@ -186,7 +186,7 @@ def test_flags_that_nothing_reads_are_taken_with_one_note(capsys: pytest.Capture
     [
         ("--tpu", "--tpu: there are no TPUs; leave it out"),
         ("--model-parallel-size 2", "--model-parallel-size 2: layers are not split; use 1"),
-        ("--store-ema", "--store-ema: use --average-weights-from UPDATE"),
+        ("--store-ema", "--store-ema: use --ema-decay alone, which validates and saves the average"),
         ("--shorten-method truncate", "--shorten-method truncate: lines are not shortened; use none"),
         ("--lr 0", "--lr 0: must be greater than 0, unless --max-lr is given"),
     ],

@@ -31,7 +31,7 @@ KINDS = {
     "bands": "--div-val 2 --tie-projs --same-length --clamp-len 10",
     "shaw": "--position-encoding shaw",
     "learned": "--position-encoding learned --mem-len 0",
-    "averaged": "--average-weights-from 4",
+    "averaged": "--average-weights-from 4 --ema-decay 0.7",
     "half": "--loss-positions half",
 }
 
@@ -302,6 +302,7 @@ def test_flags_of_memory_are_refused_for_models_without_them() -> None:
     [
         ("--mem-len -3", "--mem-len -3: must be at least 0"),
         ("--average-weights-from 0", "--average-weights-from 0"),
+        ("--ema-decay 1", "--ema-decay 1"),
         ("--loss-positions some", "--loss-positions some: choose from full, half"),
         ("--position-encoding rotary", "--position-encoding rotary: choose from relative"),
         ("--criterion adaptive_loss --sample-break-mode eos", "--sample-break-mode eos"),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from fairseq.config.settings import OptimizationConfig
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
-from fairseq.training.averaging import WeightAverage, restore_weights
+from fairseq.training.averaging import WeightAverage, restore_weights, weight_average
 from fairseq.training.gradients import norm_and_factor
 from fairseq.training.memory_limit import BatchSplitter
 
@@ -59,10 +62,12 @@ def test_the_norm_is_that_of_the_parts_of_all_processes() -> None:
 # --- the mean of weights
 
 
-def averaged(start: int, updates: int, dtypes: tuple[torch.dtype, ...]) -> tuple[list[nn.Parameter], WeightAverage]:
+def averaged(
+    start: int, updates: int, dtypes: tuple[torch.dtype, ...], decay: float = 1.0
+) -> tuple[list[nn.Parameter], WeightAverage]:
     """An average from update *start* on, of parameters that were 1, 2, 3 … after the updates."""
     weights = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in dtypes]
-    average = WeightAverage(weights, start)
+    average = WeightAverage(weights, start, decay)
     for update in range(1, updates + 1):
         for weight in weights:
             weight.data.fill_(update)
@@ -105,6 +110,47 @@ def test_a_restored_mean_goes_on_from_the_weights_that_were_saved() -> None:
     restored.update(5)
     assert [mean.tolist() for mean in restored.mean] == [[4.0] * 2] * 2, "(2 + 3 + 4 + 7) / 4"
     assert [mean.tolist() for mean in average.mean] == [[3.0] * 2] * 2, "a copy"
+
+
+def decayed(values: Sequence[float], decay: float) -> float:
+    """The mean of *values* in which one that is n updates old counts decay^n."""
+    ages = [decay**age for age in reversed(range(len(values)))]
+    return sum(value * age for value, age in zip(values, ages, strict=True)) / sum(ages)
+
+
+@pytest.mark.parametrize(("start", "updates"), [(1, 1), (1, 2), (1, 9), (3, 6)])
+@pytest.mark.parametrize("decay", [0.0, 0.3, 0.9, 0.999])
+def test_an_exponential_mean_counts_older_weights_less_and_initial_ones_not(
+    decay: float, start: int, updates: int
+) -> None:
+    _, average = averaged(start, updates, MIXED, decay)
+    expected = decayed(range(start, updates + 1), decay)
+    assert [mean.tolist() for mean in average.mean] == [pytest.approx([expected] * 2, rel=1e-6)] * 2
+    weights, restored = averaged(start, 0, MIXED, decay)
+    restored.load_state_dict(average.state_dict())
+    for one in (restored, average):
+        for weight in one.parameters:
+            weight.data.fill_(20.0)
+        one.update(updates + 1)
+    assert restored.mean[0].tolist() == average.mean[0].tolist(), "to the last bit"
+    assert weights[0].tolist() == [20.0, 20.0]
+    expected = decayed([*range(start, updates + 1), 20.0], decay)
+    assert restored.mean[1].tolist() == pytest.approx([expected] * 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, None),
+        ({"ema_decay": 0.5}, (1, 0.5)),
+        ({"ema_decay": 0.0}, (1, 0.0)),
+        ({"average_weights_from": 3}, (3, 1.0)),
+        ({"average_weights_from": 3, "ema_decay": 0.5}, (3, 0.5)),
+    ],
+)
+def test_weights_are_averaged_where_either_flag_asks_for_it(flags: dict[str, Any], expected: Any) -> None:
+    average = weight_average(OptimizationConfig(**flags), [])
+    assert (None if average is None else (average.start, average.decay)) == expected
 
 
 @pytest.mark.parametrize("name", ["mean", "weights"])
