@@ -199,8 +199,8 @@ class OptimizationConfig(RateConfig):
     update_freq: list[int] = flag([1], "batches accumulated per update, or one number for each epoch", low=1)
     stages: str | None = flag(
         None,
-        "staged training: LENGTH:LAST_UPDATE of each stage, e.g. 128:140100,512:286000",
-        metavar="L:U,…",
+        "staged training: LENGTH:LAST_UPDATE[:MAX_TOKENS[:LR]] of each stage, e.g. 128:140100,512:286000",
+        metavar="L:U[:T[:LR]],…",
     )
 
 

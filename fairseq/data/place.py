@@ -64,7 +64,7 @@ class SavedBy:
         fairseq: whether that was fairseq.
         processes: of the run.
         batches: an epoch on each process; None if unknown.
-        same_length: whether ``--tokens-per-sample`` was what it is now.
+        same_length: whether ``--tokens-per-sample`` was what it is now, and no other stage of ``--stages`` saved it.
     """
 
     fairseq: bool
@@ -73,13 +73,17 @@ class SavedBy:
     same_length: bool = True
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], tokens_per_sample: int | None) -> SavedBy:
-        """Return the facts of a checkpoint's content, ours or fairseq's, for a run with *tokens_per_sample*."""
+    def of(cls, state: Mapping[str, Any], tokens_per_sample: int | None, stage: int | None = None) -> SavedBy:
+        """Return the facts of a checkpoint's content, ours or fairseq's, for a run with *tokens_per_sample*.
+
+        Its *stage* is numbered from 1, None without stages: batches of another stage may have other rows.
+        """
         args = state.get("args") or {}
-        signature = (state.get("extra_state") or {}).get("batches")
+        extra = state.get("extra_state") or {}
+        signature, before = extra.get("batches"), (extra.get("stage") or {}).get("number", stage)
         if not isinstance(signature, Mapping):
             return cls(True, int(args.get("distributed_world_size") or 1))
-        same = signature.get("tokens_per_sample") == tokens_per_sample
+        same = signature.get("tokens_per_sample") == tokens_per_sample and before == (stage or before)
         return cls(False, int(signature.get("processes") or 1), signature.get("batches"), same)
 
 
@@ -127,7 +131,7 @@ def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Foun
         return Found(read, ours.order == STREAMS, _remark(ours, theirs, read))
     # The longest block may be a line that --tokens-per-sample does not cut, and stay when shorter ones grow.
     if theirs.block_size != ours.block_size or not same_length:
-        return _share(ours, read / theirs.units)
+        return _share(ours, read / theirs.units, theirs.block_size)
     if dataclasses.replace(here, seed=ours.seed, cut=ours.cut) == ours and theirs.seed != ours.seed:
         return Found(read, False, f"--seed {ours.seed} changes the order, some text may be read twice")
     raise _elsewhere(ours, theirs.order, theirs.cut, f"{read} of {theirs.units} {_NAMES[theirs.order]}")
@@ -152,10 +156,11 @@ def _without_layout(ours: Layout, iterations: int, saved: SavedBy) -> Found:
     raise _elsewhere(ours, ours.order, 0, f"{iterations} of {saved.batches} batches")
 
 
-def _share(ours: Layout, share: float) -> Found:
-    """Return the place after the same share of an epoch whose blocks have another size, as between stages."""
+def _share(ours: Layout, share: float, block_size: int | None = None) -> Found:
+    """Return the place after the same share of an epoch whose blocks have another size or rows, as between stages."""
     read = int(share * ours.units)
-    remark = f"blocks have another size: continues after {100 * share:.3g}% of the epoch, some text may be read twice"
+    reason = "rows read other parts of the text" if block_size == ours.block_size else "blocks have another size"
+    remark = f"{reason}: continues after {100 * share:.3g}% of the epoch, some text may be read twice"
     return Found(read - read % ours.step, False, remark)
 
 

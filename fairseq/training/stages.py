@@ -8,40 +8,71 @@ the next ones are built.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from fairseq.config.fields import flag_name
+from fairseq.config.registry import LR_SCHEDULERS
 from fairseq.config.settings import TrainingSettings
 from fairseq.errors import UserError
 from fairseq.models import ModelConfig
 
+SYNTAX = "LENGTH:UPDATES[:TOKENS[:LR]], as in 128:140100,512:286000 or 128:140100:9216:0.5,512:286000::0.25"
+_STAGE = re.compile(r"(\d+):(\d+)(?::(\d+|(?=:))(?::(\S+))?)?")
+
 
 @dataclass(frozen=True)
 class Stage:
-    """Train on blocks of *tokens_per_sample* up to *max_update* updates; stages are numbered from 1."""
+    """Train on blocks of *tokens_per_sample* up to *max_update* updates; stages are numbered from 1.
+
+    Attributes:
+        max_tokens: in a batch; None: as in the run.
+        lr: the stage's ``--lr``; None: the run's.
+    """
 
     number: int
     tokens_per_sample: int
     max_update: int
+    max_tokens: int | None = None
+    lr: float | None = None
 
 
 def parse_stages(text: str) -> list[Stage]:
-    """The stages that ``--stages`` asks for, e.g. ``128:140100,512:286000``.
+    """The stages that ``--stages`` asks for, e.g. ``128:140100,512:286000``; see :data:`SYNTAX`.
 
     Raises:
         UserError: *text* is malformed, or its updates do not grow.
     """
     stages: list[Stage] = []
     for number, part in enumerate(text.split(","), start=1):
-        match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", part)
-        if match is None or int(match[1]) == 0:
-            raise UserError(f"--stages {text}: {part.strip()!r} is not LENGTH:UPDATES, as in 128:140100,512:286000")
-        stage = Stage(number, int(match[1]), int(match[2]))
+        stage = _parse(number, part)
+        if stage is None:
+            raise UserError(f"--stages {text}: {part.strip()!r} is not {SYNTAX}")
         if stages and stage.max_update <= stages[-1].max_update or stage.max_update == 0:
             raise UserError(f"--stages {text}: updates count from the start of training, so they must increase")
+        if stage.max_tokens is not None and stage.max_tokens < stage.tokens_per_sample:
+            raise UserError(
+                f"--stages {text}: batches of {stage.max_tokens} tokens have no room for a block of "
+                f"{stage.tokens_per_sample}; raise stage {number}'s TOKENS"
+            )
         stages.append(stage)
     return stages
+
+
+def _parse(number: int, text: str) -> Stage | None:
+    """The stage that *text* describes; None if it is malformed."""
+    match = _STAGE.fullmatch(re.sub(r"\s*:\s*", ":", text.strip()))
+    if match is None or int(match[1]) == 0:
+        return None
+    try:
+        rate = float(match[4]) if match[4] else None
+    except ValueError:
+        return None
+    if rate is not None and not 0 < rate < math.inf:
+        return None
+    return Stage(number, int(match[1]), int(match[2]), int(match[3]) if match[3] else None, rate)
 
 
 def plan(settings: TrainingSettings) -> list[Stage]:
@@ -58,12 +89,30 @@ def plan(settings: TrainingSettings) -> list[Stage]:
         raise UserError(
             f"--max-update {cfg.max_update}: --stages ends at update {stages[-1].max_update}; leave --max-update out"
         )
-    longest = max(stage.tokens_per_sample for stage in stages)
     rows = settings.model.row_limit if isinstance(settings.model, ModelConfig) else None
-    for name, limit in (("max_tokens", settings.data.max_tokens), ("max_target_positions", rows)):
+    limited = [stage for stage in stages if stage.max_tokens is None]
+    for name, limit, of in (("max_tokens", settings.data.max_tokens, limited), ("max_target_positions", rows, stages)):
+        longest = max((stage.tokens_per_sample for stage in of), default=0)
         if limit is not None and limit < longest:
             raise UserError(f"{flag_name(name)} {limit}: --stages {cfg.stages} needs {longest}; raise it")
+    if any(stage.lr is not None for stage in stages):
+        _check_rates(settings)
+    for stage in stages:  # values that contradict a stage's are errors before the first stage, not after hours
+        settings_at(settings, stages, stage)
     return stages
+
+
+def _check_rates(settings: TrainingSettings) -> None:
+    """Check that ``--lr`` is what a stage's rate can replace.
+
+    Raises:
+        UserError: the schedule goes on from a rate of its own, or --lr is not its peak.
+    """
+    name = settings.chosen.lr_scheduler
+    if "lr" in LR_SCHEDULERS[name].restored_settings:
+        raise UserError(f"--stages: --lr-scheduler {name} goes on from the rate before; leave the stages' LR out")
+    if vars(settings.namespace).get("max_lr") is not None:
+        raise UserError("--stages: --lr is the minimum with --max-lr; leave the stages' LR or --max-lr out")
 
 
 def stage_at(stages: list[Stage], updates: int) -> Stage:
@@ -72,9 +121,16 @@ def stage_at(stages: list[Stage], updates: int) -> Stage:
 
 
 def settings_at(settings: TrainingSettings, stages: list[Stage], stage: Stage) -> TrainingSettings:
-    """*settings* as the command of *stage* would have them: cache and validation lengths follow the stage's blocks."""
+    """*settings* as the command of *stage* would have them: cache and validation lengths follow the stage's blocks.
+
+    Its number of tokens is the batch's only limit, so that ``--batch-size``, given or the default, does not lower it.
+    """
     lengths = {s.tokens_per_sample for s in stages}
-    changes = {"tokens_per_sample": stage.tokens_per_sample, "max_update": stages[-1].max_update}
+    changes: dict[str, Any] = {"tokens_per_sample": stage.tokens_per_sample, "max_update": stages[-1].max_update}
+    if stage.max_tokens is not None:
+        changes |= {"max_tokens": stage.max_tokens, "batch_size": None}
+    if stage.lr is not None:
+        changes["lr"] = [stage.lr]
     if isinstance(settings.model, ModelConfig):
         changes |= settings.model.at_block_length(stage.tokens_per_sample, max(lengths))
     limit = settings.data.max_tokens_valid

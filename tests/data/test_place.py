@@ -196,6 +196,9 @@ def test_who_saved_a_checkpoint_is_seen_from_its_content() -> None:
     state: dict[str, Any] = {"args": {"distributed_world_size": 1}, "extra_state": {"batches": signature}}
     assert SavedBy.of(state, 16) == SavedBy(False, 2, 9, True)
     assert SavedBy.of(state, 32) == SavedBy(False, 2, 9, False)
+    assert SavedBy.of(state, 16, 2) == SavedBy(False, 2, 9, True), "its stage is not known"
+    state["extra_state"]["stage"] = {"number": 1}
+    assert [SavedBy.of(state, 16, stage).same_length for stage in (None, 1, 2)] == [True, True, False]
     assert SavedBy.of({"args": {"distributed_world_size": 4}, "extra_state": {}}, 16) == SavedBy(True, 4)
 
 

@@ -26,11 +26,17 @@ def test_stages_are_numbered_lengths_with_their_last_update() -> None:
     stages = parse_stages(" 128:140100, 512 : 286000,64:286001")
     assert stages == [Stage(1, 128, 140100), Stage(2, 512, 286000), Stage(3, 64, 286001)]
     assert parse_stages("1:1") == [Stage(1, 1, 1)]
+    assert parse_stages("8:5:8, 8 : 9 : : 1e-3,8:12:24:2") == [
+        Stage(1, 8, 5, 8),
+        Stage(2, 8, 9, None, 0.001),
+        Stage(3, 8, 12, 24, 2.0),
+    ]
 
 
 @pytest.mark.parametrize(
     "text",
-    ["128", "128:", "a:1", "0:1", "8:0", "8:5,16:5", "8:5,16:4", "8:5,", "8:1:2", "8:-1", "8:5,0:6", "x8:5", "8:5x"],
+    ["128", "128:", "a:1", "0:1", "8:0", "8:5,16:5", "8:5,16:4", "8:5,", "8:1:2", "8:-1", "8:5,0:6", "x8:5", "8:5x"]
+    + ["8:5:", "8:5::", "8:5:7", "8:5:64:", "8:5::0", "8:5::-1", "8:5::nan", "8:5::inf", "8:5::x", "8:5:64:1:2"],
 )
 def test_stages_that_are_malformed_or_do_not_go_on_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="^--stages "):
@@ -68,6 +74,29 @@ def test_limits_that_a_stage_exceeds_are_refused_before_the_first_one() -> None:
     ):
         with pytest.raises(UserError, match=f"^{name}"):
             planned(flags)
+
+
+def test_a_stage_has_its_batches_and_rate_and_the_others_the_runs() -> None:
+    settings, stages = planned("--max-tokens 24 --batch-size 2 --stages 8:5:64:0.5,16:9,32:12:32,8:15::2")
+    of_each = [settings_at(settings, stages, stage) for stage in stages]
+    batches = [(each.data.max_tokens, each.data.batch_size) for each in of_each]
+    assert batches == [(64, None), (24, 2), (32, None), (24, 2)]
+    assert [each.lr_scheduler.lr for each in of_each] == [[0.5], [1.0], [1.0], [2.0]]
+
+
+def test_what_contradicts_a_later_stage_is_refused_before_the_first_one() -> None:
+    for flags, message in (
+        ("--max-tokens 15 --stages 8:5,16:9:16,16:12", "--max-tokens 15: --stages .* needs 16"),
+        ("--max-tokens 64 --stages 8:5:64:2,16:9:15", r"--stages .* 15 tokens .* block of 16; raise stage 2's TOKENS"),
+        ("--lr-scheduler reduce_lr_on_plateau --stages 8:5,16:9::1", "--stages: --lr-scheduler reduce_lr_on_plateau"),
+        ("--lr-scheduler cosine --max-lr 2 --stages 8:5::1", "--stages: --lr is the minimum with --max-lr"),
+        ("--lr-scheduler wsd --warmup-updates 4 --stages 8:5:8,16:9:16:1 --decay-updates 6", "warmup_updates 4"),
+    ):
+        with pytest.raises(UserError, match=f"^{message}"):
+            planned(flags)
+    assert planned("--max-tokens 15 --stages 8:5,16:9:16")[1], "a limit that the longer stage does not have"
+    planned("--lr-scheduler reduce_lr_on_plateau --stages 8:5,16:9:16")
+    planned("--lr-scheduler cosine --max-lr 2 --stages 8:5:64")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,38 @@ def test_stages_of_a_baseline_with_learned_positions(tmp_path):
     assert [line["tokens_per_sample"] for line in runs.updates(log)] == [8] * 3 + [32] * 3
 
 
+def test_stages_with_batches_and_rates_equal_commands_with_these_and_resume_exactly(tmp_path):
+    flags = [runs.SHORTFORMER, runs.DROPOUT, runs.ADAM, "--no-epoch-checkpoints"]
+    stages = "--stages 16:5:128:0.004,32:9:96:0.001,32:12 --save-interval-updates 9"
+    log = runs.train(tmp_path / "staged", flags, stages)
+    assert [line["wpb"] for line in runs.updates(log)] == [128.0] * 5 + [96.0] * 4 + [64.0] * 3
+    assert [line["lr"] for line in runs.updates(log)][4:11] == pytest.approx(
+        [
+            0.004 * 5 / 9,
+            0.001 * 6 / 9,
+            0.001 * 7 / 9,
+            0.001 * 8 / 9,
+            0.001,
+            0.002 * (9 / 10) ** 0.5,
+            0.002 * (9 / 11) ** 0.5,
+        ],
+        rel=1e-3,
+    )
+    first = "--max-tokens 128 --lr 0.004 --max-update 5 --tokens-per-sample 16 --tokens-from-prev 16"
+    runs.train(tmp_path / "1", flags, first)
+    second = "--max-tokens 96 --lr 0.001 --max-update 9 --tokens-per-sample 32 --tokens-from-prev 32 --restore-file"
+    runs.train(tmp_path / "2", flags, second, tmp_path / "1" / "checkpoint_last.pt")
+    saved = next((tmp_path / "staged").glob("checkpoint_*_9.pt"))
+    staged = runs.content(saved)
+    assert staged["extra_state"].pop("stage")["number"] == 2
+    assert runs.difference(staged, runs.content(tmp_path / "2" / "checkpoint_last.pt")) is None
+    # The third stage has other rows of equal blocks, where a command of its own could not go on within the epoch.
+    rest = runs.train(tmp_path / "3", flags, stages, "--restore-file", saved)
+    assert runs.updates(rest) == runs.updates(log)[9:]
+    ends = [runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("staged", "3")]
+    assert runs.difference(*ends) is None
+
+
 def tensor_bytes():
     """Bytes of all tensors that exist."""
     kinds = (torch.Tensor, torch.nn.Parameter)  # not the fake ones that other tests leave behind
