@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 _SLOWEST_START = 300.0  # seconds: importing torch from a network file system may take minutes
 _QUIET = 10.0  # seconds of waiting before a line in the log
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_SOURCES = {"tcp": "--distributed-init-method or --distributed-port", "env": "MASTER_ADDR and MASTER_PORT"}
 
 
 def listen(url: str | None, timeout: float) -> tuple[dist.Store, str]:
@@ -153,5 +154,6 @@ def _address(url: str) -> tuple[str, int]:
 
 
 def _cannot_open(url: str | None, error: Exception) -> str:
-    flag = "--distributed-init-method" if url else "--distributed-port"
-    return f"{flag}: the rendezvous {url or ''} cannot be opened ({str(error).splitlines()[0]})"
+    flag = _SOURCES.get(url.partition("://")[0], "--distributed-init-method") if url else "--distributed-port"
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return f"{flag}: the rendezvous {url or ''} cannot be opened ({reason})"

@@ -221,7 +221,10 @@ def test_rendezvous_that_cannot_be_opened_is_refused(tmp_path, url, message):
 
 
 def test_port_in_use_is_refused_in_one_line(tmp_path):
-    with socket.socket() as taken, pytest.raises(UserError, match="rendezvous .* cannot be opened .*in use"):
+    with (
+        socket.socket() as taken,
+        pytest.raises(UserError, match="--distributed-port: the rendezvous .* cannot be opened .*in use"),
+    ):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         runs.train(tmp_path, BASELINE, TWO, f"--distributed-port {taken.getsockname()[1]}")
