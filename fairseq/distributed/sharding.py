@@ -68,7 +68,7 @@ class ShardedReducer(DataParallel):
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         # No module's output is modified in place, which the warning is about.
-        warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         self.place = place_of(cfg, world)
         mesh = _mesh(world, self.place[1])
         pinned = world.device.type == "cuda"
@@ -76,15 +76,14 @@ class ShardedReducer(DataParallel):
         self.group = mesh.get_group("shard")
         offload = CPUOffloadPolicy(pin_memory=pinned) if cfg.cpu_offload else OffloadPolicy()
         low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32, cast_forward_inputs=False)
-        exact = MixedPrecisionPolicy(cast_forward_inputs=False)
         placed: dict[int, Any] = {}
         for layer in layers:
             matrices = [child for child in layer.children() if not _is_norm(child)]
             _place(matrices, world.device, placed)
             fully_shard(matrices, mesh=mesh, mp_policy=low, offload_policy=offload)
         _place([module], world.device, placed)
-        root: Any = fully_shard(module, mesh=mesh, mp_policy=exact, offload_policy=offload)
-        root.set_force_sum_reduction_for_comms(True)  # gloo has no mean
+        root: Any = fully_shard(module, mesh=mesh, offload_policy=offload)
+        root.set_force_sum_reduction_for_comms(True)  # an older gloo has no mean
         root.set_reduce_scatter_unused_params(True)  # a rank without a batch does not use all of them
         self.root = root
         self.sharded: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -157,9 +156,8 @@ class ShardedReducer(DataParallel):
             value = state.get(name)
             if _is_sharded(own) and isinstance(value, Tensor | TensorPart) and value.shape == own.shape:
                 local = torch.empty_like(own.to_local()).copy_(self._rows(value))
-                state[name] = DTensor.from_local(
-                    local, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
-                )
+                layout = own.device_mesh, own.placements
+                state[name] = DTensor.from_local(local, *layout, shape=own.shape, stride=own.stride())
 
 
 def build_device(cfg: DistributedConfig, world: World) -> AbstractContextManager[Any]:
@@ -226,7 +224,7 @@ def _place(modules: Sequence[nn.Module], device: torch.device, placed: dict[int,
 
 def _placed(tensor: Tensor, device: torch.device, placed: dict[int, Any]) -> Tensor:
     if id(tensor) not in placed:
-        empty = torch.empty_like(tensor, device=device, requires_grad=False)
+        empty = torch.empty_like(tensor, device=device)
         values = empty if tensor.is_meta else empty.copy_(tensor.detach())
         dist.broadcast(values, 0)
         new = nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values

@@ -7,6 +7,7 @@ import socket
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,16 +15,16 @@ import torch
 import torch.distributed as dist
 from ranks import on_ranks
 from torch import Tensor, nn
+from torch.distributed import fsdp
 from torch.nn import functional as F
 
 from fairseq.config.settings import DistributedConfig
-from fairseq.distributed import World
+from fairseq.distributed import World, sharding
 from fairseq.distributed.sharding import ShardedReducer, build_device, is_sharded, place_of
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
 
-for name in ("torch._dynamo", "torch.distributed.fsdp"):  # once, before the processes are forked
-    importlib.import_module(name)
+importlib.import_module("torch._dynamo")  # once, before the processes are forked
 SHARDED = DistributedConfig(ddp_backend="fully_sharded")
 PAIRS = DistributedConfig(ddp_backend="fully_sharded", shard_group_size=2)
 META = torch.device("meta")
@@ -31,7 +32,7 @@ META = torch.device("meta")
 
 class Matrix(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        self.seen = self.weight.dtype
+        self.seen = self.weight.dtype, x.dtype
         return F.linear(x.to(self.weight.dtype), self.weight).float()
 
 
@@ -247,9 +248,47 @@ def low(world: World) -> Any:
 
 def test_matrices_of_layers_are_in_low_precision_norms_and_sums_of_gradients_are_not(tmp_path: Path) -> None:
     for types, gradient in on_ranks(low, 2, tmp_path):
-        assert types == (torch.bfloat16, torch.float32, torch.float32, torch.float32)
+        assert types == ((torch.bfloat16, torch.float32), torch.float32, torch.float32, torch.float32)
         assert gradient.dtype == torch.float32
         assert gradient.tolist() == [[(1 + 2.0**-8) / 2]], "bfloat16 would round the sum to 1"
+
+
+def buffers(world: World) -> Any:
+    matrix = Matrix(2, 2, bias=False)
+    root = nn.Sequential(nn.Sequential(matrix))
+    for module in (root, matrix):
+        module.register_buffer("table", torch.tensor([world.rank + 3.0]) if module is root else root.table)
+    ShardedReducer(root, [root[0]], world, SHARDED, None)
+    return root.table is matrix.table, type(root.table) is Tensor, root.table.item()
+
+
+def test_a_buffer_of_a_layer_and_the_model_stays_one_and_has_rank_0s_value(tmp_path: Path) -> None:
+    assert on_ranks(buffers, 2, tmp_path) == [(True, True, 3.0)] * 2
+
+
+class Sharded(nn.Identity):
+    """What PyTorch makes of a module; it does nothing."""
+
+    set_force_sum_reduction_for_comms = set_reduce_scatter_unused_params = lambda self, enable: None
+
+
+@pytest.mark.parametrize("offload, device", [(False, "cuda"), (True, "cuda"), (True, "cpu")])
+def test_parameters_wait_in_host_memory_if_asked_for_which_is_pinned_for_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, offload: bool, device: str
+) -> None:
+    policies = []
+
+    def shard(module: Any, *, offload_policy: Any, **_: Any) -> nn.Module:
+        policies.append(offload_policy)
+        return Sharded()
+
+    monkeypatch.setattr(fsdp, "fully_shard", shard)
+    monkeypatch.setattr(sharding, "_mesh", lambda world, size: SimpleNamespace(get_group=str))
+    monkeypatch.setattr(sharding, "_place", lambda *_: None)
+    cfg = DistributedConfig(ddp_backend="fully_sharded", shard_group_size=2, cpu_offload=offload)
+    ShardedReducer(Graph(nn.Identity()), [nn.Identity()], World(0, 2, torch.device(device)), cfg, None)
+    expected = fsdp.CPUOffloadPolicy(pin_memory=device == "cuda") if offload else fsdp.OffloadPolicy()
+    assert policies == [expected] * 2  # of a layer and of the root
 
 
 def quiet(world: World) -> list[str]:
@@ -392,8 +431,6 @@ def test_only_ranks_above_0_of_a_sharded_job_build_without_memory() -> None:
 
 
 def test_an_older_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.distributed import fsdp
-
     for old in (object, None):
         monkeypatch.setattr(fsdp, "FSDPModule", old)
         with pytest.raises(UserError, match="^--ddp-backend fully_sharded: needs a newer PyTorch than"):
