@@ -90,6 +90,8 @@ PLACES = {
             "tests/distributed/test_rendezvous.py",
             "tests/distributed/test_run.py",
             "tests/distributed/test_sharded_reducer.py",
+            "tests/distributed/test_spawned.py",
+            "tests/distributed/test_tensor_part.py",
             "tests/distributed/test_workers.py",
         ),
     ),

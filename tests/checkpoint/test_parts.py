@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
-from torch.distributed.checkpoint.planner import SavePlan
 
 from fairseq import checkpoint
 from fairseq.checkpoint import parts
-from fairseq.distributed.tensor_part import TensorPart, rows_of
+from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
 
 SHAPE = (5, 3)
@@ -120,15 +118,6 @@ def test_only_the_files_with_a_process_rows_are_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="__0_0.distcp: cannot be read as a checkpoint: truncated or damaged"):
         checkpoint.read(folder, rows=(0, 2))
     assert checkpoint.read(folder, rows=(2, 5))["model"]["w"].local.tolist() == MATRIX[2:3].tolist()
-
-
-def test_rows_are_those_of_chunk_and_what_is_left_over_is_empty() -> None:
-    for size in range(9):
-        for count in range(1, 12):
-            ends = [rows_of(size, index, count) for index in range(count)]
-            lengths = [len(part) for part in torch.chunk(torch.arange(size), count)] if size else []
-            assert [end - first for first, end in ends] == lengths + [0] * (count - len(lengths))
-            assert all(first == before for (first, _), (_, before) in zip(ends[1:], ends, strict=False))
 
 
 def test_a_folder_is_one_with_a_manifest(tmp_path: Path) -> None:
@@ -307,19 +296,6 @@ def test_two_checkpoints_of_the_same_shapes_cannot_be_mixed(tmp_path: Path, grou
         parts.write(tmp_path / name, *parts.split({"args": {}, "model": {"w": whole(MATRIX)}}), group)
     os.replace(tmp_path / "one" / "plain.pt", tmp_path / "two" / "plain.pt")
     assert "manifest.json does not belong to plain.pt" in rejection(tmp_path / "two")
-
-
-def test_the_parts_of_two_processes_are_planned_as_one_tensor() -> None:
-    halves = [TensorPart(MATRIX[:3].half(), 0, MATRIX.shape), TensorPart(MATRIX[3:].half(), 3, MATRIX.shape)]
-    plans = [SavePlan(part.__create_write_items__("model/w", None)) for part in halves]
-    _, metadata = create_default_global_save_plan(plans)
-    tensor = metadata.state_dict_metadata["model/w"]
-    assert tensor.size == (5, 3) and tensor.properties.dtype == torch.float16
-    assert [(chunk.offsets, chunk.sizes) for chunk in tensor.chunks] == [((0, 0), (3, 3)), ((3, 0), (2, 3))]
-
-
-def test_an_empty_part_is_not_written() -> None:
-    assert TensorPart(MATRIX[:0], 5, MATRIX.shape).__create_write_items__("w", None) == []
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,6 @@ def test_tensors_of_the_host_are_the_same_where_no_copy_is_asked_for() -> None:
     assert found["b"][0].local.data_ptr() == part.local.data_ptr() and not found["b"][0].local.requires_grad
 
 
-def test_a_part_knows_the_bytes_of_the_whole_tensor() -> None:
-    assert TensorPart(torch.ones(1, 3).half(), 0, torch.Size([5, 3])).size_of_whole == 30
-
-
 class OnDevice(torch.Tensor):
     """A tensor that claims to be on a device; a copy to the host is a plain one."""
 

@@ -1,0 +1,87 @@
+"""Jobs whose workers, launchers and ranks are forked from the test: a start costs no imports."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import multiprocessing
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fairseq.config.settings import CommonConfig, DistributedConfig
+from fairseq.distributed import Job, World, rendezvous
+
+FORK = multiprocessing.get_context("fork")
+CPU = CommonConfig(cpu=True)
+importlib.import_module("torch.distributed.nn.functional")  # once, before processes are forked
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers fork, which takes less time than to spawn them, and meet at once; variables are restored."""
+    monkeypatch.setattr(torch.multiprocessing, "get_context", {"spawn": FORK}.__getitem__)
+    monkeypatch.setattr(rendezvous, "_SLOWEST_START", 10.0)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    gc.freeze()  # a process that ends its part collects its own garbage, not that of tests before it was forked
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda with two GPUs that do nothing."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+
+
+def free_url() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def job(main: Callable[[Any, World], Any], value: Any = None, common: CommonConfig = CPU, **settings: Any) -> Job:
+    return Job(main, value, common, DistributedConfig(**{"distributed_timeout": 60.0, **settings}))
+
+
+def in_processes(*functions: Callable[[], Any], fail: bool = False) -> list[tuple[int | None, Any]]:
+    """Exit code and result (None without one) of each of *functions*, in processes that run at the same time.
+
+    Unless they are to *fail*, all end with the first that does.
+    """
+
+    def answer(function: Callable[[], Any], send: Any) -> None:
+        send.send(function())
+
+    ends = [FORK.Pipe(duplex=False) for _ in functions]
+    processes = [FORK.Process(target=answer, args=(f, send)) for f, (_, send) in zip(functions, ends, strict=True)]
+    for process in processes:
+        process.start()
+    running = {process.sentinel: process for process in processes}
+    while running:
+        for sentinel in wait(list(running)):
+            process = running.pop(sentinel)  # type: ignore[arg-type]
+            process.join()
+            if process.exitcode and not fail:
+                for other in running.values():
+                    other.kill()
+    results = [receive.recv() if receive.poll(0) else None for receive, _ in ends]
+    return [(process.exitcode, result) for process, result in zip(processes, results, strict=True)]
+
+
+def described(value: Any, world: World) -> Any:
+    """What a process knows of its job, and the sum of all ranks."""
+    total = int(world.sum(torch.tensor(world.rank)))
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    beats = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+    facts = (dist.get_backend(), group.options._timeout, os.environ.get("GLOO_SOCKET_IFNAME"), len(beats))
+    return value, world, total, facts
