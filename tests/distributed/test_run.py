@@ -215,6 +215,7 @@ def test_a_process_that_is_stopped_or_gone_ends_the_others(capfd: pytest.Capture
 @pytest.mark.parametrize("code", [143, 5])
 def test_processes_that_exit_together_do_so_with_their_code(capfd: pytest.CaptureFixture[str], code: int) -> None:
     def main(value: Any, world: World) -> None:
+        world.barrier()  # rank 0, which has the store, must not end before the other has met it
         sys.exit(code)
 
     assert by_hand(main, free_url(), fail=True) == [(code, None)] * 2
