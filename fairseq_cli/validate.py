@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ from fairseq.config.command_settings import ShardConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
 from fairseq.config.settings import DataConfig, DistributedConfig, Settings, typed_settings
+from fairseq.data.dataset import Sample
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
@@ -19,10 +22,14 @@ from fairseq.logging import progress_bar
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
+from fairseq.notes.control import control_figures, distance_table, mark_distances
+from fairseq.notes.state import dictionary_of
 from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training.validation import validate
 from fairseq_cli.common import evaluation_parser, run_on_processes, with_models
+
+logger = logging.getLogger(__name__)
 
 BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_valid")
 
@@ -31,8 +38,8 @@ BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_vali
 class ValidateConfig(ShardConfig):
     """Model: settings of ``fairseq-validate``."""
 
-    keep_notes: bool = flag(False, "keep and read the notes of rare words, as in training")
-    rare_words: bool = flag(False, "also losses over the rare words of notes.txt")
+    keep_notes: bool = flag(False, "read notes of rare words; losses by distance, and of two controls")
+    rare_words: bool = flag(False, "losses over rare words of notes.txt, and by distance to them")
 
 
 def get_validation_parser(default_task: str | None = None) -> Parser:
@@ -75,8 +82,10 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     settings, paths = with_models(settings)
     for path in paths:
         models, task, trained = load_models([path], settings.data_path, overrides, vars(_own_settings(args)))
-        if cfg.keep_notes and getattr(models[0], "notes", None) is None:
+        if cfg.keep_notes and dictionary_of(models[0]) is None:
             raise UserError(f"--keep-notes: {path} has no notes; leave the flag out")
+        if cfg.keep_notes or cfg.rare_words:
+            mark_distances(task)
         run = task.settings = trained.changed(**_batches(trained.data, settings.data))
         Precision(common).place(models[0], world.device)
         if common.compile:
@@ -119,6 +128,11 @@ def _validate(
         device=world.device,
     )
     common = run.common
+
+    def measure(samples: Iterable[Sample | None]) -> dict[str, float]:
+        meter = validate(graph, task, samples, Precision(common), world)
+        return {**meter.report(task.figures(criterion)), "ntokens": meter.tokens}
+
     log_format = common.log_format or ("simple" if common.no_progress_bar else None)
     with progress_bar(
         batches,
@@ -126,9 +140,13 @@ def _validate(
         log_interval=common.log_interval,
         prefix=f"valid on {split!r} subset",
     ) as bar:
-        meter = validate(graph, task, bar, Precision(common), world)
-        figures = {**meter.report(task.figures(criterion)), "ntokens": meter.tokens}
+        figures = measure(bar)
+        if cfg.keep_notes:
+            figures |= control_figures(model, figures, lambda: measure(batches))
         bar.print(figures, tag=split)
+    if cfg.keep_notes and world.is_first:
+        for line in distance_table(figures):
+            logger.info("%s", line)
     return figures
 
 

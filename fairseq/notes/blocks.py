@@ -17,6 +17,28 @@ B = TypeVar("B", MaskedBlocks, TokenBlocks)
 N = TypeVar("N", bound="NotedExamples[Any]")
 
 SUBSETS = ("rare", "near", "far")
+DISTANCES = {"note_1": 1, "note_2_3": 3, "note_4_8": 8, "note_far": np.iinfo(np.int64).max}
+"""Subsets of targets by the words between them and the nearest note that is read, and the farthest of each."""
+_NONE = 1 << 40  # farther than any word
+
+
+def by_distance(words: np.ndarray, notes: np.ndarray, both: bool) -> dict[str, torch.Tensor]:
+    """The :data:`DISTANCES` of targets; the word that reads a note is in none of them.
+
+    Args:
+        words: number of the word of each target in its row, int64 [B, T].
+        notes: at each token that reads a note, the number of the note's word; −1 elsewhere, int64 [B, T].
+        both: whether a target sees notes on both sides, or those at its column and before it.
+    """
+    distance = words - np.maximum.accumulate(np.where(notes < 0, -_NONE, notes), axis=1)
+    if both:
+        after = np.minimum.accumulate(np.where(notes < 0, _NONE, notes)[:, ::-1], axis=1)[:, ::-1]
+        distance = np.minimum(distance, after - words)
+    low, subsets = 0, {}
+    for name, high in DISTANCES.items():
+        subsets[name] = torch.from_numpy((distance > low) & (distance <= high))
+        low = high
+    return subsets
 
 
 def subsets_of(rare: np.ndarray) -> dict[str, torch.Tensor]:
@@ -33,12 +55,14 @@ class NotedExamples(Generic[B]):
         blocks: the examples.
         spans: the rare words of their corpus.
         read: whether the model reads notes; if not, batches mark the :data:`SUBSETS` only.
+        written: words whose notes have been written, bool [N]; batches mark the :data:`DISTANCES` to them, too.
     """
 
-    def __init__(self, blocks: B, spans: NoteSpans, *, read: bool = True) -> None:
+    def __init__(self, blocks: B, spans: NoteSpans, *, read: bool = True, written: np.ndarray | None = None) -> None:
         self.blocks: B = blocks
         self.spans = spans
         self.read = read
+        self.written = written
 
     @property
     def sizes(self) -> np.ndarray:
@@ -65,13 +89,23 @@ class NotedExamples(Generic[B]):
         view.blocks = blocks
         return view
 
-    def _marked(self, sample: Sample, rare: np.ndarray, spans: np.ndarray) -> Sample:
-        """*sample* with *rare* targets, bool [B, T], and for a model that reads notes the *spans* that do, [S, 4]."""
-        net_input = sample["net_input"]
+    def _marked(self, sample: Sample, rare: np.ndarray, spans: np.ndarray, places: np.ndarray) -> Sample:
+        """*sample* with *rare* targets, bool [B, T], and for a model that reads notes the *spans* that do, [S, 4].
+
+        Column t of the input is the corpus's token at *places*, int64 [B, T or more].
+        """
+        net_input, subsets = sample["net_input"], subsets_of(rare)
         if self.read:
             longest = int((spans[:, 2] - spans[:, 1]).max(initial=1))
             net_input = {**net_input, "spans": torch.from_numpy(spans), "longest_span": longest}
-        return {**sample, "subsets": subsets_of(rare), "net_input": net_input}
+        if self.written is not None:
+            words = self.spans.begins_at(places).cumsum(1)
+            subsets |= self._distances(words, spans[self.written[spans[:, 3]]])
+        return {**sample, "subsets": subsets, "net_input": net_input}
+
+    def _distances(self, words: np.ndarray, spans: np.ndarray) -> dict[str, torch.Tensor]:
+        """The :data:`DISTANCES` of targets to *spans* [S, 4]; *words* numbers the words at the places of a sample."""
+        raise NotImplementedError
 
 
 class NotedBlocks(NotedExamples[MaskedBlocks]):
@@ -94,9 +128,16 @@ class NotedBlocks(NotedExamples[MaskedBlocks]):
         words[:, 1:3] += 1  # after the begin symbol
         spans = words[~covered(words, sample["target"].numpy() != plain.pad)]
         column = np.arange(sample["target"].size(1))
-        rare = self.spans.rare_at(plain.starts[indices][:, None] + column - 1)
+        places = plain.starts[indices][:, None] + column - 1
+        rare = self.spans.rare_at(places)
         rare &= (column > 0) & (column <= plain.sizes[indices][:, None])
-        return {**self._marked(sample, rare, spans), "rare_words": torch.from_numpy(words)}
+        return {**self._marked(sample, rare, spans, places), "rare_words": torch.from_numpy(words)}
+
+    def _distances(self, words: np.ndarray, spans: np.ndarray) -> dict[str, torch.Tensor]:
+        notes = np.full_like(words, -1)
+        row, first, _, _ = spans.T
+        notes[row, first] = words[row, first]
+        return by_distance(words, notes, both=True)
 
 
 def covered(spans: np.ndarray, marked: np.ndarray) -> np.ndarray:
@@ -111,14 +152,18 @@ class NotedStream(NotedExamples[TokenBlocks]):
     """Blocks of a corpus for a causal model, with the positions of rare words in its input.
 
     Args:
-        blocks, spans, read: as of :class:`NotedExamples`.
+        blocks, spans, read, written: as of :class:`NotedExamples`.
         joins: bool [V], symbols that the next token may continue (``…@@``, the unknown symbol). A word that ends in
             one has no span: only the next token shows that it ends.
+        delay: tokens after the last one of a word at which its note is read.
     """
 
-    def __init__(self, blocks: TokenBlocks, spans: NoteSpans, joins: np.ndarray, *, read: bool = True) -> None:
-        super().__init__(blocks, spans, read=read)
+    def __init__(
+        self, blocks: TokenBlocks, spans: NoteSpans, joins: np.ndarray, *, delay: int = 0, **settings: Any
+    ) -> None:
+        super().__init__(blocks, spans, **settings)
         self.joins = joins
+        self.delay = delay
 
     def batch(self, indices: np.ndarray) -> Sample:
         """Blocks *indices* [B] as rows padded on the right.
@@ -132,4 +177,10 @@ class NotedStream(NotedExamples[TokenBlocks]):
         places = self.blocks.places(indices)  # (B, T + 1); targets are one column after the source
         spans = self.spans.spans_at(places, self.blocks.sizes[indices])
         spans = spans[~self.joins[tokens[spans[:, 0], spans[:, 2] - 1]]]
-        return self._marked(sample, self.spans.rare_at(places[:, 1:]), spans)
+        return self._marked(sample, self.spans.rare_at(places[:, 1:]), spans, places)
+
+    def _distances(self, words: np.ndarray, spans: np.ndarray) -> dict[str, torch.Tensor]:
+        notes = np.full_like(words, -1)
+        row, first, end, _ = spans.T
+        notes[row, end - 1 + self.delay] = words[row, first]  # there is a place behind the last target's column
+        return by_distance(words[:, 1:], notes[:, :-1], both=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel, FairseqLanguageModel
 from fairseq.modules.memory import Memory
 from fairseq.notes.blocks import SUBSETS, NotedBlocks, NotedStream
-from fairseq.notes.dictionary import CausalNoteDictionary
+from fairseq.notes.dictionary import CausalNoteDictionary, NoteDictionary
 from fairseq.notes.settings import NoteConfig, check_words, dictionary_settings, of_other_words, without_notes
 from fairseq.notes.spans import reopen_spans
 from fairseq.notes.state import NoteState, dictionary_of
@@ -104,6 +105,7 @@ class Notes:
 
     Attributes:
         words: the rare words; None if the task has only a dictionary.
+        distances: whether samples mark the :data:`~fairseq.notes.blocks.DISTANCES` to written notes.
 
     Raises:
         UserError: ``notes.txt`` cannot be read, or rows begin with a symbol that is not in the corpus.
@@ -119,6 +121,7 @@ class Notes:
         self.task = task
         folder = data_folders(task.settings.data_path)[0]
         self.words = None if folder.is_file() else NoteWords.load(folder)
+        self.distances = False
 
     @staticmethod
     def extends(part: Any) -> bool:
@@ -155,16 +158,22 @@ class Notes:
     ) -> Dataset:
         """*dataset* with its rare words: as subsets of tokens, and as spans if *model* has notes."""
         spans = reopen_spans(corpus_prefixes(folder, split, combine=training), self.words)
-        read = dictionary_of(model) is not None
+        notes = dictionary_of(model)
+        written = self._written(notes) if self.distances else None
         if isinstance(dataset, MaskedBlocks):
-            return NotedBlocks(dataset, spans, read=read)
+            return NotedBlocks(dataset, spans, read=notes is not None, written=written)
         if not isinstance(dataset, TokenBlocks):
             return dataset  # of a plug-in
         dictionary = self.task.source_dictionary
         joins = word_parts(dictionary, note_rule(dictionary))[1]
         if (unknown := dictionary.unk()) >= 0:
             joins[unknown] = joins.any()  # whether the next token continues what it stands for is not visible
-        return NotedStream(dataset, spans, joins, read=read)
+        delay = 0 if note_rule(dictionary).ends_known else 1
+        return NotedStream(dataset, spans, joins, delay=delay, read=notes is not None, written=written)
+
+    def _written(self, notes: NoteDictionary | None) -> np.ndarray:
+        """The words with a written note, bool [N]; of a model without notes all, so that the same tokens compare."""
+        return np.ones(len(self.words or ()), bool) if notes is None else (notes.taken > 0).cpu().numpy()
 
 
 def words_of(task: Any, flag: str) -> NoteWords:

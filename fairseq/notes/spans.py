@@ -185,7 +185,7 @@ class NoteSpans:
                 consecutive; outside the corpus (−1, or its length) there is no word.
             lengths: integers [B], up to T; columns behind a row's length are not read.
         """
-        begins, numbers = self._begins_at(places), self._numbers_at(places)
+        begins, numbers = self.begins_at(places), self._numbers_at(places)
         column = np.arange(places.shape[1])
         lengths = np.asarray(lengths)[:, None]
         first = begins & (column < lengths) & (numbers > 0)
@@ -213,7 +213,7 @@ class NoteSpans:
         at the word after it.
         """
         places, lengths = _places(starts, lengths)
-        begins = self._begins_at(places)
+        begins = self.begins_at(places)
         begins[np.arange(places.shape[1]) >= lengths[:, None]] = False
         return begins[:, :-1]
 
@@ -231,8 +231,8 @@ class NoteSpans:
         inside, nearest = self._inside(places)
         return np.where(inside, self._numbers[nearest], 0)
 
-    def _begins_at(self, places: np.ndarray) -> np.ndarray:
-        """Return whether a word begins at each of *places*; true outside the corpus."""
+    def begins_at(self, places: np.ndarray) -> np.ndarray:
+        """Return whether a word begins at each of *places*, int64 of any shape; true outside the corpus."""
         inside, nearest = self._inside(places)
         return self._begins[nearest] | ~inside
 

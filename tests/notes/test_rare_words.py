@@ -96,6 +96,7 @@ def test_rare_words_are_measured_in_a_model_that_never_had_notes(model, data, tm
     file = tmp_path / "checkpoint_last.pt"
     plain, marked = figures_of(file, data), figures_of(file, data, "--rare-words")
     assert marked["loss"] == pytest.approx(plain["loss"]) and marked["rare_loss"] > 0 and "rare_loss" not in plain
+    assert marked["note_1_loss"] > 0 and "permuted_note_1_loss" not in marked
 
 
 def test_keeping_the_notes_of_a_model_without_notes_is_an_error(tmp_path):

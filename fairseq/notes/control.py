@@ -1,0 +1,73 @@
+"""What notes are worth to a model: losses by distance to a note, with notes, with those of other words, and without."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from fairseq.models import BaseFairseqModel
+from fairseq.notes.blocks import DISTANCES
+from fairseq.notes.dictionary import NoteDictionary
+from fairseq.notes.extension import NAME
+from fairseq.notes.state import dictionary_of
+from fairseq.tasks.fairseq_task import FairseqTask
+
+CONTROLS = {"permuted": "notes of other words", "dropped": "without notes"}
+"""How a model is validated besides with its notes: the prefixes of figures, and the rows of :func:`distance_table`."""
+
+
+def columns(figures: Mapping[str, float]) -> tuple[str, ...]:
+    """Names of the *figures* that controls are compared by: over all predicted tokens, and by distance to a note."""
+    whole = next(name for name in ("discriminator_loss", "nll_loss", "loss") if name in figures)
+    return (whole, *(f"{name}_loss" for name in DISTANCES))
+
+
+def mark_distances(task: FairseqTask) -> None:
+    """Let the validations of *task* compute losses by distance to a word that reads its note."""
+    task.extensions[NAME].distances = True  # type: ignore[attr-defined]
+    task.subsets = (*task.subsets, *DISTANCES)
+
+
+@contextlib.contextmanager
+def controlled(notes: NoteDictionary, control: str) -> Iterator[None]:
+    """Within it, words with written notes read those of one another (``permuted``), or no word reads (``dropped``).
+
+    A model whose notes gain only what all notes share is as good with permuted ones.
+    """
+    table, until = notes.table.clone(), notes.until
+    try:
+        if control == "permuted":
+            written = (notes.taken > 0).nonzero()[:, 0]
+            order = written[torch.randperm(len(written), generator=torch.Generator().manual_seed(1)).to(written.device)]
+            notes.table[order] = table[order.roll(1)]
+        else:
+            notes.until = 0
+        yield
+    finally:
+        notes.table.copy_(table)
+        notes.until = until
+
+
+def control_figures(
+    model: BaseFairseqModel, figures: Mapping[str, float], measure: Callable[[], Mapping[str, float]]
+) -> dict[str, float]:
+    """The *figures* of a validation with notes that *measure* returns in each of the :data:`CONTROLS`, by prefix."""
+    notes = dictionary_of(model)
+    assert notes is not None
+    result: dict[str, float] = {}
+    for control in CONTROLS:
+        with controlled(notes, control):
+            measured = measure()
+        result |= {f"{control}_{name}": measured[name] for name in columns(figures)}
+    return result
+
+
+def distance_table(figures: Mapping[str, float]) -> list[str]:
+    """Lines of a table of *figures*, those of controls under their prefixes: bits a predicted token."""
+    lines = [f"{'bits, by words to a note':<25}{'all':>8}{'1':>8}{'2-3':>8}{'4-8':>8}{'farther':>9}"]
+    for prefix, title in {"": "with notes", **{f"{name}_": title for name, title in CONTROLS.items()}}.items():
+        values = [figures[prefix + name] for name in columns(figures)]
+        lines.append(f"{title:<25}" + "".join(f"{v:>{8 + (n == 4)}.3f}" for n, v in enumerate(values)))
+    return lines
