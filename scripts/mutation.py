@@ -58,6 +58,7 @@ PLACES = {
             "tests/training/test_carried_state.py",
             "tests/training/test_effective.py",
             "tests/training/test_job.py",
+            "tests/training/test_job_steps.py",
             "tests/training/test_last_line.py",
             "tests/training/test_limits.py",
             "tests/training/test_log_lines.py",

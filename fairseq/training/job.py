@@ -8,9 +8,8 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from fairseq import checkpoint, distributed
 from fairseq.checkpoint import CheckpointManager
@@ -74,14 +73,18 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
         return _train_stages(settings, world, interruption or Interruption(), manager)
 
 
-def _record(settings: TrainingSettings, nothing_to_do: bool) -> None:
-    """Log the settings and write them to the checkpoint folder, once they have passed every check.
+@dataclass
+class _Origin:
+    """What a stage goes on from: a checkpoint, the weights of another run, the stage before, or nothing.
 
-    A run with *nothing_to_do* leaves the file, like the checkpoints, with the settings of the last update.
+    Attributes:
+        state: of a checkpoint, its file or the stage; None once the run has it, so that training does not hold it.
+        source: the file or the stage, as messages call it.
     """
-    logger.info("settings: %s", describe(settings))
-    if not (settings.checkpoint.no_save or nothing_to_do):
-        write_settings(settings, Path(settings.checkpoint.save_dir) / SETTINGS_FILE)
+
+    kind: Literal["checkpoint", "weights", "stage", "nothing"] = "nothing"
+    state: dict[str, Any] | None = None
+    source: str = ""
 
 
 def _train_stages(
@@ -89,48 +92,23 @@ def _train_stages(
 ) -> int:
     started = time.perf_counter()  # of all stages
     planned = stages.plan(settings)
-    options = settings.checkpoint
-    path = world.share(str(manager.restore_path() or "") if manager is not None else None)
-    rows = place_of(settings.distributed, world) if is_sharded(settings.distributed, world) else None
-    state = checkpoint.load(path, rows=rows) if path else None
-    source = path
-    initial, initial_path = None, options.finetune_from_model or ""
-    if state is None and initial_path:
-        initial_path = str(find_checkpoint(initial_path))
-        initial = checkpoint.load(initial_path, rows=rows)
-    settings = _at_version(settings, (state or initial or {}).get("args") or {})
-    stage = None
-    recorded = manager is None
+    origin = _first_origin(settings, world, manager)
+    settings = _at_version(settings, (origin.state or {}).get("args") or {})
+    recorded = False
     while True:
-        if planned:
-            stage = stages.stage_at(planned, _updates(state, options))
+        stage = stages.stage_at(planned, _updates(origin, settings.checkpoint)) if planned else None
         own = stages.settings_at(settings, planned, stage) if stage else settings
         run = Run(own, world, manager, stage, interruption)
-        if run.inferred:
-            settings = settings.changed(**run.inferred)
-        dictionary = dictionary_of(run.task)
-        if state is not None:
-            with restoring(path) if source == path else contextlib.nullcontext():
-                run.restore(state, source, adopt=source != path)
-                if source == path:
-                    resumption.log_differences(run.trainer, run.settings, state.get("args") or {}, source)
-            settings = settings.changed(**run.trainer.restored)
-            state = None
-        elif initial is not None:
-            check_dictionary(initial, initial_path, dictionary)
-            load_fitting(run.trainer.model, initial["model"], initial_path)
-            initial = None
+        _begin(run, origin)
+        settings = settings.changed(**{**run.inferred, **run.trainer.restored})
         run.batches.open()  # what is wrong with the data is found before anything is written
-        if manager is not None and dictionary is not None and dictionary.path is not None:
-            check_save_dir(manager.folder, dictionary)
-            manager.keep_dictionary(dictionary.path)
-        if not recorded:
-            _record(settings, nothing_to_do=run.limit() is not None)
+        if manager is not None and not recorded:
+            _record(settings, run, manager)
             recorded = True
         run.train()
         if run.stop.interrupted:
             number = max(world.gather(interruption.signal, everywhere=True))
-            logger.info(describe_interruption(number, run.trainer.num_updates, options))
+            logger.info(describe_interruption(number, run.trainer.num_updates, settings.checkpoint))
             return number
         if stage is None or stage is planned[-1] or not run.stage_is_done():
             if end := run.describe_end(time.perf_counter() - started):
@@ -138,12 +116,53 @@ def _train_stages(
             return 0
         logger.info("stage %d is done after %d updates", stage.number, run.trainer.num_updates)
         # From here on the state is on the host alone: a device never holds the models and moments of two stages.
-        state, source = copied(run.state_dict(), again=False), f"stage {stage.number}"
+        origin = _Origin("stage", copied(run.state_dict(), again=False), f"stage {stage.number}")
         run.batches.close()  # what opens the next data folder refers to the model
         del run
         gc.collect()  # wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer leaves
         settings = settings.changed(**RESETS_OFF)
-        options = settings.checkpoint
+
+
+def _first_origin(settings: TrainingSettings, world: World, manager: CheckpointManager | None) -> _Origin:
+    """Read what the first stage goes on from, the same file on every process."""
+    rows = place_of(settings.distributed, world) if is_sharded(settings.distributed, world) else None
+    path = world.share(str(manager.restore_path() or "") if manager is not None else None)
+    if path:
+        return _Origin("checkpoint", checkpoint.load(path, rows=rows), path)
+    if settings.checkpoint.finetune_from_model:
+        path = str(find_checkpoint(settings.checkpoint.finetune_from_model))
+        return _Origin("weights", checkpoint.load(path, rows=rows), path)
+    return _Origin()
+
+
+def _begin(run: Run, origin: _Origin) -> None:
+    """Let *run* go on from *origin*, which gives its state away."""
+    state, origin.state = origin.state, None
+    if state is None:
+        return
+    if origin.kind == "weights":
+        check_dictionary(state, origin.source, dictionary_of(run.task))
+        load_fitting(run.trainer.model, state["model"], origin.source)
+    elif origin.kind == "stage":
+        run.restore(state, origin.source, adopt=True)
+    else:
+        with restoring(origin.source):
+            run.restore(state, origin.source)
+            resumption.log_differences(run.trainer, run.settings, state.get("args") or {}, origin.source)
+
+
+def _record(settings: TrainingSettings, run: Run, manager: CheckpointManager) -> None:
+    """Log the settings and write them and the dictionary to the checkpoint folder, once they have passed every check.
+
+    A run with nothing to do leaves the file, like the checkpoints, with the settings of the last update.
+    """
+    dictionary = dictionary_of(run.task)
+    if dictionary is not None and dictionary.path is not None:
+        check_save_dir(manager.folder, dictionary)
+        manager.keep_dictionary(dictionary.path)
+    logger.info("settings: %s", describe(settings))
+    if not settings.checkpoint.no_save and run.limit() is None:
+        write_settings(settings, manager.folder / SETTINGS_FILE)
 
 
 def _at_version(settings: TrainingSettings, stored: Mapping[str, Any]) -> TrainingSettings:
@@ -172,7 +191,9 @@ def restoring(path: str) -> Iterator[None]:
         ) from error
 
 
-def _updates(state: dict[str, Any] | None, options: CheckpointConfig) -> int:
-    if state is None or options.reset_optimizer or state.get("last_optimizer_state") is None:
+def _updates(origin: _Origin, options: CheckpointConfig) -> int:
+    """The updates behind a run that goes on from *origin*."""
+    state = origin.state or {}
+    if origin.kind == "weights" or options.reset_optimizer or state.get("last_optimizer_state") is None:
         return 0
     return int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))

@@ -335,4 +335,6 @@ def test_a_state_that_cannot_be_restored_is_named(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_updates_are_those_of_the_last_optimizer_whose_state_is_restored(state: Any, reset: bool, updates: int) -> None:
-    assert job._updates(state, CheckpointConfig(reset_optimizer=reset)) == updates
+    options = CheckpointConfig(reset_optimizer=reset)
+    assert job._updates(job._Origin("checkpoint", state, "x.pt"), options) == updates
+    assert job._updates(job._Origin("weights", state, "x.pt"), options) == 0, "of another run"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import signal
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import torch
 from small_runs import FIVE, a_run, state
 
 from fairseq import checkpoint
-from fairseq.config.settings import DataConfig
-from fairseq.distributed import World
+from fairseq.config.settings import DataConfig, training_settings
+from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
 from fairseq.training import run as run_module
+from fairseq.training.nonfinite import Finding
 from fairseq.training.run import Run
 from fairseq.training.saving import Saver
 from fairseq.training.stages import Stage
@@ -146,6 +149,18 @@ def test_without_patience_no_number_of_validations_ends_a_run(caplog: pytest.Log
     assert not run.stopped and run.limit() is None and caplog.messages == []
 
 
+@pytest.mark.parametrize(("patience", "limit"), [(0, "--stop-time-hours 0"), (1, "--patience 1")])
+def test_a_patience_of_one_validation_ends_a_run_and_one_of_none_does_not(patience: int, limit: str) -> None:
+    run = a_run(f"--patience {patience}")
+    for figure in (1.0, 2.0):
+        run.best = run.best.validated(figure)
+    run._check_patience()
+    assert run.stopped is (patience == 1)
+    run.stopped = True
+    found = run.limit()
+    assert found is not None and found.setting == limit
+
+
 def test_a_stage_is_done_at_its_last_update_unless_something_else_ended_it() -> None:
     stage = Stage(1, 8, 4)
     run = a_run("--stages 8:4,16:9", stage=stage)
@@ -158,7 +173,7 @@ def test_a_stage_is_done_at_its_last_update_unless_something_else_ended_it() -> 
     assert not state(a_run("--max-update 4"), updates=4).stage_is_done(), "without stages"
 
 
-def test_a_run_without_an_update_has_no_last_message() -> None:
+def test_a_run_without_an_update_has_no_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run("--max-update 4")
     run.progress = run_module.RunProgress(4, 4)
     assert state(run, updates=4).describe_end(1.0) is None
@@ -168,12 +183,19 @@ def test_a_run_without_an_update_has_no_last_message() -> None:
     assert message == "done training in 2.0 seconds (0:00:02); --max-update 4 is reached after 4 updates; no validation"
     run.best = run.best.validated(2.5)
     assert "; best validation loss 2.5" in str(run.describe_end(2.0))
+    monkeypatch.setattr(
+        run_module, "evaluation", lambda settings, command, argv: f"{command} {settings is run.settings}"
+    )
+    assert str(run.describe_end(2.0)).endswith("; next: eval_lm True")
 
 
 def test_minutes_between_saves_count_from_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(run_module.time, "perf_counter", lambda: now[0])
     run, never = a_run("--save-interval-minutes 2"), a_run("--save-interval-minutes 0")
+    quick = a_run("--save-interval-minutes 0.01")
+    now[0] = 1001.0
+    assert quick._save_is_due() and not run._save_is_due()
     due = []
     for now[0] in (1120.0, 1121.0, 1e9):
         due.append((run._save_is_due(), never._save_is_due()))
@@ -184,8 +206,13 @@ def test_minutes_between_saves_count_from_the_last_one(monkeypatch: pytest.Monke
 
 
 def test_wishes_are_the_processs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = a_run("--stop-time-hours 1 --save-interval-minutes 1")
+    settings = training_settings(runs.arguments(FIVE, "--stop-time-hours 1 --save-interval-minutes 1"))
+    interruption = Interruption()
+    run = Run(settings, World(), None, None, interruption)
     assert run.stop.wishes() == (False, False, False)
+    interruption.signal = signal.SIGHUP
+    assert run.stop.wishes() == (False, True, False)
+    interruption.signal = 0
     run.started -= 3601
     assert run.stop.wishes() == (True, False, False)
     run.saved_at -= 61
@@ -312,7 +339,10 @@ def test_parameters_are_the_same_on_all_ranks_and_dropout_is_not(monkeypatch: py
         assert run.trainer.world is run.world is run.saver.world and run.world.rank == rank
         weights = torch.cat([parameter.flatten() for parameter in run.trainer.model.parameters()])
         drawn.append((weights.sum().item(), torch.rand(()).item()))
-    assert len({weights for weights, _ in drawn}) == 1 and len({number for _, number in drawn}) == 3
+    assert len({weights for weights, _ in drawn}) == 1
+    for rank in (1, 2):
+        torch.manual_seed(3 + rank)
+        assert drawn[rank][1] == torch.rand(()).item(), "those of --seed plus the rank"
 
 
 def test_an_update_that_is_not_finite_is_saved_for_inspection_unless_nothing_is(tmp_path: Path) -> None:
@@ -325,3 +355,42 @@ def test_an_update_that_is_not_finite_is_saved_for_inspection_unless_nothing_is(
     finding = saved["extra_state"]["nonfinite"]
     assert finding["update"] == saved["optimizer_history"][-1]["num_updates"] + 1
     assert finding["place"].startswith("the ") and len(finding["ids"]) == 40
+    run = state(a_run("--no-epoch-checkpoints"), updates=7, epoch=2, read=2)
+    written: list[Any] = []
+    run.saver.save_as = lambda *args: written.append(args)  # type: ignore[method-assign]
+    run._save_for_inspection(Finding(8, [1], "the loss"))
+    ((name, content, *point),) = written
+    assert (name, point) == ("nonfinite.pt", [2, 7]) and content["extra_state"]["nonfinite"]["update"] == 8
+
+
+# --- what a run is made of
+
+
+def test_settings_that_the_task_infers_from_the_data_are_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = run_module.setup_task
+
+    def infer(settings: Any) -> Any:
+        task = setup(settings)
+        task.settings = task.settings.changed(clip_norm=0.75)
+        return task
+
+    assert a_run().inferred == {}
+    monkeypatch.setattr(run_module, "setup_task", infer)
+    run = a_run()
+    assert run.inferred == {"clip_norm": 0.75}
+    assert run.settings.optimization.clip_norm == run.trainer.settings.optimization.clip_norm == 0.75
+
+
+def test_training_and_validation_have_batches_of_their_own_sizes() -> None:
+    run = a_run("--max-tokens-valid 320")
+    assert len(run.batches) == 5 and len(run.validation["test"]) > 5
+    run.world = World(1, 3, torch.device("meta"))
+    batches = run._iterator("valid", training=True)
+    assert (batches.sampler.rank, batches.sampler.world_size, batches.device.type) == (1, 3, "meta")
+
+
+def test_the_model_is_built_where_the_sharding_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(run_module, "build_device", lambda *args: asked.append(args) or contextlib.nullcontext())
+    run = a_run()
+    assert asked == [(run.settings.distributed, run.world)]

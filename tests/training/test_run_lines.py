@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from pathlib import Path
@@ -153,3 +154,130 @@ def test_curves_begin_where_the_run_resumes(tmp_path: Path) -> None:
     steps = {tag: [line["step"] for line in found if line["tag"] == tag] for tag in ("train_inner", "train", "test")}
     assert steps == {"train_inner": [1, 2, 3, 4, 5, 6], "train": [5], "test": [2, 5, 6]}
     assert {"loss", "wall", "train_wall"} <= found[0].keys()
+
+
+# --- what bars and recorders are given
+
+
+class Bar:
+    """A bar that shows nothing and tells what it is given."""
+
+    def __init__(self, items: Any, told: list[Any], **settings: Any) -> None:
+        self.items, self.told, self.settings = items, told, settings
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def __iter__(self) -> Any:
+        return iter(self.items)
+
+    def log(self, line: Any, tag: str, step: int, eta: Any) -> Any:
+        values = line()
+        self.told.append((tag, step, eta(values) is not None, values.get("stage")))
+        return {"shown": step}
+
+    def print(self, stats: Any, tag: str) -> Any:
+        self.told.append((tag, stats["num_updates"], stats["epoch"], stats.get("stage")))
+        return stats
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
+    """The bars of a run, all of which tell one list."""
+    made: list[Bar] = []
+    told: list[Any] = []
+    monkeypatch.setattr(
+        run_module,
+        "progress_bar",
+        lambda items, **settings: made.append(Bar(items, told, **settings)) or made[-1],
+    )
+    return made
+
+
+def test_each_line_is_shown_and_recorded_by_its_kind_and_update(
+    bars: list[Bar], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    records: list[Any] = []
+    recorded: list[Any] = []
+
+    @contextlib.contextmanager
+    def recording(*args: Any) -> Any:
+        recorded.append(args)
+        yield lambda *values: records.append(values)
+
+    monkeypatch.setattr(run_module, "recording", recording)
+    monkeypatch.setattr(run_module.Clock, "elapsed", lambda self: 2.0)
+    flags = ["--stages 8:2,16:7 --max-update 7 --update-freq 2 --max-tokens 640 --no-save --save-dir", tmp_path]
+    run = state(a_run(*flags, stage=Stage(2, 16, 7)), updates=2)
+    run.train()
+    assert recorded == [(run.common, str(tmp_path), 2)] and run.progress.start == 2
+    training, validation, *others = [bar.settings for bar in bars]
+    assert (training["epoch"], training["total"], training["start"]) == (1, 3, 0)
+    assert training["run"] is run.progress and run.progress.total == 7
+    prefix = "valid on 'test' subset"
+    assert (validation["epoch"], validation["total"], validation["prefix"]) == (1, 1, prefix)
+    assert [other["epoch"] for other in others] == [2, 2]
+    inner = [("train_inner", updates, True, 2) for updates in (3, 4, 5)]
+    ends = [("train", 5, 1, 2), ("test", 5, 1, 2)]
+    assert bars[0].told[:5] == [*inner, *ends]
+    assert [values[1:] for values in records[:5]] == [entry[:2] for entry in (*inner, *ends)]
+    assert [values[0] for values in records[:3]] == [{"shown": updates} for updates in (3, 4, 5)]
+    assert records[4][0]["wps"] == records[4][0]["wpb"] / 2
+    assert run.validation["test"].epoch == 1, "whatever is random in validation is that of the first epoch"
+
+
+def test_a_process_that_is_not_the_first_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[Any] = []
+
+    @contextlib.contextmanager
+    def recording(*args: Any) -> Any:
+        recorded.append(args[0])
+        yield lambda *values: None
+
+    monkeypatch.setattr(run_module, "recording", recording)
+    a_run("--max-update 1 --no-save --disable-validation", world=World(1, 1)).train()
+    assert recorded == [None]
+
+
+def test_the_profile_observes_each_update_by_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    seen: list[int] = []
+
+    @contextlib.contextmanager
+    def profiling(*args: Any) -> Any:
+        asked.append(args)
+        yield lambda updates: seen.append(updates) or contextlib.nullcontext()
+
+    monkeypatch.setattr(run_module, "profiling", profiling)
+    run = a_run("--max-update 3 --no-save --disable-validation")
+    run.train()
+    assert asked == [(run.settings, run.world)] and seen == [0, 1, 2]
+
+
+def test_an_update_has_the_runs_vote_and_other_batches_of_its_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run("--max-update 2 --update-freq 2 --no-save --disable-validation")
+    given: list[Any] = []
+    step = run.trainer.train_step
+    monkeypatch.setattr(run.trainer, "train_step", lambda samples, *args: given.append(args) or step(samples, *args))
+    run.train()
+    assert given == [(run.stop, run.batches.rebatch)] * 2
+
+
+def test_the_time_left_counts_the_time_that_is_over() -> None:
+    run = a_run("--stop-time-hours 1")
+    run.trained_before = 600.0
+    left = run._eta({"num_updates": 1, "ups": 1.0})
+    assert left is not None and 2900 < left <= 3000
+
+
+def test_an_epochs_line_is_of_its_own_updates(tmp_path: Path) -> None:
+    log = runs.train(tmp_path, FIVE, "--max-epoch 2 --no-save --disable-validation")
+    lines = runs.updates(log)
+    for epoch, summary in enumerate(runs.summaries(log, "train"), start=1):
+        own = [line for line in lines if line["epoch"] == epoch]
+        tokens = sum(line["wpb"] for line in own)
+        assert len(own) == 5 and summary["wpb"] == tokens / 5
+        assert summary["loss"] == pytest.approx(sum(line["loss"] * line["wpb"] for line in own) / tokens, abs=2e-3)
