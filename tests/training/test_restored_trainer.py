@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import runs
 import torch
+from ranks import in_threads
 from small_trainers import TINY, XL, a_trainer, batches
 
 from fairseq.distributed import World
 from fairseq.errors import UserError
+from fairseq.training import trainer as trainer_module
 from fairseq.training.trainer import Trainer
 
 FULL = "--optimizer adam --average-weights-from 2 --fp16 --fp16-init-scale 8 --fp16-scale-window 3"
@@ -121,6 +123,7 @@ def test_a_schedule_is_restored_unless_it_is_reset() -> None:
     for trainer in (kept, reset):
         trainer.load_state_dict(saved, "x.pt")
     assert (kept.get_lr(), reset.get_lr()) == (0.2, 0.3)
+    assert kept.lr_scheduler.state_dict() == one.lr_scheduler.state_dict() != reset.lr_scheduler.state_dict()
     assert kept.restored == {"lr": [0.4]} and reset.restored == {}, "the first rate, which the schedule lowered"
 
 
@@ -146,6 +149,52 @@ def test_states_of_fairseq_and_of_earlier_versions_have_less(state: dict[str, An
     history = [{"num_updates": 1}, {"num_updates": 7}]
     assert restored({**state, "optimizer_history": history}).num_updates == 7, "the last one"
     assert restored({**state, "last_optimizer_state": None}).num_updates == 0
+    assert restored({**state, "optimizer_history": [{}]}).num_updates == 0
+
+
+def test_a_numbered_state_has_the_order_of_the_models_parameters_that_the_checkpoint_has(
+    state: dict[str, Any],
+) -> None:
+    """As fairseq saves it: its parameters may come in another order than ours."""
+    names = [name for name, _ in a_trainer().model.named_parameters()][::-1]
+    numbers = {name: number for number, name in enumerate(names)}
+    named = state["last_optimizer_state"]
+    numbered = {
+        "state": {numbers[name]: entry for name, entry in named["state"].items()},
+        "param_groups": [{**named["param_groups"][0], "params": list(range(len(names)))}],
+    }
+    model = {name: state["model"][name] for name in [*names, *(state["model"].keys() - set(names))]}
+    found = restored({**state, "model": model, "last_optimizer_state": numbered}).state_dict()["last_optimizer_state"]
+    assert runs.difference(found["state"], named["state"]) is None
+
+
+def test_a_mean_of_more_parameters_than_the_model_has_is_refused(state: dict[str, Any]) -> None:
+    for name in ("mean", "weights"):
+        average = state["extra_state"]["average"]
+        more = {**average, name: [*average[name], torch.ones(1)]}
+        with pytest.raises(ValueError, match="zip"):
+            restored({**state, "extra_state": {**state["extra_state"], "average": more}})
+
+
+def test_an_optimizer_of_a_plug_in_is_not_asked_to_adopt_tensors(
+    state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = a_trainer(FULL, "--lr 0.01")
+    given: list[Any] = []
+    monkeypatch.setattr(trainer.optimizer, "load_state_dict", lambda *args, **named: given.append(named))
+    monkeypatch.setattr(trainer_module, "ElementwiseOptimizer", int)
+    trainer.load_state_dict(state, "x.pt", adopt=True)
+    assert given == [{}]
+
+
+def test_a_setting_of_an_extension_that_parameters_depend_on_is_that_of_the_state(
+    state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(trainer_module, "check_settings", lambda *args: checked.append(args))
+    trainer = restored(state)
+    settings = trainer.settings
+    assert checked == [(trainer.model, state["args"], settings.model, "x.pt", settings.extensions)]
 
 
 def test_a_setting_that_parameters_depend_on_is_that_of_the_state(state: dict[str, Any]) -> None:
@@ -173,12 +222,13 @@ def test_a_criterion_has_a_state_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     one, other, reset = a_trainer(), a_trainer(), a_trainer("--reset-optimizer")
     loaded: list[Any] = []
     monkeypatch.setattr(type(one.criterion), "state_dict", lambda self, *args, **settings: {"seen": 3})
-    monkeypatch.setattr(type(one.criterion), "load_state_dict", lambda self, values, *args: loaded.append(values))
+    load = lambda self, values, *args: loaded.append((self, values))  # noqa: E731
+    monkeypatch.setattr(type(one.criterion), "load_state_dict", load)
     saved = one.state_dict()
     assert saved["extra_state"]["criterion"] == {"seen": 3}
     for trainer in (other, reset):
         trainer.load_state_dict(saved, "x.pt")
-    assert loaded == [{"seen": 3}]
+    assert loaded == [(other.criterion, {"seen": 3})]
 
 
 def test_random_states_of_each_rank_go_on_and_those_of_other_ranks_are_dropped(
@@ -202,6 +252,43 @@ def test_random_states_of_each_rank_go_on_and_those_of_other_ranks_are_dropped(
     trainer.world = World(1, 2)
     trainer._restore_random_states(states, "x.pt")
     assert torch.equal(torch.get_rng_state(), states[1]["cpu"]) and caplog.messages == [dropped]
+    caplog.clear()
+    saved = a_trainer().state_dict()
+    saved["extra_state"]["random"] = states
+    a_trainer().load_state_dict(saved, "x.pt")
+    assert dropped in caplog.messages
+
+
+def test_the_random_states_of_all_ranks_are_saved() -> None:
+    trainers = [a_trainer(), a_trainer()]
+
+    def gathered(world: World) -> Any:
+        trainers[world.rank].world = world
+        return trainers[world.rank]._gather_random_states()
+
+    first, second = in_threads(gathered, 2)
+    assert len(first) == len(second) == 2 and set(first[0]) == {"cpu"}
+
+
+def test_the_random_state_of_a_gpu_is_that_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the functions of PyTorch replaced, on a host without a GPU."""
+    device = torch.device("cuda", 1)
+    restored: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda asked: torch.tensor([5]) if asked == device else None)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *args: restored.append(args))
+    trainer = a_trainer()
+    host = trainer._gather_random_states()
+    trainer.world = World(device=device)
+    (states,) = saved = trainer._gather_random_states()
+    assert set(states) == {"cpu", "cuda"} and states["cuda"].tolist() == [5]
+    trainer._restore_random_states(host, "x.pt")
+    assert restored == [], "of a run on the host"
+    trainer._restore_random_states(saved, "x.pt")
+    ((state, where),) = restored
+    assert state.tolist() == [5] and where == device
+    trainer.world = World()
+    trainer._restore_random_states(saved, "x.pt")
+    assert len(restored) == 1, "on the host"
 
 
 def test_memory_goes_on_with_the_rows_that_do_and_that_of_version_0_1_too() -> None:
@@ -220,3 +307,12 @@ def test_memory_goes_on_with_the_rows_that_do_and_that_of_version_0_1_too() -> N
         other = a_trainer(base=XL)
         other.load_state_dict(state, "x.pt")
         assert not other.task.carried.get("memory"), "no rows go on"
+
+
+def test_parts_of_parameters_have_the_groups_of_their_whole_ones() -> None:
+    trainer = a_trainer()
+    wholes = {id(p): torch.nn.Parameter(p.detach().clone()) for p in trainer.parameters}
+    trainer.reducer.source = lambda part: wholes[id(part)]  # type: ignore[method-assign]
+    for group, parts in zip(trainer._source_groups(), trainer.optimizer.param_groups, strict=True):
+        assert [id(p) for p in group["params"]] == [id(wholes[id(p)]) for p in parts["params"]]
+        assert group["lr"] == parts["lr"] and set(group) == set(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,9 @@ from small_runs import FIVE, a_run, state
 
 from fairseq import checkpoint
 from fairseq.config.settings import training_settings
+from fairseq.data.place import SavedBy
 from fairseq.distributed import Interruption, World
+from fairseq.errors import UserError
 from fairseq.training.run import Run
 
 
@@ -87,8 +90,15 @@ def test_best_figures_and_times_are_kept_unless_meters_are_reset() -> None:
     assert best("--best-checkpoint-metric ppl") == (None, None, 0, True, False), "another figure"
     stored["args"]["best_checkpoint_metric"] = None  # of fairseq, which calls it loss
     assert best()[:2] == (1.5, 2.5)
+    stored["args"]["best_checkpoint_metric"] = "ppl"
+    assert best("--best-checkpoint-metric ppl")[:2] == (1.5, 2.5)
+    assert best()[:2] == (None, None)
+    stored["args"]["best_checkpoint_metric"] = "loss"
     del extra["previous_training_time"]
     assert best() == (1.5, 2.5, 4, False, False)
+    run = a_run(runs.ADAM)
+    run.restore(stored, "x.pt")
+    assert run.trained_before == 0.0
 
 
 def test_the_best_of_blocks_of_another_length_is_set_aside(caplog: pytest.LogCaptureFixture) -> None:
@@ -147,3 +157,35 @@ def test_memory_fits_segments_and_memory_of_the_same_length_in_the_same_order() 
     for name in ("tokens_per_sample", "memory_length"):
         assert not run._memory_fits({**own, name: 3})
     assert not run._memory_fits({**own, "shuffled_with": 3})
+
+
+# --- what a run hands on
+
+
+def test_a_restored_run_has_tensors_of_its_own_unless_they_are_given_away() -> None:
+    run = a_run(runs.ADAM)
+    run.trainer.train_step([next(iter(run.batches))])
+    for how, shared in (({}, False), ({"adopt": False}, False), ({"adopt": True}, True)):
+        stored = run.state_dict()
+        moments = {entry["exp_avg"].data_ptr() for entry in stored["last_optimizer_state"]["state"].values()}
+        other = a_run(runs.ADAM)
+        other.restore(stored, "x.pt", **how)
+        found = {entry["exp_avg"].data_ptr() for entry in other.trainer.optimizer.optimizer.state.values()}
+        assert bool(found & moments) is shared
+
+
+def test_the_run_that_saved_a_place_is_told_by_its_checkpoint() -> None:
+    stored = state(a_run(runs.ADAM), updates=7, epoch=2, read=2).state_dict()
+    run, other = a_run(runs.ADAM), a_run(runs.ADAM, "--tokens-per-sample 32")
+    told: list[Any] = []
+    for each in (run, other):
+        each.batches.load_state_dict = lambda place, *saved: bool(told.append(saved))  # type: ignore[method-assign]
+        each.restore(stored, "x.pt")
+    saved = SavedBy(fairseq=False, processes=1, batches=5, same_length=True)
+    assert told == [(saved,), (replace(saved, same_length=False),)]
+
+
+def test_a_state_of_another_optimizer_is_refused_by_its_name() -> None:
+    stored = state(a_run(runs.ADAM), updates=7, epoch=2, read=2).state_dict()
+    with pytest.raises(UserError, match="^x.pt: made with optimizer FairseqAdam, not FairseqNAG"):
+        a_run(runs.NAG).restore(stored, "x.pt")

@@ -254,3 +254,9 @@ def test_what_follows_the_stages_is_no_difference(warned: Any) -> None:
     changed = "in force, other than in the checkpoint: --seed 2 (was 1)"
     assert line(now, stored, {}, "--stages 8:2,16:4 --max-tokens 64", warned).startswith(changed)
     assert "--tokens-per-sample 16 (was 8)" in line(now, stored, {}, "", warned)
+
+
+def test_a_single_stage_has_nothing_that_follows_it(warned: Any) -> None:
+    now, stored = {"tokens_per_sample": 16}, {"tokens_per_sample": 8}
+    changed = "in force, other than in the checkpoint: --tokens-per-sample 16 (was 8)"
+    assert line(now, stored, {}, "--stages 16:4 --max-tokens 64", warned) == changed

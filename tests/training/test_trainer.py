@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ def test_gradients_are_clipped_to_their_limit_and_it_is_told(share: float, clipp
     assert norm(moved) == pytest.approx(0.5 * min(share, 1.0) * norm(gradients), rel=1e-3)
     report = trainer.meters["train"].report(trainer.figures)
     assert (report["clip"], report["gnorm"]) == (clipped, pytest.approx(norm(gradients), rel=1e-3))
+    at_limit = a_trainer(SGD, f"--clip-norm {report['gnorm']!r}")
+    at_limit.train_step(samples)
+    assert at_limit.meters["train"].report(at_limit.figures)["clip"] == 0.0
 
 
 def test_gradients_of_several_processes_are_divided_by_the_tokens_of_all() -> None:
@@ -97,11 +101,14 @@ def test_the_rate_of_an_update_is_that_of_the_updates_before_it_and_epochs_are_t
 def test_a_schedule_sees_the_validation_figure_of_each_epoch() -> None:
     trainer = a_trainer("--lr 0.4 --optimizer adam --lr-scheduler reduce_lr_on_plateau --lr-shrink 0.5")
     rates = []
+    told: list[Any] = []
+    step = trainer.lr_scheduler.step
+    trainer.lr_scheduler.step = lambda *args: told.append(args) or step(*args)  # type: ignore[method-assign]
     for epoch, figure in enumerate((3.0, 2.0, 2.5), start=1):
         trainer.begin_epoch(epoch)
         trainer.end_epoch(epoch, figure)
         rates.append(trainer.get_lr())
-    assert rates == [0.4, 0.4, 0.2]
+    assert rates == [0.4, 0.4, 0.2] and told == [(1, 3.0), (2, 2.0), (3, 2.5)]
 
 
 def test_the_vote_travels_with_the_sums() -> None:
@@ -118,6 +125,49 @@ def test_the_vote_travels_with_the_sums() -> None:
     trainer.train_step([sample], vote)
     (own,) = sums
     assert float(own["ntokens"]) == sample["ntokens"] and trainer.meters["train"].tokens == 2 * sample["ntokens"]
+
+
+def test_an_update_is_reduced_with_its_last_batch_and_divided_by_the_tokens_of_all_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = a_trainer()
+    samples = batches(trainer, 3)
+    last: list[bool] = []
+    sizes: list[Any] = []
+    committed: list[Any] = []
+    factor = trainer._gradient_factor
+    monkeypatch.setattr(trainer.reducer, "accumulate", lambda last: lasts(last))
+    lasts = lambda value: last.append(value) or contextlib.nullcontext()  # noqa: E731
+    monkeypatch.setattr(trainer, "_gradient_factor", lambda size: sizes.append(size) or factor(size))
+    monkeypatch.setattr(trainer.task, "commit", lambda carried, *args: committed.append(args))
+    monkeypatch.setattr(trainer.reducer, "total_norm", lambda norm: norm * 0 + 7.0)
+    trainer.train_step(samples)
+    tokens = sum(sample["ntokens"] for sample in samples)
+    assert last == [False, False, True] and sizes == [tokens] and isinstance(sizes[0], int)
+    assert committed == [(trainer.model, trainer.world)]
+    assert trainer.meters["train"].report(trainer.figures)["gnorm"] == pytest.approx(7.0 / tokens)
+
+    class Vote:
+        def reduced(self, sums: NamedSums) -> NamedSums:
+            return NamedSums(sums.names, sums.values * 2, sums.rows)
+
+    vote: Any = Vote()
+    trainer.world = World(0, 2)
+    trainer.train_step(samples, vote)
+    assert isinstance(sizes[1], torch.Tensor) and sizes[1] == 2 * tokens
+
+
+def test_a_lack_of_memory_names_the_update_and_the_batch() -> None:
+    trainer = a_trainer()
+    (sample,) = batches(trainer, 1)
+    trainer.train_step([sample])
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    trainer.model.register_forward_pre_hook(fail)
+    with pytest.raises(UserError, match="out of GPU memory in update 2 on a batch of 4 rows × 16 tokens"):
+        trainer.train_step([sample])
 
 
 # --- an update that is skipped
@@ -165,12 +215,19 @@ def test_an_overflow_lowers_the_scale_and_no_update_is_skipped_for_it() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "size", "window"),
-    [("", 1, 16384), ("", 4, 4096), ("--update-freq 8,1", 2, 1024), ("--fp16-scale-window 7", 4, 7), ("", 10**6, 1)],
+    [
+        ("", 1, 16384),
+        ("", 4, 4096),
+        ("--update-freq 3", 1, 5461),
+        ("--update-freq 8,1", 2, 1024),
+        ("--fp16-scale-window 7", 4, 7),
+        ("", 10**6, 1),
+    ],
 )
 def test_the_window_of_the_loss_scale_counts_batches(flags: str, size: int, window: int) -> None:
     settings = training_settings(runs.arguments(TINY, "--fp16 --fp16-init-scale 4", flags))
     scaler = trainer_module._loss_scaler(settings, World(0, size))
-    assert (scaler.window, scaler.scale) == (window, 4.0)
+    assert (scaler.window, scaler.scale) == (window, 4.0) and isinstance(scaler.window, int)
 
 
 def test_the_loss_scaler_has_the_settings_of_its_flags() -> None:
@@ -220,6 +277,27 @@ def test_validation_is_of_the_mean_and_changes_nothing() -> None:
     assert found != last.validate(samples[:1]).report(last.figures)["loss"]
 
 
+def test_shards_of_the_mean_are_made_whole_and_cut_by_their_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a sharded reducer would do it, which is asked for each parameter in turn."""
+    flags = "--optimizer adam --average-weights-from 1"
+    one, other = a_trainer(flags, "--memory-efficient-fp16"), a_trainer(flags, "--memory-efficient-fp16")
+    one.train_step(batches(one, 1))
+    asked: list[Any] = []
+    for trainer, name in ((one, "whole"), (other, "own")):
+        record = lambda p, value, name=name: asked.append((name, id(p))) or value  # noqa: E731
+        monkeypatch.setattr(trainer.reducer, name, record)
+        monkeypatch.setattr(trainer.names, "by_number", lambda state, *args: state)
+    dtypes = {name: value.dtype for name, value in one.model.state_dict().items()}
+    stored = one._stored_model()
+    assert {name: value.dtype for name, value in stored.items()} == {name: dtypes[name] for name in stored}
+    assert asked == [("whole", id(p)) for p in one._trained()]
+    assert torch.float16 in dtypes.values()
+    asked.clear()
+    state = one.average.state_dict()  # type: ignore[union-attr]
+    other._each(other.reducer.own, state)
+    assert asked == [("own", id(p)) for p in other._trained()] * 2, "its mean and its weights"
+
+
 def test_before_the_first_mean_the_weights_are_saved() -> None:
     trainer = a_trainer("--optimizer adam --average-weights-from 9")
     trainer.train_step(batches(trainer, 1))
@@ -228,6 +306,21 @@ def test_before_the_first_mean_the_weights_are_saved() -> None:
 
 
 # --- settings
+
+
+def test_matrices_alone_decay_where_that_is_asked_for() -> None:
+    flags = "--optimizer adam --weight-decay 0.1"
+    decays = [
+        sorted({group["weight_decay"] for group in a_trainer(flags, flag).optimizer.param_groups})
+        for flag in ("", "--no-decay-on-norms-and-biases")
+    ]
+    assert decays == [[0.1], [0.0, 0.1]]
+
+
+def test_an_optimizer_of_whole_parameters_is_refused_for_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "data_parallel", lambda graph, *args: a_trainer_reducer(graph))
+    with pytest.raises(UserError, match="fully_sharded: FairseqAdafactor needs whole parameters"):
+        a_trainer("--optimizer adafactor --ddp-backend fully_sharded", world=World(0, 2))
 
 
 @pytest.mark.parametrize("flag", ["--optimizer adafactor", "--optimizer nag"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -131,10 +132,15 @@ def test_precisions_are_those_of_the_flags() -> None:
 def test_mfu_is_the_share_of_the_peaks_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     run = trainer(PLAIN)
     assert token_share(run) is None  # on a CPU
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    run.world = World(rank=0, size=4, device=torch.device("cuda"))
+    names = {torch.device("cuda", 1): "NVIDIA H200"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device])
+    run.world = World(rank=0, size=4, device=torch.device("cuda", 1))
     share = token_share(run)
     assert share == pytest.approx(100 * (token_flops(run) or 0) / (4 * 66.9e12))
+    whole, run.model = run.model, SimpleNamespace(memory_length=0)
+    assert token_flops(run) is None and token_share(run) is None, "of a model without an output layer"
+    run.model, run.task = whole, SimpleNamespace(batch_settings=dict)
+    assert token_flops(run) is None, "of a task without blocks"
 
 
 def test_the_log_has_mfu_only_where_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
