@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.errors import UserError
 from fairseq.inference.engine import Reader
+from fairseq.inference.rows import Rows
 from fairseq.models import BaseFairseqModel
 
 Model = BaseFairseqModel | Reader
@@ -55,7 +55,7 @@ class Predictor:
     def __init__(
         self, models: Sequence[Model], rows: int, forbidden: Sequence[int] = (), longest: int | None = None
     ) -> None:
-        self.rows = [_Rows(reader_of(model), rows, longest) for model in models]
+        self.rows = [Rows(reader_of(model), rows, longest) for model in models]
         self.device = self.rows[0].reader.device
         self.forbidden = list(forbidden)
         self._checked = False
@@ -107,10 +107,10 @@ class Predictor:
         for each in self.rows:
             each.select_rows(index.to(self.device))
 
-    def _hidden(self, tokens: Sequence[Sequence[int]], first: int) -> list[tuple[_Rows, Tensor]]:
+    def _hidden(self, tokens: Sequence[Sequence[int]], first: int) -> list[tuple[Rows, Tensor]]:
         """Last hidden states [rows − first, C] of each model."""
         source = torch.tensor(tokens, dtype=torch.long, device=self.device)
-        return [(rows, rows.hidden(source)[first:]) for rows in self.rows]
+        return [(rows, rows.read(source)[first:, -1]) for rows in self.rows]
 
     def _check(self, scores: Tensor) -> None:
         # Only once: reading a value synchronises with the GPU, and NaN weights give NaN at the first token.
@@ -120,61 +120,3 @@ class Predictor:
                 "use bfloat16 or float32"
             )
         self._checked = True
-
-
-class _Rows:
-    """Rows of tokens that a model reads through its cache: segment after segment, or window after window.
-
-    A model with memory reads each token once, at a constant cost. A model without memory has a window of positions;
-    when it is full, its second half is read again as the start of the next window. Every window begins with the
-    reader's ``begin``, as every row does in training.
-    """
-
-    def __init__(self, reader: Reader, rows: int, longest: int | None) -> None:
-        self.reader = reader
-        self.cache = reader.new_cache(rows, longest)
-        self.window: Tensor | None = None
-        if not reader.model.memory_length:
-            self.window = torch.zeros(rows, self.cache.segment_length, dtype=torch.long, device=reader.device)
-        # A window of one position would have no room for text beside it.
-        self.begin = reader.begin if self.cache.segment_length > 1 else None
-
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Read *tokens* [B, T]; return the last hidden states [B, C]."""
-        hidden: Tensor | None = None
-        if self.cache.held == 0:
-            tokens = self._begun(tokens)
-        while tokens.size(1):
-            if self.cache.room == 0:
-                tokens = self._make_room(tokens)
-            piece, tokens = tokens[:, : self.cache.room], tokens[:, self.cache.room :]
-            if self.window is not None:
-                start = self.cache.in_segment
-                self.window[:, start : start + piece.size(1)] = piece
-            hidden = self.reader.read(piece, self.cache)[:, -1]  # (B, C)
-        assert hidden is not None
-        return hidden
-
-    def keep_rows(self, rows: int) -> None:
-        self.cache.keep_rows(rows)
-        if self.window is not None:
-            self.window = self.window[:rows]
-
-    def select_rows(self, index: Tensor) -> None:
-        self.cache.select_rows(index)
-        if self.window is not None:
-            self.window = self.window[index]
-
-    def _make_room(self, tokens: Tensor) -> Tensor:
-        """Begin a new segment or window; return *tokens* [B, T] preceded by the tokens to read again."""
-        if self.window is None:
-            self.cache.next_segment()
-            return tokens
-        self.cache.clear()
-        length = self.window.size(1)
-        again = (length - (self.begin is not None)) // 2
-        return self._begun(torch.cat([self.window[:, length - again :], tokens], dim=1))
-
-    def _begun(self, tokens: Tensor) -> Tensor:
-        """*tokens* [B, T] after the symbol that rows begin with."""
-        return tokens if self.begin is None else F.pad(tokens, (1, 0), value=self.begin)

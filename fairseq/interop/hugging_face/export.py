@@ -1,15 +1,12 @@
 """Export of a language model: tensors, configuration, tokenizer, model card, and the code that transformers runs.
 
-Exported folders hold code for transformers that is independent of this package. Its modules have our parameter names;
-``config.json`` holds our settings too, from which ``fairseq-import`` builds the model and finds the names of shared
-parameters. Its cache keeps keys without positions, which differ between rows where transformers pads them at the
-left.
+The code of an exported folder is this package's own (:mod:`fairseq.interop.hugging_face.sources`), and runs without it.
+``config.json`` holds the model's settings, from which that code and ``fairseq-import`` build the model.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,8 +17,9 @@ import yaml
 
 from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.inference.loading import check_no_begin
-from fairseq.interop.hugging_face import decoders, exported
+from fairseq.interop.hugging_face import decoders
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE, read_json
+from fairseq.interop.hugging_face.sources import sources
 from fairseq.models import BaseFairseqModel
 from fairseq.system.files import atomic_folder
 from fairseq.system.terminal import printable
@@ -30,9 +28,14 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import find_tokenizer
 
-CODE = ("configuration_fairseq.py", "layers_fairseq.py", "modeling_fairseq.py", "tokenization_fairseq.py")
+CODE = ("configuration_fairseq", "modeling_fairseq", "tokenization_fairseq")
 CARD = "README.md"
 MODEL_CLASS, TOKENIZER_CLASS = "FairseqForCausalLM", "FairseqTokenizer"
+AUTO_CLASSES = {
+    "AutoModel": "FairseqModel",
+    "AutoModelForCausalLM": MODEL_CLASS,
+    "AutoModelForSequenceClassification": "FairseqForSequenceClassification",
+}
 MOST_CHARACTERS = 1000  # of a text in the model card
 FIGURES = {  # of a results.json: name, format
     "perplexity": ("Perplexity of a token", ".2f"),
@@ -72,7 +75,7 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
     from safetensors.torch import save_file
 
     dictionary = task.source_dictionary
-    config = decoders.configuration(model, job.source)
+    config = decoders.configuration(model, dictionary, job.source)
     check_no_begin(task, job.source)
     tokenizer = find_tokenizer(dictionary.path or job.source, dictionary.symbols)
     results = read_json(Path(job.results)) if job.results is not None else {}
@@ -80,8 +83,8 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
     card = "\n".join(_card(config, state, results, sum(value.numel() for value in tensors.values()))) + "\n"
     with atomic_folder(job.out, flag="--out") as folder:
         save_file(tensors, folder / SAFE, {"format": "pt"})
-        for name in CODE:
-            shutil.copyfile(Path(exported.__file__).parent / name, folder / name)
+        for name, text in sources(CODE).items():
+            (folder / name).write_text(text, encoding="utf-8")
         dictionary.save(folder / DICTIONARY)
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
@@ -100,7 +103,7 @@ def _header(dictionary: Dictionary) -> dict[str, Any]:
         "model_type": decoders.MODEL_TYPE,
         "auto_map": {
             "AutoConfig": "configuration_fairseq.FairseqConfig",
-            "AutoModelForCausalLM": f"modeling_fairseq.{MODEL_CLASS}",
+            **{auto: f"modeling_fairseq.{name}" for auto, name in AUTO_CLASSES.items()},
         },
         "dtype": "float32",
         "dictionary": dictionary.digest(),
@@ -123,7 +126,7 @@ def _tokenizer_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "tokenizer_class": TOKENIZER_CLASS,
         "auto_map": {"AutoTokenizer": [f"tokenization_fairseq.{TOKENIZER_CLASS}", None]},
-        "model_max_length": config["segment_length"] + config["memory_length"],
+        "model_max_length": config["max_position_embeddings"],
     }
 
 
@@ -136,8 +139,7 @@ def _card(config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[
     yield (
         f"A language model of {size:,} parameters: {config['num_hidden_layers']} layers of width "
         f"{config['hidden_size']}, {config['num_attention_heads']} heads, {config['vocab_size']:,} symbols, "
-        f"{config['positions']} positions, segments of {config['segment_length']} tokens, "
-        f"memory of {config['memory_length']}. "
+        f"a context of up to {config['max_position_embeddings']} tokens. "
         f"Trained with fairseq-short and exported with version {__version__}."
     )
     yield from ("", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "")

@@ -1,65 +1,80 @@
-"""Transformer language models of fairseq-short for Hugging Face transformers.
+"""Language models of fairseq-short as classes of Hugging Face transformers.
 
-The baseline of Baevski & Auli 2019 (adaptive input and softmax), the Shortformer (Press et al. 2021), Transformer-XL
-(Dai et al. 2019) and plain decoders such as GPT-2. This file, its layers and its
-configuration need torch and transformers only.
-
-Without a cache, ``forward`` reads a row as one segment. With one, as in ``generate``, it reads segments of
-``config.segment_length`` tokens. A model with memory keeps the last ``config.memory_length`` tokens of what it has read
-when a segment is full; a model without memory reads the second half of its window again.
+Without a cache, a row is read as one segment. With one, as in ``generate``, a model reads segments of its training's
+length: one with memory keeps the last tokens of a full segment, one without memory reads the second half of its window
+again. Padding is not read at all, on whichever side of a row it stands.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import CausalLMOutputWithPast
-
-from .configuration_fairseq import FairseqConfig
-from .layers_fairseq import (
-    AdaptiveSoftmax,
-    BandedEmbedding,
-    ClusteredSoftmax,
-    Context,
-    Layer,
-    distance_sinusoids,
-    sinusoids,
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    SequenceClassifierOutputWithPast,
 )
+
+from fairseq.inference.rows import Rows
+from fairseq.interop.hugging_face.exported.configuration_fairseq import FairseqConfig
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
+from fairseq.models.transformer_xl import TransformerXLConfig, TransformerXLDecoder
+
+
+def decoder_of(config: FairseqConfig) -> TransformerDecoder | TransformerXLDecoder:
+    """Return the decoder that *config* describes."""
+    settings = dict(config.settings or {})
+    arch = settings.pop("arch", None)
+    if arch == "transformer_lm":
+        return TransformerDecoder(TransformerLMConfig(**settings), config.vocab_size, config.padding_idx, apex=False)
+    if arch == "transformer_xl":
+        return TransformerXLDecoder(TransformerXLConfig(**settings), config.vocab_size, apex=False)
+    raise ValueError(f"settings name the model {arch!r}; known: transformer_lm, transformer_xl")
+
+
+class DecoderReader:
+    """What :class:`Rows` needs of a decoder."""
+
+    begin = None
+
+    def __init__(self, decoder: Any) -> None:
+        self.model, self.device = decoder, next(decoder.parameters()).device
+
+    def __deepcopy__(self, memo: Any) -> DecoderReader:
+        return self  # a copy of a cache reads with the same model
+
+    def new_cache(self, rows: int, longest: int | None) -> Any:
+        return self.model.new_cache(rows, longest)
+
+    def read(self, tokens: Tensor, cache: Any) -> Tensor:
+        hidden: Tensor = self.model(tokens, cache=cache)[0]
+        return hidden
 
 
 class FairseqCache(Cache):
-    """Keys and values of what has been read, without their positions, so that they stay valid as memory.
+    """What has been read of the rows of a batch, those with equally many tokens together.
 
     Attributes:
-        keys, values: for each layer [B, H, held, D].
-        table_keys: for each layer the keys of all positions or distances [H, S, D]; None where there are none.
-        real: bool [B, held], False at padding; None without padding.
-        tokens: those of the window [B, in_segment], for a model without memory.
-        held: positions in the cache.
-        in_segment: tokens of the current segment.
-        read: tokens read in all.
+        groups: places of rows in the batch [rows], and their tokens.
+        tokens_read: columns of the batch that were read, with padding.
     """
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self) -> None:
         super().__init__(layers=[])
-        self.keys: list[Tensor | None] = [None] * layers
-        self.values: list[Tensor | None] = [None] * layers
-        self.table_keys: list[Tensor | None] = [None] * layers
-        self.real: Tensor | None = None
-        self.tokens: Tensor | None = None
-        self.held = self.in_segment = self.read = 0
+        self.groups: list[tuple[Tensor, Rows]] = []
+        self.tokens_read = 0
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.groups)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return how many tokens have been read."""
-        return self.read
+        return self.tokens_read
 
     @property
     def is_croppable(self) -> bool:
@@ -68,185 +83,154 @@ class FairseqCache(Cache):
     def crop(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError("a cache with memory cannot be cropped; use greedy search, sampling or beam search")
 
-    def keep_last(self, count: int) -> None:
-        """Begin a segment with the last *count* positions as memory."""
-        first = self.held - min(self.held, count)
-        self.keys = [key if key is None else key[:, :, first:] for key in self.keys]
-        self.values = [value if value is None else value[:, :, first:] for value in self.values]
-        self.real = self.real if self.real is None else self.real[:, first:]
-        self.held, self.in_segment, self.tokens = self.held - first, 0, None
+    def read(self, decoder: Any, tokens: Tensor, real: Tensor) -> Tensor:
+        """Hidden states [B, T, C] of *tokens* [B, T], which continue what was read; zeros where *real* is False."""
+        parts, groups = [], []
+        for places, rows in self._continued(DecoderReader(decoder), real.sum(1)):
+            count = int(real[places[0]].sum())
+            if count:
+                parts.append((places, rows.read(tokens[places][real[places]].view(len(places), count))))
+            groups.append((places, rows))
+        self.groups, self.tokens_read = groups, self.tokens_read + tokens.size(1)
+        hidden = parts[0][1].new_zeros(*tokens.shape, parts[0][1].size(-1))
+        for places, states in parts:
+            hidden[places[:, None], real[places].nonzero()[:, 1].view(len(places), -1)] = states
+        return hidden
+
+    def _continued(self, reader: DecoderReader, counts: Tensor) -> Iterator[tuple[Tensor, Rows]]:
+        """The groups, divided where their rows go on with different *counts* [B] of tokens."""
+        groups: list[tuple[Tensor, Rows | None]] = [*self.groups]
+        for places, rows in groups or [(torch.arange(len(counts), device=counts.device), None)]:
+            for count in counts[places].unique():
+                some = (counts[places] == count).nonzero()[:, 0]
+                if rows is None:
+                    part = Rows(reader, len(some))
+                else:
+                    part = rows
+                    if len(some) < len(places):
+                        part = copy.deepcopy(rows)
+                        part.select_rows(some)
+                yield places[some], part
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Make row *indices[i]* the new row i."""
-        for states in (self.keys, self.values):
-            states[:] = [
-                state if state is None else state.index_select(0, indices.to(state.device)) for state in states
-            ]
-        self.real = self.real if self.real is None else self.real.index_select(0, indices)
-        self.tokens = self.tokens if self.tokens is None else self.tokens.index_select(0, indices)
+        groups = []
+        for places, rows in self.groups:
+            new, old = (indices.to(places.device)[:, None] == places).nonzero(as_tuple=True)
+            if len(new):
+                rows.select_rows(old)
+                groups.append((new, rows))
+        self.groups = groups
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        rows = next((key.size(0) for key in self.keys if key is not None), 0)
+        rows = sum(len(places) for places, _ in self.groups)
         self.batch_select_indices(torch.arange(rows).repeat_interleave(repeats))
 
 
-class Decoder(nn.Module):
-    """Embeddings and layers; the output layer is beside them under fairseq's names."""
-
-    def __init__(self, config: FairseqConfig) -> None:
-        super().__init__()
-        self.config = config
-        dim, width = config.hidden_size, config.embedding_widths[0]
-        self.embed_tokens: Any = (
-            nn.Embedding(config.vocab_size, width) if config.cutoffs is None else BandedEmbedding(config)
-        )
-        widen = config.cutoffs is None and width != dim
-        self.project_in_dim = nn.Linear(width, dim, bias=False) if widen else None
-        if config.positions == "learned":
-            self.embed_positions = nn.Embedding(config.first_position + config.max_position_embeddings, dim)
-        self.layernorm_embedding = nn.LayerNorm(dim) if config.embedding_norm else None
-        self.layers: Any = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
-        self.layer_norm = nn.LayerNorm(dim) if config.final_norm else None
-        narrow = config.output != "clustered" and config.output_widths[0] != dim
-        self.project_out_dim = nn.Linear(dim, config.output_widths[0], bias=False) if narrow else None
-        if config.output == "linear":
-            if not config.tie_word_embeddings:
-                self.output_projection = nn.Linear(config.output_widths[0], config.vocab_size, bias=False)
-        else:
-            self.adaptive_softmax = AdaptiveSoftmax(config) if config.output == "adaptive" else ClusteredSoftmax(config)
-
-    def new_cache(self, rows: int) -> FairseqCache:
-        """Return the cache of *rows* texts at their start."""
-        config, weight = self.config, self.layers[0].fc1.weight
-        cache = FairseqCache(len(self.layers))
-        table = self._table(config.segment_length + config.memory_length, weight.device)
-        if table is not None:
-            cache.table_keys = [layer.self_attn.keys_of(table).detach() for layer in self.layers]
-        if config.zero_memory:
-            zeros = weight.new_zeros(rows, config.memory_length, config.hidden_size)
-            for i, layer in enumerate(self.layers):
-                cache.keys[i], cache.values[i] = layer.self_attn.keys_and_values(layer.attention_input(zeros))
-            cache.held = config.memory_length
-        return cache
-
-    def _table(self, count: int, device: torch.device) -> Tensor | None:
-        """Positions 0 to count - 1, or distances count - 1 to 0: [count, C]; None where attention needs none."""
-        config = self.config
-        if config.positions == "relative":
-            return distance_sinusoids(count, config.hidden_size, config.clamp_length, device)
-        if config.positions == "infused":
-            return sinusoids(torch.arange(count, device=device) + config.first_position, config.hidden_size)
-        return None
-
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Return the first layer's input for *tokens* [B, T] at *positions* [1 or B, T]: [B, T, C]."""
-        config = self.config
-        x = config.embedding_scale * self.embed_tokens(tokens)
-        if self.project_in_dim is not None:
-            x = self.project_in_dim(x)
-        if config.positions == "learned":
-            x = x + self.embed_positions(positions + config.first_position)
-        elif config.positions == "sinusoidal":
-            x = x + sinusoids(positions + config.first_position, config.hidden_size).to(x.dtype)
-        return x if self.layernorm_embedding is None else self.layernorm_embedding(x)
-
-    def forward(self, tokens: Tensor, real: Tensor | None = None, cache: FairseqCache | None = None) -> Tensor:
-        """Hidden states of a segment.
-
-        Args:
-            tokens: [B, T].
-            real: False at padding: bool [B, T]; None without padding.
-            cache: what was read before; *tokens* are added to it.
-
-        Returns:
-            [B, T, C].
-        """
-        config, past = self.config, cache.held if cache is not None else 0
-        real = _joined(cache.real if cache is not None else None, real, past, tokens)
-        window = config.memory_length if config.same_length else None
-        context = Context.of(tokens.size(1), past, window, real, tokens.device)
-        now = context.positions[:, past:]
-        if config.positions == "learned" and int(now.max()) >= config.max_position_embeddings:
-            raise ValueError(
-                f"input_ids {list(tokens.shape)}: expected {config.max_position_embeddings} tokens at most"
-            )
-        x = self.embed(tokens, now)
-        infused = None
-        if config.positions == "infused":
-            infused = sinusoids(now + config.first_position, config.hidden_size).to(x.dtype)
-        table = self._table(context.positions.size(1), tokens.device) if cache is None else None
-        for i, layer in enumerate(self.layers):
-            attention, h = layer.self_attn, layer.attention_input(x)
-            keys, values = attention.keys_and_values(h)
-            if cache is not None:
-                keys, values = cache.keys[i], cache.values[i] = _appended(cache, i, keys, values)
-            table_keys = cache.table_keys[i] if cache is not None else None
-            if table is not None:
-                table_keys = attention.keys_of(table)
-            queried = h if infused is None else h + infused
-            shared = attention if config.own_biases else self.layers[0].self_attn
-            x = layer.after_attention(x, attention(queried, keys, values, context, table_keys, shared))
-        if cache is not None:
-            cache.real = real
-            cache.held, cache.in_segment = cache.held + tokens.size(1), cache.in_segment + tokens.size(1)
-        x = x if self.layer_norm is None else self.layer_norm(x)
-        return x if self.project_out_dim is None else self.project_out_dim(x)
-
-    def read(self, tokens: Tensor, real: Tensor | None, cache: FairseqCache) -> Tensor:
-        """Hidden states of *tokens* [B, T] that continue *cache*, read in segments: [B, T, C]."""
-        config, parts, start = self.config, [], 0
-        while start < tokens.size(1):
-            if cache.in_segment >= config.segment_length:
-                self._next_segment(cache)
-            room = config.segment_length - cache.in_segment
-            piece = tokens[:, start : start + room]
-            parts.append(self.forward(piece, None if real is None else real[:, start : start + room], cache))
-            if not config.memory_length:
-                cache.tokens = piece if cache.tokens is None else torch.cat([cache.tokens, piece], dim=1)
-            start += room
-        cache.read += tokens.size(1)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-    def _next_segment(self, cache: FairseqCache) -> None:
-        """Keep the memory of a full cache, or read the second half of its window again."""
-        half = self.config.segment_length // 2
-        window, real = cache.tokens, cache.real
-        cache.keep_last(self.config.memory_length)
-        if window is not None and half:
-            cache.tokens = window[:, -half:]
-            self.forward(cache.tokens, None if real is None else real[:, -half:], cache)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the plain softmax, log-probabilities of an adaptive one: [B, T, C] -> [B, T, V]."""
-        if self.config.output != "linear":
-            return self.adaptive_softmax(hidden, self.embed_tokens)
-        if self.config.tie_word_embeddings:
-            return F.linear(hidden, self.embed_tokens.weight)
-        return self.output_projection(hidden)
-
-
-class FairseqForCausalLM(PreTrainedModel, GenerationMixin):
-    """A language model; dropout is left out: to train it further, import it back with ``fairseq-import``."""
+class FairseqPreTrainedModel(PreTrainedModel):
+    """A decoder with its output layer; subclasses add what their tasks need."""
 
     config_class = FairseqConfig
-    _no_split_modules = ["Layer"]
+    _no_split_modules = ["TransformerLayer"]
     _is_stateful = True  # a cache cannot be cropped: no assisted generation
 
     def __init__(self, config: FairseqConfig) -> None:
         super().__init__(config)
-        self.decoder = Decoder(config)
-        self.post_init()
+        self.decoder: Any = decoder_of(config)
+        for module in self.decoder.modules():  # shared parameters have one name here, those of modules
+            module._state_dict_hooks.clear()
+            module._load_state_dict_pre_hooks.clear()
+        first: dict[int, str] = {}
+        names = [(name, id(value)) for name, value in self.named_parameters(remove_duplicate=False)]
+        self._tied_weights_keys = {name: first[key] for name, key in names if first.setdefault(key, name) != name}
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         """Return False: ``generate`` then takes the cache that ``forward`` returns."""
         return False
 
+    @property
+    def output_width(self) -> int:
+        """Channels of the hidden states that the output layer reads."""
+        projection = getattr(self.decoder, "project_out_dim", None)
+        return int(self.config.hidden_size if projection is None else projection.out_features)
+
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed_tokens
+
+    def read(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        cache: FairseqCache | None = None,
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Hidden states of *tokens* [B, T], the inputs of layers being added to *states*: [B, T, C].
+
+        Args:
+            attention_mask: 0 at padding: [B, T] or more columns, of which the last T count.
+            cache: what was read before.
+        """
+        real = torch.ones_like(tokens, dtype=torch.bool)
+        if attention_mask is not None:
+            real = attention_mask[:, -tokens.size(1) :].bool()
+        if cache is not None:
+            if not isinstance(cache, FairseqCache):
+                raise ValueError(f"past_key_values {type(cache).__name__}: expected what this model returned")
+            if states is not None:
+                raise ValueError("output_hidden_states: not with a cache; give use_cache=False")
+            return cache.read(self.decoder, tokens, real)
+        # Attention is causal: tokens moved to the beginning of their rows do not see the padding after them.
+        order = real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+        order = order[:, : max(1, int(real.sum(1).max()))]
+        hooks = []
+        if states is not None:
+            for layer in self.decoder.layers:
+                hooks.append(layer.register_forward_pre_hook(lambda _, args: states.append(args[0])))
+        try:
+            hidden = self.decoder(tokens.gather(1, order))[0]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if states is not None:
+            states[:] = [_moved_back(state, order, tokens.size(1)) for state in states]
+        return _moved_back(hidden, order, tokens.size(1))
+
+
+class FairseqModel(FairseqPreTrainedModel):
+    """The hidden states that the output layer reads."""
+
+    def __init__(self, config: FairseqConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: FairseqCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast | tuple[Any, ...]:
+        """Hidden states; see :meth:`FairseqForCausalLM.forward`."""
+        cache = FairseqCache() if use_cache and past_key_values is None else past_key_values
+        states: list[Tensor] | None = [] if output_hidden_states else None
+        hidden = self.read(input_ids, attention_mask, cache, states)
+        output = BaseModelOutputWithPast(hidden, cache, None if states is None else (*states, hidden))
+        return output if return_dict is not False else output.to_tuple()
+
+
+class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
+    """A language model."""
+
+    def __init__(self, config: FairseqConfig) -> None:
+        super().__init__(config)
+        self.post_init()
 
     def forward(
         self,
@@ -255,62 +239,69 @@ class FairseqForCausalLM(PreTrainedModel, GenerationMixin):
         past_key_values: FairseqCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Logits of the next token; log-probabilities where the output is adaptive.
+        """Log-probabilities of the next token, as logits.
 
         Args:
             input_ids: [B, T]; with *past_key_values*, those that follow what it holds.
-            attention_mask: 0 at padding, which stands at the left: [B, T] or more columns, of which the last T count.
+            attention_mask: 0 at padding: [B, T] or more columns, of which the last T count.
             past_key_values: what an earlier call returned; it is changed in place.
             labels: targets [B, T], those of ``input_ids``; -100 is left out of the loss.
             use_cache: return a cache (default: if one is given).
+            output_hidden_states: return the inputs of the layers and what the output layer reads; not with a cache.
             logits_to_keep: compute logits for the last of so many tokens, or for these places; 0: for all.
+            kwargs: for the loss, such as ``num_items_in_batch``.
         """
-        real = None
-        if attention_mask is not None:
-            real = attention_mask[:, -input_ids.size(1) :].bool()
-            real = None if bool(real.all()) else real
-        if past_key_values is not None and not isinstance(past_key_values, FairseqCache):
-            raise ValueError(f"past_key_values {type(past_key_values).__name__}: expected what this model returned")
-        cache = past_key_values
-        if cache is None and (use_cache or self.config.zero_memory):
-            cache = self.decoder.new_cache(input_ids.size(0))
-        if cache is not None and (use_cache or past_key_values is not None):
-            hidden = self.decoder.read(input_ids, real, cache)
-        else:
-            hidden = self.decoder(input_ids, real, cache)
-            cache = None
-        if isinstance(logits_to_keep, Tensor):
-            hidden = hidden[:, logits_to_keep]
-        elif logits_to_keep:
-            hidden = hidden[:, -logits_to_keep:]
-        logits = self.decoder.logits(hidden)
+        cache = FairseqCache() if use_cache and past_key_values is None else past_key_values
+        states: list[Tensor] | None = [] if output_hidden_states else None
+        hidden = self.read(input_ids, attention_mask, cache, states)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.decoder.output_distribution.log_probs(hidden[:, kept])
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+            if attention_mask is not None:  # nothing was read before the first token after padding
+                padding = attention_mask[:, -labels.size(1) :] == 0
+                labels = labels.clone().masked_fill_(padding.roll(1, dims=1), -100)
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        output = CausalLMOutputWithPast(loss, logits, cache, None if states is None else (*states, hidden))
         return output if return_dict is not False else output.to_tuple()
 
 
-def _rows(states: list[Tensor | None], indices: Tensor) -> list[Tensor | None]:
-    return [state if state is None else state.index_select(0, indices.to(state.device)) for state in states]
+class FairseqForSequenceClassification(FairseqPreTrainedModel):
+    """A classifier of texts: a linear map of the hidden state of the last token."""
+
+    def __init__(self, config: FairseqConfig) -> None:
+        super().__init__(config)
+        self.score = nn.Linear(self.output_width, config.num_labels or 2, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutputWithPast | tuple[Any, ...]:
+        """Scores of the classes [B, N]; without *attention_mask* the padding is what ``config.pad_token_id`` says."""
+        if attention_mask is None and self.config.pad_token_id is not None:
+            attention_mask = input_ids != self.config.pad_token_id
+        hidden = self.read(input_ids, attention_mask)
+        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        last = (real.long() * torch.arange(real.size(1), device=real.device)).argmax(1)
+        logits = self.score(hidden[torch.arange(len(hidden), device=last.device), last])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, logits=logits)
+        output = SequenceClassifierOutputWithPast(loss, logits)
+        return output if return_dict is not False else output.to_tuple()
 
 
-def _joined(held: Tensor | None, real: Tensor | None, past: int, tokens: Tensor) -> Tensor | None:
-    """Which of *past* positions and *tokens* [B, T] are not padding, bool [B, past + T]; None: all."""
-    if held is None and real is None:
-        return None
-    rows, count = tokens.shape
-    ones = torch.ones(rows, past + count, dtype=torch.bool, device=tokens.device)
-    return torch.cat([ones[:, :past] if held is None else held, ones[:, past:] if real is None else real], dim=1)
-
-
-def _appended(cache: FairseqCache, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """*keys* and *values* after those of *cache*, which pass no gradient on."""
-    old, old_values = cache.keys[layer], cache.values[layer]
-    if old is None or old_values is None:
-        return keys, values
-    return torch.cat([old.detach(), keys], dim=2), torch.cat([old_values.detach(), values], dim=2)
+def _moved_back(states: Tensor, order: Tensor, columns: int) -> Tensor:
+    """*states* [B, S, C] of the columns *order* [B, S] at these columns of [B, T, C]; zeros elsewhere."""
+    result = states.new_zeros(states.size(0), columns, states.size(2))
+    return result.scatter(1, order[..., None].expand_as(states), states)

@@ -1,0 +1,76 @@
+"""Rows of tokens that a model reads through its cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Rows:
+    """Rows of tokens that a model reads through its cache: segment after segment, or window after window.
+
+    A model with memory reads each token once, at a constant cost. A model without memory has a window of positions;
+    when it is full, its second half is read again as the start of the next window. Every window begins with the
+    reader's ``begin``, as every row does in training.
+
+    Args:
+        reader: a :class:`~fairseq.inference.engine.Reader`, or what has its ``model``, ``device``, ``begin``,
+            ``new_cache`` and ``read``.
+        rows: number of rows B.
+        longest: most tokens that will be read of a row; None: no limit.
+    """
+
+    def __init__(self, reader: Any, rows: int, longest: int | None = None) -> None:
+        self.reader = reader
+        self.cache = reader.new_cache(rows, longest)
+        self.window: Tensor | None = None
+        if not reader.model.memory_length:
+            self.window = torch.zeros(rows, self.cache.segment_length, dtype=torch.long, device=reader.device)
+        # A window of one position would have no room for text beside it.
+        self.begin = reader.begin if self.cache.segment_length > 1 else None
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Hidden states of *tokens* [B, T], which continue the rows, after that of a first ``begin``: [B, T, C]."""
+        parts: list[Tensor] = []
+        if self.cache.held == 0:
+            tokens = self._begun(tokens)
+        while tokens.size(1):
+            again = 0
+            if self.cache.room == 0:
+                new, tokens = tokens.size(1), self._make_room(tokens)
+                again = tokens.size(1) - new
+            piece, tokens = tokens[:, : self.cache.room], tokens[:, self.cache.room :]
+            if self.window is not None:
+                start = self.cache.in_segment
+                self.window[:, start : start + piece.size(1)] = piece
+            parts.append(self.reader.read(piece, self.cache)[:, again:])
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def keep_rows(self, rows: int) -> None:
+        """Drop all but the first *rows* rows."""
+        self.cache.keep_rows(rows)
+        if self.window is not None:
+            self.window = self.window[:rows]
+
+    def select_rows(self, index: Tensor) -> None:
+        """Make row *index[i]* the new row i: [new rows]; rows may be repeated."""
+        self.cache.select_rows(index)
+        if self.window is not None:
+            self.window = self.window[index]
+
+    def _make_room(self, tokens: Tensor) -> Tensor:
+        """Begin a new segment or window; return *tokens* [B, T] preceded by the tokens to read again."""
+        if self.window is None:
+            self.cache.next_segment()
+            return tokens
+        self.cache.clear()
+        length = self.window.size(1)
+        again = (length - (self.begin is not None)) // 2
+        return self._begun(torch.cat([self.window[:, length - again :], tokens], dim=1))
+
+    def _begun(self, tokens: Tensor) -> Tensor:
+        """*tokens* [B, T] after the symbol that rows begin with."""
+        return tokens if self.begin is None else F.pad(tokens, (1, 0), value=self.begin)

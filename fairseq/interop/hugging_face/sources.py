@@ -1,0 +1,172 @@
+"""Source files of an export: the definitions of this package that its code reaches, in one folder of flat files.
+
+transformers copies the files that a module imports with ``from .name import …`` and finds them beside it. A module
+``fairseq.modules.attention`` becomes ``modules_attention.py``, without the definitions that the export does not reach.
+Annotations reach nothing, since they are never evaluated, and what registers a part is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fairseq.system.version import __version__
+
+ROOT = Path(__file__).parents[3]
+REGISTRY = "fairseq.config.registry"
+ADAPTERS = "fairseq.interop.hugging_face.exported."  # their files keep their names
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement of a module: the names that it defines and those that it uses, and its lines.
+
+    Attributes:
+        evaluated: the names used outside annotations.
+    """
+
+    defines: frozenset[str]
+    uses: frozenset[str]
+    evaluated: frozenset[str]
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module of this package.
+
+    Attributes:
+        imports: module and name of each imported name; the name is None for ``import module``.
+        statements: all but imports and the docstring.
+    """
+
+    docstring: str
+    imports: Mapping[str, tuple[str, str | None]]
+    statements: tuple[Statement, ...]
+
+    def reached(self, names: Iterable[str]) -> list[Statement]:
+        """Return the statements that define *names*, and those that they use, in the order of the file."""
+        todo, found = list(names), set()
+        while todo:
+            name = todo.pop()
+            for number, statement in enumerate(self.statements):
+                if name in statement.defines and number not in found:
+                    found.add(number)
+                    todo += statement.evaluated
+        return [self.statements[number] for number in sorted(found)]
+
+
+def sources(adapters: Iterable[str]) -> dict[str, str]:
+    """Return file names and texts of the modules *adapters* of the folder ``exported``, and of all that they use."""
+    needed: dict[str, set[str]] = {}
+    todo = [
+        (name, {d for s in _module(name).statements for d in s.defines}) for name in map(ADAPTERS.__add__, adapters)
+    ]
+    while todo:
+        name, wanted = todo.pop()
+        if wanted <= needed.setdefault(name, set()):
+            continue
+        needed[name] |= wanted
+        module = _module(name)
+        for used in {used for statement in module.reached(needed[name]) for used in statement.evaluated}:
+            origin, original = module.imports.get(used, ("", None))
+            if _is_ours(origin) and original is not None:
+                todo.append((origin, {original}))
+    return {file_name(name): _text(name, wanted) for name, wanted in sorted(needed.items())}
+
+
+def file_name(module: str) -> str:
+    """Return the file name in an export for a dotted module of this package."""
+    return f"{_flat(module)}.py"
+
+
+def _flat(module: str) -> str:
+    return module.removeprefix(ADAPTERS).removeprefix("fairseq.").replace(".", "_")
+
+
+def _is_ours(module: str) -> bool:
+    return module.split(".")[0] == "fairseq"
+
+
+def _text(name: str, wanted: Iterable[str]) -> str:
+    module = _module(name)
+    statements = module.reached(wanted)
+    origin = f"# From {name} of fairseq-short {__version__}. MIT License, Copyright (c) the fairseq-short authors."
+    head = [origin, f'"""{module.docstring}"""', ""]
+    imports = "\n".join(_imports(module, statements))
+    body = "\n".join(line for statement in statements for line in statement.lines)
+    return "\n".join([*head, "from __future__ import annotations", "", imports, body.rstrip()]).rstrip() + "\n"
+
+
+def _imports(module: Module, statements: Iterable[Statement]) -> Iterator[str]:
+    """The imports that *statements* need; for annotations those of other packages only."""
+    statements = list(statements)
+    used = {name for statement in statements for name in statement.uses}
+    evaluated = {name for statement in statements for name in statement.evaluated}
+    plain: list[str] = []
+    named: dict[str, list[str]] = {}
+    for name, (origin, original) in module.imports.items():
+        if name not in (evaluated if _is_ours(origin) else used):
+            continue
+        if original is None:
+            plain.append(f"import {origin}" if origin.split(".")[0] == name else f"import {origin} as {name}")
+        else:
+            named.setdefault(origin, []).append(original if original == name else f"{original} as {name}")
+    yield from sorted(plain)
+    for origin in sorted(named, key=lambda origin: (_is_ours(origin), origin)):
+        names = sorted(named[origin])
+        line = f"from {'.' + _flat(origin) if _is_ours(origin) else origin} import "
+        one = line + ", ".join(names)
+        yield one if len(one) <= WIDTH else line + "(\n" + "".join(f"    {each},\n" for each in names) + ")"
+
+
+@functools.cache
+def _module(name: str) -> Module:
+    path = ROOT / f"{name.replace('.', '/')}.py"
+    text = path.read_text(encoding="utf-8")
+    tree, lines = ast.parse(text), text.splitlines()
+    imports: dict[str, tuple[str, str | None]] = {}
+    statements: list[Statement] = []
+    last = 0
+    for number, node in enumerate(tree.body):
+        before, last = last, node.end_lineno or 0
+        if isinstance(node, ast.Import):
+            imports |= {alias.asname or alias.name.split(".")[0]: (alias.name, None) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imports |= {alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names}
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            if number and statements:  # the description of what the statement before defines
+                statements[-1] = replace(statements[-1], lines=(*statements[-1].lines, *lines[before:last]))
+        else:
+            statements.append(_statement(node, lines[before:last], before, imports))
+    return Module(ast.get_docstring(tree, clean=False) or "", imports, tuple(statements))
+
+
+def _statement(
+    node: ast.stmt, lines: list[str], before: int, imports: Mapping[str, tuple[str, str | None]]
+) -> Statement:
+    """The statement *node*, whose *lines* follow line *before* of the file."""
+    dropped: set[int] = set()
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        defines = {node.name}
+        for decorator in [*node.decorator_list]:
+            if any(imports.get(name, ("",))[0] == REGISTRY for name in _names(decorator)):
+                dropped |= set(range(decorator.lineno, (decorator.end_lineno or 0) + 1))
+                node.decorator_list.remove(decorator)
+    else:
+        defines = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    uses = _names(node)
+    for inner in ast.walk(node):
+        for annotation in ("annotation", "returns"):
+            if getattr(inner, annotation, None) is not None:
+                setattr(inner, annotation, None if annotation == "returns" else ast.Constant(None))
+    kept = [line for number, line in enumerate(lines, before + 1) if number not in dropped]
+    return Statement(frozenset(defines), frozenset(uses), frozenset(_names(node)), tuple(kept))
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}

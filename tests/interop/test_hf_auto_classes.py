@@ -1,0 +1,144 @@
+"""Exported language models in transformers: the automatic classes, padding on any side, batches, fine-tuning."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import importlib
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exports import MODELS, exported, made, saved, theirs, tokens
+
+pytest.importorskip("safetensors")
+transformers = pytest.importorskip("transformers")
+KINDS = ("baseline", "gpt", "shortformer", "transformer-xl bands", "transformer-xl zeros", "transformer-xl shaw")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An exported Shortformer; transformers keeps its code in a folder of the test."""
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return exported(saved(made("shortformer"), tmp_path / "in", MODELS["shortformer"]), tmp_path / "hf")
+
+
+def ragged() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of 8 tokens with padding at the left, at the right, inside, and without any."""
+    mask = torch.ones(4, 8, dtype=torch.long)
+    mask[0, :3], mask[1, 5:], mask[2, 3:6] = 0, 0, 0
+    return tokens(4, 8).where(mask.bool(), 1), mask
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", KINDS)
+def test_rows_do_not_depend_on_padding_on_any_side(name: str) -> None:
+    other = theirs(made(name))
+    rows, mask = ragged()
+    found = other(rows, attention_mask=mask).logits
+    cached = other(rows, attention_mask=mask, use_cache=True).logits
+    for row, real in enumerate(mask.bool()):
+        want = other(rows[row, real][None]).logits[0]
+        torch.testing.assert_close(found[row, real], want, atol=1e-5, rtol=1e-6)
+        torch.testing.assert_close(cached[row, real], want, atol=1e-5, rtol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("beams", [1, 3])
+def test_prompts_of_several_lengths_go_on_as_each_alone(name: str, beams: int) -> None:
+    other = theirs(made(name))
+    rows, mask = ragged()
+    rows, mask = rows[[0, 3]], mask[[0, 3]]
+    settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": 12, "pad_token_id": 1}
+    both = other.generate(rows, attention_mask=mask, **settings)
+    assert both[0, 8:].tolist() == other.generate(rows[:1, 3:], **settings)[0, 5:].tolist()
+    assert both[1].tolist() == other.generate(rows[1:], **settings)[0].tolist()
+
+
+def test_labels_after_padding_are_left_out_of_the_loss() -> None:
+    other, (rows, mask) = theirs(made("baseline")), ragged()
+    labels = rows.where(mask.bool(), -100)
+    with torch.no_grad():
+        found = other(rows[:1], attention_mask=mask[:1], labels=labels[:1]).loss
+        torch.testing.assert_close(found, other(rows[:1, 3:], labels=rows[:1, 3:]).loss)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["narrow ends", "transformer-xl"])
+def test_hidden_states_are_what_the_layers_and_the_output_layer_read(name: str) -> None:
+    model, text, read = made(name), tokens(2, 8), []
+    for layer in model.decoder.layers:
+        layer.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    read.append(model(text)[0])
+    found = theirs(model)(text, output_hidden_states=True).hidden_states
+    assert len(found) == len(read) == 3
+    for ours, other in zip(read, found, strict=True):
+        torch.testing.assert_close(other, ours, atol=1e-5, rtol=1e-6)
+
+
+@torch.no_grad()
+def test_the_automatic_classes_load_the_folder(folder: Path) -> None:
+    text = tokens(2, 8)
+    causal = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    base = transformers.AutoModel.from_pretrained(folder, trust_remote_code=True)
+    hidden = base(text).last_hidden_state
+    found = causal.decoder.output_distribution.log_probs(hidden)
+    torch.testing.assert_close(found, causal(text).logits)
+    classifier, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=3, trust_remote_code=True, output_loading_info=True
+    )
+    assert loading["missing_keys"] == {"score.weight"} and not loading["unexpected_keys"]
+    rows, mask = ragged()
+    scores = classifier(rows, attention_mask=mask).logits
+    for row, last in enumerate((7, 4, 7, 7)):
+        want = classifier.score(base(rows, attention_mask=mask).last_hidden_state[row, last])
+        torch.testing.assert_close(scores[row], want)
+
+
+def test_a_trainer_fine_tunes_a_classifier_and_a_language_model(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
+    text = tokens(8, 6)
+    for auto, labels in (("SequenceClassification", text[:, 0] % 2), ("CausalLM", text)):
+        torch.manual_seed(1)
+        kind = getattr(transformers, f"AutoModelFor{auto}")
+        model = kind.from_pretrained(folder, trust_remote_code=True)
+        examples = [{"input_ids": row, "labels": label} for row, label in zip(text, labels, strict=True)]
+        flags: dict[str, Any] = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
+        settings = transformers.TrainingArguments(
+            str(tmp_path / "run"), max_steps=12, learning_rate=1e-2, logging_steps=1, **flags
+        )
+        trainer = transformers.Trainer(model, settings, train_dataset=examples)
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert losses[-1] < 0.8 * losses[0], auto
+        trainer.save_model(str(tmp_path / auto))
+        again = kind.from_pretrained(tmp_path / auto, trust_remote_code=True)
+        model.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(again(text).logits, model(text).logits)
+
+
+def functions(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from functions(inner)
+
+
+def test_exported_files_define_every_name_that_they_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder.parent))
+    files = sorted(folder.glob("*.py"))
+    assert len(files) > 20
+    for file in files:
+        text = file.read_text()
+        assert "from fairseq" not in text and "import fairseq" not in text and "MIT License" in text
+        module = importlib.import_module(f"hf.{file.stem}")
+        for code in functions(compile(text, file.name, "exec")):
+            names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+            assert names <= {*vars(module), *vars(builtins)}, file.name
