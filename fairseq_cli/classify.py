@@ -19,7 +19,6 @@ from fairseq.evaluation.classifier import Prediction, SentenceClassifier
 from fairseq.system.opening import open_input
 from fairseq.system.terminal import log_to_stderr
 from fairseq.text.raw_text import STDIN, decode_line, lines_as_they_arrive
-from fairseq_cli.common import escape_what_stdout_lacks
 
 DIGITS = 6  # of probabilities and scores, after the point
 
@@ -147,7 +146,6 @@ def _tsv_writer(classifier: SentenceClassifier) -> Write:
 def cli_main() -> None:
     """``fairseq-classify``."""
     log_to_stderr()
-    escape_what_stdout_lacks()
     options.run_command(main, get_classify_parser)
 
 

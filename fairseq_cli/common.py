@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import io
 import logging
 import sys
 import time
@@ -104,12 +103,6 @@ def _evaluate(what: tuple[Callable[[argparse.Namespace, World], Any], argparse.N
         log_to_stderr()
         logging.getLogger().setLevel(logging.INFO if world.is_first else logging.ERROR)
     return evaluate(args, world)
-
-
-def escape_what_stdout_lacks() -> None:
-    """Escape characters that the encoding of stdout cannot represent."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def progress(common: CommonConfig, name: str) -> Callable[[Iterable[Any], int], Iterable[Any]]:

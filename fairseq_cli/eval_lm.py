@@ -35,7 +35,6 @@ from fairseq.text.raw_text import STDIN, RawCounts
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
 from fairseq_cli.common import (
-    escape_what_stdout_lacks,
     evaluation_parser,
     progress,
     read_text,
@@ -167,7 +166,6 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         text = _sample(scorer, TextReader.of(settings.data_path, task.source_dictionary))
     _write(cfg, scores, text, {**figures, **about, "device": str(device), "settings": used})
     if text is not None:
-        escape_what_stdout_lacks()
         print(f"Sample, saved to {printable(str(cfg.sample))}:", text, sep="\n", flush=True)
     return figures
 

@@ -41,7 +41,7 @@ from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask, folder_beside
 from fairseq.text.tokenizers.tokenizer import TOKENIZATION
 from fairseq.training import launch
-from fairseq_cli.common import escape_what_stdout_lacks, get_training_parser
+from fairseq_cli.common import get_training_parser
 
 BEST = "checkpoint_best.pt"
 RESULT = "result.json"
@@ -332,7 +332,6 @@ def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
 def cli_main() -> None:
     """``fairseq-finetune``."""
     log_to_stderr()
-    escape_what_stdout_lacks()
     options.run_command(main, get_finetune_parser)
 
 

@@ -27,7 +27,6 @@ from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.system.terminal import log_to_stderr
 from fairseq.text.raw_text import STDIN
 from fairseq_cli.common import (
-    escape_what_stdout_lacks,
     evaluation_parser,
     progress,
     read_text,
@@ -82,7 +81,6 @@ def main(args: argparse.Namespace) -> list[Passage]:
 
 def generate(args: argparse.Namespace, world: World) -> list[Passage]:
     """Do the part of this process of *world*; see :func:`main`."""
-    escape_what_stdout_lacks()
     settings = typed_settings(args, GenerateConfig)
     cfg: GenerateConfig = settings.command
     contexts = _contexts(cfg)

@@ -18,7 +18,6 @@ from fairseq.interop.harness import harness_model, require_harness, task_data
 from fairseq.system.files import prepare_folder
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr
-from fairseq_cli.common import escape_what_stdout_lacks
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,6 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     device = "cpu" if cfg.cpu else "auto"
     model = harness_model()(args.checkpoint, cfg.data, cfg.batch_size, device, cfg.max_gen_toks)
     metrics = _evaluate(model, names, cfg)
-    escape_what_stdout_lacks()
     for task, found in metrics.items():
         for name, value in found.items():
             print(f"{task}\t{name}\t{value:.6g}")

@@ -23,7 +23,7 @@ from fairseq.system.opening import open_input
 from fairseq.system.terminal import log_to_stderr
 from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive
 from fairseq.text.text_corpus import report_unknown
-from fairseq_cli.common import escape_what_stdout_lacks, evaluation_parser, progress, with_models
+from fairseq_cli.common import evaluation_parser, progress, with_models
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,6 @@ def _text(line: bytes, where: str, number: int) -> str:
 def cli_main() -> None:
     """``fairseq-interactive``."""
     log_to_stderr()
-    escape_what_stdout_lacks()
     options.run_command(main, get_interactive_generation_parser)
 
 

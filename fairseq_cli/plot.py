@@ -18,7 +18,6 @@ from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.system.files import prepare_file
 from fairseq.system.terminal import log_to_stderr
-from fairseq_cli.common import escape_what_stdout_lacks
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,6 @@ def _number(value: float) -> str:
 def cli_main() -> None:
     """``fairseq-plot``."""
     log_to_stderr()
-    escape_what_stdout_lacks()
     options.run_command(main, get_plot_parser)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import io
 import logging
 import os
 import re
@@ -107,7 +108,8 @@ class MessageHandler(logging.StreamHandler[TextIO]):
 def open_standard_streams() -> None:
     """Open stdin, stdout and stderr on the null device where the process was started without them, as by ``>&-``.
 
-    Python has None for a closed one, and the next file to be opened would get its descriptor.
+    Python has None for a closed one, and the next file to be opened would get its descriptor. Characters that the
+    encoding of stdout cannot represent are escaped.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -117,6 +119,8 @@ def open_standard_streams() -> None:
                 os.close(descriptor)
             stream = open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager

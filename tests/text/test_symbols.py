@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation.report import is_of_characters
 from fairseq.text import symbols as text_to_symbols
 from fairseq.text.dictionary import Dictionary
+from fairseq_cli import symbols
 
 ROOT = Path(__file__).parents[2]
 SPLITS = ("train", "valid", "test")
@@ -145,3 +147,14 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file/out.*choose another"):
         text_to_symbols.convert(tmp_path / "source", tmp_path / "file" / "out", "letters")
+
+
+def test_a_folder_whose_name_stdout_cannot_represent_is_printed_with_escapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source").write_bytes(PROSE)
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "utf-8"))
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "source"), f"{tmp_path}/out\udcff", "--kind", "bytes"])
+    symbols.cli_main()
+    assert rb"out\udcff/train.txt: " in printed.getvalue()
