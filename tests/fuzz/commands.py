@@ -1,16 +1,20 @@
 """Commands run on bad inputs in forks of one warm process: exit code, stderr, files and bounds of each case.
 
-``python -m tests.fuzz.commands [--whole] [--every N] [PREFIX…]`` runs the cases whose names begin with PREFIX.
+``python -m tests.fuzz.commands [--whole] [--every N] [--workers N] [PREFIX…]`` runs the cases whose names begin with
+PREFIX.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
+import json
 import os
 import re
 import resource
+import select
 import signal
 import sys
 import tempfile
@@ -70,17 +74,16 @@ def run(case: Case, folder: Path) -> Ended:
     if pid == 0:
         _become(case, folder)
     seconds, since, is_idle = 0.0, time.monotonic(), False
-    while True:
-        ended, status, usage = os.wait4(pid, os.WNOHANG)
-        if ended:
-            break
+    descriptor = os.pidfd_open(pid)
+    while not select.select([descriptor], [], [], 1)[0]:
         used = _processor_time(pid)
         if used > seconds + 0.01:
             seconds, since = used, time.monotonic()
         if time.monotonic() - since > IDLE:
             is_idle = True
             os.kill(pid, signal.SIGKILL)
-        time.sleep(0.002)
+    os.close(descriptor)
+    _, status, usage = os.wait4(pid, 0)
     stderr = (folder / ".stderr").read_bytes().decode("utf-8", "surrogateescape")
     stderr += "\nHANGS: waits" if is_idle else ""
     return Ended(os.waitstatus_to_exitcode(status), stderr, usage.ru_utime + usage.ru_stime)
@@ -108,9 +111,7 @@ def _become(case: Case, folder: Path) -> NoReturn:
             out = os.open(case.stdout or ".stdout", os.O_WRONLY | os.O_CREAT | (0 if case.stdout else os.O_TRUNC))
         for target, descriptor in ((0, os.open(".stdin", os.O_RDONLY)), (1, out), (2, errors)):
             os.dup2(descriptor, target)
-        for number in case.closed:
-            setattr(sys, ("stdin", "stdout", "stderr")[number], None)
-            os.close(number)
+        _open_streams(case.closed)
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.RLIM_INFINITY))
         resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR, PROCESSOR + 1))
@@ -128,6 +129,16 @@ def _become(case: Case, folder: Path) -> NoReturn:
             os.write(2, traceback.format_exc().encode("utf-8", "replace"))
     finally:
         os._exit(code)
+
+
+def _open_streams(closed: Sequence[int]) -> None:
+    """Give ``sys`` new streams, as an interpreter does: those of this process know its own files and pipes."""
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    for number in closed:
+        setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+        os.close(number)
 
 
 def fault(case: Case, ended: Ended) -> str:
@@ -238,20 +249,19 @@ def run_cases(cases: Sequence[Case], base: Path, report: Callable[[Case, str, fl
     return faults
 
 
-def main() -> None:
-    """Run the cases, or every n-th of them; print faults, counts, and processor time of each class."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prefixes", nargs="*", default=[""], metavar="PREFIX")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="run every N-th case only")
-    parser.add_argument("--whole", action="store_true", help="run every member of every class, some 20 minutes")
-    parser.add_argument("--slow", type=float, default=3.0, help="seconds of processor time to report")
-    args = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from fuzz.classes import all_cases
-    from fuzz.inputs import make_inputs, warm_up
+@dataclass
+class Result:
+    """Seconds of processor time of the cases of each class, and faults by name."""
 
-    warm_up()
-    started = resource.getrusage(resource.RUSAGE_CHILDREN)
+    times: dict[str, list[float]]
+    faults: dict[str, str]
+
+
+def run_share(args: argparse.Namespace, worker: int) -> Result:
+    """Run the cases of one of the workers on inputs of its own; print faults and slow cases."""
+    from fuzz.classes import all_cases
+    from fuzz.inputs import make_inputs
+
     times: dict[str, list[float]] = {}
 
     def report(case: Case, found: str, seconds: float) -> None:
@@ -264,18 +274,70 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         base = Path(place) / "base"
         make_inputs(base)
-        cases = [case for case in all_cases(base, args.whole) if any(map(case.name.startswith, args.prefixes))][
-            :: args.every
-        ]
-        faults = run_cases(cases, base, report)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    mine = resource.getrusage(resource.RUSAGE_SELF)
-    children = used.ru_utime + used.ru_stime - started.ru_utime - started.ru_stime
+        gc.collect()
+        gc.freeze()  # a collection in a fork would copy every page that holds an object
+        cases = [case for case in all_cases(base, args.whole) if any(map(case.name.startswith, args.prefixes))]
+        faults = run_cases(cases[:: args.every][worker :: args.workers], base, report)
+    return Result(times, faults)
+
+
+def run_workers(args: argparse.Namespace) -> list[Result]:
+    """Run all cases in forks of this process; return the result of each.
+
+    Raises:
+        RuntimeError: a worker died.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        files = [Path(place) / f"{worker}.json" for worker in range(args.workers)]
+        pids = []
+        for worker, file in enumerate(files):
+            pids.append(os.fork())
+            if pids[-1] == 0:
+                _work(args, worker, file)
+        statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+        if any(statuses):
+            raise RuntimeError("a worker died")
+        return [Result(**json.loads(file.read_text())) for file in files]
+
+
+def _work(args: argparse.Namespace, worker: int, file: Path) -> NoReturn:
+    code = 1
+    try:
+        file.write_text(json.dumps(vars(run_share(args, worker))))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    """Run the cases, or every n-th of them; print faults, counts, and processor time of each class."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prefixes", nargs="*", default=[""], metavar="PREFIX")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="run every N-th case only")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes that share the cases")
+    parser.add_argument("--whole", action="store_true", help="run every member of every class, some 20 minutes")
+    parser.add_argument("--slow", type=float, default=3.0, help="seconds of processor time to report")
+    args = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from fuzz.inputs import warm_up
+
+    started = time.monotonic()
+    warm_up()
+    results = run_workers(args)
+    times: dict[str, list[float]] = {}
+    for result in results:
+        for kind, seconds in result.times.items():
+            times.setdefault(kind, []).extend(seconds)
     for kind, seconds in times.items():
         print(f"{kind}: {len(seconds)} cases, {sum(seconds):.1f} s")
+    faults = sum(len(result.faults) for result in results)
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    used = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     print(
-        f"{len(cases)} cases, {len(faults)} faults; processor time {children:.0f} s of the cases, "
-        f"{mine.ru_utime + mine.ru_stime:.0f} s of this process"
+        f"{sum(map(len, times.values()))} cases, {faults} faults; processor time {used:.0f} s, "
+        f"wall-clock time {time.monotonic() - started:.0f} s with {args.workers} workers"
     )
     sys.exit(1 if faults else 0)
 

@@ -15,7 +15,7 @@ CHOICES = {"part": ["--every", "10"], "suite": [], "whole": ["--whole"]}
 
 
 def test_bad_inputs_are_one_line_and_change_nothing():
-    command = [sys.executable, "-m", "fuzz.commands", *CHOICES[os.environ.get("BAD_INPUTS", "part")]]
+    command = [sys.executable, "-m", "fuzz.commands", "--workers", "1", *CHOICES[os.environ.get("BAD_INPUTS", "part")]]
     done = subprocess.run(
         command, capture_output=True, text=True, env=runs.environment(PYTHONPATH=f"{runs.ROOT}:{runs.ROOT / 'tests'}")
     )

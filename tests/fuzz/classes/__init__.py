@@ -9,7 +9,7 @@ from fuzz.classes import checkpoints, documents, numbers, paths, sharded, stream
 from fuzz.commands import Case
 
 SHARES = {numbers: 4, paths: 4, documents: 10, texts: 3, checkpoints: 12, streams: 1, sharded: 10, tables: 1}
-"""Of each class, one case in so many: some 2,100 in all, which take three minutes of processor time."""
+"""Of each class, one case in so many: some 2,100 in all, which take three and a half minutes of processor time."""
 
 
 def all_cases(base: Path, is_whole: bool = False) -> list[Case]:
