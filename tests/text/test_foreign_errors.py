@@ -1,4 +1,4 @@
-"""Errors of the tokenizers' libraries, and of text they cannot encode, are one line that names the file."""
+"""Errors of the tokenizers' libraries are one line that names the file, or the text that they cannot encode."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fairseq.text.tokenizers.byte_level import GPT2
 from fairseq.text.tokenizers.choice import chosen_words
 from fairseq.text.tokenizers.hf import HuggingFace
 from fairseq.text.tokenizers.moses import Moses
+from fairseq.text.tokenizers.sentencepiece import SentencePiece
 from fairseq.text.tokenizers.space import Space
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 from fairseq.text.tokenizers.tokenizer import Tokenizer
@@ -65,11 +66,21 @@ def test_an_invalid_setting_names_the_flag_of_its_tokenizer(monkeypatch: pytest.
 SURROGATE = "\ud800"
 
 
-@pytest.mark.parametrize("kind", [GPT2, HuggingFace])
-def test_text_that_the_rust_library_cannot_take_is_one_line(kind: type[Subwords]) -> None:
-    content = tokenizers.Tokenizer(MODELS["Unigram"]).to_str().encode() if kind is HuggingFace else b"a b\n"
-    with pytest.raises(UserError, match="^codes: cannot be read"):
-        kind(content, "codes").encode([SURROGATE])
+def subwords(kind: type[Subwords]) -> Subwords:
+    """An encoding of each kind that calls a library in another language."""
+    content = b"a b\n"
+    if kind is HuggingFace:
+        content = tokenizers.Tokenizer(MODELS["Unigram"]).to_str().encode()
+    if kind is SentencePiece:
+        content = SentencePiece.learn({"ab": 3, "ba": 2}, 7)
+    return kind(content, "codes")
+
+
+@pytest.mark.parametrize("kind", [GPT2, HuggingFace, SentencePiece])
+def test_half_of_a_surrogate_pair_is_blamed_on_the_text_and_not_on_the_codes(kind: type[Subwords]) -> None:
+    message = r"^text 'a\\ud800': '\\ud800' is half of a surrogate pair, which UTF-8 cannot represent; remove it$"
+    with pytest.raises(UserError, match=message):
+        subwords(kind).encode(["a", f"a{SURROGATE}"])
 
 
 @pytest.mark.parametrize("content", [b"\xff a\n", b"#version: x\na b\n", b"#version:\na b\n", b"a\n", b"a b c\n"])

@@ -108,8 +108,8 @@ class Subwords(Value):
         return sum(letters[letter] for letter, symbols in known if UNKNOWN not in symbols) / max(1, letters.total())
 
     @contextlib.contextmanager
-    def library(self) -> Iterator[None]:
-        """Turn what a library raises about the content, or about text that it cannot encode, into a UserError.
+    def library(self, lines: Sequence[str] = ()) -> Iterator[None]:
+        """Turn what a library raises about the content, or about *lines* that it cannot encode, into a UserError.
 
         Libraries raise errors of every type.
         """
@@ -118,12 +118,25 @@ class Subwords(Value):
         except (UserError, KeyboardInterrupt, GeneratorExit, MemoryError):
             raise
         except BaseException as error:  # the panic of a library written in Rust is no Exception
+            _check_characters(lines)
             raise self.invalid(f"{type(error).__name__}: {error}") from None
 
     def invalid(self, reason: object) -> UserError:
         """Return the error for a content that cannot be read."""
         text = " ".join(str(reason).split())[:200]
         return UserError(f"{self.source or '--bpe-codes'}: cannot be read ({text}); give the file of the right kind")
+
+
+def _check_characters(lines: Sequence[str]) -> None:
+    """Raise UserError if one of *lines* has half of a surrogate pair, which is no character."""
+    for line in lines:
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            half = line[error.start]
+            raise UserError(
+                f"text {line[:40]!a}: {half!a} is half of a surrogate pair, which UTF-8 cannot represent; remove it"
+            ) from None
 
 
 class Vocabulary:

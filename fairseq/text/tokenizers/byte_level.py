@@ -25,7 +25,7 @@ class GPT2(Subwords):
         _ = self._tokenizer
 
     def encode(self, lines: Sequence[str]) -> list[str]:
-        with self.library():
+        with self.library(lines):
             found = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
         return [" ".join([self._symbols[index] for index in encoding.ids]) for encoding in found]
 

@@ -55,7 +55,7 @@ class HuggingFace(Subwords):
                     self._tokenizer.decoder.decode(symbols)
 
     def encode(self, lines: Sequence[str]) -> list[str]:
-        with self.library():
+        with self.library(lines):
             found = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
             return [self._vocabulary.line(encoding.ids) for encoding in found]
 

@@ -46,7 +46,7 @@ class SentencePiece(Subwords):
         self.decode(self.encode(["The cat  sat, ż 語 🙂"])[0].split())
 
     def encode(self, lines: Sequence[str]) -> list[str]:
-        with self.library():
+        with self.library(lines):
             return [self._vocabulary.line(ids) for ids in self._model.encode(list(lines), out_type=int)]
 
     def decode(self, symbols: Sequence[str]) -> str:
