@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq.config.fields import add_flags
+from fairseq.config.fields import add_flags, shortened
 from fairseq.config.registry import OPTIMIZERS
 from fairseq.config.settings import TrainingSettings, training_settings
 from fairseq.errors import SettingError, UserError, nearest
@@ -188,8 +188,8 @@ def _check_groups(stored: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str
         for name in own[0].keys() & group.keys() - {"params"}:
             if not _is_alike(own[0][name], group[name]):
                 raise UserError(
-                    f"checkpoint: setting {name} of its optimizer is {group[name]!r:.80}, expected a value like "
-                    f"{own[0][name]!r:.80}; {RESET}"
+                    f"checkpoint: setting {name} of its optimizer is {shortened(group[name])}, expected a value like "
+                    f"{shortened(own[0][name])}; {RESET}"
                 )
 
 
@@ -199,8 +199,9 @@ def _is_alike(own: Any, value: Any) -> bool:
     if isinstance(own, bool | str):
         return isinstance(value, type(own)) or value is None
     if isinstance(own, int | float | Tensor):
-        is_number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-        return is_number and math.isfinite(float(value))
+        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        # Compared, not converted: a whole number of a file may be beyond float64. NaN is in no range.
+        return isinstance(number, int | float) and abs(number) <= sys.float_info.max
     return True
 
 
