@@ -141,7 +141,12 @@ class Run:
             recording(recorded, self.saving.save_dir, self.trainer.num_updates) as self.record,
             profiling(self.settings, self.world) as self.observed,
         ):
+            compared = self.batches.epoch
             while not self._at_limit():
+                if self.batches.changes_data and self.batches.epoch != compared:
+                    check_agreement(
+                        self.world, {self.settings.data.train_subset: self.batches}, self.trainer.num_updates
+                    )
                 self._train_epoch()
         self.saver.wait()
 
@@ -189,8 +194,6 @@ class Run:
             self.task.restart()
             for meter in trainer.meters.values():
                 meter.reset()
-        if self.batches.changes_data:  # to data that may not have been open when training began
-            check_agreement(self.world, {self.settings.data.train_subset: self.batches}, trainer.num_updates)
         trainer.begin_epoch(epoch)
         frequency = self.cfg.update_freq[min(epoch, len(self.cfg.update_freq)) - 1]
         clock = Clock(trainer.meters, token_share(trainer))

@@ -16,7 +16,7 @@ from ranks import Meeting, in_threads, on_ranks
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.training import train
+from fairseq.training import run, train
 from fairseq.training.agreement import check_agreement
 
 FLAGS = "--max-epoch 2 --max-tokens 256 --no-save --ddp-backend no_c10d --arch transformer_lm_tiny"
@@ -102,6 +102,15 @@ def test_data_that_one_process_cannot_read_from_the_second_epoch_on_end_all_of_t
 
 def test_equal_data_may_lie_in_another_folder(found: list[dict[str, str]]) -> None:
     assert {errors["copied"] for errors in found} == {""}
+
+
+def test_the_data_of_each_epoch_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[list[str], int]] = []
+    monkeypatch.setattr(run, "check_agreement", lambda _, splits, updates: compared.append((list(splits), updates)))
+    folders = f"{runs.DATA}:{runs.DATA}"
+    log = runs.train(tmp_path, runs.SMALL, FLAGS, "--max-epoch 3 --valid-subset test", data=folders)
+    epoch = len(runs.updates(log)) // 3
+    assert compared == [(["valid", "test"], 0), (["valid"], epoch), (["valid"], 2 * epoch)]
 
 
 # --- the comparison alone
