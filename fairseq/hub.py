@@ -278,6 +278,7 @@ def load_model(
     *,
     device: torch.device | str = "cpu",
     overrides: Mapping[str, Any] | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> tuple[BaseFairseqModel, FairseqTask]:
     """Load any model in evaluation mode, and its task with the dictionary.
 
@@ -286,11 +287,13 @@ def load_model(
 
     Args:
         checkpoint, data, device, overrides: see :meth:`LanguageModel.from_pretrained`.
+        state: the content of the checkpoint where it has been read already.
 
     Raises:
         UserError: a file is missing or invalid, or the dictionary is not that of the checkpoint.
     """
-    models, task, _ = load_models(*_paths(checkpoint, data), overrides)
+    states = None if state is None else [state]
+    models, task, _ = load_models(*_paths(checkpoint, data), overrides, states=states)
     return models[0].to(chosen_device(device)), task
 
 

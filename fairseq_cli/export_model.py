@@ -75,9 +75,9 @@ def main(args: argparse.Namespace) -> None:
     state = checkpoint.load(path)
     if state["args"].get("task") == "sentence_prediction":
         _check_encoder_flags(args, discriminates=True)
-        _export_classifier(SentenceClassifier.from_pretrained(path, args.data), args.source, out)
+        _export_classifier(SentenceClassifier.from_pretrained(path, args.data, state=state), args.source, out)
         return
-    model, task = hub.load_model(args.source, args.data)
+    model, task = hub.load_model(path, args.data, state=state)
     if model.predicts_next_token:
         if args.half == "generator":
             raise UserError(f"--half generator: {args.source} is not an ELECTRA model; leave the flag out")

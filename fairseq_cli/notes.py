@@ -24,7 +24,7 @@ from fairseq.system import pages
 from fairseq.system.files import atomic_folder
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr
-from fairseq_cli.common import escape_what_stdout_lacks, results_folder
+from fairseq_cli.common import results_folder
 
 FILES = ("notes.json", "notes.html", "notes.png")
 
@@ -88,10 +88,11 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 
 def _study(path: str, data: str | None) -> NoteStudy:
     """The notes of the checkpoint at *path*, with the words of *data* or of the folder that it was trained on."""
-    folder = data or str(checkpoint.load(path)["args"].get("data", "")).split(":")[0]
+    state = checkpoint.load(path)
+    folder = data or str(state["args"].get("data", "")).split(":")[0]
     if not folder or not Path(folder).is_dir():
         raise UserError(f"DATA {folder}: folder not found; give the data folder that {path} was trained with")
-    models, task, _ = load_models([path], folder, {"keep_notes": True})
+    models, task, _ = load_models([path], folder, {"keep_notes": True}, states=[state])
     return NoteStudy(models[0], NoteWords.load(folder), task.source_dictionary, path)
 
 
@@ -149,7 +150,6 @@ def _write(
 def cli_main() -> None:
     """``fairseq-notes``."""
     log_to_stderr()
-    escape_what_stdout_lacks()
     options.run_command(main, get_notes_parser)
 
 

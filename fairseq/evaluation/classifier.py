@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,12 @@ class SentenceClassifier:
 
     @classmethod
     def from_pretrained(
-        cls, checkpoint_path: str | Path, data: str | Path | None = None, *, device: torch.device | str = "cpu"
+        cls,
+        checkpoint_path: str | Path,
+        data: str | Path | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        state: Mapping[str, Any] | None = None,
     ) -> SentenceClassifier:
         """Load a checkpoint of ``fairseq-finetune`` or of ``--task sentence_prediction``.
 
@@ -58,6 +64,7 @@ class SentenceClassifier:
             checkpoint_path: the file, or a folder with the best or else the last one of a run.
             data: folder of the dictionary and the tokenizer, or a ``dict.txt``; None: the folder of the checkpoint.
             device: where the model runs; ``auto``: on a GPU if there is one.
+            state: the content of the checkpoint where it has been read already.
 
         Raises:
             UserError: a file is missing or invalid, or the model is no classifier.
@@ -65,12 +72,13 @@ class SentenceClassifier:
         path = find_checkpoint(checkpoint_path)
         folder = path.parent if data is None else Path(data)
         dictionary = folder / DICTIONARY if folder.is_dir() else folder
-        if checkpoint.load(path)["args"].get("task") != "sentence_prediction":
+        state = checkpoint.load(path) if state is None else state
+        if state["args"].get("task") != "sentence_prediction":
             raise UserError(f"{path}: not a fine-tuned classifier; give a checkpoint of fairseq-finetune")
         if not dictionary.is_file():
             raise UserError(f"{dictionary}: file not found; give the data folder of pre-training with --data")
         # The folder named in the checkpoint is that of the machine it was trained on.
-        [model], task, _ = load_models([path], dictionary.parent, {"data_bin": str(dictionary)})
+        [model], task, _ = load_models([path], dictionary.parent, {"data_bin": str(dictionary)}, states=[state])
         if not isinstance(model, SentenceModel) or not isinstance(task, SentencePredictionTask):
             raise UserError(f"{path}: {type(model).__name__} is not a classifier of this package")
         return cls(model.to(chosen_device(device)), task)

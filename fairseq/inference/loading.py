@@ -35,6 +35,7 @@ def load_models(
     data: str | Path,
     overrides: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    states: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
     """Load the models of several checkpoints with one dictionary, in evaluation mode, on the CPU.
 
@@ -47,6 +48,7 @@ def load_models(
         overrides: settings of the checkpoints to change (``--model-overrides``).
         settings: further settings, e.g. a parsed command line. A larger ``tokens_per_sample`` also raises the number
             of positions unless positions are learned. Without it, all models have that of the first.
+        states: the content of each checkpoint where it has been read already.
 
     Returns:
         The models, the task, and the settings of the first model.
@@ -57,8 +59,8 @@ def load_models(
     """
     given = dict(settings or {})
     models, task, first = [], None, None
-    for path in map(str, map(find_checkpoint, paths)):
-        state = checkpoint.load(path)
+    for number, path in enumerate(map(str, map(find_checkpoint, paths))):
+        state = checkpoint.load(path) if states is None else states[number]
         args = _arguments(path, state["args"], overrides or {}, given)
         parameters = state["model"]
         if not args.get("keep_notes"):

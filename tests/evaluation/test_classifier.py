@@ -277,6 +277,21 @@ def test_transformers_gives_the_same_logits(kind: str, flags: str, pairs: bool, 
     assert (tmp_path / "out" / "vocab.txt").read_text().splitlines() == ours.task.dictionary.symbols
 
 
+def test_an_export_reads_its_checkpoint_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read, load = classifier(tmp_path), [], checkpoint.load
+
+    def counted(path: Any, *args: Any, **settings: Any) -> Any:
+        read.append(Path(path))
+        return load(path, *args, **settings)
+
+    monkeypatch.setattr(checkpoint, "load", counted)
+    words = [str(path), "--to", "hf", "--out", str(tmp_path / "out")]
+    export_model.main(options.parse_args_and_arch(get_export_parser(), words))
+    assert read == [path]
+    SentenceClassifier.from_pretrained(path)
+    assert read == [path, path]
+
+
 def test_a_head_that_transformers_does_not_have_is_refused(tmp_path: Path) -> None:
     path = classifier(tmp_path, "--arch electra_tiny --encoder-input-dim 8")
     args = SimpleNamespace(source=str(path), data=None, out=str(tmp_path / "out"), target_format="hf")
