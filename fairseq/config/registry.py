@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fairseq.errors import UserError, nearest
-from fairseq.system.plugins import adapters
 
 T = TypeVar("T")
 P = TypeVar("P")
 C = TypeVar("C", bound=type)
 Fill = Callable[[argparse.Namespace], None]
 Complete = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+_ADAPTER = "fairseq.interop.fairseq.adapter"  # imported for the first plug-in, as homes are for the first lookup
 
 
 class Registry(Generic[T]):
@@ -47,7 +48,7 @@ class Registry(Generic[T]):
     def register(self, name: str, config_class: type | None = None) -> Callable[[P], P]:
         """Decorator that registers a part as *name*, with the dataclass of its settings if it has one.
 
-        A part from outside this package is changed by :data:`~fairseq.system.plugins.adapters`.
+        A part from outside this package is given the methods that this package calls.
 
         Raises:
             ValueError: another part has that name, or the part does not extend the base class of its kind.
@@ -66,8 +67,8 @@ class Registry(Generic[T]):
             if known is not None and not _same_source(known, part):
                 raise ValueError(f"{self.kind} {name!r} is registered already, by {known!r}")
             self._parts[name] = part  # type: ignore[assignment]
-            for adapt in adapters if is_outside(part) else ():
-                adapt(self.kind, part)
+            if is_outside(part):
+                importlib.import_module(_ADAPTER).adapt(self.kind, part)
             return part
 
         return keep

@@ -6,11 +6,9 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from fairseq.errors import UserError
 
@@ -47,14 +45,8 @@ def imported_folders() -> list[str]:
     return list(_imported)
 
 
+_NAMES = "fairseq.interop.fairseq.names"  # what plug-ins find under the names of other software
 _imported: list[str] = []
-
-before_import: list[Callable[[], None]] = []
-"""Called before a plug-in is imported: what makes modules of other software available under the names it uses."""
-
-adapters: list[Callable[[str, Any], None]] = []
-"""Called with the kind and the class of a part from outside this package when it is registered: they give the class the
-methods that this package calls."""
 
 
 def _import(name: str, path: Path, folder: str) -> None:
@@ -66,8 +58,7 @@ def _import(name: str, path: Path, folder: str) -> None:
     spec = PathFinder.find_spec(name, [str(path.parent)])
     if spec is None or spec.loader is None:
         raise UserError(f"--user-dir {folder}: not a Python package; give a folder with an __init__.py")
-    for prepare in before_import:
-        prepare()
+    importlib.import_module(_NAMES).stand_in_for_omegaconf()
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

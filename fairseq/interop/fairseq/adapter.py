@@ -21,6 +21,12 @@ from fairseq.interop.fairseq import task_methods
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 
 
+def adapt(kind: str, part: Any) -> None:
+    """Change *part*, a plug-in's part of the registry for *kind*, which calls this."""
+    if kind in _ADAPTERS:
+        _ADAPTERS[kind](part)
+
+
 def adapt_optimizer(part: Any) -> None:
     """Let *part*, an optimizer or a schedule, be made from the namespace."""
     _make_from_namespace(part, lambda cls: cls)
@@ -102,3 +108,12 @@ def _loss_graph(method: Callable[[Any, Any, Any], LossGraph]) -> Callable[[Any, 
         return task_methods.StepGraph(self, model, criterion) if own_steps else graph
 
     return loss_graph
+
+
+_ADAPTERS: dict[str, Callable[[Any], None]] = {
+    "model": adapt_model,
+    "task": adapt_task,
+    "criterion": adapt_criterion,
+    "optimizer": adapt_optimizer,
+    "learning-rate schedule": adapt_optimizer,
+}

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from fairseq.system import plugins
-
 _SCHEDULES = {
     "cosine_lr_scheduler": "cosine",
     "fixed_schedule": "fixed",
@@ -117,14 +115,6 @@ NAMES: dict[str, dict[str, str]] = {
     "fairseq.tasks.fairseq_task": {"LegacyFairseqTask": "fairseq.interop.fairseq.legacy"},
 }
 
-_ADAPTERS = {
-    "model": "adapt_model",
-    "task": "adapt_task",
-    "criterion": "adapt_criterion",
-    "optimizer": "adapt_optimizer",
-    "learning-rate schedule": "adapt_optimizer",
-}
-
 
 class _FormerNames(importlib.machinery.SourceFileLoader):
     """Loads a module of :data:`NAMES` and gives it a ``__getattr__`` that finds its former names."""
@@ -168,14 +158,6 @@ def install() -> None:
     """Let :data:`MODULES` and :data:`NAMES` be imported; repeated calls have no effect."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder())
-        plugins.before_import.append(stand_in_for_omegaconf)
-        plugins.adapters.append(_adapt)
-
-
-def _adapt(kind: str, part: Any) -> None:
-    """Change *part*; what does it is imported for the first plug-in."""
-    if kind in _ADAPTERS:
-        getattr(importlib.import_module("fairseq.interop.fairseq.adapter"), _ADAPTERS[kind])(part)
 
 
 def stand_in_for_omegaconf() -> None:
