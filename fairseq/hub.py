@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -24,7 +23,6 @@ from fairseq.inference.engine import Reader
 from fairseq.inference.loading import load_language_models, load_models
 from fairseq.inference.text import never_written
 from fairseq.models import BaseFairseqModel
-from fairseq.models.transformer_xl import BY_DISTANCE
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_corpus import TextCorpus, TextReader, log_tokens
@@ -158,12 +156,15 @@ class LanguageModel:
         self._check_tokens(tokens)
         _check_length("segment_length", segment_length, 1)
         _check_length("memory_length", memory_length, 0)
-        model = _remembering(self.model, memory_length)
-        tokens, memory, scored = tokens.to(next(model.parameters()).device), None, []
+        model = self.model
+        model.check_memory_length(memory_length)
+        tokens, scored = tokens.to(next(model.parameters()).device), []
+        state: dict[str, Any] = {} if memory_length == model.memory_length else {"memory_length": memory_length}
         for start in range(0, tokens.size(1) - 1, segment_length):
             segment = tokens[:, start : start + segment_length + 1]
-            hidden, extra = model(segment[:, :-1]) if memory is None else model(segment[:, :-1], memory=memory)
-            memory = extra.get("memory")
+            hidden, extra = model(segment[:, :-1], **state)
+            if extra.get("memory") is not None:  # a plug-in without memory need not take the argument
+                state["memory"] = extra["memory"]
             lprobs = model.output_layer.target_log_probs(  # type: ignore[union-attr]
                 hidden.flatten(0, 1), segment[:, 1:].flatten()
             )
@@ -320,19 +321,3 @@ def _check_length(name: str, value: Any, least: int) -> None:
     """Raise ValueError unless *value* is a whole number from *least* to :data:`MOST`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= MOST:
         raise ValueError(f"{name} {reprlib.repr(value)}: expected a whole number from {least} to {MOST}")
-
-
-def _remembering(model: BaseFairseqModel, length: int) -> BaseFairseqModel:
-    """*model* with a memory of *length* tokens; a shallow copy that shares the parameters."""
-    if length == model.memory_length:
-        return model
-    if not model.memory_length and getattr(getattr(model, "cfg", None), "position_encoding", None) not in BY_DISTANCE:
-        raise ValueError(f"memory_length {length}: the model has no memory; use 0")
-    other, decoder = copy.copy(model), copy.copy(cast(Any, model).decoder)
-    if not length and getattr(decoder.cfg, "same_length", False):
-        raise ValueError("memory_length 0: the model's same_length needs memory; use at least 1")
-    decoder.memory_length = length
-    other._modules = {**model._modules, "decoder": decoder}
-    if "memory_length" in vars(other):
-        other.memory_length = length
-    return other

@@ -27,6 +27,11 @@ class ModelConfig(KernelConfig):
     """Base of the settings of this package's models."""
 
     @property
+    def memory_length(self) -> int:
+        """Tokens that the model remembers from segment to segment; 0: none."""
+        return 0
+
+    @property
     def row_limit(self) -> int | None:
         """The most tokens of a row that the user allows, or None."""
         return None
@@ -82,6 +87,12 @@ class BaseFairseqModel(nn.Module):
     def max_positions(self) -> int | None:
         """The most tokens of a row, or None."""
         return None
+
+    def check_memory_length(self, length: int) -> None:
+        """Raise ValueError unless ``forward`` takes *length* as ``memory_length``, the tokens of the new memory."""
+        if length != self.memory_length:
+            reason = f"is made for a memory of {self.memory_length} tokens" if self.memory_length else "has no memory"
+            raise ValueError(f"memory_length {length}: the model {reason}; use {self.memory_length}")
 
     def get_targets(self, sample: dict[str, Any], net_output: Any) -> Tensor:
         """The targets of *sample*: [B, T]."""

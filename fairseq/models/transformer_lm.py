@@ -16,17 +16,16 @@ from torch import Tensor, nn
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.errors import SettingError
-from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig, check_layers, keep_layers
+from fairseq.models.base import MOST_LAYERS, ModelConfig, check_layers, keep_layers
+from fairseq.models.decoder import Decoder, DecoderModel
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.dropout import dropout
 from fairseq.modules.layer_norm import layer_norm
-from fairseq.modules.memory import KeyValueCache, Memory, extend_memory
-from fairseq.modules.output_layer import LinearOutput, OutputLayer
+from fairseq.modules.output_layer import LinearOutput
 from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, position_embedding, sinusoids
 from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer
-from fairseq.modules.visibility import CAUSAL
 
 
 @dataclass(frozen=True)
@@ -155,8 +154,8 @@ class TransformerLMConfig(ModelConfig):
             )
 
 
-class TransformerDecoder(nn.Module):
-    """Embeddings, layers, and the output layer that criterions and the scorer use.
+class TransformerDecoder(Decoder):
+    """The decoder of the baseline and of the Shortformer.
 
     Args:
         cfg: settings, checked.
@@ -166,6 +165,10 @@ class TransformerDecoder(nn.Module):
         embed_tokens: embeddings to use instead of new ones, of a plug-in.
     """
 
+    cfg: TransformerLMConfig
+    adaptive_softmax: AdaptiveSoftmax | None
+    output_projection: LinearOutput | None
+
     def __init__(
         self,
         cfg: TransformerLMConfig,
@@ -174,12 +177,10 @@ class TransformerDecoder(nn.Module):
         apex: bool = True,
         embed_tokens: nn.Module | None = None,
     ) -> None:
-        super().__init__()
-        self.cfg = cfg
+        super().__init__(cfg)
         dim = cfg.decoder_embed_dim
         input_dim = cfg.decoder_input_dim or dim
         output_dim = cfg.decoder_output_dim or dim
-        self.memory_length = cfg.memory_length
         self.infused = cfg.position_infused_attention
         self.first_position = padding_idx + 1
         self.register_buffer("version", torch.tensor([3.0]))
@@ -200,8 +201,6 @@ class TransformerDecoder(nn.Module):
         needs_projection = output_dim != dim and not cfg.tie_adaptive_weights
         self.project_out_dim = _projection(dim, output_dim) if needs_projection else None
 
-        self.adaptive_softmax: AdaptiveSoftmax | None = None
-        self.output_projection: LinearOutput | None = None
         if cfg.adaptive_softmax_cutoff is not None:
             self.adaptive_softmax = AdaptiveSoftmax(
                 vocabulary,
@@ -219,81 +218,14 @@ class TransformerDecoder(nn.Module):
             nn.init.normal_(weight, std=output_dim**-0.5)
             self.output_projection = LinearOutput(weight)
 
-    @property
-    def output_distribution(self) -> OutputLayer:
-        """The distribution over words."""
-        return self.adaptive_softmax or self.output_projection  # type: ignore[return-value]
-
     def max_positions(self) -> int:
-        """Return the largest number of tokens in a row."""
         return self.cfg.max_target_positions or self.cfg.tokens_per_sample
 
-    def forward(
-        self,
-        src_tokens: Tensor,
-        memory: Memory | None = None,
-        cache: KeyValueCache | None = None,
-        embedded: Tensor | None = None,
-        infuse: Infuse | None = None,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Hidden states of *src_tokens*, each from the tokens up to it.
-
-        Args:
-            src_tokens: [B, T].
-            memory: what the previous segment returned; None at a start.
-            cache: incremental inference: *src_tokens* continue what it holds, and are added to it.
-            embedded: what :meth:`embed` gives for *src_tokens*, where that is known already.
-            infuse: see :meth:`embed`.
-
-        Returns:
-            Hidden states [B, T, C] for the output layer, and ``{"memory": the new memory or None}``.
-        """
-        held = cache.held if cache is not None else 0
-        x = self.embed(src_tokens, held, infuse) if embedded is None else embedded
-        positions = self._position_table(src_tokens.size(1), memory) if cache is None else None
-        new_memory: Memory | None = [] if self.memory_length and cache is None else None
-        for i, layer in enumerate(self.layers):
-            old = memory[i] if memory is not None else None
-            # A step of one token is faster uncompiled, and its changing offsets would make graph after graph.
-            apply = layer.forward if cache is not None and x.size(1) == 1 else layer
-            x, remembered = apply(
-                x,
-                memory=old,
-                positions=positions,
-                visible=CAUSAL,
-                cache=cache.layers[i] if cache is not None else None,
-                held=held,
-                skip=self._drops_layer(),
-            )
-            if new_memory is not None:
-                new_memory.append(extend_memory(old, remembered, self.memory_length))
-        if cache is not None:
-            cache.advance(src_tokens.size(1))
-        if self.layer_norm is not None:
-            x = self.layer_norm(x)
-        if self.project_out_dim is not None:
-            x = self.project_out_dim(x)
-        return x, {"memory": new_memory}
-
-    def _drops_layer(self) -> bool:
-        """Draw whether LayerDrop skips the next layer."""
-        return self.training and self.cfg.decoder_layerdrop > 0 and float(torch.rand(())) < self.cfg.decoder_layerdrop
-
-    @torch.no_grad()
-    def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
-        """An empty cache for token-by-token inference over *batch* rows, none of them longer than *longest* tokens."""
-        segment = self.cfg.tokens_per_sample if self.infused else self.max_positions()
-        remembered = self.memory_length if longest is None else min(self.memory_length, longest)
-        length = segment + remembered
-        positions = self._sinusoids(length) if self.infused else None
-        layers = [layer.self_attn.new_cache(batch, length, positions) for layer in self.layers]  # type: ignore
-        return KeyValueCache(layers, segment, remembered)
+    @property
+    def segment_length(self) -> int:
+        return self.cfg.tokens_per_sample if self.infused else self.max_positions()
 
     def embed(self, tokens: Tensor, offset: int = 0, infuse: Infuse | None = None) -> Tensor:
-        """The first layer's input for *tokens* [B, T], the first of them number *offset* of its row: [B, T, C].
-
-        *infuse* is applied to the summed embeddings, before layer norm and dropout.
-        """
         x = self.embed_scale * self.embed_tokens(tokens)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
@@ -305,20 +237,24 @@ class TransformerDecoder(nn.Module):
             x = self.layernorm_embedding(x)
         return dropout(x, self.cfg.dropout, self.training)
 
-    def _position_table(self, tokens: int, memory: Memory | None) -> Tensor | None:
-        if not self.infused:
+    def _positions(self, count: int | None) -> Tensor | None:
+        """Sinusoids, numbered as everywhere in fairseq from ``padding_idx + 1``: [count, C]."""
+        if not self.infused or count is None:
             return None
-        remembered = memory[0].size(1) if memory else 0
-        return self._sinusoids(remembered + tokens)
+        return sinusoids(count, self.cfg.decoder_embed_dim, self._device(), self.first_position)
 
-    def _sinusoids(self, count: int) -> Tensor:
-        """Positions 0 … count − 1, numbered as everywhere in fairseq from ``padding_idx + 1``: [count, C]."""
-        device = next(self.parameters()).device
-        return sinusoids(count, self.cfg.decoder_embed_dim, device, self.first_position)
+    def _skips_layer(self) -> bool:
+        # LayerDrop draws from the CPU's generator: reading a number that a GPU drew would synchronise.
+        return self.training and self.cfg.decoder_layerdrop > 0 and float(torch.rand(())) < self.cfg.decoder_layerdrop
+
+    def _output(self, x: Tensor) -> Tensor:
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        return x if self.project_out_dim is None else self.project_out_dim(x)
 
 
 @register_model("transformer_lm", dataclass=TransformerLMConfig)
-class TransformerLanguageModel(FairseqLanguageModel):
+class TransformerLanguageModel(DecoderModel):
     """A transformer language model; see :class:`TransformerDecoder`."""
 
     decisive_settings = (
@@ -333,7 +269,6 @@ class TransformerLanguageModel(FairseqLanguageModel):
     def __init__(self, decoder: TransformerDecoder) -> None:
         super().__init__(decoder)
         self.cfg = decoder.cfg
-        self.memory_length = decoder.memory_length
         self.infused_dim = decoder.cfg.decoder_embed_dim
         self.skips_parameters = decoder.cfg.decoder_layerdrop > 0
 
@@ -344,13 +279,9 @@ class TransformerLanguageModel(FairseqLanguageModel):
         dictionary = task.source_dictionary
         return cls(TransformerDecoder(cfg, len(dictionary), dictionary.pad(), not cfg.no_apex))
 
-    def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
-        """See :meth:`TransformerDecoder.new_cache`."""
-        return self.decoder.new_cache(batch, longest)  # type: ignore[operator]
-
-    def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
-        """Return the input of the first layer; see :meth:`TransformerDecoder.embed`."""
-        return self.decoder.embed(tokens, offset)  # type: ignore[operator]
+    def check_memory_length(self, length: int) -> None:
+        if not self.memory_length:
+            super().check_memory_length(length)
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Names and markers of fairseq's several versions, as this one has them."""

@@ -17,14 +17,14 @@ from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.config.settings import MemoryConfig
 from fairseq.errors import SettingError
-from fairseq.models.base import MOST_LAYERS, FairseqLanguageModel, ModelConfig
+from fairseq.models.base import MOST_LAYERS, ModelConfig
+from fairseq.models.decoder import Decoder, DecoderModel
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.attention import SelfAttention
 from fairseq.modules.attention_biases import AttentionBiases, name_as_layers_own
 from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.dropout import dropout, variational_dropout
-from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
-from fairseq.modules.output_layer import OutputLayer
+from fairseq.modules.memory import KeyValueCache, Memory, TokenCache
 from fairseq.modules.positions import distance_sinusoids
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention
 from fairseq.modules.transformer_layer import Infuse, TransformerLayer
@@ -76,6 +76,10 @@ class TransformerXLConfig(ModelConfig, MemoryConfig):
     tokens_per_sample: int = flag(1024, "tokens per segment", low=1)
 
     @property
+    def memory_length(self) -> int:
+        return self.mem_len
+
+    @property
     def head_dim(self) -> int:
         """Channels of a head."""
         return self.d_head or self.d_model // self.n_head
@@ -83,11 +87,11 @@ class TransformerXLConfig(ModelConfig, MemoryConfig):
     @property
     def table_length(self) -> int:
         """Rows of the position tables of shaw and learned."""
-        return self.max_relative_length or self.tokens_per_sample + self.mem_len
+        return self.max_relative_length or self.tokens_per_sample + self.memory_length
 
     def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
         """Learned tables are made for the longest blocks."""
-        return {"max_relative_length": longest + self.mem_len} if self.max_relative_length is None else {}
+        return {"max_relative_length": longest + self.memory_length} if self.max_relative_length is None else {}
 
     def tied_projections(self) -> frozenset[int]:
         """Return the bands of ``tie_projs``.
@@ -147,8 +151,8 @@ class TransformerXLConfig(ModelConfig, MemoryConfig):
             raise SettingError(f"`d_model` {self.d_model}: sinusoids come in pairs; use an even number")
 
 
-class TransformerXLDecoder(nn.Module):
-    """Embeddings, layers, and the output layer that criterions and the scorer use.
+class TransformerXLDecoder(Decoder):
+    """The decoder of a Transformer-XL.
 
     Args:
         cfg: settings, checked.
@@ -156,10 +160,11 @@ class TransformerXLDecoder(nn.Module):
         apex: allow apex's fused layer norm.
     """
 
+    cfg: TransformerXLConfig
+    embed_tokens: AdaptiveInput
+
     def __init__(self, cfg: TransformerXLConfig, vocabulary: int, apex: bool = True) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self.memory_length = cfg.mem_len
+        super().__init__(cfg)
         self.embed_tokens = AdaptiveInput(
             vocabulary,
             None,
@@ -184,130 +189,67 @@ class TransformerXLDecoder(nn.Module):
             name_as_layers_own(self, "attention_biases", [f"layers.{i}.self_attn" for i in range(cfg.n_layer)])
 
     @property
-    def output_distribution(self) -> OutputLayer:
-        """The distribution over words."""
-        return self.adaptive_softmax
-
-    def max_positions(self) -> int | None:
-        """Return None: rows have no limit."""
-        return None
-
-    def forward(
-        self,
-        src_tokens: Tensor,
-        memory: Memory | None = None,
-        cache: KeyValueCache | None = None,
-        embedded: Tensor | None = None,
-        infuse: Infuse | None = None,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Hidden states of *src_tokens*, each from the tokens up to it.
-
-        Args:
-            src_tokens: [B, T].
-            memory: what the previous segment returned; None at a start.
-            cache: incremental inference: *src_tokens* continue what it holds, and are added to it.
-            embedded: what :meth:`embed` gives for *src_tokens*, where that is known already.
-            infuse: see :meth:`embed`.
-
-        Returns:
-            Hidden states [B, T, C] for the output layer, and ``{"memory": the new memory or None}``.
-        """
-        if isinstance(cache, TokenCache):
-            return self._read_again(src_tokens, cache)
-        tokens = src_tokens.size(1)
-        x = self.embed(src_tokens, 0, infuse) if embedded is None else embedded
-        if self.cfg.position_encoding == "absolute":
-            x = x + self._sinusoids(tokens).to(x.dtype)
-        x = self._drop(x, self.cfg.dropout, self.training)
-        if memory is None and cache is None and self.cfg.memory_start == "zeros":
-            memory = [x.new_zeros(x.size(0), self.memory_length, x.size(2)) for _ in self.layers]
-        positions = self._positions(tokens, memory) if cache is None else self._relative(None)
-        visible = Causal(self.memory_length if self.cfg.same_length else None)
-        held = cache.held if cache is not None else 0
-        new_memory: Memory | None = [] if self.memory_length and cache is None else None
-        for i, layer in enumerate(self.layers):
-            if self.cfg.position_encoding == "learned":
-                x = x + self._learned(i, tokens).to(x.dtype)
-            old = memory[i] if memory is not None else None
-            layer_cache = cache.layers[i] if cache is not None else None
-            # A step of one token is faster uncompiled, and its changing offsets would make graph after graph.
-            apply = layer.forward if cache is not None and tokens == 1 else layer
-            x, remembered = apply(x, memory=old, positions=positions, visible=visible, cache=layer_cache, held=held)
-            if new_memory is not None:
-                new_memory.append(extend_memory(old, remembered, self.memory_length))
-        if cache is not None:
-            cache.advance(tokens)
-        return self._drop(x, self.cfg.dropout, self.training), {"memory": new_memory}
+    def segment_length(self) -> int:
+        return self.cfg.tokens_per_sample
 
     @torch.no_grad()
     def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
-        """A cache for reading *batch* rows from their start on, a segment or a token at a time.
-
-        *longest*, the most tokens that will be read of a row, bounds the room that is made for memory.
-        """
-        segment, remembered = self.cfg.tokens_per_sample, self.memory_length
-        if longest is not None and self.cfg.memory_start == "empty":
-            remembered = min(remembered, longest)
         if self.cfg.position_encoding not in BY_DISTANCE:
-            return TokenCache([], segment, 0)
-        length = segment + remembered
-        positions = self._relative(self._table(length))
-        cache = KeyValueCache(
-            [layer.self_attn.new_cache(batch, length, positions) for layer in self.layers],  # type: ignore
-            segment,
-            remembered,
-        )
-        if self.cfg.memory_start == "zeros":
-            zeros = torch.zeros(batch, remembered, self.cfg.d_model, device=self._device())
-            for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
-                layer.self_attn.fill(layer_cache, layer.attention_input(zeros))  # type: ignore
-            cache.held = remembered
+            return TokenCache([], self.segment_length, 0)
+        if self.cfg.memory_start == "empty":
+            return super().new_cache(batch, longest)
+        cache = super().new_cache(batch)
+        zeros = torch.zeros(batch, self.memory_length, self.cfg.d_model, device=self._device())
+        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
+            layer.self_attn.fill(layer_cache, layer.attention_input(zeros))  # type: ignore
+        cache.held = self.memory_length
         return cache
 
     def embed(self, tokens: Tensor, offset: int = 0, infuse: Infuse | None = None) -> Tensor:
-        """The embeddings of *tokens* [B, T], which do not depend on their place, after *infuse*: [B, T, C]."""
         x = self.embed_scale * self.embed_tokens(tokens)
-        return x if infuse is None else infuse(x)
+        if infuse is not None:
+            x = infuse(x)
+        if self.cfg.position_encoding == "absolute":
+            x = x + self._sinusoids(tokens.size(1)).to(x.dtype)
+        return self._drop(x, self.cfg.dropout, self.training)
 
-    def _positions(self, tokens: int, memory: Memory | None) -> RelativePositions | None:
+    def _first_memory(self, x: Tensor, length: int) -> Memory | None:
+        if self.cfg.memory_start == "empty":
+            return None
+        return [x.new_zeros(x.size(0), length, x.size(2)) for _ in self.layers]
+
+    def _positions(self, count: int | None) -> RelativePositions | None:
         if self.cfg.position_encoding not in BY_DISTANCE:
             return None
-        table = self._table(tokens + (memory[0].size(1) if memory else 0))
-        if table is not None:
-            table = self._drop(table[None], self.cfg.dropout, self.training)[0]
-        return self._relative(table)
-
-    def _relative(self, table: Tensor | None) -> RelativePositions:
-        """*table* with the biases that all layers share."""
+        table = None
+        if self.cfg.position_encoding == "relative" and count is not None:
+            table = self._drop(self._sinusoids(count)[None], self.cfg.dropout, self.training)[0]
         if self.attention_biases is None:
             return RelativePositions(table)
         return RelativePositions(table, self.attention_biases.r_w_bias, self.attention_biases.r_r_bias)
 
-    def _table(self, count: int) -> Tensor | None:
-        """Sinusoids of the distances count − 1, …, 0: [count, C]; None where layers have their own."""
-        return self._sinusoids(count) if self.cfg.position_encoding == "relative" else None
+    def _visible(self, memory_length: int) -> Causal:
+        return Causal(memory_length if self.cfg.same_length else None)
+
+    def _layer_input(self, number: int, x: Tensor) -> Tensor:
+        if self.cfg.position_encoding != "learned":
+            return x
+        # The table's last row belongs to the last token; a segment longer than the table repeats its first row.
+        rows, device = self.layer_positions.size(1), self.layer_positions.device
+        place = torch.arange(rows - x.size(1), rows, device=device).clamp(min=0)
+        return x + self.layer_positions[number][place].to(x.dtype)  # (T, C)
+
+    def _output(self, x: Tensor) -> Tensor:
+        return self._drop(x, self.cfg.dropout, self.training)
 
     def _sinusoids(self, count: int) -> Tensor:
+        """Sinusoids of the distances count − 1, …, 0: [count, C]."""
         clamp = self.cfg.clamp_len if self.cfg.clamp_len > 0 else None
         return distance_sinusoids(count, self.cfg.d_model, self._device(), clamp)
 
-    def _learned(self, layer: int, tokens: int) -> Tensor:
-        """Learned positions of *layer*: the last rows of its table, padded with the first row, [T, C]."""
-        rows = self.layer_positions.size(1)
-        place = torch.arange(rows - tokens, rows, device=self.layer_positions.device).clamp(min=0)
-        return self.layer_positions[layer][place]
-
-    def _read_again(self, src_tokens: Tensor, cache: TokenCache) -> tuple[Tensor, dict[str, Any]]:
-        """Incremental reading where a token moves all positions before it: everything is read anew."""
-        hidden, extra = self(cache.append(src_tokens))
-        return hidden[:, -src_tokens.size(1) :], extra
-
-    def _device(self) -> torch.device:
-        return self.adaptive_softmax.bands[0].bias.device  # type: ignore[return-value]
-
 
 @register_model("transformer_xl", dataclass=TransformerXLConfig)
-class TransformerXL(FairseqLanguageModel):
+class TransformerXL(DecoderModel):
     """A Transformer-XL; see :class:`TransformerXLDecoder`."""
 
     decisive_settings = (
@@ -334,6 +276,12 @@ class TransformerXL(FairseqLanguageModel):
                 )
         return cls(TransformerXLDecoder(cfg, len(task.source_dictionary), not cfg.no_apex))
 
+    def check_memory_length(self, length: int) -> None:
+        if self.cfg.position_encoding not in BY_DISTANCE:
+            super().check_memory_length(length)
+        if self.cfg.same_length and not length:
+            raise ValueError("memory_length 0: the model's same_length needs memory; use at least 1")
+
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """*state*, if its tables of positions are as long as this model's.
 
@@ -349,18 +297,6 @@ class TransformerXL(FairseqLanguageModel):
                     f"rows; give `max_relative_length` {rows}"
                 )
         return state
-
-    @property
-    def memory_length(self) -> int:  # type: ignore[override]
-        return self.decoder.memory_length  # type: ignore[return-value]
-
-    def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
-        """See :meth:`TransformerXLDecoder.new_cache`."""
-        return self.decoder.new_cache(batch, longest)  # type: ignore[operator]
-
-    def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
-        """See :meth:`TransformerXLDecoder.embed`."""
-        return self.decoder.embed(tokens, offset)  # type: ignore[operator]
 
 
 @torch.no_grad()

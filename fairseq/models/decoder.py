@@ -1,0 +1,173 @@
+"""Decoders of transformers: the loop over layers, with memory and caches, that all of them share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq.models.base import FairseqLanguageModel, ModelConfig
+from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
+from fairseq.modules.output_layer import OutputLayer
+from fairseq.modules.transformer_layer import Infuse
+from fairseq.modules.visibility import CAUSAL, Causal
+
+
+class Decoder(nn.Module):
+    """Embeddings, layers, and the output layer that criterions and the scorer use.
+
+    A subclass makes the parts, in the order that fixes its initial random numbers and the numbering of its parameters,
+    and defines what differs: embeddings, positions, and what happens around the layers.
+
+    Args:
+        cfg: settings, checked.
+    """
+
+    layers: nn.ModuleList
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.adaptive_softmax: OutputLayer | None = None
+        self.output_projection: OutputLayer | None = None
+
+    @property
+    def output_distribution(self) -> OutputLayer:
+        """The distribution over words."""
+        layer = self.adaptive_softmax or self.output_projection
+        assert layer is not None
+        return layer
+
+    @property
+    def memory_length(self) -> int:
+        """Tokens of the memory, unless :meth:`forward` is told another number."""
+        return self.cfg.memory_length
+
+    @property
+    def segment_length(self) -> int:
+        """Tokens that a cache reads before the next segment begins."""
+        raise NotImplementedError
+
+    def max_positions(self) -> int | None:
+        """The largest number of tokens in a row; None: rows have no limit."""
+        return None
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        memory: Memory | None = None,
+        cache: KeyValueCache | None = None,
+        embedded: Tensor | None = None,
+        infuse: Infuse | None = None,
+        memory_length: int | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Hidden states of *src_tokens*, each from the tokens up to it.
+
+        Args:
+            src_tokens: [B, T].
+            memory: what the previous segment returned; None at a start.
+            cache: incremental inference: *src_tokens* continue what it holds, and are added to it.
+            embedded: what :meth:`embed` gives for *src_tokens*, where that is known already.
+            infuse: see :meth:`embed`.
+            memory_length: tokens of the new memory; None: as the settings say. A cache has its own.
+
+        Returns:
+            Hidden states [B, T, C] for the output layer, and ``{"memory": the new memory or None}``.
+        """
+        tokens = src_tokens.size(1)
+        if isinstance(cache, TokenCache):  # a new token moves all positions before it: everything is read anew
+            hidden, extra = self(cache.append(src_tokens))
+            return hidden[:, -tokens:], extra
+        length = self.memory_length if memory_length is None else memory_length
+        held = cache.held if cache is not None else 0
+        x = self.embed(src_tokens, held, infuse) if embedded is None else embedded
+        if memory is None and cache is None:
+            memory = self._first_memory(x, length)
+        remembered = memory[0].size(1) if memory else 0
+        positions = self._positions(remembered + tokens if cache is None else None)
+        visible = self._visible(length)
+        new_memory: Memory | None = [] if length and cache is None else None
+        # A step of one token is faster uncompiled, and its changing offsets would make graph after graph.
+        uncompiled = cache is not None and tokens == 1
+        for i, layer in enumerate(self.layers):
+            x = self._layer_input(i, x)
+            old = memory[i] if memory is not None else None
+            x, new = (layer.forward if uncompiled else layer)(
+                x,
+                memory=old,
+                positions=positions,
+                visible=visible,
+                cache=cache.layers[i] if cache is not None else None,
+                held=held,
+                skip=self._skips_layer(),
+            )
+            if new_memory is not None:
+                new_memory.append(extend_memory(old, new, length))
+        if cache is not None:
+            cache.advance(tokens)
+        return self._output(x), {"memory": new_memory}
+
+    @torch.no_grad()
+    def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
+        """A cache for reading *batch* rows from their start on, a segment or a token at a time.
+
+        *longest*, the most tokens that will be read of a row, bounds the room that is made for memory.
+        """
+        remembered = self.memory_length if longest is None else min(self.memory_length, longest)
+        length = self.segment_length + remembered
+        positions = self._positions(length)
+        layers = [layer.self_attn.new_cache(batch, length, positions) for layer in self.layers]  # type: ignore
+        return KeyValueCache(layers, self.segment_length, remembered)
+
+    def embed(self, tokens: Tensor, offset: int = 0, infuse: Infuse | None = None) -> Tensor:
+        """The first layer's input for *tokens* [B, T], the first of them number *offset* of its row: [B, T, C].
+
+        *infuse* is applied to the summed embeddings, before layer norm and dropout.
+        """
+        raise NotImplementedError
+
+    def _first_memory(self, x: Tensor, length: int) -> Memory | None:
+        """The memory before the first segment, whose layers read *x* [B, T, C]."""
+        return None
+
+    def _positions(self, count: int | None) -> Any:
+        """Positions of *count* keys, the last one the last query's, as attention reads them; None: a cache has them."""
+        raise NotImplementedError
+
+    def _visible(self, memory_length: int) -> Causal:
+        """The keys that each query reads."""
+        return CAUSAL
+
+    def _layer_input(self, number: int, x: Tensor) -> Tensor:
+        """The input of layer *number* where the layer before it gave *x* [B, T, C]."""
+        return x
+
+    def _skips_layer(self) -> bool:
+        """Draw whether the next layer is skipped."""
+        return False
+
+    def _output(self, x: Tensor) -> Tensor:
+        """The hidden states of the output layer where the last layer gave *x* [B, T, C]."""
+        return x
+
+    def _device(self) -> torch.device:
+        return next(self.parameters()).device
+
+
+class DecoderModel(FairseqLanguageModel):
+    """A language model that is a :class:`Decoder`."""
+
+    decoder: Decoder
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(decoder)
+        self.memory_length = decoder.memory_length
+
+    def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
+        """See :meth:`Decoder.new_cache`."""
+        return self.decoder.new_cache(batch, longest)
+
+    def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
+        """See :meth:`Decoder.embed`."""
+        return self.decoder.embed(tokens, offset)
