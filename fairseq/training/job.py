@@ -137,18 +137,17 @@ def _first_origin(settings: TrainingSettings, world: World, manager: CheckpointM
 
 def _begin(run: Run, origin: _Origin) -> None:
     """Let *run* go on from *origin*, which gives its state away."""
-    state, origin.state = origin.state, None
-    if state is None:
-        return
-    if origin.kind == "weights":
-        check_dictionary(state, origin.source, dictionary_of(run.task))
-        load_fitting(run.trainer.model, state["model"], origin.source)
-    elif origin.kind == "stage":
-        run.restore(state, origin.source, adopt=True)
-    else:
-        with restoring(origin.source):
-            run.restore(state, origin.source)
-            resumption.log_differences(run.trainer, run.settings, state.get("args") or {}, origin.source)
+    state, origin.state = origin.state or {}, None
+    match origin.kind:
+        case "checkpoint":
+            with restoring(origin.source):
+                run.restore(state, origin.source)
+                resumption.log_differences(run.trainer, run.settings, state.get("args") or {}, origin.source)
+        case "weights":
+            check_dictionary(state, origin.source, dictionary_of(run.task))
+            load_fitting(run.trainer.model, state["model"], origin.source)
+        case "stage":
+            run.restore(state, origin.source, adopt=True)
 
 
 def _record(settings: TrainingSettings, run: Run, manager: CheckpointManager) -> None:

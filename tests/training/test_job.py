@@ -236,10 +236,16 @@ def test_the_architecture_is_that_of_the_checkpoints_fairseq(tmp_path: Path, cap
         found = job._at_version(settings, stored)
         assert found.model.decoder_normalize_before is expected
         assert vars(found.namespace)["decoder_normalize_before"] is expected
+    widths = {"decoder_input_dim": None, "decoder_output_dim": None}
+    named = training_settings(runs.arguments(QUICK, "--decoder-input-dim 512 --decoder-output-dim 512"))
+    assert job._at_version(named, widths).model.decoder_input_dim == 512, "of another architecture"
     (message,) = caplog.messages
     assert message == (
         "--arch transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: decoder_normalize_before=True"
     )
+    both = training_settings(runs.arguments(QUICK, "--arch transformer_lm"))
+    job._at_version(both, {**former, **widths})
+    assert caplog.messages[-1] == f"{message}, decoder_input_dim=32, decoder_output_dim=32"
     state = {"args": former, "model": {}, "optimizer_history": []}
     checkpoint.save(tmp_path / "former.pt", state)
     for flag in ("--restore-file", "--finetune-from-model"):
