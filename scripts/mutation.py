@@ -64,6 +64,7 @@ PLACES = {
             "tests/training/test_log_lines.py",
             "tests/training/test_loss_scaler.py",
             "tests/training/test_nonfinite_places.py",
+            "tests/training/test_outputs.py",
             "tests/training/test_parallel.py",
             "tests/training/test_profile_window.py",
             "tests/training/test_resumption.py",
@@ -77,6 +78,7 @@ PLACES = {
             "tests/training/test_utilisation.py",
             "tests/distributed/test_agreement.py::test_ranks_that_agree_exchange_one_number",
             "tests/distributed/test_agreement.py::test_the_first_fact_that_differs_is_named_on_every_rank",
+            "tests/distributed/test_agreement.py::test_data_that_cannot_be_read_end_all_ranks_with_the_reason",
         ),
     ),
     "distributed": Place(

@@ -154,3 +154,20 @@ def test_ranks_that_agree_exchange_one_number(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_the_first_fact_that_differs_is_named_on_every_rank(last: Any, message: str) -> None:
     assert compared(SAME, SAME, last) == [message + ADVICE] * 3
+
+
+def test_data_that_cannot_be_read_end_all_ranks_with_the_reason() -> None:
+    def unreadable() -> None:
+        raise UserError("valid.bin: is cut")
+
+    def check(world: World) -> None:
+        facts = unreadable if world.rank in failing else dict
+        data: Any = {"train": SimpleNamespace(facts=facts)}
+        check_agreement(world, data, 5)
+
+    failing = {1}
+    assert [str(error) for error in in_threads(check, 3)] == ["rank 1: valid.bin: is cut", "valid.bin: is cut"] + [
+        "rank 1: valid.bin: is cut"
+    ]
+    failing = {0, 1, 2}
+    assert [str(error) for error in in_threads(check, 3)] == ["valid.bin: is cut"] * 3

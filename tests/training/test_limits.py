@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +63,11 @@ def test_the_last_of_three_stages_ends_the_run() -> None:
     assert [vars(each.namespace)["max_target_positions"] for each in of_each] == [32] * 3, "one table for all"
     with pytest.raises(UserError, match="^--max-update 9"):
         planned("--max-tokens 64 --stages 8:5,32:9,16:12 --max-update 9")
+
+
+def test_a_model_of_a_plug_in_has_no_limit_of_its_own() -> None:
+    settings, stages = planned("--max-tokens 64 --stages 8:5,32:9")
+    assert plan(replace(settings, model=SimpleNamespace())) == stages
 
 
 def test_limits_that_a_stage_exceeds_are_refused_before_the_first_one() -> None:

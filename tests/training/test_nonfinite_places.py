@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,6 +106,22 @@ def test_values_are_found_in_any_nesting_of_an_output(wrap: Any) -> None:
     graph.model._forward_hooks.clear()
     graph.model.register_forward_hook(lambda module, inputs, output: {**output, "more": wrap(torch.tensor([1]))})
     assert place(graph, FINE).place == "no place that a second forward pass would show"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_second_pass_is_not_compiled_and_leaves_the_random_state_of_its_device(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    context = lambda value: asked.append(value) or contextlib.nullcontext()  # noqa: E731
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: context(devices))
+    monkeypatch.setattr(torch.compiler, "set_stance", context)
+    graph: Any = Graph()
+    task: Any = SimpleNamespace(carried=0, step=lambda graph, sample, carried, device: (graph(sample["x"]), carried))
+    precision: Any = SimpleNamespace(autocast=lambda device: contextlib.nullcontext())
+    device = torch.device(kind)
+    find(graph, task, [FINE], dict(graph.named_parameters()), precision, World(device=device), 9)
+    assert asked == [[device] if kind == "cuda" else [], "force_eager"]
 
 
 def test_a_loss_that_is_not_finite_where_no_module_is() -> None:

@@ -133,8 +133,35 @@ def test_windows_lie_before_the_last_update(text: str, limit: int, window: tuple
 
 
 @pytest.mark.parametrize(
-    ("text", "limit"), [("5:8", 7), ("0:2", 1), ("0:1x", 0), ("x0:1", 0), ("12345678901:99999999999", 0), ("٣:٤", 0)]
+    ("text", "limit"),
+    [
+        ("5:8", 7),
+        ("5:5", 0),
+        ("6:5", 0),
+        ("0:2", 1),
+        ("0:1x", 0),
+        ("x0:1", 0),
+        ("12345678901:99999999999", 0),
+        ("٣:٤", 0),
+    ],
 )
 def test_other_windows_are_refused(text: str, limit: int) -> None:
     with pytest.raises(UserError, match="^profile "):
         profiling.parse_window(text, limit)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path: Path, recorded: list[Recorded]) -> None:
+    (tmp_path / "profile").write_text("a file")
+    with pytest.raises(UserError, match=f"^--profile {tmp_path}/profile: "):
+        observed(tmp_path, "0:1", [])
+    (tmp_path / "profile").unlink()
+    (tmp_path / "profile" / "trace.json").mkdir(parents=True)
+    with pytest.raises(UserError, match=f"^--profile {tmp_path}/profile"):
+        observed(tmp_path, "0:1", [0])
+
+
+def test_files_of_an_earlier_profile_do_not_stay_beside_a_new_one(tmp_path: Path, recorded: list[Recorded]) -> None:
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "memory.pickle").write_text("of a GPU")
+    observed(tmp_path, "0:1", [0])
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["operators.txt", "trace.json"]

@@ -295,3 +295,8 @@ def test_a_disk_without_room_for_whole_tensors_is_told_before_anything_is_writte
     with pytest.raises(UserError, match="no room"):
         sharded.saver(World(), files).save(a_sharded_state()[0], epoch=1, updates=11, end_of_epoch=False, is_best=False)
     assert asked == [(Path("11"), 4 * 3 * 4)] and files.events == sharded.written == []
+
+
+def test_a_sharded_run_of_one_process_saves_whole_files() -> None:
+    settings = training_settings(runs.arguments(runs.BASELINE, "--ddp-backend fully_sharded"))
+    assert Saver(settings, World(), None).group is None
