@@ -298,5 +298,4 @@ def test_a_disk_without_room_for_whole_tensors_is_told_before_anything_is_writte
 
 
 def test_a_sharded_run_of_one_process_saves_whole_files() -> None:
-    settings = training_settings(runs.arguments(runs.BASELINE, "--ddp-backend fully_sharded"))
-    assert Saver(settings, World(), None).group is None
+    assert a_saver(None, "--ddp-backend fully_sharded").group is None
