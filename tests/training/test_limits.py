@@ -101,6 +101,7 @@ def test_what_contradicts_a_later_stage_is_refused_before_the_first_one() -> Non
         with pytest.raises(UserError, match=f"^{message}"):
             planned(flags)
     assert planned("--max-tokens 15 --stages 8:5,16:9:16")[1], "a limit that the longer stage does not have"
+    assert planned("--max-tokens 15 --stages 8:5:16,16:9:16")[1], "nor any other"
     planned("--lr-scheduler reduce_lr_on_plateau --stages 8:5,16:9:16")
     planned("--lr-scheduler cosine --max-lr 2 --stages 8:5:64")
 

@@ -20,6 +20,7 @@ from fairseq.data.place import SavedBy
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
 from fairseq.training.run import Run
+from fairseq.training.stages import Stage
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +184,18 @@ def test_the_run_that_saved_a_place_is_told_by_its_checkpoint() -> None:
         each.restore(stored, "x.pt")
     saved = SavedBy(fairseq=False, processes=1, batches=5, same_length=True)
     assert told == [(saved,), (replace(saved, same_length=False),)]
+
+
+@pytest.mark.parametrize(("before", "same"), [(1, False), (2, True), (None, True)])
+def test_a_place_of_another_stage_is_told_as_such(before: int | None, same: bool) -> None:
+    stored = state(a_run(runs.ADAM), updates=7, epoch=2, read=2).state_dict()
+    if before is not None:
+        stored["extra_state"]["stage"] = {"number": before}
+    told: list[Any] = []
+    run = a_run(runs.ADAM, stage=Stage(2, 16, 9))
+    run.batches.load_state_dict = lambda place, saved: bool(told.append(saved))  # type: ignore[method-assign]
+    run.restore(stored, "x.pt")
+    assert [saved.same_length for saved in told] == [same]
 
 
 def test_a_state_of_another_optimizer_is_refused_by_its_name() -> None:

@@ -90,6 +90,15 @@ def test_the_mean_counts_updates_from_its_first_on(start: int, count: int, mean:
     assert [weight.data_ptr() for weight in weights] == pointers
 
 
+def test_without_a_decay_all_updates_count_alike() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    average = WeightAverage([weight], 1)
+    for update in (1, 2, 3):
+        weight.data.fill_(update)
+        average.update(update)
+    assert average.mean[0].tolist() == [2.0]
+
+
 def test_before_its_first_update_there_is_no_mean() -> None:
     weights, average = averaged(6, 5, MIXED)
     assert average.state_dict() == {"count": 0, "mean": [], "weights": []}
