@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[<>|=]?[biuf]\d{1,2}")
 class DType:
     """Replacement of ``numpy.dtype`` for a number: type code and byte order."""
 
-    def __init__(self, code: str, align: bool = False, copy: bool = True) -> None:
+    def __init__(self, code: str, *_: Any) -> None:  # whether to align and to copy does not matter here
         self.code = code
         self.order = "="
 
@@ -51,7 +51,7 @@ def _known_as(path: str, part: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of *part* under the name *path*, for the allow-list of PyTorch's unpickler."""
     module, name = path.rsplit(".", 1)
     if isinstance(part, type):
-        return type(name, (part,), {"__module__": module, "__qualname__": name})
+        return type(name, (part,), {"__module__": module})
 
     def copy(*args: Any) -> Any:
         return part(*args)

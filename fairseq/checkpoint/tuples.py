@@ -9,8 +9,8 @@ LARGEST = 1 << 20
 """Values in a tuple, those of the tuples in it included, each as often as it is repeated."""
 _GETS = ("GET", "BINGET", "LONG_BINGET")
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
-_OBJECTS = ("REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST", "FROZENSET")  # torch.Size is a tuple, too
-_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_TUPLES = ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE")
+_COUNTED = (*_TUPLES, "REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST", "FROZENSET")  # torch.Size is one, too
 
 
 class RepeatedTuple(ValueError):
@@ -27,47 +27,40 @@ def check_tuples(pickled: IO[bytes]) -> None:
         RepeatedTuple: a tuple has more than :data:`LARGEST` values.
         ValueError: this is no pickle.
     """
-    stack: list[int | None] = []  # the number of values of each, None: a mark
+    stack: list[int] = []  # the number of values of each, 0: a mark
     memo: dict[int, int] = {}
     try:
         for opcode, argument, _ in pickletools.genops(pickled):
             _step(opcode, argument, stack, memo)
-            if stack and (stack[-1] or 0) > LARGEST:
+            if stack and stack[-1] > LARGEST:
                 raise RepeatedTuple(f"its values repeat to more than {LARGEST:,} in one tuple")
     except (IndexError, KeyError, TypeError, UnicodeError) as error:
         raise ValueError(f"no pickle: {error}") from None
 
 
-def _step(opcode: pickletools.OpcodeInfo, argument: Any, stack: list[int | None], memo: dict[int, int]) -> None:
+def _step(opcode: pickletools.OpcodeInfo, argument: Any, stack: list[int], memo: dict[int, int]) -> None:
     name = opcode.name
     if name == "MARK":
-        stack.append(None)
+        stack.append(0)
     elif name in _GETS:
         stack.append(memo[int(argument)])
     elif name in _PUTS or name == "MEMOIZE":
-        memo[len(memo) if name == "MEMOIZE" else int(argument)] = stack[-1] or 0
+        memo[len(memo) if name == "MEMOIZE" else int(argument)] = stack[-1]
     elif name == "DUP":
         stack.append(stack[-1])
-    elif name == "TUPLE":
-        stack.append(1 + sum(value or 0 for value in _to_mark(stack)))
-    elif name in _TUPLES:
-        count = _TUPLES[name]
-        values = stack[len(stack) - count :]
-        del stack[len(stack) - count :]
-        stack.append(1 + sum(value or 0 for value in values))
     else:
         before, values = list(opcode.stack_before), []
         if pickletools.markobject in before:
             values = _to_mark(stack)
             before = before[: before.index(pickletools.markobject)]
         values = [*values, *(stack.pop() for _ in before)]
-        count = 1 + sum(value or 0 for value in values) if name in _OBJECTS else 1
+        count = 1 + sum(values) if name in _COUNTED else 1
         stack += [count] * len(opcode.stack_after)
 
 
-def _to_mark(stack: list[int | None]) -> list[int | None]:
+def _to_mark(stack: list[int]) -> list[int]:
     """Take what lies above the last mark off the *stack*, and the mark."""
-    place = len(stack) - 1 - stack[::-1].index(None)
+    place = len(stack) - 1 - stack[::-1].index(0)
     values = stack[place + 1 :]
     del stack[place:]
     return values

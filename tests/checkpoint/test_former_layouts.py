@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq.checkpoint import standins
 from fairseq.checkpoint.former_layouts import upgrade, upgrade_args, upgrade_model
 from fairseq.checkpoint.standins import SAFE_GLOBALS, DType, scalar
 
@@ -166,6 +167,14 @@ def test_other_types_than_numbers_are_rejected(code: str) -> None:
 
 def test_a_type_without_an_order_has_that_of_the_machine() -> None:
     assert scalar(DType("i4"), np.array(77, "=i4").tobytes()) == 77
+
+
+def test_a_part_has_the_name_of_the_class_or_function_that_it_replaces() -> None:
+    kind = standins._known_as("numpy.core.multiarray.dtype", DType)
+    function = standins._known_as("numpy.core.multiarray.scalar", lambda *values: values)
+    for part, name in ((kind, "dtype"), (function, "scalar")):
+        assert (part.__module__, part.__name__, part.__qualname__) == ("numpy.core.multiarray", name, name)
+    assert isinstance(kind("i4"), DType) and function(1, "a") == (1, "a")
 
 
 def test_the_allow_list_names_data_only() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import runs
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairseq import checkpoint
@@ -38,6 +38,8 @@ def largest(value: Any) -> int:
     return max([count(value), *map(largest, inner)])
 
 
+@example((1, 2, 3, 4, (5, 6)), 2)
+@example([(1, 2, 3, ()), {4: (5, 6)}], 0)
 @given(st.recursive(LEAVES, nested, max_leaves=30), st.integers(0, pickle.HIGHEST_PROTOCOL))
 def test_the_limit_is_exact(value: Any, protocol: int) -> None:
     pickled = pickle.dumps(value, protocol)

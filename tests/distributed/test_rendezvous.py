@@ -130,6 +130,11 @@ def test_a_store_that_does_not_open_in_time_is_refused(
         rendezvous.connect(url.format(port=free_port), 1, 2, 0.1)
 
 
+def test_an_unknown_kind_of_rendezvous_is_refused() -> None:
+    with pytest.raises(UserError, match=f"{FLAG}: the rendezvous carrier-pigeon://coop cannot be opened"):
+        rendezvous.connect("carrier-pigeon://coop", 1, 2, 60)
+
+
 def test_a_late_store_is_waited_for_as_long_as_torch_takes_to_import(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = []
 
