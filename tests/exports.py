@@ -37,6 +37,8 @@ MODELS = {
     "post-norm": f"{LM} --no-decoder-normalize-before --layernorm-embedding --no-token-positional-embeddings",
     "position-infused": f"{TINY} --position-infused-attention",
     "shortformer": f"--arch shortformer_tiny {BASE} --criterion adaptive_loss --tokens-from-prev 12",
+    "shortformer with norms": f"--arch shortformer_tiny {BASE} --criterion adaptive_loss --tokens-from-prev 12 "
+    "--qk-norm --activation-fn relu_squared",
     "transformer-xl": XL,
     "transformer-xl bands": f"{XL} --cutoffs 200,600 --div-val 2 --tie-projs tails --untie-r --pre-lnorm",
     "transformer-xl window": f"{XL} --clamp-len 5 --same-length --d-embed 16 --cutoffs 200 --tie-projs all",

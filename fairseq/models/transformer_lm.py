@@ -64,6 +64,10 @@ class TransformerLMConfig(ModelConfig):
     no_scale_embedding: bool = flag(False, "do not scale embeddings by the square root of their width")
     layernorm_embedding: bool = flag(False, "layer norm after the embeddings")
     character_embeddings: bool = flag(False, "character-built word embeddings (not supported)")
+    qk_norm: bool = flag(False, "RMS norm of each head's queries and keys")
+    zero_init_residual: bool = flag(
+        False, "initial weights of zero for the last projection of attention and feed-forward"
+    )
     position_infused_attention: bool = flag(False, "Shortformer: add positions to queries and keys of every layer")
     tokens_from_prev: int = flag(0, "Shortformer: cache size in tokens; implies --position-infused-attention", low=0)
     tokens_per_sample: int = flag(1024, "tokens per block", low=1)
@@ -264,6 +268,7 @@ class TransformerLanguageModel(DecoderModel):
         "no_scale_embedding",
         "no_token_positional_embeddings",
         "position_infused_attention",
+        "qk_norm",
     )
 
     def __init__(self, decoder: TransformerDecoder) -> None:
@@ -324,9 +329,9 @@ def _embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int | No
 def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerLayer:
     """A layer with its attention."""
     attention = (PositionInfusedAttention if infused else SelfAttention)(
-        cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.attention_dropout
+        cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.attention_dropout, qk_norm=cfg.qk_norm
     )
-    return TransformerLayer(
+    layer = TransformerLayer(
         attention,
         cfg.decoder_embed_dim,
         cfg.decoder_ffn_embed_dim,
@@ -336,6 +341,10 @@ def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerLa
         normalize_before=cfg.decoder_normalize_before,
         apex=apex,
     )
+    if cfg.zero_init_residual:  # each layer begins as the identity (Zhang et al. 2019, "Fixup", section 3)
+        for projection in (attention.out_proj, layer.fc2):
+            nn.init.zeros_(projection.weight)
+    return layer
 
 
 def _projection(inputs: int, outputs: int) -> nn.Linear:

@@ -25,10 +25,20 @@ class SelfAttention(nn.Module):
         dropout: probability that an attention weight is dropped in training.
         head_dim: channels D of a head; C / H where it is not given.
         bias: whether the four linear maps have biases.
+        qk_norm: RMS norm of each head's queries and keys, with a gain [D] that the heads share: the scores cannot grow
+            with the weights (Henry et al. 2020, "Query-key normalization for transformers"; Dehghani et al. 2023,
+            "Scaling vision transformers to 22 billion parameters", section 2, for the gain and 1 / √D).
     """
 
     def __init__(
-        self, embed_dim: int, num_heads: int, dropout: float = 0.0, *, head_dim: int | None = None, bias: bool = True
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        *,
+        head_dim: int | None = None,
+        bias: bool = True,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -44,6 +54,8 @@ class SelfAttention(nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
         if bias:
             nn.init.zeros_(self.out_proj.bias)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
 
     def forward(
         self,
@@ -75,6 +87,7 @@ class SelfAttention(nn.Module):
                 raise ValueError("incremental attention is causal, without a window")
             return self._incremental(x, cache, held)
         query, key, value = self._project(x, memory, positions)
+        query, key = self._normalize(query, key)
         return self._output(attend(query, key, value, visible, self.dropout if self.training else 0.0))
 
     @torch.no_grad()
@@ -83,6 +96,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Attention probabilities for the arguments of :meth:`forward`, for analysis: [B, H, T, M + T]."""
         query, key, _ = self._project(x, memory, positions)
+        query, key = self._normalize(query, key)
         scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_dim)  # (B, H, T, M + T)
         bias = visible.bias(query.size(2), key.size(2), query.device, query.dtype)
         return (scores if bias is None else scores + bias).softmax(-1)
@@ -107,7 +121,7 @@ class SelfAttention(nn.Module):
             room[:, :, : x.size(1)] = self._heads(projection(x.to(projection.weight.dtype)))
 
     def _project(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, H, T, D], keys and values [B, H, M + T, D]."""
+        """Queries [B, H, T, D], keys and values [B, H, M + T, D], before norms."""
         query, key, value = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if memory is not None:
             memory = memory.to(x.dtype)  # a restored one may be of another precision
@@ -125,7 +139,15 @@ class SelfAttention(nn.Module):
         query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
         cache.keys[:, :, held:end] = key
         cache.values[:, :, held:end] = value
-        return self._output(attend(query, cache.keys[:, :, :end], cache.values[:, :, :end]))
+        # The cache has keys before their norm: their positions change when the segment becomes memory.
+        query, key = self._normalize(query, cache.keys[:, :, :end])
+        return self._output(attend(query, key, cache.values[:, :, :end]))
+
+    def _normalize(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [B, H, …, D] after their norms, if there are any."""
+        if self.q_norm is None or self.k_norm is None:
+            return query, key
+        return _rms_norm(query, self.q_norm), _rms_norm(key, self.k_norm)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, T, D)
@@ -163,6 +185,11 @@ class PositionInfusedAttention(SelfAttention):
             key = torch.cat([self.k_proj(memory + positions[:start].to(memory.dtype)), key], dim=1)
             value = torch.cat([self.v_proj(memory), value], dim=1)
         return self._heads(query), self._heads(key), self._heads(value)
+
+
+def _rms_norm(x: Tensor, norm: nn.RMSNorm) -> Tensor:
+    """*norm* of *x*, computed in float32 whatever the precision of *x*."""
+    return F.rms_norm(x.float(), norm.normalized_shape, norm.weight.float(), norm.eps).to(x.dtype)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:

@@ -36,7 +36,7 @@ class LayerCache:
     """Projected keys and values of one layer, preallocated for the longest span, with the packed projection weights.
 
     Attributes:
-        keys, values: [B, H, S, D].
+        keys, values: [B, H, S, D]; keys as they are before a norm.
         weight: the projections to query, key and value as one matrix [3C, C].
         bias: the three biases at each position [S, 3C]; with position-infused attention plus the projected positions,
             since W(x + p) + b = Wx + (Wp + b).

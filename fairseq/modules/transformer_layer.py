@@ -18,8 +18,15 @@ from fairseq.modules.visibility import CAUSAL, Visibility
 Infuse = Callable[[Tensor], Tensor]
 """A function of the summed embeddings [B, T, E], applied before their layer norm, that returns the same shape."""
 
+
+def relu_squared(x: Tensor) -> Tensor:
+    """The square of the positive part (So et al. 2021, "Primer", section 3.1)."""
+    return F.relu(x).square()
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu_squared": relu_squared,
     "gelu": F.gelu,
     "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import naive
 import pytest
+import runs
 import torch
 
 from fairseq.inference.engine import Reader, inference_copy
@@ -30,6 +31,7 @@ LANGUAGE_MODELS = {
     "gelu": {"activation_fn": "gelu"},
     "tanh gelu": {"activation_fn": "gelu_fast"},
     "tanh": {"activation_fn": "tanh"},
+    "squared relu": {"activation_fn": "relu_squared"},
     "bands": {**BANDS, "tokens_from_prev": 8},
     "tied bands": {**BANDS, "tie_adaptive_weights": True, "tie_adaptive_proj": True},
 }
@@ -223,6 +225,8 @@ def test_a_model_that_is_watched_or_extended_is_read_by_its_modules(load):
         pass
 
     assert Reader(Extended(model.decoder)).packed is None
+    normalised = runs.model_of(runs.SHORTFORMER, "--qk-norm").eval()
+    assert Reader(normalised).packed is None, "the kernels have no norm of queries and keys"
 
 
 def test_weights_are_cast_once_and_the_model_stays_as_it_was(load):

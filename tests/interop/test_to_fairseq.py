@@ -91,6 +91,7 @@ XL = """--cpu --train-subset valid --valid-subset test --batch-size 4 --arch tra
     "flags, message",
     [
         (runs.SHORTFORMER, "has position_infused_attention=True, which fairseq's transformer_lm lacks"),
+        (f"{runs.BASELINE} --qk-norm", "has qk_norm=True, which fairseq's transformer_lm lacks"),
         (XL, "is a model that fairseq lacks"),
     ],
 )

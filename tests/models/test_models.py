@@ -93,25 +93,37 @@ def naive_hidden(model, source, remembered, numbers=None):
             here = len(before) + t
             for h in range(heads):
                 part = slice(h * dim // heads, (h + 1) * dim // heads)
-                scores = torch.stack([query[here, part] @ key[s, part] for s in range(here + 1)])
+                q, k = query[here, part], key[: here + 1, part]
+                if "self_attn.q_norm.weight" in layer:
+                    q = layer["self_attn.q_norm.weight"] * q / (q.pow(2).mean() + 1e-6).sqrt()
+                    k = layer["self_attn.k_norm.weight"] * k / (k.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+                scores = k @ q
                 weights = (scores / math.sqrt(dim // heads)).softmax(0)
                 attended[t, part] = weights @ value[: here + 1, part]
         x = x + linear("self_attn.out_proj", attended)
-        x = x + linear("fc2", linear("fc1", norm("final_layer_norm", x)).clamp(min=0))
+        inner = linear("fc1", norm("final_layer_norm", x)).clamp(min=0)
+        x = x + linear("fc2", inner**2 if model.cfg.activation_fn == "relu_squared" else inner)
     return x, read
 
 
-def test_baseline_agrees_with_a_naive_computation():
-    model, source = build(runs.BASELINE), tokens(2, 7)
+FAST = "--qk-norm --activation-fn relu_squared"
+
+
+@pytest.mark.parametrize("flags", ["", FAST])
+def test_baseline_agrees_with_a_naive_computation(flags):
+    model, source = build(runs.BASELINE, flags), tokens(2, 7)
     hidden, extra = model(source)
     assert extra["memory"] is None
     expected = torch.stack([naive_hidden(model, row, None)[0] for row in source])
     torch.testing.assert_close(hidden.double(), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("cache, lengths", [(16, [16, 16, 7]), (6, [4, 4, 4, 1]), (3, [5, 5]), (9, [2, 3, 5, 8])])
-def test_shortformer_agrees_with_a_naive_computation_segment_after_segment(cache, lengths):
-    model = build(runs.SHORTFORMER, f"--tokens-from-prev {cache}")
+@pytest.mark.parametrize(
+    "cache, lengths, flags",
+    [(16, [16, 16, 7], ""), (6, [4, 4, 4, 1], ""), (3, [5, 5], ""), (9, [2, 3, 5, 8], ""), (5, [4, 4, 3], FAST)],
+)
+def test_shortformer_agrees_with_a_naive_computation_segment_after_segment(cache, lengths, flags):
+    model = build(runs.SHORTFORMER, f"--tokens-from-prev {cache}", flags)
     source, memory = tokens(2, sum(lengths)), None
     remembered = [[torch.zeros(0, 32, dtype=torch.float64)] * 2 for _ in range(2)]
     for segment in source.split(lengths, dim=1):
@@ -137,7 +149,12 @@ def test_position_infused_attention_alone_has_no_memory():
 
 @pytest.mark.parametrize(
     "flags",
-    [[runs.SHORTFORMER], [runs.SHORTFORMER, "--tokens-from-prev 5"], [runs.BASELINE, "--position-infused-attention"]],
+    [
+        [runs.SHORTFORMER],
+        [runs.SHORTFORMER, "--tokens-from-prev 5"],
+        [runs.BASELINE, "--position-infused-attention"],
+        [runs.SHORTFORMER, "--tokens-from-prev 5", FAST],
+    ],
 )
 @pytest.mark.parametrize("step", [1, 4, 16])
 def test_token_by_token_inference_is_segment_by_segment_inference(flags, step):
@@ -156,7 +173,7 @@ def test_token_by_token_inference_is_segment_by_segment_inference(flags, step):
     torch.testing.assert_close(torch.cat(single, 1), torch.cat(whole, 1), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("flags", ["", "--decoder-learned-pos", "--no-decoder-normalize-before"])
+@pytest.mark.parametrize("flags", ["", "--decoder-learned-pos", "--no-decoder-normalize-before", FAST])
 def test_token_by_token_inference_of_the_baseline_is_its_full_forward(flags):
     model, source = build(runs.BASELINE, flags), tokens(2, 16)
     with torch.no_grad():
@@ -238,6 +255,7 @@ VARIANTS = {
     "gelu": f"{PLAIN} --activation-fn gelu --no-decoder-final-norm --decoder-layerdrop 0.5",
     "gelu_accurate": f"{PLAIN} --activation-fn gelu_accurate",
     "shortformer": "--arch shortformer_tiny",
+    "normalised queries and keys": f"--arch shortformer_tiny {FAST} --zero-init-residual",
     "shortformer with a plain softmax": f"{PLAIN} --tokens-from-prev 4",
 }
 
@@ -275,7 +293,7 @@ def test_layer_drop_leaves_layers_out_in_training_only():
 def test_default_activation_is_relu_and_others_differ():
     source = tokens(1, 6)
     hidden = {}
-    for name in ("relu", "gelu", "gelu_accurate", "tanh", "linear"):
+    for name in ("relu", "gelu", "gelu_accurate", "tanh", "linear", "relu_squared"):
         model = build(runs.BASELINE, f"--activation-fn {name}")
         hidden[name] = model(source)[0].detach()
         layer = model.decoder.layers[0]
@@ -286,9 +304,39 @@ def test_default_activation_is_relu_and_others_differ():
             "gelu_accurate": inside * 0.5 * (1 + (math.sqrt(2 / math.pi) * (inside + 0.044715 * inside**3)).tanh()),
             "tanh": inside.tanh(),
             "linear": inside,
+            "relu_squared": inside.clamp(min=0) ** 2,
         }[name]
         torch.testing.assert_close(layer._activate(inside.clone()), expected)
     assert torch.equal(hidden["relu"], build(runs.BASELINE)(source)[0].detach())
+
+
+def test_layers_of_a_model_with_zero_residuals_begin_as_the_identity_and_the_rest_as_ever():
+    zero, plain = runs.model_of(runs.BASELINE, "--zero-init-residual").eval(), runs.model_of(runs.BASELINE)
+    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    assert all(torch.equal(layer(x)[0], x) for layer in zero.decoder.layers)
+    others = dict(plain.named_parameters())
+    for name, parameter in zero.named_parameters():
+        if name.endswith(("out_proj.weight", "fc2.weight")):
+            assert not parameter.any() and others[name].any()
+        else:
+            assert torch.equal(parameter, others[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_queries_and_keys_are_computed_in_full_precision(dtype):
+    attention = build(runs.BASELINE, "--qk-norm").decoder.layers[0].self_attn
+    query, key = (300 * torch.randn(2, 2, 2, 3, 16, generator=torch.Generator().manual_seed(0))).to(dtype)
+    wide = attention._normalize(query.float(), key.float())
+    for narrow, expected in zip(attention._normalize(query, key), wide, strict=True):
+        assert narrow.dtype == dtype and torch.equal(narrow, expected.to(dtype))  # 300² · 16 exceeds float16
+
+
+def test_attention_maps_are_of_normalised_queries_and_keys():
+    attention = build(runs.BASELINE, "--qk-norm").decoder.layers[0].self_attn
+    x = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        value = attention._heads(attention.v_proj(x))
+        torch.testing.assert_close(attention._output(attention.weights(x) @ value), attention(x))
 
 
 # --- names

@@ -18,7 +18,7 @@ from fairseq.modules.transformer_layer import TransformerLayer
 
 ATTENTION = (SelfAttention, PositionInfusedAttention, RelativeAttention, ShawAttention)
 LEAST_WORK = 1 << 17  # multiplications per thread; less work takes no longer than synchronising threads
-ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2, "tanh": 3, "linear": 4}
+ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2, "tanh": 3, "linear": 4, "relu_squared": 5}
 
 
 def threads_for(work: int) -> int:
@@ -58,6 +58,8 @@ _Cache = _structure("_Cache", *_longs("type", "rows", "length", "bias_stride", "
 def packable(layer: nn.Module) -> bool:
     """Return whether the kernels support *layer*."""
     if type(layer) is not TransformerLayer or type(layer.self_attn) not in ATTENTION:
+        return False
+    if layer.self_attn.q_norm is not None:
         return False
     norms = layer.self_attn_layer_norm, layer.final_layer_norm
     return layer.activation_fn in ACTIVATIONS and all(type(norm) is nn.LayerNorm for norm in norms)

@@ -12,7 +12,7 @@
 
 #include <sched.h>
 
-enum { RELU, GELU, GELU_TANH, TANH, LINEAR };
+enum { RELU, GELU, GELU_TANH, TANH, LINEAR, RELU_SQUARED };
 
 typedef struct {
     Matrix qkv, out, fc1, fc2;
@@ -116,6 +116,8 @@ static void activate(long kind, float *x, long count) {
             x[i] = 0.5f * x[i] * (1.0f + tanhf(0.79788456f * (x[i] + 0.044715f * x[i] * x[i] * x[i])));
     else if (kind == TANH)
         for (long i = 0; i < count; i++) x[i] = tanhf(x[i]);
+    else if (kind == RELU_SQUARED)
+        for (long i = 0; i < count; i++) x[i] = x[i] > 0 ? x[i] * x[i] : 0;
 }
 
 /* the share of fc1's outputs that this worker computed */

@@ -13,6 +13,7 @@ MODELS = {"transformer_lm": "decoder_attention_heads", "lstm_lm": "decoder_out_e
 NOT_THERE = {  # setting: values that fairseq's model has
     "position_infused_attention": (False, None),
     "tokens_from_prev": (0, None),
+    "qk_norm": (False, None),
     "notes": (False, None),
     "streams": (False, None),
 }

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError
 from fairseq.logging.figures import safe_power
-from fairseq.modules.transformer_layer import ACTIVATIONS
+from fairseq.modules.transformer_layer import ACTIVATIONS, relu_squared  # noqa: F401 - a name that plug-ins import
 from fairseq.system import plugins
 
 SPACE_NORMALIZER = re.compile(r"\s+")
@@ -94,28 +94,13 @@ def log_softmax(x: Tensor, dim: int, onnx_trace: bool = False) -> Tensor:
     return F.log_softmax(x, dim=dim, dtype=torch.float32)
 
 
-def relu_squared(x: Tensor) -> Tensor:
-    """The square of the positive part."""
-    return F.relu(x).square()
-
-
-_OTHER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu_squared": relu_squared,
-    "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
-    "tanh": torch.tanh,
-    "linear": lambda x: x,
-    "swish": F.silu,
-}
-
-
 def get_activation_fn(activation: str) -> Callable[[Tensor], Tensor]:
     """The activation called *activation*.
 
     Raises:
         UserError: there is none.
     """
-    known: dict[str, Any] = {**_OTHER_ACTIVATIONS, **ACTIVATIONS}
+    known = {**ACTIVATIONS, "swish": F.silu}
     if activation not in known:
         raise UserError(f"--activation-fn {activation}: choose from {', '.join(sorted(known))}")
     return known[activation]
@@ -123,7 +108,7 @@ def get_activation_fn(activation: str) -> Callable[[Tensor], Tensor]:
 
 def get_available_activation_fns() -> list[str]:
     """The names of the activations."""
-    return sorted({**_OTHER_ACTIVATIONS, **ACTIVATIONS})
+    return sorted([*ACTIVATIONS, "swish"])
 
 
 def apply_to_sample(f: Callable[[Tensor], Any], sample: Any) -> Any:
