@@ -37,9 +37,6 @@ class FairseqOptimizer:
     updates_parts = False
     """True if a part of a parameter is updated as it would be within the whole (``--ddp-backend fully_sharded``)."""
 
-    separates_hidden_matrices = False
-    """True if the matrices inside transformer layers are to form a group of their own, ``"group": HIDDEN``."""
-
     def __init__(self, args: Any, params: Iterable[Any] | None = None) -> None:
         self.args = self.cfg = args
         self._optimizer: torch.optim.Optimizer
@@ -48,6 +45,18 @@ class FairseqOptimizer:
     def from_settings(cls, settings: TrainingSettings, params: Iterable[Any]) -> FairseqOptimizer:
         """The optimizer of *params* in a run with *settings*."""
         return cls(settings.optimizer, params)
+
+    @classmethod
+    def group_of(cls, name: str, role: str) -> Mapping[str, Any]:
+        """Return the settings of a parameter's group; parameters with the same settings form one.
+
+        ``lr_factor`` is the ratio of the group's rate to the schedule's.
+
+        Args:
+            name: of the parameter, as in checkpoints.
+            role: one of :mod:`fairseq.optim.groups`: ``HIDDEN``, ``NO_DECAY`` (norms and biases) or ``OUTER``.
+        """
+        return {}
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -135,6 +144,7 @@ class FairseqOptimizer:
             self.optimizer.load_state_dict(dict(state))
         for group, before in zip(self.param_groups, fresh, strict=True):
             group.update({name: value for name, value in before.items() if name not in group})  # fairseq's lack some
+        self._restore_factors(fresh)
         settings = [name for name in self.param_groups[0] if name not in ("params", "group", "lr_factor")]
         for name, value in (overrides or {}).items():
             if name not in settings:
@@ -142,6 +152,14 @@ class FairseqOptimizer:
             for group in self.param_groups:
                 if name != "weight_decay" or group.get("group") != NO_DECAY:
                     group[name] = value
+
+    def _restore_factors(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Put the ratios of the rates of *groups* in force: a state has those of the run that saved it."""
+        rate = self.get_lr()
+        for group, before in zip(self.param_groups, groups, strict=True):
+            group.pop("lr_factor", None)
+            group.update({name: value for name, value in before.items() if name == "lr_factor"})
+        self.set_lr(rate)
 
 
 def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> FairseqOptimizer:

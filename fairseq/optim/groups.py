@@ -1,38 +1,53 @@
-"""Groups of parameters, by name."""
+"""Groups of parameters, by name and role."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
-NO_DECAY = "norms and biases"
 HIDDEN = "hidden matrices"
+NO_DECAY = "norms and biases"
+OUTER = "embeddings and output"
+"""Roles of parameters: matrices inside transformer layers, norms and biases anywhere, and all others."""
+
+GroupOf = Callable[[str, str], Mapping[str, Any]]
+"""A function of the name and the role of a parameter that returns the settings of its group, such as ``lr_factor``."""
+
+
+def hidden_apart(name: str, role: str) -> dict[str, Any]:
+    """Return the settings of groups in which hidden matrices are apart from the other parameters."""
+    return {"group": HIDDEN} if role == HIDDEN else {}
 
 
 def parameter_groups(
-    named: Iterable[tuple[str, nn.Parameter]], no_decay: bool, hidden: Collection[nn.Parameter] = ()
+    named: Iterable[tuple[str, nn.Parameter]],
+    no_decay: bool,
+    hidden: Collection[nn.Parameter] = (),
+    group_of: GroupOf = hidden_apart,
 ) -> list[nn.Parameter] | list[dict[str, Any]]:
     """Return the trained parameters: a list, or groups if they are to be treated differently.
+
+    Hidden matrices come first, what has no weight decay last.
 
     Args:
         named: parameters with their names; those that require no gradient are left out.
         no_decay: whether the weights of norms and biases form a group without weight decay.
-        hidden: parameters that form a group of their own, the first one, whatever their names.
+        hidden: the matrices inside layers, whatever their names.
+        group_of: parameters for which it returns the same settings form a group.
     """
-    trained = [(name, p) for name, p in named if p.requires_grad]
-    if not no_decay and not hidden:
-        return [p for _, p in trained]
     numbers = {id(p) for p in hidden}
-    others = [(name, p) for name, p in trained if id(p) not in numbers]
-    exempt = {id(p) for name, p in others if no_decay and is_norm_or_bias(name, p)}
-    groups: list[dict[str, Any]] = [
-        {"params": [p for _, p in trained if id(p) in numbers], "group": HIDDEN},
-        {"params": [p for _, p in others if id(p) not in exempt]},
-        {"params": [p for _, p in others if id(p) in exempt], "weight_decay": 0.0, "group": NO_DECAY},
-    ]
-    return [group for group in groups if group["params"]]
+    groups: dict[tuple[bool, bool, str], dict[str, Any]] = {}
+    for name, p in named:
+        if p.requires_grad:
+            role = HIDDEN if id(p) in numbers else NO_DECAY if is_norm_or_bias(name, p) else OUTER
+            exempt = no_decay and role == NO_DECAY
+            settings = {**({"weight_decay": 0.0, "group": NO_DECAY} if exempt else {}), **group_of(name, role)}
+            key = (exempt, "group" not in settings, repr(sorted(settings.items())))
+            groups.setdefault(key, {"params": [], **settings})["params"].append(p)
+    in_order = [groups[key] for key in sorted(groups)]
+    return in_order[0]["params"] if [*map(len, in_order)] == [1] else in_order
 
 
 def hidden_matrices(layers: Iterable[nn.Module]) -> list[nn.Parameter]:

@@ -16,7 +16,7 @@ from fairseq.config.settings import PrecisionConfig
 from fairseq.errors import SettingError
 from fairseq.optim.adam import Adam, AdamConfig, FairseqAdam, pair_of
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
-from fairseq.optim.groups import HIDDEN
+from fairseq.optim.groups import HIDDEN, hidden_apart
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration: singular values reach 1 ± 0.3 in few steps (Jordan et al. 2024)."""
@@ -45,8 +45,11 @@ class FairseqMuon(FairseqOptimizer):
     schedule of ``--lr``. With ``--bf16`` the iteration runs in bfloat16, whose error it corrects.
     """
 
-    separates_hidden_matrices = True
     group_settings = {**FairseqAdam.group_settings, "momentum": "muon_momentum"}
+
+    @classmethod
+    def group_of(cls, name: str, role: str) -> Mapping[str, Any]:
+        return hidden_apart(name, role)
 
     def __init__(self, args: MuonConfig, params: Iterable[Any]) -> None:
         super().__init__(args)
@@ -71,17 +74,6 @@ class FairseqMuon(FairseqOptimizer):
             torch_eps=config.adam_torch_eps,
         )
         self.set_lr(config.lr[0])
-
-    def load_state_dict(
-        self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, *, adopt: bool = False
-    ) -> None:
-        factors = [group.get("lr_factor") for group in self.param_groups]
-        super().load_state_dict(state, overrides, adopt=adopt)
-        rate = self.get_lr()
-        for group, factor in zip(self.param_groups, factors, strict=True):
-            if factor is not None:  # rates are the command line's: --lr through the schedule, --muon-lr through this
-                group["lr_factor"] = factor
-        self.set_lr(rate)
 
 
 class Muon(Adam):

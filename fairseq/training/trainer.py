@@ -74,11 +74,12 @@ class Trainer:
         self.precision = Precision(settings.common)
         self.graph = task.loss_graph(model, criterion)
         self.reducer = data_parallel(self.graph, self.precision, settings, self.world)
-        separate = OPTIMIZERS[settings.chosen.optimizer].separates_hidden_matrices
+        hidden = {id(p) for p in hidden_matrices(layers_of(model))}
         groups = parameter_groups(
-            self.reducer.named_parameters(),
+            [(name.removeprefix("model."), p) for name, p in self.reducer.named_parameters()],
             self.cfg.no_decay_on_norms_and_biases,
-            hidden_matrices(layers_of(model)) if separate else (),
+            [p for _, p in self.reducer.named_parameters() if id(self.reducer.source(p)) in hidden],
+            OPTIMIZERS[settings.chosen.optimizer].group_of,
         )
         self.optimizer = build_optimizer(settings, groups)
         check_optimizer(self.optimizer, settings, self.world)

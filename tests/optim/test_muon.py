@@ -8,11 +8,18 @@ from types import SimpleNamespace
 import pytest
 import runs
 import torch
+from small_runs import a_run
 
 from fairseq.errors import UserError
 from fairseq.models.loading import layers_of
-from fairseq.optim import build_optimizer, hidden_matrices, parameter_groups
-from fairseq.optim.groups import HIDDEN, NO_DECAY
+from fairseq.optim import (
+    FairseqOptimizer,
+    build_optimizer,
+    hidden_matrices,
+    parameter_groups,
+    register_optimizer,
+)
+from fairseq.optim.groups import HIDDEN, NO_DECAY, OUTER, is_norm_or_bias
 from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.optim.muon import Muon, orthogonal
 from fairseq.training.parallel import check_optimizer
@@ -142,6 +149,54 @@ def test_frozen_parameters_and_matrices_named_as_biases_are_not_among_hidden_mat
     decayed, exempt = parameter_groups(named, True)
     assert decayed["params"] == [layer.weight, layer.filters] and exempt["params"] == [layer.bias, layer.r_w_bias]
     assert parameter_groups(named, False) == [layer.weight, layer.bias, layer.r_w_bias, layer.filters]
+
+
+def test_parameters_of_equal_settings_form_groups_by_name_and_role():
+    layer, outside = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
+    named = [*layer.named_parameters("layer"), *outside.named_parameters("outside")]
+    roles = {}
+
+    def group_of(name, role):
+        roles[name] = role
+        return {"lr_factor": 2.0} if role == HIDDEN else {"lr_factor": 3.0} if name == "outside.weight" else {}
+
+    assert parameter_groups(named, True, [layer.weight], group_of) == [
+        {"params": [layer.weight], "lr_factor": 2.0},
+        {"params": [outside.weight], "lr_factor": 3.0},
+        {"params": [layer.bias, outside.bias], "weight_decay": 0.0, "group": NO_DECAY},
+    ]
+    assert roles == dict(zip((n for n, _ in named), (HIDDEN, NO_DECAY, OUTER, NO_DECAY), strict=True))
+    assert parameter_groups(named, False, [layer.weight], lambda name, role: {}) == [p for _, p in named]
+    (all_alike,) = parameter_groups(named, False, [], lambda name, role: {"lr_factor": 2.0})
+    assert all_alike == {"params": [p for _, p in named], "lr_factor": 2.0}
+
+
+def test_a_plug_in_is_given_names_and_roles_and_its_rates_hold_after_a_restart():
+    names, ratios = {}, {"factor": 0.5}
+
+    class Optimizer(FairseqOptimizer):
+        @classmethod
+        def group_of(cls, name, role):
+            names[name] = role
+            return {"lr_factor": ratios["factor"]} if role == OUTER else {}
+
+        def __init__(self, args, params):
+            super().__init__(args)
+            self._optimizer = torch.optim.SGD(params, lr=args.lr[0])
+
+    register_optimizer("test_of_roles")(Optimizer)
+    first = a_run("--optimizer test_of_roles --lr 0.1").trainer
+    hidden = set(map(id, hidden_matrices(layers_of(first.model))))
+    for name, p in first.model.named_parameters():
+        assert names.pop(name) == (HIDDEN if id(p) in hidden else NO_DECAY if is_norm_or_bias(name, p) else OUTER)
+    assert not names and hidden
+    rates = [(group.get("lr_factor"), group["lr"]) for group in first.optimizer.param_groups]
+    assert rates == [(0.5, pytest.approx(0.05)), (None, pytest.approx(0.1))]
+    ratios["factor"] = 0.25
+    later = a_run("--optimizer test_of_roles --lr 0.1").trainer
+    later.optimizer.load_state_dict(first.optimizer.state_dict())
+    assert [group["lr"] for group in later.optimizer.param_groups] == pytest.approx([0.025, 0.1])
+    assert later.optimizer.get_lr() == pytest.approx(0.1)
 
 
 def build(params, **settings):
