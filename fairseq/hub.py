@@ -156,18 +156,16 @@ class LanguageModel:
         self._check_tokens(tokens)
         _check_length("segment_length", segment_length, 1)
         _check_length("memory_length", memory_length, 0)
-        model = self.model
-        model.check_memory_length(memory_length)
-        tokens, scored = tokens.to(next(model.parameters()).device), []
+        self.model.check_memory_length(memory_length)
+        model = self.reader().model
+        tokens, scored = tokens.to(next(self.model.parameters()).device), []
         state: dict[str, Any] = {} if memory_length == model.memory_length else {"memory_length": memory_length}
         for start in range(0, tokens.size(1) - 1, segment_length):
             segment = tokens[:, start : start + segment_length + 1]
             hidden, extra = model(segment[:, :-1], **state)
             if extra.get("memory") is not None:  # a plug-in without memory need not take the argument
                 state["memory"] = extra["memory"]
-            lprobs = model.output_layer.target_log_probs(  # type: ignore[union-attr]
-                hidden.flatten(0, 1), segment[:, 1:].flatten()
-            )
+            lprobs = model.output_layer.target_log_probs(hidden.flatten(0, 1), segment[:, 1:].flatten())
             scored.append(lprobs.view(tokens.size(0), -1))
         return -torch.cat(scored, dim=1).float().cpu()
 

@@ -23,7 +23,6 @@ from fairseq.evaluation import Scorer, Scoring, report
 from fairseq.evaluation.scorer import Scores
 from fairseq.inference import Decoding, generator_of, stream
 from fairseq.inference.loading import load_language_models
-from fairseq.inference.predictor import can_generate
 from fairseq.inference.text import never_written
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
@@ -135,11 +134,11 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         shards=cfg.num_shards,
     )
     scorer = Scorer(models, task.source_dictionary, scoring, Precision(common), device, int8=cfg.int8, world=world)
-    if cfg.sample is not None and not all(can_generate(model) for model in scorer.models):
+    if cfg.sample is not None and not all(model.can_generate for model in models):
         raise UserError("--sample: the model has no cache to generate with; leave it out")
     if common.compile:
-        for model in scorer.models:
-            compile_model(model)
+        for reader in scorer.readers:
+            compile_model(reader.module)
     name, corpus, counts = _evaluated_text(cfg, settings.data_path, data.gen_subset, task, world)
     start = time.perf_counter()
     scores = scorer.score(corpus, progress(common, name) if world.is_first else None)

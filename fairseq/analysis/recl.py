@@ -186,7 +186,7 @@ class WindowReader:
             part = windows[:, start : start + (self.segment or 1)]
             net_output = self.model(part, memory=net_output[1]["memory"])
         last = net_output[0][:, -1]  # (B, C)
-        layer = getattr(self.model, "output_layer", None)
+        layer = self.model.output_layer
         if isinstance(layer, OutputLayer):
             return -layer.target_log_probs(last, targets).float()
         lprobs = self.model.get_normalized_probs((last[:, None], *net_output[1:]), log_probs=True)[:, -1]

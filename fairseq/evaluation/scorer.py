@@ -26,6 +26,7 @@ from fairseq.distributed.tensor_part import rows_of
 from fairseq.errors import UserError
 from fairseq.inference.engine import Reader
 from fairseq.models import BaseFairseqModel
+from fairseq.models.language_model import LanguageModel, LogProbabilities
 from fairseq.modules.memory import KeyValueCache, Memory, keep_rows
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.precision import Precision
@@ -114,7 +115,7 @@ class Scorer:
         world: processes that share the batches, or with memory the rows; all of them get all scores.
 
     Attributes:
-        models: the models in that precision.
+        readers: of the models in that precision.
 
     Raises:
         UserError: *scoring* contradicts itself or a model.
@@ -141,7 +142,6 @@ class Scorer:
             self.precision.place(model.eval(), self.device)
         begin = dictionary.begin() if scoring.add_bos_token else None
         self.readers = [Reader(model, self.precision.dtype, int8=int8, begin=begin) for model in models]
-        self.models: list[BaseFairseqModel] = [reader.model for reader in self.readers]
 
     @torch.inference_mode()
     def score(self, corpus: Corpus, progress: Progress | None = None) -> Scores:
@@ -155,7 +155,7 @@ class Scorer:
         total: np.ndarray | None = None
         for reader in self.readers:
             model = reader.model
-            collector = _Collector(model, len(corpus.tokens), self.scoring.softmax_batch, self.device)
+            collector = _Collector(model.output_layer, len(corpus.tokens), self.scoring.softmax_batch, self.device)
             with self.precision.autocast(self.device):
                 if model.memory_length:
                     self._read_streams(reader, blocks, collector, progress)
@@ -164,8 +164,8 @@ class Scorer:
                 lprobs = collector.result(self.world)
             total = lprobs if total is None else np.logaddexp(total, lprobs)
         assert total is not None
-        if len(self.models) > 1:
-            total = total - np.float32(np.log(len(self.models)))
+        if len(self.readers) > 1:
+            total = total - np.float32(np.log(len(self.readers)))
         return _in_order(corpus, blocks, total)
 
     def _blocks(self, corpus: Corpus) -> TokenBlocks:
@@ -182,7 +182,7 @@ class Scorer:
         )
         if scoring.texts:
             blocks = blocks.cut_long(scoring.tokens_per_sample)
-        limits = [limit for model in self.models if (limit := model.max_positions()) is not None]
+        limits = [limit for reader in self.readers if (limit := reader.model.max_positions()) is not None]
         longest = min(limits, default=np.iinfo(np.int32).max)
         keep = blocks.sizes <= longest
         if not keep.all():
@@ -202,7 +202,7 @@ class Scorer:
         return blocks
 
     def _read_blocks(
-        self, model: BaseFairseqModel, blocks: TokenBlocks, collector: _Collector, progress: Progress
+        self, model: LanguageModel, blocks: TokenBlocks, collector: _Collector, progress: Progress
     ) -> None:
         """Score independent blocks."""
         scoring = self.scoring
@@ -224,8 +224,8 @@ class Scorer:
         batches = itertools.islice(sampler.epoch(1), own.start, None, own.step)
         for indices in progress(batches, len(own)):
             sample = blocks.batch(indices)
-            net_output = model(self._to_device(sample["net_input"]["src_tokens"]))
-            collector.add(net_output, sample["target"], *_places(blocks, indices))
+            hidden, _ = model(self._to_device(sample["net_input"]["src_tokens"]))
+            collector.add(hidden, sample["target"], *_places(blocks, indices))
 
     def _read_streams(self, reader: Reader, blocks: TokenBlocks, collector: _Collector, progress: Progress) -> None:
         """Score segments in order, each row with its own memory."""
@@ -234,34 +234,32 @@ class Scorer:
         if scoring.batch_size is not None or scoring.max_tokens is not None:
             rows = rows_per_batch(scoring.max_tokens, scoring.batch_size, scoring.tokens_per_sample)
         groups = _text_steps(blocks, rows) if scoring.texts else [list(StreamSampler(len(blocks), rows).epoch(1))]
-        memory: Memory | KeyValueCache | None = None
+        memory: Memory | None = None
+        cache: KeyValueCache | None = None
         own = slice(*rows_of(rows, self.world.rank, self.world.size))
         steps = ((number, len(group), step[own]) for group in groups for number, step in enumerate(group))
         for number, segments, indices in progress(steps, sum(map(len, groups))):
             if number == 0:
-                memory = None
+                memory = cache = None
             if not len(indices):  # rows end from the last one on
                 continue
             sample = blocks.batch(indices)
             tokens = self._to_device(sample["net_input"]["src_tokens"])
-            if hasattr(reader.model, "new_cache"):
-                net_output, memory = self._read_with_cache(reader, tokens, memory, segments)
+            if reader.model.can_generate:
+                cache = self._cache(reader, cache, len(indices), segments)
+                hidden = (reader.read_each if scoring.token_by_token else reader.read)(tokens, cache)
             else:
-                net_output = reader.model(tokens, memory=keep_rows(memory, len(indices)))  # type: ignore[arg-type]
-                memory = net_output[1]["memory"]
-            collector.add(net_output, sample["target"], *_places(blocks, indices))
+                hidden, extra = reader.model(tokens, memory=keep_rows(memory, len(indices)))
+                memory = extra["memory"]
+            collector.add(hidden, sample["target"], *_places(blocks, indices))
 
-    def _read_with_cache(
-        self, reader: Reader, tokens: Tensor, cache: Any, segments: int
-    ) -> tuple[tuple[Tensor, Any], KeyValueCache]:
-        """Score one of *segments* segments through the cache, its tokens at once or one by one."""
+    def _cache(self, reader: Reader, cache: KeyValueCache | None, rows: int, segments: int) -> KeyValueCache:
+        """The cache for the next of *segments* segments of *rows* rows; None: for the first."""
         if cache is None:
-            cache = reader.new_cache(tokens.size(0), segments * self.scoring.tokens_per_sample)
-        else:
-            cache.keep_rows(tokens.size(0))
-            cache.next_segment()
-        read = reader.read_each if self.scoring.token_by_token else reader.read
-        return (read(tokens, cache), {}), cache
+            return reader.new_cache(rows, segments * self.scoring.tokens_per_sample)
+        cache.keep_rows(rows)
+        cache.next_segment()
+        return cache
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cuda":
@@ -272,11 +270,11 @@ class Scorer:
 class _Collector:
     """Computes log-probabilities of targets from hidden states in chunks, and puts them into the corpus's order."""
 
-    def __init__(self, model: BaseFairseqModel, size: int, chunk: int | None, device: torch.device) -> None:
-        self.model = model
-        self.layer = getattr(model, "output_layer", None)
+    def __init__(self, layer: OutputLayer, size: int, chunk: int | None, device: torch.device) -> None:
+        self.layer = layer
         self.chunk = chunk
-        together = TOGETHER.get(device.type, 512)
+        # A row of log-probabilities is V wide: it does not wait for those of other batches.
+        together = 1 if isinstance(layer, LogProbabilities) else TOGETHER.get(device.type, 512)
         self.together = min(together, chunk or together)
         self.lprobs = torch.zeros(size)
         self.waiting: list[tuple[Tensor, Tensor]] = []
@@ -284,11 +282,11 @@ class _Collector:
         self.done: list[Tensor] = []
         self.places: list[np.ndarray] = []
 
-    def add(self, net_output: Any, target: Tensor, index: Tensor | None, places: np.ndarray) -> None:
+    def add(self, hidden: Tensor, target: Tensor, index: Tensor | None, places: np.ndarray) -> None:
         """Add a batch.
 
         Args:
-            net_output: of the model, [B, T, …].
+            hidden: of the model, [B, T, C].
             target: [B, T], on the CPU.
             index: indices of the scored targets among B·T; None: all.
             places: their indices in the corpus.
@@ -297,12 +295,7 @@ class _Collector:
         target = target.flatten()
         if index is not None:
             target = target[index]
-        if not isinstance(self.layer, OutputLayer):
-            lprobs = self.model.get_normalized_probs(net_output, log_probs=True).flatten(0, -2)
-            lprobs = lprobs if index is None else lprobs[index.to(lprobs.device)]
-            self.done.append(lprobs.gather(-1, target.to(lprobs.device)[:, None]).squeeze(-1).float())
-            return
-        hidden = net_output[0].flatten(0, -2)
+        hidden = hidden.flatten(0, -2)
         if index is not None:
             hidden = hidden[index.to(hidden.device)]
         self.waiting.append((hidden, target))
@@ -322,8 +315,10 @@ class _Collector:
 
     def _flush(self) -> None:
         if self.waiting:
-            hidden, target = (torch.cat(parts) for parts in zip(*self.waiting, strict=True))
-            self.done.append(self.layer.target_log_probs(hidden, target, self.chunk))  # type: ignore[union-attr]
+            hidden, target = (
+                parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*self.waiting, strict=True)
+            )
+            self.done.append(self.layer.target_log_probs(hidden, target, self.chunk))
             self.waiting, self.rows = [], 0
 
 
@@ -333,7 +328,7 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
     if window >= length:
         raise UserError(f"--context-window {window}: must be less than --tokens-per-sample {length}")
     if scoring.token_by_token:
-        if not model.memory_length or not hasattr(model, "new_cache"):
+        if not model.memory_length or not model.can_generate:
             raise UserError(
                 "--sliding-inf 1: the model has no memory (--tokens-from-prev, --mem-len); leave it out, or use "
                 "--context-window"

@@ -23,6 +23,7 @@ from fairseq.inference.kernels.packed import dequantized
 from fairseq.inference.kernels.stack import PackedStack, packable
 from fairseq.inference.kernels.words import PackedEmbedding, PackedOutput, packable_embedding, packable_output
 from fairseq.models.base import BaseFairseqModel, FairseqLanguageModel
+from fairseq.models.language_model import language_model
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
 from fairseq.models.transformer_xl import BY_DISTANCE, TransformerXL, TransformerXLDecoder
 from fairseq.modules.memory import KeyValueCache
@@ -44,7 +45,8 @@ class Reader:
             None: nothing does.
 
     Attributes:
-        model: the model with cast weights; *model* itself if nothing was cast.
+        module: the model with cast weights; *model* itself if nothing was cast.
+        model: *module* as what is used of it.
     """
 
     def __init__(
@@ -58,19 +60,20 @@ class Reader:
     ) -> None:
         self.original, self.dtype, self.int8, self.kernels = model, dtype, int8, kernels
         self.begin = begin
-        self.model: Any = inference_copy(model, dtype, int8) if dtype is not None or int8 else model
+        self.module: BaseFairseqModel = inference_copy(model, dtype, int8) if dtype is not None or int8 else model
+        self.model = language_model(self.module)
         self.device = next(model.parameters(), torch.empty(0)).device
 
     @functools.cached_property
     def packed(self) -> _Packed | None:
         """The model packed for the kernels; None if they do not support it."""
-        if not self.kernels or self.device.type != "cpu" or not _packable(self.model):
+        if not self.kernels or self.device.type != "cpu" or not _packable(self.module):
             return None
         compiled = library()
         if compiled is None:
             return None
         with torch.inference_mode(False), torch.no_grad():
-            return _pack(compiled, self.original if self.int8 else self.model, self.model, self.int8)
+            return _pack(compiled, self.original if self.int8 else self.module, self.module, self.int8)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which :attr:`model` is called."""

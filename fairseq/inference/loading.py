@@ -16,6 +16,7 @@ from fairseq.config.registry import ARCHITECTURES, CRITERIONS, EXTENSIONS, MODEL
 from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig, Settings, typed_settings
 from fairseq.errors import UserError, nearest
 from fairseq.models import BaseFairseqModel
+from fairseq.models.language_model import language_model
 from fairseq.models.loading import finished, load_parameters
 from fairseq.models.unsupported import NEUTRAL, check_supported
 from fairseq.system.limits import ModelLimit, limited_models
@@ -93,15 +94,11 @@ def load_language_models(
     """Load models that predict the next token; see :func:`load_models`.
 
     Raises:
-        UserError: as :func:`load_models`, or a model is an encoder.
+        UserError: as :func:`load_models`, or a model is no language model.
     """
     models, task, trained = load_models(paths, data, overrides, settings)
     for path, model in zip(paths, models, strict=True):
-        if not model.predicts_next_token:
-            raise UserError(
-                f"{path}: {type(model).__name__} is an encoder, which does not predict the next token; give a "
-                "language model (fairseq-validate computes the loss of encoders)"
-            )
+        language_model(model, str(path))
     return models, task, trained
 
 

@@ -23,11 +23,6 @@ Model = BaseFairseqModel | Reader
 """A model, or a reader of it that several predictors share."""
 
 
-def can_generate(model: BaseFairseqModel) -> bool:
-    """Return whether *model* has a key-value cache and an output layer."""
-    return hasattr(model, "new_cache") and model.output_layer is not None
-
-
 def reach(model: Any) -> int:
     """The longest distance, in tokens, that the model attends over, the current token included."""
     memory_length = model.model.memory_length if isinstance(model, Reader) else model.memory_length

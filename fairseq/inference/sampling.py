@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fairseq.inference.decoding import Advance, Decoding, Prompt, beam_search, sample_batch
-from fairseq.inference.predictor import Model, Predictor, can_generate, reader_of
+from fairseq.inference.predictor import Model, Predictor, reader_of
 
 Progress = Callable[[Iterable[Advance], int], Iterable[Advance]]
 """A progress bar around an iterable of known length: (items, length) → items; an item is a token."""
@@ -128,8 +128,8 @@ def _steps(
     """The steps of one batch, whose prompts are ordered by falling length."""
     readers = [reader_of(model) for model in models]
     for reader in readers:
-        if not can_generate(reader.model):
-            raise ValueError(f"{type(reader.model).__name__} cannot generate: it has no key-value cache")
+        if not reader.model.can_generate:
+            raise ValueError(f"{type(reader.module).__name__} cannot generate: it has no key-value cache")
     if any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("prompt_tokens: at least one token is needed; a text starts with </s>")
     if how.max_tokens == 0:

@@ -19,7 +19,7 @@ from fairseq.inference.decoding import Decoding
 from fairseq.inference.detokenize import RawText
 from fairseq.inference.engine import Reader
 from fairseq.inference.loading import load_language_models
-from fairseq.inference.predictor import can_generate, reach
+from fairseq.inference.predictor import reach
 from fairseq.inference.sampling import Progress, continuations, generator_of, stream
 from fairseq.inference.text import Detokenizer, detokenizer_of, never_written
 from fairseq.modules.precision import Precision
@@ -67,7 +67,7 @@ class Writer:
         overrides = parse_dict("--model-overrides", cfg.model_overrides)
         models, task, _ = load_language_models(paths, settings.data_path, overrides, vars(settings.namespace))
         for path, model in zip(paths, models, strict=True):
-            if not can_generate(model):
+            if not model.can_generate:
                 raise UserError(f"--path {path}: {type(model).__name__} has no key-value cache and cannot generate")
             precision.place(model, device)
         begin = task.source_dictionary.begin() if task.cfg.add_bos_token else None

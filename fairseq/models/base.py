@@ -70,6 +70,11 @@ class BaseFairseqModel(nn.Module):
     predicts_next_token: bool = True
     """True if the model is a language model that can be scored and sampled from left to right."""
 
+    @property
+    def can_generate(self) -> bool:
+        """Whether the model reads token by token: it has ``new_cache`` and an output layer."""
+        return hasattr(type(self), "new_cache") and isinstance(self.output_layer, OutputLayer)
+
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
         """Add the model's flags; models with a dataclass of settings need not."""
@@ -100,7 +105,7 @@ class BaseFairseqModel(nn.Module):
 
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: dict[str, Any] | None = None) -> Tensor:
         """Probabilities, or their logarithms, over all words: [B, T, V], float32."""
-        if self.output_layer is not None:
+        if isinstance(self.output_layer, OutputLayer):  # plug-ins for fairseq may have a method of that name
             lprobs = self.output_layer.log_probs(net_output[0])
         else:
             lprobs = net_output[0].float().log_softmax(-1)

@@ -19,7 +19,6 @@ from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.hub import LanguageModel
 from fairseq.inference import sample
-from fairseq.inference.predictor import can_generate
 from fairseq.text.text_corpus import TextCorpus, report_unknown
 from fairseq.text.tokenizers.byte_level import GPT2
 from fairseq.text.tokenizers.hf import HuggingFace
@@ -129,7 +128,7 @@ class Requests:
         Raises:
             UserError: *settings* ask for what is not implemented, or the model cannot generate.
         """
-        if not can_generate(self.model.model):
+        if not self.model.model.can_generate:
             raise UserError(f"{type(self.model.model).__name__}: has no cache to generate with; choose other tasks")
         found, read = [], []
         for context, settings in prompts:
