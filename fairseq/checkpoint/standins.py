@@ -40,7 +40,7 @@ class DType:
 def scalar(dtype: DType, data: bytes | str) -> bool | int | float:
     """Return the number in *data* as a Python number; replaces ``numpy.core.multiarray.scalar``."""
     raw = data.encode("latin-1") if isinstance(data, str) else data
-    return np.frombuffer(raw, dtype=dtype.numpy(), count=1)[0].item()
+    return np.frombuffer(raw, dtype=dtype.numpy())[0].item()
 
 
 class Meter:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import runs
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq import checkpoint
@@ -38,17 +38,35 @@ def largest(value: Any) -> int:
     return max([count(value), *map(largest, inner)])
 
 
-@example((1, 2, 3, 4, (5, 6)), 2)
-@example([(1, 2, 3, ()), {4: (5, 6)}], 0)
-@given(st.recursive(LEAVES, nested, max_leaves=30), st.integers(0, pickle.HIGHEST_PROTOCOL))
-def test_the_limit_is_exact(value: Any, protocol: int) -> None:
-    pickled = pickle.dumps(value, protocol)
+def check_limit(pickled: bytes, limit: int) -> None:
+    """Assert that the tuples of *pickled* have *limit* values at most, and one of them so many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuples, "LARGEST", largest(value))
+        patch.setattr(tuples, "LARGEST", limit)
         check_tuples(io.BytesIO(pickled))
-        patch.setattr(tuples, "LARGEST", largest(value) - 1)
+        patch.setattr(tuples, "LARGEST", limit - 1)
         with pytest.raises(RepeatedTuple):
             check_tuples(io.BytesIO(pickled))
+
+
+@given(st.recursive(LEAVES, nested, max_leaves=30), st.integers(0, pickle.HIGHEST_PROTOCOL))
+def test_the_limit_is_exact(value: Any, protocol: int) -> None:
+    check_limit(pickle.dumps(value, protocol), largest(value))
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("value", [(1, 2, 3, 4, (5, 6)), [(1, 2, 3, ()), {4: (5, 6)}]], ids=["long", "in a list"])
+def test_the_limit_of_some_tuples_is_exact(value: Any, protocol: int) -> None:
+    check_limit(pickle.dumps(value, protocol), largest(value))
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [b"\x80\x02K\x01K\x02\x862\x86.", b"\x80\x02K\x01K\x02\x86q\x050h\x05h\x05\x86."],
+    ids=["a value twice", "a number of its own"],
+)
+def test_values_that_no_pickler_repeats_so_are_counted(pickled: bytes) -> None:
+    assert pickle.loads(pickled) == ((1, 2), (1, 2))
+    check_limit(pickled, 7)
 
 
 @given(st.recursive(LEAVES | st.binary(max_size=3), nested, max_leaves=30))
