@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
@@ -23,6 +22,7 @@ from typing import NoReturn
 import kills
 import runs
 import torch
+import warm
 
 from fairseq_cli import train
 from fairseq_cli.common import get_training_parser
@@ -95,11 +95,10 @@ def run_all(folder: Path, cases: dict[str, Case]) -> dict[str, list[list[int]]]:
     """Run *cases* in *folder*; return the exit codes of the ranks of every start."""
     file = folder / "cases.json"
     file.write_text(json.dumps({name: asdict(case) for name, case in cases.items()}))
-    paths = f"{runs.ROOT}:{runs.ROOT / 'tests'}"
-    command = [sys.executable, __file__, str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, env=runs.environment(PYTHONPATH=paths))
+    with warm.start(__file__, file) as process:
+        _, stderr = process.communicate()
     logs = "".join(log.read_text()[-2000:] for log in folder.glob("*.log"))
-    assert done.returncode == 0, done.stderr[-2000:] + logs
+    assert process.returncode == 0, stderr[-2000:] + logs
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in cases}
 
 

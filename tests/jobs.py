@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import runs
+import warm
 
 from fairseq import distributed
 from fairseq.config import fields, options
@@ -37,8 +38,8 @@ def run_all(folder: Path, processes: int, cases: dict[str, Any], refused: Iterab
         cases: flags, as :func:`runs.words` takes them, by name; they may end in ``DATA`` and a folder.
         refused: those of *cases* that end with an error.
     """
-    command = [sys.executable, __file__, str(write(folder, cases)), "--cpu", f"--distributed-world-size={processes}"]
-    return finish(folder, cases, [start(command)], refused)
+    flags = ["--cpu", f"--distributed-world-size={processes}"]
+    return finish(folder, cases, [start(write(folder, cases), *flags)], refused)
 
 
 def write(folder: Path, cases: dict[str, Any]) -> Path:
@@ -48,10 +49,9 @@ def write(folder: Path, cases: dict[str, Any]) -> Path:
     return file
 
 
-def start(command: list[str]) -> subprocess.Popen[str]:
-    """Start *command*, of this module."""
-    environment = runs.environment(PYTHONPATH=f"{runs.ROOT}:{runs.ROOT / 'tests'}")
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+def start(*words: Any) -> subprocess.Popen[str]:
+    """Start this module with the words of its command line, in a fork."""
+    return warm.start(__file__, *words, stdout=subprocess.DEVNULL)
 
 
 def finish(

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import runpy
 import select
+import signal
 import socket
 import stat
 import subprocess
@@ -34,19 +35,28 @@ import torch
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional")
 
 # A client of `interpreter`: it imports nothing that takes time. Other calls of Python it leaves to Python.
+# It ends as its fork does, passes signals on to it, and takes it along if it is killed itself.
 CLIENT = """#!{python} -SE
 import os, socket, sys
 words = sys.argv[1:]
+if words[:1] == ["-u"]:
+    words = words[1:]
 if not words or words[0] not in ("-c", "-m") and not words[0].endswith(".py"):
     os.execv({python!r}, [{python!r}, *words])
-import json
+import json, signal
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
     request = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
     socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
     server.sendall(request)
+    fork = int.from_bytes(server.recv(8), "big")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: os.kill(fork, number))
     code = int(server.recv(100) or b"1")
-sys.exit(128 - code if code < 0 else code)
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL) if code != -signal.SIGKILL else None
+    os.kill(os.getpid(), -code)
+sys.exit(code)
 """
 
 
@@ -60,14 +70,15 @@ def start(script: str | Path, *flags: Any, variables: Mapping[str, str] = {}, **
     """Start a script, e.g. ``train.py`` at the root, in a fork.
 
     Args:
-        script: its path below the root.
+        script: its path below the root; ``-m``: the first of *flags* is a module.
         flags: command-line words, as :func:`runs.words` takes them.
         variables: of its environment, beside those of a process that uses one thread.
         settings: of :class:`subprocess.Popen`; by default its output is piped.
     """
     preload()
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    become = functools.partial(_become, [str(runs.ROOT / script), *runs.words(*flags)], runs.environment(**variables))
+    words = [script if script == "-m" else str(runs.ROOT / script), *runs.words(*flags)]
+    become = functools.partial(_become, words, runs.environment(**variables))
     # The function before the program is executed never returns, so that it never is.
     return subprocess.Popen(["never"], preexec_fn=become, **{**piped, "text": True, **settings})
 
@@ -77,6 +88,25 @@ def command(script: str | Path, *flags: Any, **variables: str) -> subprocess.Com
     with start(script, *flags, variables=variables) as process:
         stdout, stderr = process.communicate(timeout=runs.TIMEOUT)
     return subprocess.CompletedProcess(script, process.returncode, stdout, stderr)
+
+
+@contextlib.contextmanager
+def torchrun(folder: Path, *words: Any, **settings: Any) -> Iterator[subprocess.Popen[str]]:
+    """A torchrun of two processes that runs *words*, a script and flags; all of them are forks.
+
+    Args:
+        folder: for the rendezvous with the server of forks.
+        words: flags of torchrun, a script and its flags.
+        settings: of :class:`subprocess.Popen`; by default its output is piped.
+    """
+    flags = "torch.distributed.run --standalone --nproc-per-node 2"
+    with interpreter(folder) as program:
+        job = start("-m", flags, *words, variables={"PYTHON_EXEC": str(program)}, **settings)
+        with job:
+            try:
+                yield job
+            finally:
+                job.kill()
 
 
 @contextlib.contextmanager
@@ -127,8 +157,13 @@ def _answer(client: socket.socket) -> int:
             os.dup2(stream, number)
         os.chdir(folder)
         _become(words, environment)
+    client.sendall(pid.to_bytes(8, "big"))
+    ended = os.pidfd_open(pid)
+    if ended not in select.select([ended, client], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)  # the client, which sends nothing more, was killed
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    client.sendall(str(code).encode())
+    with contextlib.suppress(BrokenPipeError):
+        client.sendall(str(code).encode())
     return 0
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 import runs
@@ -99,18 +97,10 @@ def test_two_processes_go_on_where_one_stopped_and_refuse_rows_that_do_not_exist
 
 def test_torchrun_starts_the_processes_and_one_without_a_batch_takes_part(tmp_path):
     flags = runs.words(SHORTFORMER, UNEVEN, "--update-freq 1,2 --ddp-backend pytorch_ddp --no-save")
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *(str(runs.ROOT / "train.py"), str(runs.DATA), *flags),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=runs.TIMEOUT,
-        env=runs.environment(),
-    )
-    assert result.returncode == 0, result.stderr
-    log = runs.records(result.stdout)
+    with warm.torchrun(tmp_path, runs.ROOT / "train.py", runs.DATA, flags) as job:
+        stdout, stderr = job.communicate(timeout=runs.TIMEOUT)
+    assert job.returncode == 0, stderr
+    log = runs.records(stdout)
     alone = runs.train(tmp_path, flags, "--max-tokens 2400")
     assert [line["wpb"] for line in runs.updates(log)] == [1470, 1200, 2670, 2670]
     assert_follows(log, alone)

@@ -7,7 +7,6 @@ import re
 import shlex
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import jobs
 import noted
 import pytest
 import runs
+import warm
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 LOG = "--cpu --log-format json --log-interval 1 --disable-validation --no-save"
 WORDS = "--train-subset valid --valid-subset test"
 SMALL = {
@@ -77,8 +76,9 @@ def torchrun(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Any:
     commands = {name: published(name, 2, notes) for name in SMALL}
     cases = {f"{n}-{p}": with_flags(words, flag) for n, words in commands.items() for p, flag in PRECISIONS.items()}
     cases |= {f"{name}-sharded": with_flags(words, SHARDED) for name, words in commands.items()}
-    command = [sys.executable, *TORCHRUN, str(Path(jobs.__file__)), str(jobs.write(folder, cases)), "--cpu"]
-    return jobs.finish(folder, cases, [jobs.start(command)])
+    words = jobs.__file__, jobs.write(folder, cases), "--cpu"
+    with warm.torchrun(folder, *words, stdout=subprocess.DEVNULL) as job:
+        return jobs.finish(folder, cases, [job])
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +112,8 @@ def test_two_nodes_of_two_processes_follow_one_process(tmp_path: Path, notes: Pa
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    command = [sys.executable, str(Path(jobs.__file__)), str(jobs.write(tmp_path, cases))]
-    command += runs.words(f"--cpu --distributed-world-size 4 --nprocs-per-node 2 --distributed-init-method {url}")
-    logs = jobs.finish(tmp_path, cases, [jobs.start([*command, f"--distributed-rank={rank}"]) for rank in (0, 2)])
+    flags = f"--cpu --distributed-world-size 4 --nprocs-per-node 2 --distributed-init-method {url}"
+    file = jobs.write(tmp_path, cases)
+    logs = jobs.finish(tmp_path, cases, [jobs.start(file, flags, f"--distributed-rank={rank}") for rank in (0, 2)])
     for log in logs.values():
         assert runs.losses(log) == pytest.approx(alone("shortformer", "fp32"), abs=1e-5)

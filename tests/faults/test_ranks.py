@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import kills
 import pytest
 import runs
+import warm
 
 KILLS = kills.KILLS
 FLAGS = [
@@ -24,22 +24,19 @@ FLAGS = [
 def test_ranks_killed_at_random_instants_under_torchrun_end_bit_identical(tmp_path):
     if not Path("/proc/self/task").exists():
         pytest.skip("the ranks are found in /proc")
-    whole = runs.command("train.py", runs.DATA, "--save-dir", tmp_path / "whole", FLAGS, "--distributed-world-size 2")
+    whole = warm.command("train.py", runs.DATA, "--save-dir", tmp_path / "whole", FLAGS, "--distributed-world-size 2")
     assert whole.returncode == 0, whole.stderr[-2000:]
     folder, chance = tmp_path / "killed", kills.chance()
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    words = [*launcher, f"--max-restarts={KILLS}", str(runs.ROOT / "train.py")]
-    words += runs.words(runs.DATA, "--save-dir", folder, FLAGS)
-    with open(tmp_path / "log", "wb") as log:
-        job = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=runs.environment())
-        try:
-            for _ in range(KILLS):
-                kills.let_it_run(folder / "checkpoint_last.pt", job, chance, early=False)
-                assert job.poll() is None, "it was to be killed before its end: give it more updates"
-                os.kill(chance.choice(kills.children(job.pid, "train.py")), signal.SIGKILL)
-            assert job.wait(runs.TIMEOUT) == 0, (tmp_path / "log").read_text()[-3000:]
-        finally:
-            job.kill()
+    words = [f"--max-restarts={KILLS}", runs.ROOT / "train.py", runs.DATA, "--save-dir", folder, FLAGS]
+    with (
+        open(tmp_path / "log", "wb") as log,
+        warm.torchrun(tmp_path, *words, stdout=log, stderr=subprocess.STDOUT) as job,
+    ):
+        for _ in range(KILLS):
+            kills.let_it_run(folder / "checkpoint_last.pt", job, chance, early=False)
+            assert job.poll() is None, "it was to be killed before its end: give it more updates"
+            os.kill(chance.choice(kills.children(job.pid, "train.py")), signal.SIGKILL)
+        assert job.wait(runs.TIMEOUT) == 0, (tmp_path / "log").read_text()[-3000:]
     states = [runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "killed")]
     assert runs.difference(*states) is None
     assert (tmp_path / "log").read_text().count("restored") == KILLS, "each start goes on from the last checkpoint"
