@@ -38,7 +38,12 @@ class SettingError(UserError):
 
     @property
     def with_flags(self) -> str:
-        return _SETTING.sub(lambda name: "--" + name[1].replace("_", "-"), self.args[0])
+        return with_flags(self.args[0])
+
+
+def with_flags(text: str) -> str:
+    """*text* with flags in place of the names in backticks: ```batch_size``` → ``--batch-size``."""
+    return _SETTING.sub(lambda name: "--" + name[1].replace("_", "-"), text)
 
 
 def read_failure(error: OSError) -> str:

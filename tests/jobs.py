@@ -79,7 +79,7 @@ def _run_here(cases: tuple[str, dict[str, list[str]]], world: World) -> None:
             try:
                 train(training_settings(runs.arguments(*words, data=data)), world)
             except UserError as error:
-                (folder / f"{name}.error").write_text(str(error))
+                (folder / f"{name}.error").write_text(error.with_flags)
         logging.getLogger().removeHandler(handler)
         if world.is_first:
             (folder / f"{name}.jsonl").write_text(log.getvalue())

@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from fairseq import checkpoint
 from fairseq.config import options
+from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 from fairseq_cli import train as train_command
 from fairseq_cli.common import get_training_parser
@@ -61,11 +62,23 @@ def words(*flags: Any) -> list[str]:
     return found
 
 
+@contextlib.contextmanager
+def errors_of_a_command() -> Iterator[None]:
+    """Let a ``UserError`` name flags, as the command prints it that the decorated function stands for."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (error.with_flags,)
+        raise
+
+
+@errors_of_a_command()
 def arguments(*flags: Any, data: Path = DATA) -> Any:
     """The parsed arguments of ``fairseq-train``."""
     return options.parse_args_and_arch(get_training_parser(), [str(data), *words(*flags)])
 
 
+@errors_of_a_command()
 def model_of(*flags: Any, data: Path = DATA) -> Any:
     """The model that ``fairseq-train`` would build, with its initial weights."""
     args = arguments(*flags, data=data)
@@ -73,6 +86,7 @@ def model_of(*flags: Any, data: Path = DATA) -> Any:
     return setup_task(args).build_model(args)
 
 
+@errors_of_a_command()
 def train(save_dir: Path, *flags: Any, data: Path = DATA) -> list[dict[str, Any]]:
     """Run ``fairseq-train`` in this process, on :data:`DEVICE`; returns the lines of its JSON log."""
     if DEVICE == "cuda" and not torch.cuda.is_available():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from mistakes import user_error
 from torch import nn
 
 from fairseq.analysis.attention_maps import AttentionReader, distances
@@ -279,9 +280,9 @@ def test_memory_that_is_not_filled_is_told_with_the_flags_that_decide_it(transfo
     place = ["--path", transformer_xl, "--results-path", tmp_path / "x"]
     ways = r"a shorter memory \(--mem-len\), more tokens \(--first-tokens\) or a longer split"
     for flags in ("--mem-len 2000000000", "--first-tokens 2"):
-        with pytest.raises(UserError, match=rf"tokens do not fill the memory of \d+; give {ways}$"):
+        with user_error(rf"tokens do not fill the memory of \d+; give {ways}$"):
             run(place, flags)
-    with pytest.raises(UserError, match=rf"9 tokens in 3 rows .*; give fewer rows \(--batch-size.*\), {ways}$"):
+    with user_error(rf"9 tokens in 3 rows .*; give fewer rows \(--batch-size.*\), {ways}$"):
         run(place, "--first-tokens 9 --batch-size 3")
     assert not (tmp_path / "x").exists()
 
@@ -376,6 +377,6 @@ def test_a_model_that_does_not_show_its_attention_is_refused():
 
 def test_without_matplotlib_nothing_is_begun(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"--results-path: plots need matplotlib.*\[plots\]"):
+    with user_error(r"--results-path: plots need matplotlib.*\[plots\]"):
         run(["--path", BASELINE, "--results-path", tmp_path / "x"])
     assert not (tmp_path / "x").exists()

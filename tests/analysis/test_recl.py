@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.analysis import recl
@@ -224,7 +225,7 @@ def test_a_baseline_reads_farther_than_it_was_trained_to_unless_its_positions_we
     naive.checkpoint(tmp_path / "sinusoids.pt", vocabulary)
     assert run(["--path", tmp_path / "sinusoids.pt"], flags)["contexts"] == [16, 32]
     naive.checkpoint(tmp_path / "learned.pt", vocabulary, decoder_learned_pos=True)
-    with pytest.raises(UserError, match=r"--max-context 32: .*learned.pt has positions for 16 tokens"):
+    with user_error(r"--max-context 32: .*learned.pt has positions for 16 tokens"):
         run(["--path", tmp_path / "learned.pt"], flags)
 
 
@@ -329,7 +330,7 @@ def test_results_are_all_of_one_run(tmp_path, monkeypatch):
 def test_results_that_cannot_be_written_are_named_and_leave_the_rest_as_it_was(tmp_path):
     (tmp_path / "losses.npz").mkdir()
     (tmp_path / "results.json").write_text("before")
-    with pytest.raises(UserError, match=r"--results-path .*losses.npz: cannot be written"):
+    with user_error(r"--results-path .*losses.npz: cannot be written"):
         run(["--path", BASELINE, "--results-path", tmp_path], "--step 8 --max-context 16 --positions 5")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["losses.npz", "results.json"]
     assert (tmp_path / "results.json").read_text() == "before"
@@ -343,6 +344,6 @@ def test_names_are_drawn_as_they_are_and_not_as_mathematics(tmp_path):
 
 def test_without_matplotlib_nothing_is_begun(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"--results-path: plots need matplotlib.*\[plots\]"):
+    with user_error(r"--results-path: plots need matplotlib.*\[plots\]"):
         run(["--path", str(BASELINE), "--results-path", tmp_path / "x"])
     assert not (tmp_path / "x").exists()

@@ -67,7 +67,9 @@ def test_fewer_than_asked_for_is_a_user_error(
 ) -> None:
     with pytest.raises(UserError) as error:
         newest(folder, kind, count, bound)
-    assert str(error.value) == f"--inputs {folder}: {there} checkpoints of {kind}s found, {count} are to be averaged"
+    assert (
+        error.value.with_flags == f"--inputs {folder}: {there} checkpoints of {kind}s found, {count} are to be averaged"
+    )
 
 
 def test_a_file_or_a_missing_folder_has_no_checkpoints(folder: Path) -> None:

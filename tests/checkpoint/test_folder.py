@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mistakes import user_error
 from states import a_state
 
 from fairseq.checkpoint import CheckpointManager, load, save
@@ -106,7 +107,7 @@ def test_a_folder_under_any_name_is_refused_before_anything_is_written(tmp_path:
         with pytest.raises(UserError) as error:
             keeper.save(a_state(), paths)
         advice = "cannot be written (Is a directory); remove it or choose another --save-dir"
-        assert str(error.value) == f"{paths[number]}: {advice}"
+        assert error.value.with_flags == f"{paths[number]}: {advice}"
         assert names(tmp_path / str(number)) == {paths[number].name}
 
 
@@ -245,7 +246,7 @@ def test_a_dictionary_that_cannot_be_read_or_written_is_named(tmp_path: Path, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match=f"^--save-dir {tmp_path / 's' / 'dict.txt'}: cannot be written"):
+    with user_error(f"^--save-dir {tmp_path / 's' / 'dict.txt'}: cannot be written"):
         keeper.keep_dictionary(source)
 
 
@@ -256,7 +257,9 @@ def test_a_checkpoint_to_finetune_from_and_one_to_resume_from_exclude_each_other
     keeper = manager(tmp_path, restore_file="a.pt", finetune_from_model="b.pt")
     with pytest.raises(UserError) as error:
         keeper.restore_path()
-    assert str(error.value) == ("--finetune-from-model: cannot be combined with --restore-file a.pt; give one of them")
+    assert error.value.with_flags == (
+        "--finetune-from-model: cannot be combined with --restore-file a.pt; give one of them"
+    )
     assert manager(tmp_path, finetune_from_model="b.pt").restore_path() is None
 
 
@@ -267,7 +270,7 @@ def test_a_file_to_restore_is_looked_for_here_and_then_in_the_folder(
     keeper = manager(tmp_path / "s", restore_file="a.pt")
     with pytest.raises(UserError) as error:
         keeper.restore_path()
-    assert str(error.value) == f"--restore-file a.pt: file not found; also looked in {tmp_path / 's'}"
+    assert error.value.with_flags == f"--restore-file a.pt: file not found; also looked in {tmp_path / 's'}"
     (tmp_path / "s" / "a.pt").touch()
     assert keeper.restore_path() == tmp_path / "s" / "a.pt"
     (tmp_path / "a.pt").touch()
@@ -306,7 +309,7 @@ def test_a_lock_is_free_again_after_the_block(tmp_path: Path) -> None:
     for _ in range(2):
         with manager(tmp_path).locked(), pytest.raises(UserError) as error, manager(tmp_path).locked():
             pass
-        assert str(error.value) == (
+        assert error.value.with_flags == (
             f"--save-dir {tmp_path}: another run writes checkpoints there; choose another folder"
         )
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
@@ -344,11 +347,11 @@ def test_a_folder_that_cannot_be_made_or_written_is_named(tmp_path: Path, monkey
     (tmp_path / "file").touch()
     with pytest.raises(UserError) as error:
         manager(tmp_path / "file" / "s")
-    assert str(error.value) == (
+    assert error.value.with_flags == (
         f"--save-dir {tmp_path / 'file' / 's'}: cannot be made (Not a directory); choose another folder"
     )
     for missing in (os.W_OK, os.X_OK):
         monkeypatch.setattr(os, "access", lambda path, mode, missing=missing: not mode & missing)
         with pytest.raises(UserError) as error:
             manager(tmp_path)
-        assert str(error.value) == f"--save-dir {tmp_path}: cannot be written to; choose another folder"
+        assert error.value.with_flags == f"--save-dir {tmp_path}: cannot be written to; choose another folder"

@@ -13,6 +13,7 @@ from collections import namedtuple
 import pytest
 import runs
 import torch
+from mistakes import user_error
 
 from fairseq.checkpoint import CheckpointManager, describe_mismatch, load, save
 from fairseq.config.settings import CheckpointConfig
@@ -188,7 +189,7 @@ def test_saving_checks_for_room_and_leaves_what_was_there(tmp_path, monkeypatch)
 def test_two_runs_do_not_write_to_one_folder(tmp_path):
     one, other = manager(tmp_path / "s"), manager(tmp_path / "s")
     with one.locked():
-        with pytest.raises(UserError, match="--save-dir .*s: another run writes checkpoints there"), other.locked():
+        with user_error("--save-dir .*s: another run writes checkpoints there"), other.locked():
             pass
         with manager(tmp_path / "s", no_save=True).locked():
             pass
@@ -278,7 +279,7 @@ def test_wrong_types_are_refused_in_one_line(tmp_path, place):
 
 
 def test_training_holds_the_lock_of_its_folder_and_frees_it(tmp_path):
-    with manager(tmp_path).locked(), pytest.raises(UserError, match="--save-dir .*: another run writes"):
+    with manager(tmp_path).locked(), user_error("--save-dir .*: another run writes"):
         runs.train(tmp_path, runs.BASELINE, "--max-update 1 --disable-validation")
     runs.train(tmp_path, runs.BASELINE, "--max-update 1 --disable-validation")
 

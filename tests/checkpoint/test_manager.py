@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mistakes import user_error
 from states import a_state
 
 from fairseq.checkpoint import CheckpointManager, load, save
@@ -164,7 +165,7 @@ def test_continue_once_is_read_until_there_is_a_last_checkpoint(tmp_path):
     assert keeper.restore_path() == tmp_path / "other.pt"
     assert saved(tmp_path, (1, 1, True, None), **once).restore_path() == tmp_path / "s" / "checkpoint_last.pt"
     missing = CheckpointManager(CheckpointConfig(save_dir=str(tmp_path / "t"), continue_once="none.pt"))
-    with pytest.raises(UserError, match="--continue-once none.pt: file not found"):
+    with user_error("--continue-once none.pt: file not found"):
         missing.restore_path()
 
 
@@ -225,13 +226,13 @@ def test_a_run_starts_from_the_last_checkpoint_or_the_given_one(tmp_path):
     other = tmp_path / "other.pt"
     other.touch()
     assert saved(tmp_path, restore_file=str(other)).restore_path() == other
-    with pytest.raises(UserError, match="--restore-file gone.pt: file not found"):
+    with user_error("--restore-file gone.pt: file not found"):
         saved(tmp_path, restore_file="gone.pt").restore_path()
 
 
 def test_a_save_dir_that_cannot_be_made_is_a_user_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="--save-dir .*cannot be made"):
+    with user_error("--save-dir .*cannot be made"):
         CheckpointManager(CheckpointConfig(save_dir=str(tmp_path / "file" / "s")))
 
 

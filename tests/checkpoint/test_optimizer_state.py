@@ -6,6 +6,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+from mistakes import user_error
 from torch import nn
 
 from fairseq.checkpoint.optimizer_state import ParameterNames, convert_state
@@ -117,7 +118,7 @@ def test_a_state_of_another_model_is_a_user_error(named):
     state = names.by_name(optimizer.state_dict()) if named else optimizer.state_dict()
     other = nn.Linear(3, 3)
     own = ParameterNames(other, nn.Module(), [{"params": list(other.parameters())}])
-    with pytest.raises(UserError, match="5 parameters, the model has 2.*--reset-optimizer"):
+    with user_error("5 parameters, the model has 2.*--reset-optimizer"):
         own.by_number(state, [{"params": list(other.parameters())}], list(other.state_dict()))
 
 
@@ -247,7 +248,7 @@ def test_groups_in_another_order_are_the_same_groups():
 def refusal(names: ParameterNames, state: dict, groups: list[dict], stored: tuple[str, ...] = ()) -> str:
     with pytest.raises(UserError) as error:
         names.by_number(state, groups, stored)
-    return str(error.value)
+    return error.value.with_flags
 
 
 ADVICE = "it belongs to another model; use --reset-optimizer to start without it"

@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 import torch
+from mistakes import user_error
 
 from fairseq.criterions import sentence_prediction
 from fairseq.criterions.sentence_prediction import SentencePredictionCriterion, metric
@@ -87,5 +88,5 @@ def test_a_missing_package_is_named_before_training(monkeypatch: pytest.MonkeyPa
         criterion_of("CoLA")
     with pytest.raises(UserError, match="pearson needs scipy"):
         criterion_of("STS-B")
-    with pytest.raises(UserError, match="needs --task sentence_prediction"):
+    with user_error("needs --task sentence_prediction"):
         SentencePredictionCriterion(SimpleNamespace())

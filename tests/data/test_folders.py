@@ -94,7 +94,7 @@ def test_folders_must_have_one_dictionary(tmp_path: Path) -> None:
     (two / "dict.txt").write_text("other 3\n")
     with pytest.raises(UserError) as caught:
         load_dictionary(f"{one}:{two}")
-    assert str(caught.value) == (
+    assert caught.value.with_flags == (
         f"{two}/dict.txt: differs from that of {one}; preprocess {two} with --srcdict {one}/dict.txt"
     )
     with pytest.raises(UserError, match=f"{tmp_path}/3: folder not found"):

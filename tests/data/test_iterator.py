@@ -12,6 +12,7 @@ import runs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mistakes import user_error
 
 from fairseq.data import iterator as iterator_module
 from fairseq.data.iterator import EpochIterator
@@ -173,7 +174,7 @@ def test_a_place_behind_the_end_is_the_next_epochs_start() -> None:
 
 @pytest.mark.parametrize("state", [{}, {"epoch": "two"}, {"epoch": 2, "iterations_in_epoch": -1}, {"epoch": None}])
 def test_a_state_that_is_no_place_is_refused(state: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="--reset-dataloader"):
+    with user_error("--reset-dataloader"):
         EpochIterator(Turns.of_one(BLOCKS, sampler("streams"))).load_state_dict(state)
 
 

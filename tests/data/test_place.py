@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mistakes import user_error
 
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.place import SavedBy
@@ -111,7 +112,7 @@ def test_rows_that_do_not_exist_in_the_new_run_are_refused_in_the_middle_of_an_e
     read(before, 75)
     with pytest.raises(UserError) as caught:
         resumed(before, iterators(data, streams, 2, 8))
-    assert str(caught.value) == (
+    assert caught.value.with_flags == (
         "--batch-size, --max-tokens: the checkpoint is in the middle of an epoch (75 of 100 blocks of each row read) "
         "by 8 rows on all processes together, and 16 rows read other parts of the text; keep rows × processes, or give "
         "--reset-dataloader to start at the first batch"
@@ -159,7 +160,7 @@ def test_batches_that_are_not_there_are_refused(after: Any, message: str) -> Non
     data = dataset(60)
     before = iterators(data, shuffled, 3, 1, by_size=True)
     read(before, 5)
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         EpochIterator(Turns.of_one(data, after(data))).load_state_dict(before[0].state_dict())
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mistakes import user_error
 
 from fairseq.data import samplers
 from fairseq.data.samplers import BlockSampler, StreamSampler, rows_per_batch
-from fairseq.errors import UserError
 
 worlds = st.integers(1, 5)
 epochs = st.integers(1, 4)
@@ -47,14 +47,14 @@ def test_rows_a_batch(max_tokens: int | None, batch_size: int | None, block: int
 
 
 def test_a_block_that_does_not_fit_names_both_flags() -> None:
-    with pytest.raises(UserError, match="--max-tokens 100: a block has 128 tokens; .* --tokens-per-sample"):
+    with user_error("--max-tokens 100: a block has 128 tokens; .* --tokens-per-sample"):
         rows_per_batch(100, None, 128)
-    with pytest.raises(UserError, match="--max-tokens 100: a block has 128 tokens; .* --tokens-per-sample"):
+    with user_error("--max-tokens 100: a block has 128 tokens; .* --tokens-per-sample"):
         by_size([5, 128, 7], max_tokens=100)
 
 
 def test_a_batch_without_limit_is_refused() -> None:
-    with pytest.raises(UserError, match="--max-tokens or --batch-size"):
+    with user_error("--max-tokens or --batch-size"):
         rows_per_batch(None, None, 128)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import runs
 import torch
+from mistakes import user_error
 from sentences import GOOD, NO_DROPOUT, SMALL, WORDS, separable, write_dictionary, write_pretrained, write_tsv
 
 from fairseq import checkpoint
@@ -88,7 +89,7 @@ def test_labels_are_those_of_the_training_table(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_table_without_usable_labels_is_one_line(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text(content)
-    with pytest.raises(UserError, match=f"{tmp_path}/train.tsv: {message}"):
+    with user_error(f"{tmp_path}/train.tsv: {message}"):
         setup_task(runs.arguments(SMALL, "--data-bin", write_dictionary(tmp_path / "bin"), data=tmp_path))
 
 
@@ -229,7 +230,7 @@ def test_what_cannot_be_classified_is_one_line(
         (path, tmp_path / "latin", "--data", tmp_path): f"{tmp_path}/dict.txt: file not found",
         (tmp_path / "none.pt", tmp_path / "latin"): "none.pt: file not found",
     }.items():
-        with pytest.raises(UserError, match=message):
+        with user_error(message):
             printed(capsys, *words)
     monkeypatch.setattr(raw_text, "LONGEST_ROW", 1 << 20)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(runs.Endless(2 << 20))))
@@ -296,9 +297,9 @@ def test_a_head_that_transformers_does_not_have_is_refused(tmp_path: Path) -> No
     path = classifier(tmp_path, "--arch electra_tiny --encoder-input-dim 8")
     args = SimpleNamespace(source=str(path), data=None, out=str(tmp_path / "out"), target_format="hf")
     args.__dict__.update(half="discriminator", results=None)
-    with pytest.raises(UserError, match="--pooler-activation-fn tanh and embeddings of width 8 .*-fn gelu"):
+    with user_error("--pooler-activation-fn tanh and embeddings of width 8 .*-fn gelu"):
         export_model.main(args)  # type: ignore[arg-type]
     args.half = "generator"
-    with pytest.raises(UserError, match="--half generator: .* is a classifier"):
+    with user_error("--half generator: .* is a classifier"):
         export_model.main(args)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()

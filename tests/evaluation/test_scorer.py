@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mistakes import user_error
 
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
@@ -90,7 +91,7 @@ def test_models_of_the_shortformers_fork_without_cache_keep_position_infused_att
     corpus = text(30)
     scores = Scorer([model], DICTIONARY, Scoring(8, context_window=2)).score(corpus)
     np.testing.assert_allclose(scores.lprobs, reference.score(corpus.tokens, 8, 2), rtol=2e-6, atol=1e-5)
-    with pytest.raises(UserError, match="--position-infused-attention False: fork.pt was trained with True"):
+    with user_error("--position-infused-attention False: fork.pt was trained with True"):
         check_settings(plain, vars(model.cfg), plain.cfg, "fork.pt")
 
 
@@ -291,7 +292,7 @@ def test_ensemble_of_shortformer_and_baseline_reads_the_same_blocks(load):
     ],
 )
 def test_contradictions_are_refused(load, kind, scoring, message):
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         Scorer([load(**kind)[0]], DICTIONARY, scoring)
 
 

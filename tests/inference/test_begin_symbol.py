@@ -13,10 +13,10 @@ import naive
 import numpy as np
 import pytest
 import torch
+from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedWriter
-from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.interop.harness.requests import Requests
 from fairseq.text.dictionary import Dictionary
@@ -157,12 +157,12 @@ def test_the_sample_of_an_evaluation_begins_with_the_symbol(
 
 def test_what_reads_rows_without_the_symbol_refuses_the_model(trained: tuple[Path, Reference], tmp_path: Path) -> None:
     folder = trained[0]
-    with pytest.raises(UserError, match=r"checkpoint\.pt: was trained with --add-bos-token"):
+    with user_error(r"checkpoint\.pt: was trained with --add-bos-token"):
         run(attention.main, get_attention_parser, folder, "--results-path", str(tmp_path / "a"))
-    with pytest.raises(UserError, match=r"checkpoint\.pt: was trained with --add-bos-token"):
+    with user_error(r"checkpoint\.pt: was trained with --add-bos-token"):
         flags = ["--results-path", str(tmp_path / "r"), "--step", "2", "--max-context", "6"]
         run(recl.main, get_recl_parser, folder, *flags)
-    with pytest.raises(UserError, match=r"checkpoint\.pt: was trained with --add-bos-token"):
+    with user_error(r"checkpoint\.pt: was trained with --add-bos-token"):
         flags = [str(folder / "checkpoint.pt"), "--to", "hf", "--out", str(tmp_path / "e")]
         export_model.main(get_export_parser().parse_args(flags))
 

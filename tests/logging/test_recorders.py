@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import runs
+from mistakes import user_error
 
 from fairseq.config.settings import CommonConfig
-from fairseq.errors import UserError
 from fairseq.logging.recorders import JsonLines, TensorBoard, recording
 
 
@@ -84,17 +84,17 @@ def test_nothing_is_recorded_unless_asked_for(tmp_path, monkeypatch):
 def test_missing_tensorboard_is_a_user_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     common = CommonConfig(tensorboard_logdir=str(tmp_path))
-    with pytest.raises(UserError, match=r"--tensorboard-logdir: .*\[tensorboard\] extra"), recording(common):
+    with user_error(r"--tensorboard-logdir: .*\[tensorboard\] extra"), recording(common):
         pass
 
 
 def test_places_that_cannot_be_written_are_user_errors(tmp_path):
     (tmp_path / "file").write_text("a text\n")
-    with pytest.raises(UserError, match="--metrics-file .*: not a file of figures"):
+    with user_error("--metrics-file .*: not a file of figures"):
         JsonLines(str(tmp_path / "file"))
     assert (tmp_path / "file").read_text() == "a text\n"
-    with pytest.raises(UserError, match="--metrics-file .*cannot be written"):
+    with user_error("--metrics-file .*cannot be written"):
         JsonLines(str(tmp_path / "file" / "metrics"))
     pytest.importorskip("tensorboard")
-    with pytest.raises(UserError, match="--tensorboard-logdir .*cannot be made"):
+    with user_error("--tensorboard-logdir .*cannot be made"):
         TensorBoard(str(tmp_path / "file" / "logs"))

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import runs
 import torch
+from mistakes import logged
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq.criterions import CRITERIONS
@@ -204,7 +205,7 @@ def test_nothing_to_do_names_the_limit_and_what_to_change(
     runs.train(tmp_path, QUICK, once)
     caplog.clear()
     assert runs.train(tmp_path, QUICK, flags) == []
-    assert f"nothing to do: {message}" in caplog.messages
+    assert f"nothing to do: {message}" in logged(caplog)
     assert not any("done training" in text for text in caplog.messages)
 
 
@@ -215,7 +216,7 @@ def test_the_last_line_has_time_best_metric_and_the_command_that_evaluates(
     monkeypatch.setattr(sys, "argv", ["/env/bin/fairseq-train"])
     log = runs.train(tmp_path, QUICK, "--max-update 3")
     pattern = r"done training in [\d.]+ seconds \(0:\d\d:\d\d\); --max-update 3 is reached after 3 updates; "
-    match = re.fullmatch(pattern + r"best validation loss ([\d.]+); next: (fairseq-eval-lm .*)", caplog.messages[-1])
+    match = re.fullmatch(pattern + r"best validation loss ([\d.]+); next: (fairseq-eval-lm .*)", logged(caplog)[-1])
     assert match is not None, caplog.messages[-1]
     (validation,) = runs.summaries(log, "test")
     assert float(match[1]) == pytest.approx(validation["loss"], rel=1e-3)

@@ -10,6 +10,7 @@ import pytest
 import runs
 import torch
 import torch.fx.experimental._config
+from mistakes import logged
 from torch import Tensor, nn
 
 from fairseq.evaluation.scorer import Scorer, Scoring
@@ -120,7 +121,7 @@ def test_evaluation_makes_two_graphs_and_none_for_single_tokens(family: str, gra
 
 def test_compiling_for_a_cpu_says_that_it_is_slower(graphs: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     compiled(runs.model_of(runs.BASELINE))
-    assert [record.getMessage() for record in caplog.records] == ["--compile: on a CPU this model is faster without it"]
+    assert logged(caplog) == ["--compile: on a CPU this model is faster without it"]
 
 
 def test_a_model_without_our_layers_is_compiled_as_a_whole(graphs: list[Any]) -> None:

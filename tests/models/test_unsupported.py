@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import runs
 import torch
+from mistakes import user_error
 
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
@@ -75,7 +76,7 @@ def test_an_override_can_take_such_a_setting_back(tmp_path: Path) -> None:
     ],
 )
 def test_an_override_that_nothing_reads_is_refused(name: str, hint: str) -> None:
-    with pytest.raises(UserError, match=f"--model-overrides {name}: .*{hint}"):
+    with user_error(f"--model-overrides {name}: .*{hint}"):
         LanguageModel.from_pretrained(BASELINE, runs.DATA, overrides={name: 1})
 
 
@@ -85,5 +86,5 @@ def test_an_override_of_what_a_flag_decides_names_the_flag() -> None:
 
     words = runs.words(runs.DATA, "--cpu --batch-size 1 --path", BASELINE)
     args = options.parse_args_and_arch(get_eval_lm_parser(), [*words, "--model-overrides", "{'bf16': True}"])
-    with pytest.raises(UserError, match="--model-overrides bf16: not a setting of the model; give --bf16"):
+    with user_error("--model-overrides bf16: not a setting of the model; give --bf16"):
         eval_lm.main(args)

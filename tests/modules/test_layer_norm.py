@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from mistakes import logged
 
 from fairseq.modules import layer_norm as module
 from fairseq.modules.layer_norm import layer_norm
@@ -51,6 +52,4 @@ def test_apexs_layer_norm_is_called_and_announced_once(apex, monkeypatch, caplog
     assert all(isinstance(norm, FakeFusedLayerNorm) for norm in norms)
     x = torch.randn(2, 4)
     assert torch.equal(norms[0](x), torch.nn.LayerNorm(4, eps=1e-3)(x)) and norms[0].calls == 1
-    assert [record.message for record in caplog.records] == [
-        "layer norm: using NVIDIA apex's FusedLayerNorm; --no-apex turns it off"
-    ]
+    assert logged(caplog) == ["layer norm: using NVIDIA apex's FusedLayerNorm; --no-apex turns it off"]

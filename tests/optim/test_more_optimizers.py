@@ -8,6 +8,7 @@ from argparse import Namespace
 import pytest
 import runs
 import torch
+from mistakes import user_error
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq.errors import UserError
@@ -153,16 +154,16 @@ def test_half_precision_parameters_are_updated_in_float32(name):
 
 
 def test_an_optimizer_whose_state_would_be_half_precision_is_refused(tmp_path):
-    with pytest.raises(UserError, match="--memory-efficient-fp16: the state of Adagrad"):
+    with user_error("--memory-efficient-fp16: the state of Adagrad"):
         runs.train(tmp_path, runs.BASELINE, "--optimizer adagrad --memory-efficient-fp16 --max-update 1")
 
 
 def test_invalid_settings_are_user_errors():
-    with pytest.raises(UserError, match="--warmup-init: needs --relative-step"):
+    with user_error("--warmup-init: needs --relative-step"):
         build("adafactor", parameters(), warmup_init=True)
-    with pytest.raises(UserError, match="--adafactor-eps 1.0: expected two numbers"):
+    with user_error("--adafactor-eps 1.0: expected two numbers"):
         build("adafactor", parameters(), adafactor_eps="1")
-    with pytest.raises(UserError, match="--lamb-betas 0.9: expected two numbers"):
+    with user_error("--lamb-betas 0.9: expected two numbers"):
         build("lamb", parameters(), lamb_betas="0.9")
 
 
@@ -252,7 +253,7 @@ def test_an_entry_of_the_state_that_is_not_valid_is_named(name, value):
     train(optimizer, gradients(1))
     state = optimizer.state_dict()
     state["state"][1][name] = value
-    with pytest.raises(UserError, match=f"{name}.*--reset-optimizer|has shape.*--reset-optimizer"):
+    with user_error(f"{name}.*--reset-optimizer|has shape.*--reset-optimizer"):
         build("lamb", parameters()).load_state_dict(state)
 
 
@@ -263,7 +264,7 @@ def test_an_invalid_number_of_updates_of_a_group_is_named():
     for entry in state["state"].values():
         del entry["step"]
     state["param_groups"][0]["step"] = None
-    with pytest.raises(UserError, match="step.*--reset-optimizer"):
+    with user_error("step.*--reset-optimizer"):
         build("lamb", parameters()).load_state_dict(state)
 
 
@@ -324,7 +325,7 @@ def test_tensors_of_a_state_are_copied_unless_adopted(adopt):
 def test_a_setting_of_a_restored_group_that_is_not_valid_is_named(name, value):
     state = grouped("lamb").state_dict()
     state["param_groups"][1][name] = value
-    with pytest.raises(UserError, match=f"{name}.*--reset-optimizer"):
+    with user_error(f"{name}.*--reset-optimizer"):
         grouped("lamb").load_state_dict(state)
 
 

@@ -7,6 +7,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+from mistakes import logged, user_error
 
 from fairseq.errors import UserError
 from fairseq.optim import build_optimizer
@@ -29,7 +30,7 @@ def test_tri_stage_by_shares_of_the_run():
     by_shares = build("tri_stage", phase_ratio=[0.1, 0.4, 0.5], max_update=100)
     by_steps = build("tri_stage", warmup_steps=10, hold_steps=40, decay_steps=50)
     assert [by_shares.step_update(n) for n in range(120)] == [by_steps.step_update(n) for n in range(120)]
-    with pytest.raises(UserError, match="--phase-ratio 0.1,0.4: expected three"):
+    with user_error("--phase-ratio 0.1,0.4: expected three"):
         build("tri_stage", phase_ratio=[0.1, 0.4], max_update=100)
     with pytest.raises(UserError, match="phase_ratio.*needs max_update"):
         build("tri_stage", phase_ratio=[0.1, 0.4, 0.5])
@@ -100,7 +101,7 @@ def test_cosines_minimum_is_no_reason_to_stop_and_is_zero_by_default():
     assert schedule.stop_lr == -1.0
     zero = build("cosine", lr=[1.0], lr_period_updates=10, lr_shrink=1.0)
     assert zero.step_update(9) == pytest.approx(0.5 * (1 + math.cos(0.9 * math.pi)))
-    with pytest.raises(UserError, match="--min-lr 1.0: must be less than --lr 1.0"):
+    with user_error("--min-lr 1.0: must be less than --lr 1.0"):
         build("cosine", lr=[1.0], min_lr=1.0, lr_period_updates=10)
 
 
@@ -119,9 +120,9 @@ def test_wsd_warms_up_stays_and_decays_to_zero_after_the_last_update():
 def test_wsd_needs_an_end_that_leaves_room_for_the_decay():
     with pytest.raises(UserError, match="lr_scheduler wsd: .*give max_update"):
         build("wsd")
-    with pytest.raises(UserError, match="--warmup-updates 90: warmup and the decay's 20 updates exceed the 100"):
+    with user_error("--warmup-updates 90: warmup and the decay's 20 updates exceed the 100"):
         build("wsd", warmup_updates=90, max_update=100)
-    with pytest.raises(UserError, match="--lr 0.1,0.2: --lr-scheduler wsd takes one rate"):
+    with user_error("--lr 0.1,0.2: --lr-scheduler wsd takes one rate"):
         build("wsd", lr=[0.1, 0.2], max_update=100)
 
 
@@ -165,7 +166,7 @@ def test_reaching_the_limit_is_invalid_where_the_range_would_be_empty():
         ("polynomial_decay", {"lr": [0.3, 0.1], "end_learning_rate": 0.2}, "--end-learning-rate 0.2"),
         ("tri_stage", {"phase_ratio": [0.1, 0.4, 0.4], "max_update": 9}, "--phase-ratio 0.1,0.4,0.4"),
     ]:
-        with pytest.raises(UserError, match=flag):
+        with user_error(flag):
             build(name, **settings)
 
 
@@ -209,7 +210,7 @@ def test_a_restored_cosine_names_the_flag_that_keeps_its_period(caplog):
     before.load_state_dict({"best": 2.5})  # fairseq's has no period
     assert not caplog.records and before.best == 2.5
     longer.load_state_dict(before.state_dict())
-    assert "--lr-period-updates 20" in caplog.text
+    assert "--lr-period-updates 20" in logged(caplog)[-1]
     assert longer.step_update(15) == pytest.approx(0.55)  # that of the new period, half over
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import runs
 import torch
+from mistakes import user_error
 from small_runs import a_run
 
 from fairseq.errors import UserError
@@ -264,8 +265,8 @@ def test_half_precision_parameters_are_updated_in_float32():
 def test_what_muon_cannot_train_is_refused():
     with pytest.raises(UserError, match="optimizer muon: the model has no transformer layers"):
         build(parameters([(3, 3)]))
-    with pytest.raises(UserError, match="--muon-momentum 1"):
+    with user_error("--muon-momentum 1"):
         build(groups(parameters([(3, 3)]), []), muon_momentum=1)
     settings = SimpleNamespace(distributed=SimpleNamespace(ddp_backend="fully_sharded"))
-    with pytest.raises(UserError, match="--ddp-backend fully_sharded: FairseqMuon needs whole parameters"):
+    with user_error("--ddp-backend fully_sharded: FairseqMuon needs whole parameters"):
         check_optimizer(build([{"params": parameters([(3, 3)]), "group": HIDDEN}]), settings, SimpleNamespace(size=2))

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from mistakes import logged, user_error
 
 from fairseq.checkpoint import load
 from fairseq.errors import UserError
@@ -228,9 +229,9 @@ def test_a_state_of_another_model_is_a_user_error():
     optimizer = build("nag", parameters())
     train(optimizer, RATES[:1])
     state = optimizer.state_dict()
-    with pytest.raises(UserError, match="3 parameters, the model has 2.*--reset-optimizer"):
+    with user_error("3 parameters, the model has 2.*--reset-optimizer"):
         build("nag", parameters()[:2]).load_state_dict(state)
-    with pytest.raises(UserError, match="has shape.*--reset-optimizer"):
+    with user_error("has shape.*--reset-optimizer"):
         build("nag", parameters()[::-1]).load_state_dict(state)
 
 
@@ -266,12 +267,12 @@ def test_classes_have_the_names_that_checkpoints_store():
     ],
 )
 def test_wrong_settings_are_user_errors(name, settings, message):
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         build_optimizer(Namespace(**{"optimizer": name, "lr": [0.1], **settings}), parameters())
 
 
 def test_an_unknown_optimizer_is_a_user_error_with_the_nearest_names():
-    with pytest.raises(UserError, match="--optimizer adm: .*did you mean adam"):
+    with user_error("--optimizer adm: .*did you mean adam"):
         build_optimizer(Namespace(optimizer="adm", lr=[0.1]), parameters())
 
 
@@ -327,9 +328,7 @@ def test_apexs_adam_is_used_where_it_is_and_takes_over_our_state(monkeypatch, ca
     assert not isinstance(build("adam", parameters(), no_apex=True).optimizer, FakeFusedAdam)
     fused = build("adam", parameters())
     assert isinstance(fused.optimizer, FakeFusedAdam)
-    assert [record.message for record in caplog.records] == [
-        "--optimizer adam: using NVIDIA apex's FusedAdam; --no-apex turns it off"
-    ]
+    assert logged(caplog) == ["--optimizer adam: using NVIDIA apex's FusedAdam; --no-apex turns it off"]
     assert fused.param_groups[0]["betas"] == (0.9, 0.98) and fused.param_groups[0]["weight_decay"] == 0.1
     for p in fused.params:
         p.grad = torch.ones_like(p)

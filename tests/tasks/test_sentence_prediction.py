@@ -11,6 +11,7 @@ import pytest
 import runs
 import torch
 import yaml
+from mistakes import user_error
 from sentences import NO_DROPOUT, SIZES, SMALL, WORDS, write_dictionary, write_pretrained, write_task, write_tsv
 
 from fairseq.config import options
@@ -290,10 +291,10 @@ def test_bad_flags_are_one_line(folders: tuple[Path, Path], tmp_path: Path) -> N
         "--regression-target": "--regression-target: --glue-task MR sets columns and labels",
         "--sentence-pairs": "--sentence-pairs: --glue-task MR sets columns and labels",
     }.items():
-        with pytest.raises(UserError, match=message):
+        with user_error(message):
             setup_task(runs.arguments(*flags_of(data_bin), flags, data=data))
     generic = [flag for flag in flags_of(data_bin) if flag not in ("--glue-task", "MR")]
-    with pytest.raises(UserError, match="--labels yes: expected two or more"):
+    with user_error("--labels yes: expected two or more"):
         setup_task(runs.arguments(*generic, "--labels yes", data=data))
     with pytest.raises(UserError, match="codes: file not found"):
         task_on(data, data_bin, f"--bpe-codes {tmp_path / 'codes'}").dataset("train")
@@ -303,8 +304,8 @@ def test_bad_flags_are_one_line(folders: tuple[Path, Path], tmp_path: Path) -> N
         setup_task(args).build_model(args)
     for name in ("a.b", "keys"):
         args = runs.arguments(*flags_of(data_bin), "--classification-head-name", name, data=data)
-        with pytest.raises(UserError, match=f"--classification-head-name {name}: not possible"):
+        with user_error(f"--classification-head-name {name}: not possible"):
             setup_task(args).build_model(args)
     args = runs.arguments(*flags_of(data_bin), "--arch tnf_bert_tiny", data=data)
-    with pytest.raises(UserError, match="fine-tuning drops notes; use --arch bert_tiny"):
+    with user_error("fine-tuning drops notes; use --arch bert_tiny"):
         setup_task(args).build_model(args)

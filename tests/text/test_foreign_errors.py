@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from mistakes import user_error
 
 from fairseq.config.command_settings import TextConfig
 from fairseq.errors import UserError
@@ -57,9 +58,9 @@ def test_an_invalid_setting_names_the_flag_of_its_tokenizer(monkeypatch: pytest.
         raise UserError("width 0: expected 1 or more")
 
     monkeypatch.setattr(Space, "check", check)
-    with pytest.raises(UserError, match=r"^--tokenizer space: width 0: expected 1 or more$"):
+    with user_error(r"^--tokenizer space: width 0: expected 1 or more$"):
         chosen_words(TextConfig(tokenizer="space"))
-    with pytest.raises(UserError, match=r"^--moses-source-lang: language 'xx': Moses has"):
+    with user_error(r"^--moses-source-lang: language 'xx': Moses has"):
         chosen_words(TextConfig(tokenizer="moses", moses_source_lang="xx"))
 
 

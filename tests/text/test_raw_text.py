@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mistakes import user_error
 
 from fairseq.errors import UserError
 from fairseq.text import raw_text
@@ -99,7 +100,7 @@ def test_json_lines_give_the_lines_of_a_field(tmp_path: Path) -> None:
     path = tmp_path / "text.jsonl.gz"
     path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n\n" for row in rows).encode()))
     assert read(path, format_of(str(path), "body", False)) == ["one", "two", "", "drei ?"]
-    with pytest.raises(UserError, match=r"line 1: no text in field 'text', found fields body, id; see --text-field"):
+    with user_error(r"line 1: no text in field 'text', found fields body, id; see --text-field"):
         read(path)
 
 
