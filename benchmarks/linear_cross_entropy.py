@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.linear_cross_entropy import linear_cross_entropy
+from fairseq.modules.output_layer import linear_cross_entropy
 
 VOCABULARIES = (1_000, 10_000, 50_000)
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -52,7 +52,7 @@ REFERENCE = {
         "fairseq.text.tokenizers.base",
     ),
     "Modules": (
-        "fairseq.modules.visibility",
+        "fairseq.modules.attention",
         "fairseq.notes.dictionary",
         "fairseq.modules.relative_attention",
         "fairseq.modules.transformer_layer",

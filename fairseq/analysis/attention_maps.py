@@ -21,9 +21,9 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import SettingError, UserError
 from fairseq.evaluation.scorer import Progress
 from fairseq.models import BaseFairseqModel
+from fairseq.modules.attention import CAUSAL, Visibility
 from fairseq.modules.memory import Memory, keep_rows
 from fairseq.modules.precision import Precision
-from fairseq.modules.visibility import CAUSAL, Visibility
 from fairseq.system.files import atomic_file
 from fairseq.text.dictionary import Dictionary
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.models.base import FairseqLanguageModel, ModelConfig
+from fairseq.modules.attention import CAUSAL, Causal
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.transformer_layer import Infuse
-from fairseq.modules.visibility import CAUSAL, Causal
 
 
 class Decoder(nn.Module):

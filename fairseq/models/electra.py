@@ -18,8 +18,7 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, upgrade_names, vocabulary_of
 from fairseq.models.heads import DiscriminatorHead, Masked
 from fairseq.modules.encoder import EncoderShape, TransformerEncoder
-from fairseq.modules.linear_cross_entropy import rows_per_chunk
-from fairseq.modules.output_layer import OutputLayer
+from fairseq.modules.output_layer import OutputLayer, rows_per_chunk
 from fairseq.modules.transformer_layer import Infuse
 
 

@@ -8,10 +8,8 @@ from torch import Tensor, nn
 
 from fairseq.modules.dropout import dropout
 from fairseq.modules.encoder import INIT_STD, initialize
-from fairseq.modules.layer_norm import layer_norm
-from fairseq.modules.linear_cross_entropy import linear_cross_entropy, target_log_probs
-from fairseq.modules.output_layer import OutputLayer
-from fairseq.modules.transformer_layer import activation
+from fairseq.modules.output_layer import OutputLayer, linear_cross_entropy, target_log_probs
+from fairseq.modules.transformer_layer import activation, layer_norm
 
 Masked = tuple[Tensor, Tensor]
 """Indices of the chosen tokens in the B·T tokens of a batch, int64 [M], and their targets, int64 [M]."""

@@ -22,10 +22,9 @@ from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.dropout import dropout
-from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.output_layer import LinearOutput
 from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, position_embedding, sinusoids
-from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer
+from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer, layer_norm
 
 
 @dataclass(frozen=True)

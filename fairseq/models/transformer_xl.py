@@ -20,7 +20,7 @@ from fairseq.errors import SettingError
 from fairseq.models.base import MOST_LAYERS, ModelConfig
 from fairseq.models.decoder import Decoder, DecoderModel
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
-from fairseq.modules.attention import SelfAttention
+from fairseq.modules.attention import Causal, SelfAttention
 from fairseq.modules.attention_biases import AttentionBiases, name_as_layers_own
 from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.dropout import dropout, variational_dropout
@@ -28,7 +28,6 @@ from fairseq.modules.memory import KeyValueCache, Memory, TokenCache
 from fairseq.modules.positions import distance_sinusoids
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention
 from fairseq.modules.transformer_layer import Infuse, TransformerLayer
-from fairseq.modules.visibility import Causal
 
 LARGEST_TABLE = 1 << 20  # distances that get parameters of their own without being asked for
 PROJECTION_STD = 0.01  # the authors'

@@ -15,8 +15,13 @@ from torch import Tensor, nn
 
 from fairseq.modules.adaptive_input import AdaptiveInput
 from fairseq.modules.dropout import Dropout, dropout
-from fairseq.modules.linear_cross_entropy import linear_cross_entropy, rows_per_chunk, target_log_probs
-from fairseq.modules.output_layer import OutputLayer, move_partition
+from fairseq.modules.output_layer import (
+    OutputLayer,
+    linear_cross_entropy,
+    move_partition,
+    rows_per_chunk,
+    target_log_probs,
+)
 
 Partition = tuple[Tensor | None, Tensor, list[tuple[Tensor, Tensor]]]
 """Rows with a target (None: all), the head's target of each, and for each tail band (rows, targets in the band)."""

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fairseq.modules.attention import SelfAttention
+from fairseq.modules.attention import Bidirectional, SelfAttention
 from fairseq.modules.dropout import dropout
-from fairseq.modules.layer_norm import layer_norm
-from fairseq.modules.transformer_layer import Infuse, TransformerLayer
-from fairseq.modules.visibility import Bidirectional
+from fairseq.modules.transformer_layer import Infuse, TransformerLayer, layer_norm
 
 INIT_STD = 0.02  # of all weights, as in the code of BERT's authors (Devlin et al. 2019, appendix A.2)
 

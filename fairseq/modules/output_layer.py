@@ -1,14 +1,25 @@
-"""Output layers: the interface, and the plain softmax."""
+"""Output layers: the interface, and the plain softmax with its cross entropy.
+
+The [N, V] matrix of logits is the largest thing a language model computes. Here it exists a few hundred rows at a
+time: a chunk's logits are turned into its loss and, while they are in cache, into the gradients of both factors, so the
+backward pass only scales them: three matrix products, which is the minimum, and memory for one chunk. torch's
+``F.linear_cross_entropy`` is slower on CPUs and less exact in bfloat16 (``benchmarks/linear_cross_entropy.py``).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.linear_cross_entropy import linear_cross_entropy, target_log_probs
+_CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+# With gradients, a chunk leaves a CPU's cache: every chunk adds to the weight's gradient [V, C] once more, which
+# costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows, 32,769 words, C = 768).
+_GRADIENT_FACTOR = {"cpu": 8, "cuda": 1}
 
 
 class OutputLayer(nn.Module):
@@ -75,3 +86,137 @@ def move_partition(partition: Any, device: torch.device) -> Any:
     if isinstance(partition, tuple | list):
         return type(partition)(move_partition(part, device) for part in partition)
     return partition
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Sum over n of −log softmax(W h_n + b)[target_n], in float32 (a scalar).
+
+    Under autocast the matrix products run in the lower precision; logits' normalisation and the sum stay in float32.
+
+    Shape: hidden [N, C], weight [V, C], target [N] with values in 0 … V − 1, bias [V]. N may be 0.
+    """
+    dtype = weight.dtype
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+    learned = (hidden, weight) if bias is None else (hidden, weight, bias)
+    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learned)
+    return _LinearCrossEntropy.apply(hidden, weight, bias, target, dtype, needs_grad)
+
+
+def target_log_probs(
+    hidden: Tensor, logits_of: Callable[[Tensor], Tensor], words: int, target: Tensor, chunk: int | None = None
+) -> Tensor:
+    """log softmax(logits_of(h_n))[target_n] for each n, without gradient: [N], float32.
+
+    *words* logits of at most *chunk* rows exist at once. Shape: hidden [N, C], target [N].
+    """
+    chunks = _logit_chunks(hidden, logits_of, words, chunk)
+    lprobs = [-F.cross_entropy(logits, target[rows], reduction="none") for rows, logits in chunks]
+    return torch.cat(lprobs or [hidden.new_empty(0, dtype=torch.float32)])
+
+
+def rows_per_chunk(rows: int, columns: int, device: torch.device) -> int:
+    """Number of rows of *columns* logits to compute together: few enough for a CPU's cache, enough to fill a GPU."""
+    limit = max(64, _CHUNK_ELEMENTS.get(device.type, 1 << 26) // max(columns, 1))
+    return max(1, min(rows, limit))
+
+
+def _logit_chunks(hidden: Tensor, logits_of: Callable[[Tensor], Tensor], words: int, chunk: int | None) -> Any:
+    step = min(chunk or hidden.size(0), rows_per_chunk(hidden.size(0), words, hidden.device))
+    for start in range(0, hidden.size(0), max(step, 1)):
+        rows = slice(start, start + step)
+        yield rows, logits_of(hidden[rows]).float()
+
+
+def _gather(logits: Tensor, target: Tensor) -> Tensor:
+    return logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        dtype: torch.dtype,
+        needs_grad: bool,
+    ) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            h, w = hidden.detach().to(dtype), weight.detach().to(dtype)
+            b = None if bias is None else bias.detach().to(dtype)
+            columns = w.size(0) // (_GRADIENT_FACTOR.get(h.device.type, 1) if needs_grad else 1)
+            step = rows_per_chunk(h.size(0), columns, h.device)
+            loss = torch.zeros((), dtype=torch.float32, device=h.device)
+            grads = _Gradients.make(h, w, b) if needs_grad else None
+            for start in range(0, h.size(0), step):
+                rows = slice(start, start + step)
+                logits = F.linear(h[rows], w, b).float()  # (n, V)
+                loss += _chunk(logits, target[rows], h[rows], w, rows, grads)
+        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
+        if grads is not None:
+            ctx.save_for_backward(grads.hidden, grads.weight, grads.bias)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        scale: Tensor | None = grads[0]
+        if grads[0].device.type == "cpu" and float(grads[0]) == 1.0:
+            scale = None  # the usual case: no pass over the gradients
+        scaled = [
+            None if dtype is None else (own if scale is None else own * scale).to(dtype)
+            for own, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*scaled, None, None, None)
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Gradients of both factors, in float32."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def make(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> _Gradients:
+        """Room for them; the weight's, by far the largest, is written by the first chunk and need not be 0 before."""
+        options: Any = {"dtype": torch.float32, "device": hidden.device}
+        own = None if bias is None else torch.zeros(bias.shape, **options)
+        room = torch.empty if hidden.size(0) else torch.zeros
+        return cls(torch.empty(hidden.shape, **options), room(weight.shape, **options), own)
+
+
+def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:
+    """The loss of one chunk; its logits become the gradient of the logits, and go into *grads*."""
+    normaliser = logits.logsumexp(-1, keepdim=True)  # (n, 1)
+    loss = normaliser.sum() - _gather(logits, target).sum()
+    if grads is not None:
+        probabilities = logits.sub_(normaliser).exp_()
+        probabilities.scatter_add_(1, target.unsqueeze(1), torch.full_like(normaliser, -1.0))
+        if grads.bias is not None:
+            grads.bias.add_(probabilities.sum(0))
+        if w.dtype == torch.float32:
+            torch.mm(probabilities, w, out=grads.hidden[rows])
+            grads.weight.addmm_(probabilities.t(), h, beta=1 if rows.start else 0)
+        else:
+            boost = _float16_boost(probabilities, h, w) if w.dtype == torch.float16 else None
+            gradient = (probabilities if boost is None else probabilities.mul_(boost)).to(w.dtype)
+            products = gradient @ w, gradient.t() @ h
+            of_hidden, of_weight = products if boost is None else (product.float() / boost for product in products)
+            grads.hidden[rows] = of_hidden
+            if rows.start:
+                grads.weight.add_(of_weight)
+            else:
+                grads.weight.copy_(of_weight)
+    return loss
+
+
+def _float16_boost(gradient: Tensor, h: Tensor, w: Tensor) -> Tensor:
+    """A power of two that lifts small gradients into float16's range, as large as its products with *h* and *w* allow.
+
+    The loss scale comes only in the backward pass, too late for what has become zero here.
+    """
+    bound = torch.maximum(gradient.abs().sum(0).amax() * h.abs().amax().float(), 2 * w.abs().amax().float())
+    return torch.exp2(torch.floor(torch.log2(32768.0 / bound.clamp(min=1.0))))

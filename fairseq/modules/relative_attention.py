@@ -17,10 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq.modules.attention import SelfAttention, on_cpu
+from fairseq.modules.attention import CAUSAL, Causal, SelfAttention, Visibility, on_cpu
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import LayerCache, RelativeLayerCache
-from fairseq.modules.visibility import CAUSAL, Causal, Visibility
 
 _CACHED_SCORES = 1 << 18  # attention scores that fit a CPU's cache, with what else is in it
 _HEAD_MULTIPLE = 8  # channels of a head that torch's fused kernels with a bias are made for

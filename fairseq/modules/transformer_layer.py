@@ -1,7 +1,9 @@
-"""A layer of a transformer: attention and a feed-forward network, each with a residual connection."""
+"""A layer of a transformer: attention and a feed-forward network with residual connections, activations and norms."""
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.errors import UserError, nearest
+from fairseq.modules.attention import CAUSAL, Visibility
 from fairseq.modules.dropout import dropout, relu_dropout, variational_dropout
-from fairseq.modules.layer_norm import layer_norm
 from fairseq.modules.memory import LayerCache
-from fairseq.modules.visibility import CAUSAL, Visibility
+
+logger = logging.getLogger(__name__)
 
 Infuse = Callable[[Tensor], Tensor]
 """A function of the summed embeddings [B, T, E], applied before their layer norm, that returns the same shape."""
@@ -44,6 +47,26 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     if name not in ACTIVATIONS:
         raise UserError(f"activation {name}: unknown; {nearest(name, ACTIVATIONS)}")
     return ACTIVATIONS[name]
+
+
+def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5) -> nn.Module:
+    """Return layer normalisation over the last *dim* channels.
+
+    It is apex's ``FusedLayerNorm`` if *apex* allows it, the package can be imported and CUDA is available; parameter
+    names are the same. The log says so, once.
+    """
+    fused = _apex_layer_norm() if apex and torch.cuda.is_available() else None
+    return (fused or nn.LayerNorm)(dim, eps=eps)
+
+
+@functools.cache
+def _apex_layer_norm() -> Any:
+    try:
+        from apex.normalization import FusedLayerNorm
+    except ImportError:
+        return None
+    logger.info("layer norm: using NVIDIA apex's FusedLayerNorm; --no-apex turns it off")
+    return FusedLayerNorm
 
 
 class TransformerLayer(nn.Module):

@@ -14,8 +14,8 @@ import torch
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
+from fairseq.modules.attention import _causal_mask
 from fairseq.modules.positions import sinusoids
-from fairseq.modules.visibility import _causal_mask
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
 

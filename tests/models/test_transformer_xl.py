@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from fairseq.models.transformer_xl import TransformerXLConfig, TransformerXLDecoder
 from fairseq.modules import relative_attention as relative_attention_module
+from fairseq.modules.attention import CAUSAL
 from fairseq.modules.dropout import variational_dropout
 from fairseq.modules.positions import distance_sinusoids
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention, shift
-from fairseq.modules.visibility import CAUSAL
 
 VOCABULARY = 29
 SMALL = TransformerXLConfig(

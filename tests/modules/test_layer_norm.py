@@ -9,8 +9,8 @@ import pytest
 import torch
 from mistakes import logged
 
-from fairseq.modules import layer_norm as module
-from fairseq.modules.layer_norm import layer_norm
+from fairseq.modules import transformer_layer as module
+from fairseq.modules.transformer_layer import layer_norm
 
 
 class FakeFusedLayerNorm(torch.nn.LayerNorm):

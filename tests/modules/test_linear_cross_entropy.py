@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq.modules.linear_cross_entropy import linear_cross_entropy, target_log_probs
-from fairseq.modules.output_layer import LinearOutput
+from fairseq.modules.output_layer import LinearOutput, linear_cross_entropy, target_log_probs
 
 PAD = 1
 

@@ -15,8 +15,8 @@ from fairseq.modules.adaptive_input import AdaptiveInput
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention, attend
 from fairseq.modules.dropout import Dropout, dropout, relu_dropout
-from fairseq.modules.linear_cross_entropy import linear_cross_entropy
 from fairseq.modules.memory import extend_memory, keep_rows
+from fairseq.modules.output_layer import linear_cross_entropy
 from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, sinusoids
 
 PAD = 1

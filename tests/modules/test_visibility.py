@@ -12,10 +12,17 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from fairseq.models.transformer_xl import TransformerXLConfig, TransformerXLDecoder
 from fairseq.modules import attention as attention_module
-from fairseq.modules.attention import PositionInfusedAttention, SelfAttention, attend
+from fairseq.modules.attention import (
+    CAUSAL,
+    Bidirectional,
+    Causal,
+    PositionInfusedAttention,
+    SelfAttention,
+    Visibility,
+    attend,
+)
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions
 from fairseq.modules.transformer_layer import TransformerDecoderLayer, TransformerLayer
-from fairseq.modules.visibility import CAUSAL, Bidirectional, Causal, Visibility
 
 PADDING = torch.tensor([[False] * 7, [False] * 4 + [True] * 3, [True] * 7])  # the last row is padding only
 VISIBLE = {

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairseq.modules import adaptive_input, adaptive_softmax
 from fairseq.modules.dropout import dropout
-from fairseq.modules.layer_norm import layer_norm
+from fairseq.modules.transformer_layer import layer_norm
 
 
 class AdaptiveInput(adaptive_input.AdaptiveInput):

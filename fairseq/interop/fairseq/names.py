@@ -52,6 +52,7 @@ MODULES = {
     "fairseq.models.fairseq_model": "fairseq.models",
     "fairseq.models.lstm": "fairseq.interop.fairseq.lstm",
     "fairseq.models.transformer": "fairseq.interop.fairseq.transformer",
+    "fairseq.modules.visibility": "fairseq.modules.attention",
     "fairseq.optim.fused_adam": "fairseq.interop.fairseq.fused_adam",
     "fairseq.options": "fairseq.config.options",
     "fairseq.progress_bar": "fairseq.logging.progress",
