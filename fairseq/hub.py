@@ -62,7 +62,7 @@ class LanguageModel:
         self.add_bos_token = add_bos_token
         self.tokenizer = tokenizer
         self.model = model
-        self._reader: tuple[Any, Reader] | None = None
+        self._reader: tuple[object, Reader] | None = None
         self.dictionary = dictionary
         self.tokens_per_sample = tokens_per_sample
         self.never_sampled = never_written(dictionary)

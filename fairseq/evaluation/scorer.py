@@ -262,6 +262,7 @@ class Scorer:
         return cache
 
     def _to_device(self, tensor: Tensor) -> Tensor:
+        # From pinned memory the copy runs beside the computation of the batch before.
         if self.device.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
@@ -306,6 +307,7 @@ class _Collector:
     def result(self, world: World) -> np.ndarray:
         """Log-probabilities float32 [N] of all of *world* in the corpus's order; 0 where there was no target."""
         self._flush()
+        # Copied to the host once, at the end: every copy before would synchronise.
         if self.places:
             self.lprobs[torch.from_numpy(np.concatenate(self.places))] = torch.cat(self.done).cpu()
         if world.size == 1:

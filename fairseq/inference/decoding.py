@@ -81,6 +81,7 @@ def choose(lprobs: Tensor, how: Decoding, draws: Tensor | None = None, tokens: T
     scores = (lprobs - best) / temperature  # the best one is 0 at any temperature
     if tokens is None and (how.top_k or how.top_p < 1):
         scores, tokens = scores.topk(min(how.top_k or lprobs.size(-1), lprobs.size(-1)))  # in falling order
+    # In float32 a running sum near 1 would not change by probabilities below 3e-8.
     probabilities = scores.softmax(-1).double()
     if how.top_p < 1:
         probabilities[probabilities.cumsum(-1) - probabilities >= how.top_p] = 0  # the tokens before have reached top_p

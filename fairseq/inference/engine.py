@@ -13,7 +13,7 @@ import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,15 @@ from fairseq.inference.kernels.build import library
 from fairseq.inference.kernels.packed import dequantized
 from fairseq.inference.kernels.stack import PackedStack, packable
 from fairseq.inference.kernels.words import PackedEmbedding, PackedOutput, packable_embedding, packable_output
-from fairseq.models.base import BaseFairseqModel, FairseqLanguageModel
+from fairseq.models.base import BaseFairseqModel
+from fairseq.models.decoder import DecoderModel
 from fairseq.models.language_model import language_model
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
 from fairseq.models.transformer_xl import BY_DISTANCE, TransformerXL, TransformerXLDecoder
+from fairseq.modules.attention_biases import AttentionBiases
 from fairseq.modules.memory import KeyValueCache
+
+M = TypeVar("M", bound=BaseFairseqModel)
 
 
 class Reader:
@@ -73,7 +77,9 @@ class Reader:
         if compiled is None:
             return None
         with torch.inference_mode(False), torch.no_grad():
-            return _pack(compiled, self.original if self.int8 else self.module, self.module, self.int8)
+            source = self.original if self.int8 else self.module
+            assert isinstance(source, DecoderModel)
+            return _pack(compiled, source, self.module, self.int8)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which :attr:`model` is called."""
@@ -135,7 +141,7 @@ class _Packed:
         window: most keys that a token attends to.
     """
 
-    model: Any
+    model: DecoderModel
     lookup: PackedEmbedding | None
     stack: PackedStack
     output: PackedOutput
@@ -151,7 +157,7 @@ class _Packed:
         return self.lookup(tokens[:, 0].contiguous(), added)[:, None]
 
 
-def inference_copy(model: BaseFairseqModel, dtype: torch.dtype | None, int8: bool = False) -> Any:
+def inference_copy(model: M, dtype: torch.dtype | None, int8: bool = False) -> M:
     """*model* with matrices rounded to int8 and then cast to *dtype*; norms are kept, *model* is not modified."""
     normed = {
         id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__
@@ -159,7 +165,7 @@ def inference_copy(model: BaseFairseqModel, dtype: torch.dtype | None, int8: boo
     }  # fmt: skip
     biases = ("r_w_bias", "r_r_bias", "r_bias")  # two-dimensional: one row for each head
     linear = {id(p) for name, p in model.named_parameters() if p.dim() == 2 and name.rsplit(".", 1)[-1] not in biases}
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for parameter in model.parameters():
         value = parameter.detach()
         if int8 and id(parameter) in linear:
@@ -170,15 +176,16 @@ def inference_copy(model: BaseFairseqModel, dtype: torch.dtype | None, int8: boo
     return copy.deepcopy(model, memo).eval()
 
 
-def _packable(model: Any) -> bool:
+def _packable(model: BaseFairseqModel) -> TypeGuard[DecoderModel]:
     """Return whether the kernels cover all of *model*, and no hooks are registered on it."""
-    if not isinstance(model, FairseqLanguageModel) or type(model) not in (TransformerLanguageModel, TransformerXL):
+    # A subclass, of a plug-in, may compute something else.
+    if not isinstance(model, DecoderModel) or type(model) not in (TransformerLanguageModel, TransformerXL):
         return False
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         return False
-    decoder: Any = model.decoder
+    decoder = model.decoder
     if type(decoder) is TransformerDecoder:
-        if not all(norm is None or type(norm) is nn.LayerNorm for norm in (decoder.layer_norm,)):
+        if decoder.layer_norm is not None and type(decoder.layer_norm) is not nn.LayerNorm:
             return False
     elif type(decoder) is not TransformerXLDecoder or decoder.cfg.position_encoding not in BY_DISTANCE:
         return False
@@ -186,21 +193,28 @@ def _packable(model: Any) -> bool:
     return floating and all(map(packable, decoder.layers)) and packable_output(model.output_layer)
 
 
-def _pack(compiled: Any, matrices: Any, model: Any, int8: bool) -> _Packed:
+def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool) -> _Packed:
     """Pack *model*; matrices of layers and output come from *matrices*, the source of int8 values."""
     source, decoder = matrices.decoder, model.decoder
-    norm = project = widen = None
-    if isinstance(decoder, TransformerDecoder):
+    norm: nn.Module | None = None
+    project: nn.Linear | None = None
+    widen: nn.Linear | None = None
+    biases: AttentionBiases | None = None
+    window: int | None = None
+    looks_up = packable_embedding(decoder.embed_tokens)
+    if isinstance(decoder, TransformerDecoder) and isinstance(source, TransformerDecoder):
         norm, project, widen = source.layer_norm, source.project_out_dim, decoder.project_in_dim
+        looks_up = looks_up and decoder.layernorm_embedding is None
+    elif isinstance(decoder, TransformerXLDecoder):
+        biases = decoder.attention_biases
+        window = decoder.memory_length if decoder.cfg.same_length else None
     lookup = None
-    if packable_embedding(decoder.embed_tokens) and getattr(decoder, "layernorm_embedding", None) is None:
+    if looks_up:
         lookup = PackedEmbedding(compiled, decoder.embed_tokens, widen, scale=decoder.embed_scale)
-    biases = getattr(decoder, "attention_biases", None)
-    window = decoder.memory_length if getattr(decoder.cfg, "same_length", False) else None
     return _Packed(
         model,
         lookup,
         PackedStack(compiled, list(source.layers), norm, project, biases=biases, int8=int8),
-        PackedOutput(compiled, matrices.output_layer, int8=int8),
+        PackedOutput(compiled, source.output_distribution, int8=int8),
         window,
     )

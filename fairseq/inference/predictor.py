@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +22,10 @@ Model = BaseFairseqModel | Reader
 """A model, or a reader of it that several predictors share."""
 
 
-def reach(model: Any) -> int:
+def reach(model: Model) -> int:
     """The longest distance, in tokens, that the model attends over, the current token included."""
-    memory_length = model.model.memory_length if isinstance(model, Reader) else model.memory_length
-    return int(model.new_cache(1, 1).segment_length + memory_length)
+    used = reader_of(model).model
+    return used.new_cache(1, 1).segment_length + used.memory_length
 
 
 def reader_of(model: Model) -> Reader:

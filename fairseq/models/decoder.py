@@ -24,6 +24,8 @@ class Decoder(nn.Module):
         cfg: settings, checked.
     """
 
+    embed_tokens: nn.Module
+    embed_scale: float
     layers: nn.ModuleList
 
     def __init__(self, cfg: ModelConfig) -> None:

@@ -166,6 +166,7 @@ class LSTMDecoder(nn.Module):
         zeros = x.new_zeros(x.size(0), self.cfg.hidden_size)
         first, memory = state if state is not None else (zeros, zeros)
         weights = [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]
+        # One call for all time steps: cells of their own would launch several kernels a step.
         hidden, last, last_memory = torch.lstm(
             x, (first[None], memory[None]), weights, True, 1, 0.0, self.training, False, True
         )

@@ -186,6 +186,7 @@ class TransformerDecoder(Decoder):
         output_dim = cfg.decoder_output_dim or dim
         self.infused = cfg.position_infused_attention
         self.first_position = padding_idx + 1
+        # A marker that fairseq's checkpoints have; they load strictly.
         self.register_buffer("version", torch.tensor([3.0]))
 
         self.embed_tokens = embed_tokens or _embeddings(

@@ -197,6 +197,7 @@ class TransformerXLDecoder(Decoder):
             return TokenCache([], self.segment_length, 0)
         if self.cfg.memory_start == "empty":
             return super().new_cache(batch, longest)
+        # Zeros are attended to from the first token on, so that short rows need all their room too.
         cache = super().new_cache(batch)
         zeros = torch.zeros(batch, self.memory_length, self.cfg.d_model, device=self._device())
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):

@@ -49,6 +49,7 @@ class TiedHead(nn.Module):
             words = nn.Sequential(_linear(input_dim, word_weight.size(1)), words)
         self.word_proj = words
         self.class_proj = _linear(input_dim, tails)
+        # As fairseq's checkpoints have it; they load strictly.
         self.register_buffer("_float_tensor", torch.zeros(1))
 
     def parts(self) -> list[Tensor]:
@@ -169,6 +170,7 @@ class BandedSoftmax(OutputLayer):
             hidden = hidden[rows]
         hidden = dropout(hidden, self.dropout, self.training)
         total = self._head().loss(hidden, head)
+        # Bands without a target are computed too, so that every parameter gets a gradient.
         for band, (index, target) in zip(self._tails(), tails, strict=True):
             total = total + band.loss(hidden.index_select(0, index), target)
         return total
@@ -185,6 +187,7 @@ class BandedSoftmax(OutputLayer):
     def log_probs(self, hidden: Tensor) -> Tensor:
         flat = hidden.reshape(-1, hidden.size(-1))
         words = self.bounds[1]
+        # Bands are written into one result: joining them would copy all [N, V] once more.
         result = torch.empty(flat.size(0), self.bounds[-1], dtype=torch.float32, device=flat.device)
         step = rows_per_chunk(flat.size(0), self.bounds[-1], flat.device)
         first, tails = self._head(), self._tails()
@@ -243,6 +246,7 @@ class AdaptiveSoftmax(BandedSoftmax):
                 projection = _linear(input_dim, dim)
                 output = _linear(dim, self.bounds[band + 1] - self.bounds[band])
             self.tail.append(nn.Sequential(projection, Dropout(dropout), output))
+        # A marker that fairseq's checkpoints have; they load strictly.
         self.register_buffer("version", torch.tensor([1], dtype=torch.long))
 
     def _head(self) -> Band:

@@ -133,10 +133,12 @@ class SelfAttention(nn.Module):
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.dropout = dropout
         width = num_heads * self.head_dim
+        # In the order of fairseq's parameters, by which optimizer states are numbered.
         self.k_proj = nn.Linear(embed_dim, width, bias)
         self.v_proj = nn.Linear(embed_dim, width, bias)
         self.q_proj = nn.Linear(embed_dim, width, bias)
         self.out_proj = nn.Linear(width, embed_dim, bias)
+        # The bound that one packed matrix [3C, C] would have, √(6 / 4C), as in fairseq.
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.out_proj.weight)
@@ -220,6 +222,7 @@ class SelfAttention(nn.Module):
     def _incremental(self, x: Tensor, cache: LayerCache, held: int) -> Tensor:
         batch, tokens, _ = x.shape
         end = held + tokens
+        # One position has one bias, which the matrix product adds.
         if tokens == 1:
             projected = F.linear(x, cache.weight, cache.bias[held])
         else:
@@ -255,6 +258,7 @@ class PositionInfusedAttention(SelfAttention):
         if positions is None:
             raise ValueError("position-infused attention needs the position table of its cache")
         cache = super().new_cache(batch, length)
+        # In float32: the result is computed once and added to every token's projection.
         with torch.autocast(positions.device.type, enabled=False):
             query, key = (F.linear(positions, p.weight.to(positions.dtype)) for p in (self.q_proj, self.k_proj))
         added = torch.cat([query, key, torch.zeros_like(key)], dim=1)  # (S, 3C)

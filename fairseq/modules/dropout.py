@@ -92,6 +92,7 @@ def _pick(x: Tensor, words: Tensor, p: float) -> Tensor:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        # Saved for the backward pass: two bytes an element, from which the same elements are picked again.
         words = _noise(x)
         ctx.p = p
         ctx.save_for_backward(words)

@@ -92,6 +92,7 @@ class TransformerEncoder(nn.Module):
         limit = self.shape.max_positions
         if src_tokens.size(1) > limit:
             raise ValueError(f"src_tokens {list(src_tokens.shape)}: expected at most {limit} tokens a row")
+        # Only real tokens are counted, as in RoBERTa: padding before a row does not move its positions.
         real = src_tokens.ne(self.padding_idx)
         positions = real.cumsum(1) * real + self.padding_idx  # (B, T)
         x = self.embed_tokens(src_tokens) + self.embed_positions(positions)  # (B, T, E)

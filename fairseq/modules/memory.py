@@ -18,6 +18,7 @@ def extend_memory(old: Tensor | None, new: Tensor, length: int) -> Tensor:
     """
     new = new.detach()
     if new.size(1) >= length:
+        # A part is copied: a view of it would keep the activations of the whole segment.
         return new[:, new.size(1) - length :].contiguous()
     if old is None:
         return new
@@ -54,7 +55,9 @@ class LayerCache:
         if not kept:
             return
         first = held - kept
+        # Copied first, because both ends of the move may overlap.
         keys = self.keys[:, :, first:held].clone()
+        # The content stays as it is; only what the position contributes is exchanged.
         if self.position_keys is not None:
             keys = keys + (self.position_keys[:, :, :kept] - self.position_keys[:, :, first:held])
         self.keys[:, :, :kept] = keys

@@ -8,7 +8,7 @@ backward pass only scales them: three matrix products, which is the minimum, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,10 @@ _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 # With gradients, a chunk leaves a CPU's cache: every chunk adds to the weight's gradient [V, C] once more, which
 # costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows, 32,769 words, C = 768).
 _GRADIENT_FACTOR = {"cpu": 8, "cuda": 1}
+
+
+Chunks = Iterator[tuple[slice, Tensor]]
+"""Rows of a batch, and their logits [n, V]."""
 
 
 class OutputLayer(nn.Module):
@@ -121,7 +125,7 @@ def rows_per_chunk(rows: int, columns: int, device: torch.device) -> int:
     return max(1, min(rows, limit))
 
 
-def _logit_chunks(hidden: Tensor, logits_of: Callable[[Tensor], Tensor], words: int, chunk: int | None) -> Any:
+def _logit_chunks(hidden: Tensor, logits_of: Callable[[Tensor], Tensor], words: int, chunk: int | None) -> Chunks:
     step = min(chunk or hidden.size(0), rows_per_chunk(hidden.size(0), words, hidden.device))
     for start in range(0, hidden.size(0), max(step, 1)):
         rows = slice(start, start + step)
@@ -148,6 +152,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             b = None if bias is None else bias.detach().to(dtype)
             columns = w.size(0) // (_GRADIENT_FACTOR.get(h.device.type, 1) if needs_grad else 1)
             step = rows_per_chunk(h.size(0), columns, h.device)
+            # Kept on the device: reading the loss of each chunk would synchronise.
             loss = torch.zeros((), dtype=torch.float32, device=h.device)
             grads = _Gradients.make(h, w, b) if needs_grad else None
             for start in range(0, h.size(0), step):
@@ -193,12 +198,14 @@ def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, gr
     normaliser = logits.logsumexp(-1, keepdim=True)  # (n, 1)
     loss = normaliser.sum() - _gather(logits, target).sum()
     if grads is not None:
+        # In place: the chunk's logits become its probabilities, and then its gradient.
         probabilities = logits.sub_(normaliser).exp_()
         probabilities.scatter_add_(1, target.unsqueeze(1), torch.full_like(normaliser, -1.0))
         if grads.bias is not None:
             grads.bias.add_(probabilities.sum(0))
         if w.dtype == torch.float32:
             torch.mm(probabilities, w, out=grads.hidden[rows])
+            # With beta 0 the first chunk writes, and the uninitialised gradient is not read.
             grads.weight.addmm_(probabilities.t(), h, beta=1 if rows.start else 0)
         else:
             boost = _float16_boost(probabilities, h, w) if w.dtype == torch.float16 else None

@@ -21,6 +21,7 @@ def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Ten
     exp(−i · ln 10000 / (dim/2 − 1)); an odd *dim* ends in a zero. A pure function: its results are kept and shared,
     so they must not be changed.
     """
+    # fairseq's spacing: half − 1 steps from frequency 1 to 1/10000; a single frequency has no step.
     half = dim // 2
     frequencies = torch.exp(
         torch.arange(half, dtype=torch.float32, device=device) * -(math.log(10000.0) / max(half - 1, 1))

@@ -127,6 +127,7 @@ class DistanceAttention(SelfAttention):
 
     def _plus(self, query: Tensor, bias: Tensor) -> Tensor:
         scale = 1 / math.sqrt(self.head_dim)
+        # The scale is applied to the queries [T, D], which are smaller than the scores [T, K].
         return torch.add((bias * scale).to(query.dtype)[:, None], query, alpha=scale)
 
     def _relative_incremental(
@@ -299,6 +300,7 @@ def _attend(
     batch, heads, queries, dim = content_query.shape
     scores: Tensor = _Shift.apply(_by_distance(distance_query, distances), bias)  # (B·H, T, K)
     q, k, v = (x.reshape(batch * heads, -1, dim) for x in (content_query, key, value))
+    # In place: scores [B·H, T, K] are the largest tensor of a layer, and nothing else reads them.
     probabilities = scores.baddbmm_(q, k.transpose(1, 2)).softmax(-1)
     return torch.bmm(dropout(probabilities, dropout_p), v).view(batch, heads, queries, dim)
 
@@ -381,6 +383,7 @@ class _Shift(torch.autograd.Function):
         grad = grads[0].unflatten(0, (ctx.batch, -1))
         batch, heads, queries, keys = grad.shape
         result = grad.new_empty(heads, batch, queries * keys)
+        # No row of the forward pass reads the first T − 1 scores, which belong to distances beyond the first query.
         result[:, :, : queries - 1] = 0
         moved = result[:, :, queries - 1 : -1].view(heads, batch, queries, keys - 1)
         moved.copy_(grad[..., : keys - 1].transpose(0, 1))

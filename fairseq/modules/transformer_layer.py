@@ -60,7 +60,7 @@ def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5) -> nn.Module:
 
 
 @functools.cache
-def _apex_layer_norm() -> Any:
+def _apex_layer_norm() -> type[nn.Module] | None:
     try:
         from apex.normalization import FusedLayerNorm
     except ImportError:
@@ -146,6 +146,7 @@ class TransformerLayer(nn.Module):
         if skip:
             return x, remembered
         if self.remember_input and memory is not None:
+            # Remembered are inputs of the layer: its norm is applied to them with the present weights.
             memory = self.attention_input(memory.to(x.dtype))
         attended = self.self_attn(
             attention_input, memory=memory, positions=positions, visible=visible, cache=cache, held=held
@@ -161,6 +162,7 @@ class TransformerLayer(nn.Module):
 
     def _activate(self, x: Tensor) -> Tensor:
         if self.activation_fn == "relu":
+            # Nothing else reads the product, so without gradients it needs no second tensor.
             if not self.training and not torch.is_grad_enabled():
                 return x.relu_()
             if not self.variational:
