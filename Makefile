@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types contracts tests mutants docs wheel bench clean
+.PHONY: help install demo speedrun test lint types contracts tests mutants docs wheel bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED) ## train and evaluate a small Shortformer in a few minutes; after an interruption it goes on; results in demo/
 	@$(BIN)/python -m fairseq_cli.demo
+
+speedrun: $(INSTALLED) ## time to the perplexity of a tuned baseline, with all levers; some 30 minutes on one core
+	@nice $(BIN)/python -m benchmarks.time_to_quality speedrun --rows 'baseline;+stages' --seeds 1
 
 test: lint types contracts tests ## everything that CI runs
 
@@ -55,5 +58,5 @@ bench: $(INSTALLED) ## measure speed and memory on this machine
 	@$(BIN)/python -m benchmarks.language_model
 
 clean: ## remove what make made: .venv, demo/, caches (data and checkpoints stay)
-	rm -rf $(VENV) demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) demo speedrun build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,73 @@
+"""``fairseq-train`` with the processor and wall-clock time of training beside each validation.
+
+    python -m benchmarks.clocked_training CURVE.json DATA --arch … --validate-interval-updates 50 --no-save
+
+Takes the flags of ``fairseq-train`` with one validation split. Writes a JSON list with an object for each validation:
+``updates``, ``cpu`` and ``seconds`` from the first update on, without validations, and the perplexity ``ppl``.
+Processor time is that of all threads.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fairseq.config import options
+from fairseq.training.trainer import Trainer
+from fairseq_cli import train
+from fairseq_cli.common import get_training_parser
+
+
+class Recorder:
+    """The curve of a run, from its calls of :class:`~fairseq.training.trainer.Trainer`.
+
+    Args:
+        clock: returns processor time and wall-clock time in seconds.
+    """
+
+    def __init__(self, clock: Any = lambda: (time.process_time(), time.perf_counter())) -> None:
+        self.clock = clock
+        self.curve: list[dict[str, float]] = []
+        self.begin: tuple[float, float] | None = None  # of the first update, later by what validations took
+
+    def install(self) -> None:
+        """Record the updates and validations of every trainer of this process: one for each stage."""
+        trainers: Any = Trainer
+        step, validate = trainers.train_step, trainers.validate
+
+        def clocked_step(trainer: Trainer, *args: Any, **options: Any) -> bool:
+            if self.begin is None:
+                self.begin = self.clock()
+            return step(trainer, *args, **options)
+
+        def clocked_validation(trainer: Trainer, batches: Iterable[Any]) -> Any:
+            before = self.clock()
+            meter = validate(trainer, batches)
+            self.validated(trainer.num_updates, meter.report(trainer.figures)["ppl"], before)
+            return meter
+
+        trainers.train_step, trainers.validate = clocked_step, clocked_validation
+
+    def validated(self, updates: int, ppl: float, before: tuple[float, float]) -> None:
+        """Record a validation that began at *before* and ends now."""
+        begin, now = self.begin or before, self.clock()
+        cpu, seconds = (b - a for a, b in zip(begin, before, strict=True))
+        self.curve.append({"updates": updates, "cpu": cpu, "seconds": seconds, "ppl": ppl})
+        self.begin = (begin[0] + now[0] - before[0], begin[1] + now[1] - before[1])
+
+
+def main() -> None:
+    """Train, and write the curve when training has ended."""
+    path, *flags = sys.argv[1:]
+    recorder = Recorder()
+    recorder.install()
+    train.main(options.parse_args_and_arch(get_training_parser(), flags))
+    Path(path).write_text(json.dumps(recorder.curve), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

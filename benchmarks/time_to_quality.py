@@ -1,0 +1,312 @@
+"""Time until a language model is as good as a tuned baseline: each lever alone, then one after another.
+
+    python -m benchmarks.time_to_quality OUT                        # all rows, with the corpus that it makes itself
+    python -m benchmarks.time_to_quality OUT --data data-bin/novels --seeds 1,2,3
+    python -m benchmarks.time_to_quality OUT --rows 'muon;+muon' --seeds 4          # these rows only; --list names all
+    python -m benchmarks.time_to_quality OUT --row 'wide@0.9: --decoder-ffn-embed-dim 1024'   # a row of your own
+
+The baseline is the model of Baevski & Auli (2019) at one length, in fp32, by Adam with a cosine schedule; its rate is
+the one of ``RATES`` with the lowest perplexity on the validation split (seed 1). The *target* is the mean of its final
+perplexities on the test split. A run's figure is the time of training, without validations, after which its perplexity
+on the test split stays below the target, interpolated between validations in the logarithm of the perplexity. No
+setting is chosen by that split: those of levers are in this file, and their rate is the baseline's. A row called
+``+muon`` has all levers of the list up to ``muon``. Since schedules end with a run, each row has its number of updates.
+
+Runs train one after another with one thread. Each is a line of OUT/runs.jsonl with its flags, commit, machine and
+date; a run that is there is not repeated. The corpus, unless ``--data`` names a folder of ``fairseq-preprocess``, is
+that of ``fairseq-demo``: the prose of Python's help and of docstrings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import machine
+
+RATES = ("2e-3", "4e-3", "8e-3", "1.6e-2")
+COMMON = """--cpu --task language_modeling --criterion adaptive_loss --adam-betas 0.9,0.98 --clip-norm 0.25
+    --dropout 0 --attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0
+    --required-batch-size-multiple 1 --validate-interval 1000000 --no-save --log-format json --log-interval 50"""
+BASELINE = "--optimizer adam --lr-scheduler cosine --warmup-updates {5%} --max-update {100%}"
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and the length of its training.
+
+    Attributes:
+        flags: of the model, and the tokens of an update and of a validation.
+        length: tokens of a block.
+        tokens: of an update.
+        updates: of the baseline.
+        validations: of a run of so many updates.
+    """
+
+    flags: str
+    length: int
+    tokens: int
+    updates: int
+    validations: int = 25
+
+
+SIZES = {
+    "small": Size(
+        "--arch transformer_lm_demo --decoder-embed-dim 128 --decoder-ffn-embed-dim 512 --max-valid-steps 8",
+        256,
+        1024,
+        1200,
+    ),
+    "tiny": Size("--arch transformer_lm_tiny --decoder-layers 1 --max-valid-steps 2", 16, 64, 12, 6),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table.
+
+    Attributes:
+        name: of the row.
+        flags: that change the baseline's; ``{40%}`` is that share of the updates, ``{T}`` the length of a block,
+            ``{T/4}`` a quarter of it, ``{B}`` the tokens of an update.
+        share: updates of the run in those of the baseline, since schedules end with a run.
+    """
+
+    name: str
+    flags: str
+    share: float = 1.0
+
+    def plus(self, other: Row) -> Row:
+        """Return the row of this one's levers and the *other*'s, whose flags win."""
+        return Row(f"+{other.name}", f"{self.flags} {other.flags}", self.share * other.share)
+
+
+LEVERS = (
+    Row("wsd", "--lr-scheduler wsd --warmup-updates {5%} --decay-updates {40%} --decay-shape linear", 0.9),
+    Row("muon", "--optimizer muon", 0.7),
+    Row("relu_squared", "--activation-fn relu_squared", 0.95),
+    Row("qk-norm", "--qk-norm", 0.95),
+    Row("zero residual", "--zero-init-residual", 0.95),
+    Row("ema", "--ema-decay 0.98", 0.95),
+    Row("stages", "--stages {T/4}:{50%},{T}:{100%}", 0.9),
+    Row("bf16", "--bf16"),
+    Row("stages, batch", "--stages {T/4}:{50%}:{B/2},{T}:{100%}:{B}", 0.95),
+    Row("position-infused, cache", "--tokens-from-prev {T/2} --tokens-per-sample {T/2}", 0.9),
+)
+
+
+def rows() -> list[Row]:
+    """Return the baseline, every lever alone, and the levers one after another."""
+    stack = [LEVERS[0]]
+    for lever in LEVERS[1:-2]:
+        stack.append(stack[-1].plus(lever))
+    return [Row("baseline", ""), *LEVERS, *stack[1:]]
+
+
+def flags_of(row: Row, size: Size, rate: str, seed: int, split: str) -> list[str]:
+    """Return the flags of ``fairseq-train`` of a run of *row*."""
+    updates = max(1, round(size.updates * row.share))
+    lengths = f"--tokens-per-sample {size.length} --max-tokens {size.tokens} --max-tokens-valid {2 * size.tokens}"
+    every = f"--validate-interval-updates {max(1, updates // size.validations)}"
+    run = f"--lr {rate} --seed {seed} --valid-subset {split}"
+    text = f"{COMMON} {size.flags} {lengths} {BASELINE} {every} {run} {row.flags}"
+    numbers = {"T": size.length, "B": size.tokens}
+    text = re.sub(r"\{(\d+)%\}", lambda match: str(max(1, updates * int(match[1]) // 100)), text)
+    text = re.sub(r"\{([TB])(?:/(\d+))?\}", lambda match: str(numbers[match[1]] // int(match[2] or 1)), text)
+    return shlex.split(text)
+
+
+class Runs:
+    """The runs of a folder, in its file ``runs.jsonl``.
+
+    Args:
+        folder: made if it is not there.
+        data: folder of ``fairseq-preprocess``.
+    """
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self.folder, self.data = folder, data
+        self.path = folder / "runs.jsonl"
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        complete = text[: text.rfind("\n") + 1]
+        if complete != text:  # killed while it was written
+            self.path.write_text(complete, encoding="utf-8")
+        self.lines: list[dict[str, Any]] = [json.loads(line) for line in complete.splitlines()]
+
+    def curve(self, row: str, flags: Sequence[str]) -> list[dict[str, float]]:
+        """Return the curve of the run of *row* with *flags*, which is made unless it is there."""
+        key = {"row": row, "data": self.data.name, "flags": shlex.join(flags)}
+        for line in self.lines:
+            if key.items() <= line.items():
+                return line["curve"]
+        print(f"{row}: fairseq-train {self.data} {key['flags']}", flush=True)
+        line = {**key, "curve": self._train(flags), **machine.describe(torch.device("cpu")), "threads": 1}
+        self.lines.append(line)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        return line["curve"]
+
+    def _train(self, flags: Sequence[str]) -> list[dict[str, float]]:
+        curve, log = self.folder / "curve.json", self.folder / "train.log"
+        command = [sys.executable, "-m", "benchmarks.clocked_training", str(curve), str(self.data), *flags]
+        with log.open("w", encoding="utf-8") as output:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        if done.returncode:
+            sys.exit(f"a run failed; see {log}")
+        return json.loads(curve.read_text(encoding="utf-8"))
+
+
+def time_to(curve: Sequence[Mapping[str, float]], target: float, clock: str = "cpu") -> float | None:
+    """Return the time on *clock* from which on the perplexities of *curve* stay below *target*; None if they do not."""
+    above = [index for index, point in enumerate(curve) if not point["ppl"] < target]
+    if not above:
+        return curve[0][clock]
+    if above[-1] == len(curve) - 1:
+        return None
+    before, after = curve[above[-1]], curve[above[-1] + 1]
+    high, low = math.log(before["ppl"]), math.log(after["ppl"])
+    share = (high - math.log(target)) / (high - low)
+    return before[clock] + share * (after[clock] - before[clock])
+
+
+def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Return the two-sided p-value of Welch's t-test of equal means; None where a sample has fewer than two values.
+
+    Source: Welch 1947, "The generalization of Student's problem when several different population variances are
+    involved".
+    """
+    if min(len(a), len(b)) < 2:
+        return None
+    errors = [statistics.variance(sample) / len(sample) for sample in (a, b)]
+    difference = abs(statistics.fmean(a) - statistics.fmean(b))
+    if sum(errors) == 0:
+        return 0.0 if difference else 1.0
+    freedom = sum(errors) ** 2 / sum(e**2 / (len(s) - 1) for e, s in zip(errors, (a, b), strict=True))
+    # With t = √ν · tan θ the density of Student's t is proportional to cos^(ν − 1) θ: its tails by Simpson's rule.
+    angle = math.atan(difference / math.sqrt(sum(errors)) / math.sqrt(freedom))
+    tail, half = (_simpson(start, math.pi / 2, freedom - 1) for start in (angle, 0.0))
+    return tail / half
+
+
+def _simpson(start: float, end: float, power: float, steps: int = 2000) -> float:
+    width = (end - start) / steps
+    values = [max(0.0, math.cos(start + i * width)) ** power for i in range(steps + 1)]
+    return width / 3 * (values[0] + values[-1] + 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2]))
+
+
+def table(curves: Mapping[str, Sequence[list[dict[str, float]]]]) -> str:
+    """Return the Markdown table of the *curves* of each row, one for each seed; the first row is the baseline."""
+    baseline = next(iter(curves.values()))
+    target = statistics.fmean(curve[-1]["ppl"] for curve in baseline)
+    # Half of the baseline's runs end above their mean; a run that does not reach the target counts with all its time.
+    reference = [time_to(curve, target) or curve[-1]["cpu"] for curve in baseline]
+    lines = [
+        f"Target: perplexity {target:.2f} on the test split, {len(baseline)} seed(s) of the baseline.",
+        "",
+        "| row | seeds | processor time (s) | wall-clock (s) | times less | p | final perplexity | updates |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, runs in curves.items():
+        is_baseline = runs is baseline
+        found = (
+            [reference, [time_to(c, target, "seconds") or c[-1]["seconds"] for c in runs]]
+            if is_baseline
+            else [
+                [time for curve in runs if (time := time_to(curve, target, clock)) is not None]
+                for clock in ("cpu", "seconds")
+            ]
+        )
+        cpu, seconds = found
+        final, updates = [curve[-1]["ppl"] for curve in runs], f"{runs[0][-1]['updates']:.0f}"
+        if len(cpu) < len(runs):
+            cells = [f"not reached by {len(runs) - len(cpu)}", "", "", ""]
+        else:
+            p = None if is_baseline else welch(reference, cpu)
+            ratio = statistics.fmean(reference) / statistics.fmean(cpu)
+            cells = [_mean(cpu), _mean(seconds), f"{ratio:.2f}", "" if p is None else f"{p:.2g}"]
+        lines.append(f"| {' | '.join([name, str(len(runs)), *cells, _mean(final, 2), updates])} |")
+    return "\n".join(lines)
+
+
+def _mean(values: Sequence[float], digits: int = 0) -> str:
+    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{deviation}"
+
+
+def make_corpus(folder: Path) -> Path:
+    """Make the demo's corpus in *folder*, unless it is there; return its data folder."""
+    data = folder / "data-bin"
+    if not (data / "checksums.txt").exists():
+        texts = [w for s in ("train", "valid", "test") for w in (f"--{s}pref", f"{folder}/corpus/pydoc.{s}.tokens")]
+        for name, flags in (
+            ("demo_corpus", [str(folder / "corpus")]),
+            ("preprocess", ["--only-source", *texts, "--destdir", str(data)]),
+        ):
+            subprocess.run([sys.executable, "-m", f"fairseq_cli.{name}", *flags], check=True, stdout=subprocess.DEVNULL)
+    return data
+
+
+def measure(runs: Runs, chosen: Iterable[Row], size: Size, seeds: Iterable[int]) -> str:
+    """Make the runs of the grid, of the baseline and of the *chosen* rows that are not there; return the table."""
+    baseline = Row("baseline", "")
+    grid = {rate: runs.curve(f"grid {rate}", flags_of(baseline, size, rate, 1, "valid"))[-1]["ppl"] for rate in RATES}
+    rate = min(grid, key=lambda each: grid[each])
+    print(f"grid: {', '.join(f'{each}: {ppl:.2f}' for each, ppl in grid.items())}; rate {rate}", flush=True)
+    curves = {
+        row.name: [runs.curve(row.name, flags_of(row, size, rate, seed, "test")) for seed in seeds]
+        for row in [baseline, *(row for row in chosen if row != baseline)]
+    }
+    return table(curves)
+
+
+def _row(text: str) -> Row:
+    match = re.fullmatch(r"([^:@]+)(?:@([\d.]+))?:\s*(.*)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME: FLAGS or NAME@SHARE: FLAGS")
+    return Row(match[1].strip(), match[3], float(match[2] or 1))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command line."""
+    known = {row.name: row for row in rows()}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder for runs.jsonl, table.md and the corpus")
+    parser.add_argument("--data", type=Path, help="folder made by fairseq-preprocess (default: the demo's corpus)")
+    parser.add_argument("--size", choices=SIZES, default="small", help="model and length of training (default: small)")
+    parser.add_argument("--updates", type=int, help="of the baseline (default: the size's)")
+    parser.add_argument("--rows", help="names of rows, with semicolons between them (default: all)")
+    parser.add_argument("--row", type=_row, action="append", default=[], help="NAME[@SHARE]: FLAGS, a row of your own")
+    parser.add_argument("--seeds", default="1,2,3", help="seeds of every row (default: 1,2,3)")
+    parser.add_argument("--list", action="store_true", help="print the rows, and train nothing")
+    args = parser.parse_args(argv)
+    names = [name.strip() for name in args.rows.split(";")] if args.rows else list(known) if not args.row else []
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"--rows: no row {unknown[0]!r}; known: {'; '.join(known)}")
+    chosen = [*(known[name] for name in names), *args.row]
+    if args.list:
+        print("\n".join(f"{row.name}: {row.flags}" for row in chosen))
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    runs = Runs(args.out, args.data or make_corpus(args.out))
+    size = replace(SIZES[args.size], updates=args.updates or SIZES[args.size].updates)
+    text = measure(runs, chosen, size, [int(seed) for seed in args.seeds.split(",")])
+    print(text)
+    (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The benchmark of the time to a perplexity: its figures, and its runs on a tiny corpus."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import runs
+
+from benchmarks import clocked_training, time_to_quality
+from benchmarks.time_to_quality import SIZES, Row, flags_of, rows, table, time_to, welch
+from fairseq.config import options
+from fairseq.config.settings import training_settings
+from fairseq.training.stages import plan
+from fairseq.training.trainer import Trainer
+from fairseq_cli.common import get_training_parser
+
+
+def curve(*perplexities: float, step: float = 10.0) -> list[dict[str, float]]:
+    """A curve with a validation every *step* seconds of processor time, and twice as many of the wall clock."""
+    return [
+        {"updates": n, "cpu": n * step, "seconds": 2 * n * step, "ppl": ppl} for n, ppl in enumerate(perplexities, 1)
+    ]
+
+
+def test_the_time_is_that_from_which_on_the_perplexity_stays_below() -> None:
+    assert time_to(curve(400, 100, 50), 200) == pytest.approx(15), "half-way in the logarithm"
+    assert time_to(curve(400, 100, 50), 200, "seconds") == pytest.approx(30)
+    assert time_to(curve(400, 100, 300, 75), 150) == pytest.approx(35), "not the first time below"
+    assert time_to(curve(400, 150, 100), 150) == pytest.approx(20), "equal is not below"
+    assert time_to(curve(90, 80), 100) == 10, "no earlier than the first validation"
+    assert time_to(curve(400, 100, 100), 100) is None
+    assert time_to(curve(400, 90, 101), 100) is None
+
+
+def test_welchs_test_has_the_p_values_of_students_distribution() -> None:
+    assert welch([1.0], [2.0, 3.0]) is None
+    assert welch([2.0, 2.0], [2.0, 2.0]) == 1 and welch([2.0, 2.0], [3.0, 3.0]) == 0
+    # Equal variances and sizes: ν = 2 (n − 1). Tables have t = 2.776 for ν = 4, and 12.706 for ν = 1, at p = 0.05.
+    shift = 2.776 * math.sqrt(2 / 3)
+    assert welch([-1.0, 0.0, 1.0], [shift - 1, shift, shift + 1]) == pytest.approx(0.05, abs=1e-4)
+    # One variance is nothing beside the other, so that ν = 1; variance 2, n = 2, standard error 1.
+    assert welch([-1.0, 1.0], [12.706, 12.706]) == pytest.approx(0.05, abs=1e-4)
+
+
+def test_welchs_test_agrees_with_scipys() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for a, b in (([1.0, 2.0, 4.0], [2.5, 7.0]), ([3.0, 3.1, 2.9, 3.3], [1.0, 9.0, 2.0]), ([1.0, 2.0], [1.1, 1.9, 2.4])):
+        expected = stats.ttest_ind(a, b, equal_var=False).pvalue
+        assert welch(a, b) == pytest.approx(expected, abs=1e-5) == welch(b, a)
+
+
+def test_the_table_has_means_deviations_and_what_was_not_reached() -> None:
+    curves = {
+        "baseline": [curve(400, 100), curve(400, 104), curve(400, 96)],
+        "fast": [curve(400, 50), curve(400, 49), curve(400, 51)],
+        "slow": [curve(400, 300), curve(400, 51), curve(400, 51)],
+    }
+    lines = table(curves).splitlines()
+    assert lines[0] == "Target: perplexity 100.00 on the test split, 3 seed(s) of the baseline."
+    cells = {line.split(" | ")[0].strip("| "): [cell.strip("| ") for cell in line.split(" | ")] for line in lines[4:]}
+    # 96: 100 is reached at 10 + 10 · ln 4 / ln (400 / 96) s; the other two runs count with all of their 20 s.
+    assert cells["baseline"] == ["baseline", "3", "20 ± 0", "40 ± 0", "1.00", "", "100.00 ± 4.00", "2"]
+    fast = [10 + 10 * math.log(4) / math.log(400 / last) for last in (50, 49, 51)]
+    mean = sum(fast) / 3
+    assert cells["fast"][2] == f"{mean:.0f} ± 0"
+    times = [20, 20, 10 + 10 * math.log(4) / math.log(400 / 96)]
+    assert float(cells["fast"][4]) == pytest.approx(sum(times) / 3 / mean, abs=0.005)
+    assert 0 < float(cells["fast"][5]) < 0.01
+    assert cells["slow"][2] == "not reached by 1" and cells["slow"][6] == "134.00 ± 143.76"
+
+
+def test_every_row_is_a_valid_command_with_its_share_of_the_updates() -> None:
+    for row in rows():
+        for size in SIZES.values():
+            flags = flags_of(row, size, "2e-3", 5, "test")
+            settings = training_settings(options.parse_args_and_arch(get_training_parser(), ["data", *flags]))
+            updates = round(size.updates * row.share)
+            assert settings.optimization.max_update == updates and settings.optimization.lr == [0.002]
+            stages = plan(settings)
+            assert not stages or stages[-1].max_update == updates
+            assert settings.common.seed == 5 and settings.data.valid_subset == "test"
+    names = [row.name for row in rows()]
+    assert names[0] == "baseline" and len(set(names)) == len(names)
+    last = next(row for row in rows() if row.name == "+bf16")
+    assert all(flag in last.flags for flag in ("--bf16", "muon", "wsd", "--qk-norm", "--ema-decay", "--stages"))
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Trains in this process; the list has the commands."""
+    commands: list[list[str]] = []
+    for name in ("train_step", "validate"):
+        monkeypatch.setattr(Trainer, name, getattr(Trainer, name))  # the recorder replaces them
+
+    def run(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        monkeypatch.setattr(sys, "argv", command[2:])
+        step, validate = Trainer.train_step, Trainer.validate
+        clocked_training.main()
+        Trainer.train_step, Trainer.validate = step, validate  # type: ignore[method-assign]
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(time_to_quality, "subprocess", SimpleNamespace(run=run, STDOUT=subprocess.STDOUT))
+    monkeypatch.setattr(time_to_quality, "RATES", ("1e-2", "1e-9"))
+    return commands
+
+
+def test_the_benchmark_trains_what_is_not_there_and_prints_the_table(
+    tmp_path: Path, in_process: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [str(tmp_path), "--data", str(runs.DATA), "--size", "tiny", "--rows", "baseline;muon"]
+    time_to_quality.main([*command, "--seeds", "1"])
+    output = capsys.readouterr().out
+    assert "rate 1e-2" in output and "| muon | 1 | " in output
+    assert len(in_process) == 4, "two rates, the baseline, muon"
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [line["row"] for line in lines] == ["grid 1e-2", "grid 1e-9", "baseline", "muon"]
+    assert [point["updates"] for point in lines[2]["curve"]] == [2, 4, 6, 8, 10, 12]
+    assert lines[3]["curve"][-1]["updates"] == 8
+    assert {"commit", "date", "device"} <= lines[3].keys() and "--valid-subset valid" in lines[0]["flags"]
+    for line in lines:
+        for clock in ("cpu", "seconds"):
+            times = [point[clock] for point in line["curve"]]
+            assert times == sorted(times) and times[0] > 0
+
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write('{"row": "bf16", "cur')  # killed while it wrote
+    time_to_quality.main([*command, "--seeds", "1,2"])
+    assert len(in_process) == 6, "seed 2 of both rows"
+    assert "| muon | 2 | " in capsys.readouterr().out
+    time_to_quality.main([*command[:-2], "--seeds", "1,2", "--row", "mine@0.5: --activation-fn gelu"])
+    assert len(in_process) == 8 and in_process[-1][-2:] == ["--activation-fn", "gelu"]
+    assert "| mine | 2 | " in (tmp_path / "table.md").read_text()
+
+
+def test_rows_are_listed_and_unknown_ones_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    time_to_quality.main([str(tmp_path / "out"), "--list", "--rows", "muon"])
+    assert capsys.readouterr().out == "muon: --optimizer muon\n" and not (tmp_path / "out").exists()
+    for flags, message in ((["--rows", "muons"], "no row 'muons'"), (["--row", "muons"], "expected NAME: FLAGS")):
+        with pytest.raises(SystemExit):
+            time_to_quality.main([str(tmp_path), *flags])
+        assert message in capsys.readouterr().err
+
+
+def test_validations_are_not_part_of_the_time() -> None:
+    now = [0.0]
+    recorder = clocked_training.Recorder(lambda: (now[0], 10 * now[0]))
+    recorder.begin = recorder.clock()
+    for seconds, ppl in ((3, 50.0), (4, 40.0)):
+        now[0] += seconds
+        before = recorder.clock()
+        now[0] += 100
+        recorder.validated(int(now[0]), ppl, before)
+    assert [point["cpu"] for point in recorder.curve] == [3, 7]
+    assert [point["seconds"] for point in recorder.curve] == [30, 70]
+    assert [point["ppl"] for point in recorder.curve] == [50.0, 40.0]
+    assert Row("a", "x", 0.5).plus(Row("b", "y", 0.5)) == Row("+b", "x y", 0.25)
