@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -22,7 +21,7 @@ from fairseq.evaluation.classifier import SentenceClassifier
 from fairseq.interop.fairseq.to_fairseq0x import to_fairseq
 from fairseq.interop.hugging_face import encoders, export
 from fairseq.interop.hugging_face.encoder_names import EncoderSizes, classifier_parameters
-from fairseq.interop.hugging_face.export import Export
+from fairseq.interop.hugging_face.export import Export, tokenizer_parts, write_code, write_json
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE
 from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
@@ -31,6 +30,7 @@ from fairseq.modules.encoder import EncoderShape
 from fairseq.system.files import ARCHIVE, atomic_folder, prepare_file
 from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 
 WORDS = "vocab.txt"
 
@@ -98,14 +98,14 @@ def _check_encoder_flags(args: argparse.Namespace, discriminates: bool = False) 
 def _export_encoder(
     model: BaseFairseqModel, dictionary: Dictionary, half: str, arch: str, source: str, out: Path
 ) -> None:
-    """Write an encoder.
-
-    ``vocab.txt`` lists the dictionary's symbols in the order of their ids; a tokenizer is not written.
-    """
+    """Write an encoder, with the tokenizer beside its *dictionary*."""
     kind, shape, state = _half(model, half, arch, source)
     sizes = _sizes(kind, shape, state)
     config = encoders.configuration(sizes, asdict(shape), _special_ids(dictionary))
-    _write(out, encoders.write(state, sizes), config, dictionary)
+    tokenizer = None
+    if dictionary.path is not None:  # whose file lacks the mask symbol that the task adds
+        tokenizer = find_tokenizer(dictionary.path, Dictionary.load(dictionary.path).symbols)
+    _write(out, encoders.write(state, sizes), config, dictionary, tokenizer)
 
 
 def _export_classifier(classifier: SentenceClassifier, source: str, out: Path) -> None:
@@ -117,7 +117,7 @@ def _export_classifier(classifier: SentenceClassifier, source: str, out: Path) -
     roles = _special_ids(task.dictionary)
     config = encoders.classifier_configuration(sizes, asdict(shape), roles, classifier.labels, task.cfg.pooler_dropout)
     names = classifier_parameters(sizes, model.name, task.layout.outputs)
-    _write(out, encoders.write(state, sizes, names), config, task.dictionary)
+    _write(out, encoders.write(state, sizes, names), config, task.dictionary, task.encode.tokenizer)
 
 
 def _classifier_kind(shape: EncoderShape, head: str, arch: str, source: str) -> str:
@@ -136,14 +136,27 @@ def _classifier_kind(shape: EncoderShape, head: str, arch: str, source: str) -> 
     )
 
 
-def _write(out: Path, tensors: dict[str, Tensor], config: Mapping[str, Any], dictionary: Dictionary) -> None:
+def _write(
+    out: Path,
+    tensors: dict[str, Tensor],
+    config: Mapping[str, Any],
+    dictionary: Dictionary,
+    tokenizer: Tokenizer | None,
+) -> None:
     from safetensors.torch import save_file
 
-    with atomic_folder(out, (WORDS, SAFE, CONFIG), "--out") as folder:
+    parts = tokenizer_parts(tokenizer)
+    with atomic_folder(out, flag="--out") as folder:
         save_file(tensors, folder / SAFE, {"format": "pt"})
         (folder / WORDS).write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
-        (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(f"Wrote {out / CONFIG}, {out / SAFE} and {out / WORDS}: {config['architectures'][0]}")
+        if tokenizer is not None:
+            tokenizer.save(folder, dictionary.symbols)
+        write_code(folder, ("tokenization_fairseq",), parts)
+        write_json(folder / "tokenizer_config.json", encoders.tokenizer_configuration(config, dictionary))
+        write_json(folder / CONFIG, config)
+    print(
+        f"Wrote {out}: {CONFIG}, {SAFE}, tokenizer: {config['architectures'][0]}; the tokenizer needs trust_remote_code"
+    )
 
 
 def _write_fairseq(source: str, data: str | None, out: Path) -> None:

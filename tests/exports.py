@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +95,13 @@ def theirs(model: Any) -> Any:
 
 def tokens(rows: int, count: int) -> Tensor:
     return torch.randint(4, WORDS, (rows, count), generator=torch.Generator().manual_seed(1))
+
+
+def keep_code_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let transformers keep the code of exports in *folder*, instead of the user's cache."""
+    library = pytest.importorskip("transformers.dynamic_module_utils")
+    monkeypatch.setattr(library, "HF_MODULES_CACHE", str(folder))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.invalidate_caches()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import dis
 import importlib
-import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from exports import MODELS, exported, made, saved, theirs, tokens
+from exports import MODELS, exported, keep_code_in, made, saved, theirs, tokens
 
 pytest.importorskip("safetensors")
 transformers = pytest.importorskip("transformers")
@@ -23,8 +22,7 @@ KINDS = ("baseline", "gpt", "shortformer", "transformer-xl bands", "transformer-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An exported Shortformer; transformers keeps its code in a folder of the test."""
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
+    keep_code_in(tmp_path / "modules", monkeypatch)
     return exported(saved(made("shortformer"), tmp_path / "in", MODELS["shortformer"]), tmp_path / "hf")
 
 

@@ -215,14 +215,13 @@ def test_the_exported_tokenizer_is_ours(tmp_path: Path) -> None:
 
 def test_dictionaries_are_read_alike(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from fairseq.interop.hugging_face.exported.tokenization_fairseq import read_dictionary
+    from fairseq.interop.hugging_face.exported.tokenization_fairseq import FairseqTokenizer
 
     for number, text in enumerate(("a 3\nb c 2\n<pad> 2 #fairseq:overwrite\n", "#specials eos=z unk=a\na 1\nz 1\n")):
         path = tmp_path / f"{number}.txt"
         path.write_text(text)
-        want = Dictionary.load(path)
-        symbols, ids, roles = read_dictionary(str(path))
-        assert symbols == want.symbols and ids == want.indices and ids[roles["eos"]] == want.eos()
+        want, found = Dictionary.load(path), FairseqTokenizer(str(path))
+        assert found.symbols == want.symbols and found.ids == want.indices and found.eos_token_id == want.eos()
 
 
 @pytest.mark.parametrize(

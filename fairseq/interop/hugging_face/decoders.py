@@ -53,6 +53,12 @@ def configuration(model: BaseFairseqModel, dictionary: Dictionary, source: str) 
     }
 
 
+def parts(model: BaseFairseqModel) -> dict[str, tuple[type, type]]:
+    """Return the classes of settings and decoder of *model*, by its name."""
+    decoder: Any = model.decoder
+    return {NAMES[type(model)]: (type(decoder.cfg), type(decoder))}
+
+
 def tensors(model: BaseFairseqModel) -> dict[str, Tensor]:
     """Return the parameters and buffers of *model* by name, float32; a shared parameter under its first name only."""
     values = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,10 @@ ROOT = Path(__file__).parents[3]
 REGISTRY = "fairseq.config.registry"
 ADAPTERS = "fairseq.interop.hugging_face.exported."  # their files keep their names
 WIDTH = 120
+PARTS = "Parts that the exported model uses."
+
+Parts = Mapping[str, Mapping[str, Sequence[type]]]
+"""For modules of the folder ``exported``: the names in their table ``PARTS``, and one class or several of each."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,27 @@ class Module:
         return [self.statements[number] for number in sorted(found)]
 
 
-def sources(adapters: Iterable[str]) -> dict[str, str]:
-    """Return file names and texts of the modules *adapters* of the folder ``exported``, and of all that they use."""
+def sources(adapters: Iterable[str], parts: Parts) -> dict[str, str]:
+    """Return file names and texts of modules of the folder ``exported``, and of all that they use.
+
+    Args:
+        adapters: names of the modules.
+        parts: modules of that folder whose table ``PARTS`` is to have these entries only, of one class or several.
+    """
+    texts = {f"{ADAPTERS}{name}": _table(entries) for name, entries in parts.items()}
+    return dict(_sources(adapters, lambda name: _module(name, texts.get(name))))
+
+
+def _table(entries: Mapping[str, Sequence[type]]) -> str:
+    """The text of a module that holds a table of parts."""
+    kinds = sorted({(kind.__module__, kind.__name__) for entry in entries.values() for kind in entry})
+    names = {name: ", ".join(kind.__name__ for kind in entry) for name, entry in entries.items()}
+    rows = [f'    "{name}": {f"({text})" if ", " in text else text},' for name, text in names.items()]
+    imports = [f"from {module} import {name}" for module, name in kinds]
+    return "\n".join([f'"""{PARTS}"""', *imports, "", "PARTS = {", *rows, "}", ""])
+
+
+def _sources(adapters: Iterable[str], load: Callable[[str], Module]) -> Iterator[tuple[str, str]]:
     needed: dict[str, set[str]] = {}
     todo = [
         (name, {d for s in _module(name).statements for d in s.defines}) for name in map(ADAPTERS.__add__, adapters)
@@ -71,12 +94,13 @@ def sources(adapters: Iterable[str]) -> dict[str, str]:
         if wanted <= needed.setdefault(name, set()):
             continue
         needed[name] |= wanted
-        module = _module(name)
+        module = load(name)
         for used in {used for statement in module.reached(needed[name]) for used in statement.evaluated}:
             origin, original = module.imports.get(used, ("", None))
             if _is_ours(origin) and original is not None:
                 todo.append((origin, {original}))
-    return {file_name(name): _text(name, wanted) for name, wanted in sorted(needed.items())}
+    for name, wanted in sorted(needed.items()):
+        yield file_name(name), _text(name, load(name), wanted)
 
 
 def file_name(module: str) -> str:
@@ -92,8 +116,7 @@ def _is_ours(module: str) -> bool:
     return module.split(".")[0] == "fairseq"
 
 
-def _text(name: str, wanted: Iterable[str]) -> str:
-    module = _module(name)
+def _text(name: str, module: Module, wanted: Iterable[str]) -> str:
     statements = module.reached(wanted)
     origin = f"# From {name} of fairseq-short {__version__}. MIT License, Copyright (c) the fairseq-short authors."
     head = [origin, f'"""{module.docstring}"""', ""]
@@ -125,9 +148,10 @@ def _imports(module: Module, statements: Iterable[Statement]) -> Iterator[str]:
 
 
 @functools.cache
-def _module(name: str) -> Module:
-    path = ROOT / f"{name.replace('.', '/')}.py"
-    text = path.read_text(encoding="utf-8")
+def _module(name: str, text: str | None = None) -> Module:
+    """The module called *name*; *text*: to be read instead of its file."""
+    if text is None:
+        text = (ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
     tree, lines = ast.parse(text), text.splitlines()
     imports: dict[str, tuple[str, str | None]] = {}
     statements: list[Statement] = []

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
+from fairseq.text.tokenizers.spans import Span, aligned
 
 UNKNOWN = "<unk>"
 EXTRA = "pip install 'fairseq-short[tokenizers]'"
@@ -43,6 +44,10 @@ class WordTokenizer(Value):
     def join(self, words: Sequence[str]) -> str:
         """Return the text of *words*."""
         raise NotImplementedError
+
+    def spans(self, line: str) -> list[Span]:
+        """Return the words of *line* with the text that each stands for."""
+        return aligned(line, self.split(line))
 
     def check(self) -> None:
         """Check the settings.
@@ -95,6 +100,10 @@ class Subwords(Value):
 
     def encode(self, lines: Sequence[str]) -> list[str]:
         """Return the symbols of each of *lines*, separated by spaces."""
+        raise NotImplementedError
+
+    def spans(self, line: str) -> list[Span]:
+        """Return the symbols of one line with the text that each stands for."""
         raise NotImplementedError
 
     def decode(self, symbols: Sequence[str]) -> str:
@@ -167,6 +176,10 @@ class Vocabulary:
     def line(self, ids: Iterable[int]) -> str:
         """Return the symbols of *ids*, separated by spaces."""
         return " ".join(map(self._symbol, ids))
+
+    def spans(self, ids: Iterable[int], offsets: Iterable[tuple[int, int]]) -> list[Span]:
+        """Return the symbols of *ids* with their *offsets* in a text."""
+        return [Span(self._symbol(index), *ends) for index, ends in zip(ids, offsets, strict=True)]
 
     def plain(self, symbols: Iterable[str]) -> list[str]:
         """Return written *symbols* as the library has them."""

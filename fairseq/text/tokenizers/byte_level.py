@@ -11,6 +11,7 @@ from fairseq.config.registry import register_bpe
 from fairseq.text.tokenizers.base import Subwords
 from fairseq.text.tokenizers.hf import import_tokenizers
 from fairseq.text.tokenizers.rules import BYTES, ByteLevelWords, WordRule, bytes_text
+from fairseq.text.tokenizers.spans import Span
 
 
 @register_bpe("gpt2")
@@ -28,6 +29,11 @@ class GPT2(Subwords):
         with self.library(lines):
             found = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
         return [" ".join([self._symbols[index] for index in encoding.ids]) for encoding in found]
+
+    def spans(self, line: str) -> list[Span]:
+        with self.library():
+            found = self._tokenizer.encode(line, add_special_tokens=False)
+        return [Span(self._symbols[index], *ends) for index, ends in zip(found.ids, found.offsets, strict=True)]
 
     def decode(self, symbols: Sequence[str]) -> str:
         return bytes_text("".join(symbols))

@@ -14,6 +14,7 @@ from fairseq.system.json_files import parse_json
 from fairseq.system.terminal import silent_stderr
 from fairseq.text.tokenizers.base import EXTRA, Subwords, Vocabulary
 from fairseq.text.tokenizers.rules import BeginMarks, ByteLevelWords, ContinuationMarks, EndMarks, WordRule
+from fairseq.text.tokenizers.spans import Span
 
 PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
 """Text that uses what a tokenizer has for unknown characters, none at all, and long words."""
@@ -58,6 +59,11 @@ class HuggingFace(Subwords):
         with self.library(lines):
             found = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
             return [self._vocabulary.line(encoding.ids) for encoding in found]
+
+    def spans(self, line: str) -> list[Span]:
+        with self.library():
+            found = self._tokenizer.encode(line, add_special_tokens=False)
+            return self._vocabulary.spans(found.ids, found.offsets)
 
     def decode(self, symbols: Sequence[str]) -> str:
         plain = self._vocabulary.plain(symbols)

@@ -11,11 +11,13 @@ from typing import Any
 from fairseq.config.registry import register_tokenizer
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.base import WordTokenizer
+from fairseq.text.tokenizers.spans import Span, aligned
 
 CACHED = 1 << 18  # chunks, at most
 JUNK = dict.fromkeys(range(32))  # sacremoses deletes control characters
 # A word with punctuation that sacremoses splits off wherever it stands; it marks runs of full stops with MULTI.
 SIMPLE = re.compile(r"""(["(\[]*)((?!\w*MULTI)[A-Za-z0-9]+)([;:!?")\]]*,?[;:!?")\]]*)(\.?)""")
+HYPHEN = "@-@"  # a hyphen inside a word
 LOWER, DIGIT, OTHER = "a0A"  # kinds of the chunk after a full stop, each with a chunk of that kind
 
 
@@ -42,6 +44,10 @@ class Moses(WordTokenizer):
 
     def join(self, words: Sequence[str]) -> str:
         return str(self._detokenizer.detokenize(words, unescape=False)) if words else ""
+
+    def spans(self, line: str) -> list[Span]:
+        words = self.split(line)
+        return aligned(line, words, ["-" if word == HYPHEN and HYPHEN not in line else word for word in words])
 
     @functools.cached_property
     def _chunks(self) -> _Chunks:

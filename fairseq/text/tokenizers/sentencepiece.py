@@ -14,6 +14,7 @@ from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.base import EXTRA, Subwords, Vocabulary
 from fairseq.text.tokenizers.rules import BeginMarks, WordRule
+from fairseq.text.tokenizers.spans import Span
 
 SPACE = "▁"
 
@@ -48,6 +49,21 @@ class SentencePiece(Subwords):
     def encode(self, lines: Sequence[str]) -> list[str]:
         with self.library(lines):
             return [self._vocabulary.line(ids) for ids in self._model.encode(list(lines), out_type=int)]
+
+    def spans(self, line: str) -> list[Span]:
+        with self.library():
+            ids, pieces = self._model.encode(line, out_type=int), self._model.encode(line, out_type=str)
+            normal, origin = self._model.normalize(line, with_offsets=True)
+        at = [number for number, letter in enumerate(normal) for _ in letter.encode()] + [len(normal)]  # of each byte
+        offsets, byte = [], 0
+        for index, piece in zip(ids, pieces, strict=True):
+            first = byte
+            byte += 1 if self._model.is_byte(index) else len(piece.encode())
+            start, end = origin[at[first]], origin[at[byte - 1] + 1]
+            if start == end and piece != SPACE:  # several letters of one, as the f and the i of a ligature
+                end = next((place for place in origin[at[byte - 1] :] if place > start), start)
+            offsets.append((start, end))
+        return self._vocabulary.spans(ids, offsets)
 
     def decode(self, symbols: Sequence[str]) -> str:
         with self.library():

@@ -15,6 +15,7 @@ from typing import Any
 from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.base import Subwords
+from fairseq.text.tokenizers.spans import Span, aligned
 
 CACHED = 1 << 19  # words, at most
 MARK = "@@"
@@ -55,6 +56,14 @@ class SubwordNMT(Subwords):
         for line in lines:
             encoded.append(" ".join([get(word) or self._encode(word) for word in line.split()]))
         return encoded
+
+    def spans(self, line: str) -> list[Span]:
+        found: list[Span] = []
+        for word in line.split():
+            symbols = self._encode(word).split()
+            letters = [*(symbol.removesuffix(MARK) for symbol in symbols[:-1]), symbols[-1]]
+            found += aligned(line, symbols, letters, found[-1].end if found else 0)
+        return found
 
     def decode(self, symbols: Sequence[str]) -> str:
         return (" ".join(symbols) + " ").replace(f"{MARK} ", "").rstrip()

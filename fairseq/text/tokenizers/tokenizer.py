@@ -7,7 +7,7 @@ import binascii
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from fairseq.system import checksums
 from fairseq.system.files import atomic_file
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import read_regular
-from fairseq.text.tokenizers.base import UNKNOWN, Subwords, Value, WordTokenizer
+from fairseq.text.tokenizers.base import Subwords, WordTokenizer
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
+from fairseq.text.tokenizers.steps import Steps
 
 TOKENIZATION = "tokenization.json"
 ENTRIES = {"version", "dictionary", "tokenizer", "bpe"}
@@ -28,18 +29,8 @@ AGAIN = "run fairseq-preprocess again"
 
 
 @dataclass(frozen=True)
-class Tokenizer(Value):
-    """Text to symbols and back: words, then subwords; at least one of the two.
-
-    ``<unk>`` in text is the unknown symbol.
-
-    Attributes:
-        words: the word tokenizer; None: subwords are made of the text as it is.
-        subwords: the subword encoding; None: words are symbols.
-    """
-
-    words: WordTokenizer | None = None
-    subwords: Subwords | None = None
+class Tokenizer(Steps):
+    """Text to symbols and back, with its file; it has words, subwords or both."""
 
     @property
     def rule(self) -> WordRule:
@@ -49,26 +40,6 @@ class Tokenizer(Value):
     def __str__(self) -> str:
         names = [_name(self.words, TOKENIZERS)] if self.words is not None else []
         return ", ".join(names + ([_name(self.subwords, BPES)] if self.subwords is not None else []))
-
-    def encode_lines(self, lines: Sequence[str]) -> list[str]:
-        """Return the symbols of each of *lines*, separated by spaces."""
-        if any(UNKNOWN in line for line in lines):
-            return [self.encode(line) for line in lines]
-        return self._encode(lines)
-
-    def encode(self, line: str) -> str:
-        """Return the symbols of one line, separated by spaces."""
-        parts = self._encode(line.split(UNKNOWN))
-        return f" {UNKNOWN} ".join(parts).strip() if len(parts) > 1 else parts[0]
-
-    def decode(self, symbols: Iterable[str]) -> str:
-        """Return the text of the symbols of one line."""
-        symbols = list(symbols)
-        if self.subwords is None:
-            assert self.words is not None
-            return self.words.join(symbols)
-        text = self._decode(symbols, self.subwords)
-        return self.words.join(text.split()) if self.words is not None else text
 
     def save(self, folder: str | Path, symbols: Sequence[str]) -> None:
         """Write ``tokenization.json`` beside the ``dict.txt`` with *symbols*."""
@@ -100,23 +71,6 @@ class Tokenizer(Value):
         if tokenizer == cls():
             raise UserError(f"{path}: names neither a tokenizer nor subwords; {AGAIN}")
         return tokenizer
-
-    def _encode(self, lines: Sequence[str]) -> list[str]:
-        if self.words is not None:
-            split = self.words.split
-            lines = [" ".join(split(line)) for line in lines]
-        return self.subwords.encode(lines) if self.subwords is not None else list(lines)
-
-    def _decode(self, symbols: Sequence[str], subwords: Subwords) -> str:
-        """The words of *symbols*; unknown ones stand for themselves."""
-        parts: list[list[str]] = [[]]
-        for symbol in symbols:
-            if symbol == UNKNOWN:
-                parts.append([])
-            else:
-                parts[-1].append(symbol)
-        mark = f"{subwords.glue}{UNKNOWN}{subwords.glue}"
-        return mark.join(subwords.decode(part) if part else "" for part in parts).strip(subwords.glue)
 
 
 def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) -> tuple[bytes, dict[str, Any]]:

@@ -23,19 +23,18 @@ from transformers.modeling_outputs import (
 
 from fairseq.inference.rows import Rows
 from fairseq.interop.hugging_face.exported.configuration_fairseq import FairseqConfig
-from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
-from fairseq.models.transformer_xl import TransformerXLConfig, TransformerXLDecoder
+from fairseq.interop.hugging_face.exported.decoder_parts import PARTS
 
 
-def decoder_of(config: FairseqConfig) -> TransformerDecoder | TransformerXLDecoder:
+def decoder_of(config: FairseqConfig) -> Any:
     """Return the decoder that *config* describes."""
     settings = dict(config.settings or {})
-    arch = settings.pop("arch", None)
-    if arch == "transformer_lm":
-        return TransformerDecoder(TransformerLMConfig(**settings), config.vocab_size, config.padding_idx, apex=False)
-    if arch == "transformer_xl":
-        return TransformerXLDecoder(TransformerXLConfig(**settings), config.vocab_size, apex=False)
-    raise ValueError(f"settings name the model {arch!r}; known: transformer_lm, transformer_xl")
+    arch = str(settings.pop("arch", None))
+    if arch not in PARTS:
+        raise ValueError(f"settings name the model {arch!r}; this code has {', '.join(PARTS)}")
+    kind, decoder = PARTS[arch]
+    padding = {"padding_idx": config.padding_idx} if arch == "transformer_lm" else {}
+    return decoder(kind(**settings), config.vocab_size, **padding, apex=False)
 
 
 class DecoderReader:
@@ -139,7 +138,7 @@ class FairseqPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: FairseqConfig) -> None:
         super().__init__(config)
-        self.decoder: Any = decoder_of(config)
+        self.decoder = decoder_of(config)
         for module in self.decoder.modules():  # shared parameters have one name here, those of modules
             module._state_dict_hooks.clear()
             module._load_state_dict_pre_hooks.clear()

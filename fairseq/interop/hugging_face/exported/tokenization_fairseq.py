@@ -1,58 +1,66 @@
-"""Tokenizers of fairseq-short for transformers: ``dict.txt``, and ``tokenization.json`` where there is one.
+"""Tokenizers of fairseq-short for transformers: the dictionary, and ``tokenization.json`` where there is one.
 
-A text is lines, separated by the end-of-line symbol, which also stands at the beginning of a text; a vocabulary with a
-byte-level symbol for line feeds, such as GPT-2's, has them inside the text. Without
-``tokenization.json``, symbols are what white space separates. ``moses`` needs sacremoses, ``subword_nmt`` subword-nmt,
-``sentencepiece`` the package of that name.
+A text is lines, separated by the end-of-line symbol; a vocabulary with a byte-level symbol for line feeds, such as
+GPT-2's, has them inside the text. Without ``tokenization.json``, symbols are what white space separates.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib
-import io
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizer
+from transformers import BatchEncoding, PreTrainedTokenizer
+from transformers.utils import PaddingStrategy
+
+from fairseq.interop.hugging_face.exported.tokenizer_parts import PARTS
+from fairseq.text.tokenizers.space import Space
+from fairseq.text.tokenizers.spans import Span
+from fairseq.text.tokenizers.steps import Steps
 
 HEADER, OVERWRITE = "#specials", "#fairseq:overwrite"
 ROLES = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
-FILES = {"vocab_file": "dict.txt", "tokenization_file": "tokenization.json"}
-MARK = "@@"
 LINE_FEED = "Ċ"  # in byte-level vocabularies
-
-Split = Callable[[str], "list[str]"]
-Join = Callable[["Sequence[str]"], str]
+LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class FairseqTokenizer(PreTrainedTokenizer):
-    """Text to ids and back.
+    """Text to ids and back, for language models: a text begins with the end-of-line symbol.
 
     Args:
-        vocab_file: ``dict.txt``.
+        vocab_file: the dictionary.
         tokenization_file: ``tokenization.json``.
     """
 
-    vocab_files_names = FILES
+    vocab_files_names = {"vocab_file": "dict.txt", "tokenization_file": "tokenization.json"}
     model_input_names = ["input_ids", "attention_mask"]
+    padding_side = "left"
 
     def __init__(self, vocab_file: str, tokenization_file: str | None = None, **kwargs: Any) -> None:
         self.vocab_file, self.tokenization_file = vocab_file, tokenization_file
-        self.symbols, self.ids, roles = read_dictionary(vocab_file)
-        self.line_end = roles["eos"]
-        self.unknown = roles.get("unk")
-        self.split, self.join = steps({})
+        with open(vocab_file, encoding="utf-8", newline="") as file:
+            lines = file.read().replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
+        self.symbols, roles = self.read_vocabulary(lines)
+        self.ids = {symbol: index for index, symbol in enumerate(self.symbols)}
+        self.line_end, self.unknown = roles["eos"], roles.get("unk")
+        self.steps = Steps(Space())
         if tokenization_file is not None and os.path.exists(tokenization_file):
             with open(tokenization_file, encoding="utf-8") as file:
-                self.split, self.join = steps(json.load(file))
-        names = {"bos_token": self.line_end, "eos_token": self.line_end, "unk_token": self.unknown}
-        names["pad_token"] = roles.get("pad", self.line_end)
-        super().__init__(**{"padding_side": "left", **names, **kwargs})
+                self.steps = steps(json.load(file))
+        super().__init__(**{**self.special_names(roles), **kwargs})
+
+    def read_vocabulary(self, lines: list[str]) -> tuple[list[str], dict[str, str]]:
+        """Return the symbols in the order of their ids, and the special ones by role."""
+        return read_dictionary(lines)
+
+    def special_names(self, roles: dict[str, str]) -> dict[str, Any]:
+        """Return the arguments of transformers for the special symbols *roles*."""
+        names = {"bos_token": roles["eos"], "eos_token": roles["eos"], "unk_token": roles.get("unk")}
+        return {**names, "pad_token": roles.get("pad", roles["eos"])}
 
     @property
     def vocab_size(self) -> int:
@@ -61,9 +69,78 @@ class FairseqTokenizer(PreTrainedTokenizer):
     def get_vocab(self) -> dict[str, int]:
         return dict(self.ids)
 
-    def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
-        lines = [self.split(line) for line in ([text] if LINE_FEED in self.ids else re.split(r"\r\n|\r|\n", text))]
-        return [symbol for number, line in enumerate(lines) for symbol in [self.line_end] * (number > 0) + line]
+    def tokenize(
+        self, text: str, pair: str | None = None, add_special_tokens: bool = False, **kwargs: Any
+    ) -> list[str]:
+        return [span.symbol for span in self.spans(text)]
+
+    def spans(self, text: str) -> list[Span]:
+        """Return the symbols of *text*, without those that stand around it, with what each stands for."""
+        found, start = [], 0
+        for part in [text] if self.split_special_tokens else self.tokens_trie.split(text):
+            if part in self._added_tokens_encoder:
+                found.append(Span(part, start, start + len(part)))
+            elif LINE_FEED in self.ids:
+                found += [span.moved(start) for span in self.steps.spans(part)]
+            else:
+                found += [span.moved(start) for span in self._lines(part)]
+            start += len(part)
+        return found
+
+    def _lines(self, text: str) -> list[Span]:
+        found, start = [], 0
+        for end in [*LINE_END.finditer(text), None]:
+            stop = len(text) if end is None else end.start()
+            found += [span.moved(start) for span in self.steps.spans(text[start:stop])]
+            if end is not None:
+                found.append(Span(self.line_end, stop, end.end()))
+                start = end.end()
+        return found
+
+    def _encode_plus(  # type: ignore[override]
+        self, text: Any, text_pair: Any = None, **kwargs: Any
+    ) -> BatchEncoding[Any]:
+        if not kwargs.get("return_offsets_mapping"):
+            return super()._encode_plus(text, text_pair, **kwargs)
+        if not isinstance(text, str):
+            if kwargs.get("is_split_into_words") or not all(isinstance(one, str | tuple | list) for one in text):
+                raise ValueError("return_offsets_mapping: give texts, or pairs of texts")
+            return super()._encode_plus(text, text_pair, **kwargs)  # which comes back here for every text
+        padding, tensors = (
+            kwargs.pop("padding_strategy", PaddingStrategy.DO_NOT_PAD),
+            kwargs.pop("return_tensors", None),
+        )
+        kwargs["return_offsets_mapping"] = False
+        encoding = super()._encode_plus(text, text_pair, **{**kwargs, "return_attention_mask": False})
+        encoding["offset_mapping"] = self._offsets(text, text_pair, kwargs)
+        names = ("max_length", "pad_to_multiple_of", "padding_side", "return_attention_mask")
+        padded = self.pad(encoding, padding.value, **{name: kwargs[name] for name in names if name in kwargs})
+        return BatchEncoding(padded.data, tensor_type=tensors, prepend_batch_axis=True)
+
+    def _offsets(self, text: str, pair: str | None, kwargs: dict[str, Any]) -> list[tuple[int, int]]:
+        """The offsets of what is left of *text* and *pair* after truncation; (0, 0) for symbols around them."""
+        first, second = self.spans(text), self.spans(pair) if pair is not None else []
+        ends = {len(self) + number: (span.start, span.end) for number, span in enumerate([*first, *second])}
+        numbers = list(ends)  # in the place of ids, which truncation does not look at
+        truncation = kwargs.get("truncation_strategy")
+        names = ("add_special_tokens", "max_length", "stride")
+        cut = self.prepare_for_model(
+            numbers[: len(first)],
+            numbers[len(first) :] if pair is not None else None,
+            truncation=getattr(truncation, "value", False),
+            **{name: kwargs[name] for name in names if name in kwargs},
+        )
+        return [ends.get(number, (0, 0)) for number in cut["input_ids"]]
+
+    def _pad(self, encoded_inputs: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        before = len(encoded_inputs["input_ids"])
+        padded: dict[str, Any] = super()._pad(encoded_inputs, *args, **kwargs)
+        if "offset_mapping" in padded:
+            missing = [(0, 0)] * (len(padded["input_ids"]) - before)
+            offsets = padded["offset_mapping"]
+            left = (kwargs.get("padding_side") or self.padding_side) == "left"
+            padded["offset_mapping"] = missing + offsets if left else offsets + missing
+        return padded
 
     def _convert_token_to_id(self, token: str) -> int | None:
         return self.ids.get(token, self.ids.get(self.unknown or ""))
@@ -86,7 +163,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
                 lines.append([])
             else:
                 lines[-1].append(token)
-        return "\n".join(map(self.join, lines))
+        return "\n".join(map(self.steps.decode, lines))
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
@@ -96,11 +173,13 @@ class FairseqTokenizer(PreTrainedTokenizer):
     def create_token_type_ids_from_sequences(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
-        return [0] * (1 + len(token_ids_0) + len(token_ids_1 or []))
+        return [0] * len(self.build_inputs_with_special_tokens(token_ids_0, token_ids_1))
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
         saved = []
-        for source, name in ((self.vocab_file, "dict.txt"), (self.tokenization_file, "tokenization.json")):
+        for source, name in zip(
+            (self.vocab_file, self.tokenization_file), self.vocab_files_names.values(), strict=True
+        ):
             if source is not None and os.path.exists(source):
                 target = os.path.join(save_directory, name)
                 if os.path.abspath(source) != os.path.abspath(target):
@@ -109,134 +188,69 @@ class FairseqTokenizer(PreTrainedTokenizer):
         return tuple(saved)
 
 
-def read_dictionary(path: str) -> tuple[list[str], dict[str, int], dict[str, str]]:
-    """Return the symbols of a ``dict.txt`` in the order of their ids, the id of each, and special symbols by role."""
-    with open(path, encoding="utf-8", newline="") as file:
-        lines = file.read().replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
-    roles = dict(field.partition("=")[::2] for field in lines[0].split()[1:]) if _is_header(lines[0]) else {}
-    symbols = [] if roles else list(ROLES.values())
-    ids = {symbol: index for index, symbol in enumerate(symbols)}
-    for line in lines[bool(roles) :]:
-        word = line.rstrip().removesuffix(f" {OVERWRITE}").rpartition(" ")[0]
-        ids[word] = len(symbols)
-        symbols.append(word)
-    return symbols, ids, roles or dict(ROLES)
+class FairseqEncoderTokenizer(FairseqTokenizer):
+    """Text to ids and back, for encoders: ``<s> a </s>``, or ``<s> a </s> b </s>`` for pairs.
+
+    Args:
+        token_types: types of tokens that the model knows; with two, the second text of a pair has the second one.
+        kwargs: among them the special symbols, such as ``bos_token``.
+    """
+
+    vocab_files_names = {"vocab_file": "vocab.txt", "tokenization_file": "tokenization.json"}
+    model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    padding_side = "right"
+
+    def __init__(
+        self, vocab_file: str, tokenization_file: str | None = None, token_types: int = 1, **kwargs: Any
+    ) -> None:
+        self.roles = {role: str(kwargs[f"{role}_token"]) for role in (*ROLES, "mask") if kwargs.get(f"{role}_token")}
+        self.second_type = min(1, token_types - 1)
+        super().__init__(vocab_file, tokenization_file, token_types=token_types, **kwargs)
+
+    def read_vocabulary(self, lines: list[str]) -> tuple[list[str], dict[str, str]]:
+        return lines, self.roles
+
+    def special_names(self, roles: dict[str, str]) -> dict[str, Any]:
+        return {"cls_token": roles["bos"], "sep_token": roles["eos"]}
+
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        """Return symbols."""
+        return PreTrainedTokenizer.convert_ids_to_tokens(self, ids, skip_special_tokens)
+
+    def build_inputs_with_special_tokens(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        end = [self.ids[self.line_end]]
+        second = [*token_ids_1, *end] if token_ids_1 is not None else []
+        return [self.ids[self.roles["bos"]], *token_ids_0, *end, *second]
+
+    def create_token_type_ids_from_sequences(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        rows = self.build_inputs_with_special_tokens(token_ids_0, token_ids_1)
+        first = len(token_ids_0) + 2
+        return [0] * first + [self.second_type] * (len(rows) - first)
 
 
-def steps(values: Mapping[str, Any]) -> tuple[Split, Join]:
-    """Return the functions of a ``tokenization.json``: a line to symbols, and back."""
+def read_dictionary(lines: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the symbols of the *lines* of a ``dict.txt`` in the order of their ids, and special ones by role."""
+    fields = lines[0].split()
+    header = fields[0] == HEADER and "=" in fields[-1]
+    words = [
+        line.rstrip().removesuffix(f" {OVERWRITE}").rpartition(" ")[0] for line in lines[1 if header else 0 :]
+    ]  # each before its count
+    if header:
+        return words, dict(field.partition("=")[::2] for field in fields[1:])
+    return [*ROLES.values(), *words], dict(ROLES)
+
+
+def steps(values: dict[str, Any]) -> Steps:
+    """Return the tokenizer of the values of a ``tokenization.json``."""
     words, subwords = values.get("tokenizer"), values.get("bpe")
-    split, join = _moses(words["language"]) if words and words["name"] == "moses" else (_split, " ".join)
-    if subwords is None:
-        return split, join
-    known = {"subword_nmt": _subword_nmt, "sentencepiece": _sentencepiece, "gpt2": _gpt2, "hf": _hf}
-    content = subwords["text"].encode() if "text" in subwords else base64.b64decode(subwords["base64"])
-    encode, decode = known[subwords["name"]](content)
-    decode = _around_unknown(decode, "" if subwords["name"] == "gpt2" else " ")
-    if words is None:
-        return encode, decode
-    return (lambda line: encode(" ".join(split(line)))), (lambda symbols: join(decode(symbols).split()))
-
-
-def _around_unknown(decode: Join, glue: str) -> Join:
-    """*decode* for symbols of which unknown ones stand for themselves."""
-
-    def join(symbols: Sequence[str]) -> str:
-        parts: list[list[str]] = [[]]
-        for symbol in symbols:
-            if symbol == ROLES["unk"]:
-                parts.append([])
-            else:
-                parts[-1].append(symbol)
-        text = f"{glue}{ROLES['unk']}{glue}".join(decode(part) if part else "" for part in parts)
-        return text.strip(glue) if glue else text
-
-    return join
-
-
-def _split(line: str) -> list[str]:
-    return line.split()
-
-
-def _is_header(line: str) -> bool:
-    fields = line.split()
-    return line.startswith(f"{HEADER} ") and "=" in fields[-1]
-
-
-def _moses(language: str) -> tuple[Split, Join]:
-    package = importlib.import_module("sacremoses")
-    tokenizer, detokenizer = package.MosesTokenizer(lang=language), package.MosesDetokenizer(lang=language)
-
-    def split(line: str) -> list[str]:
-        return list(tokenizer.tokenize(line, aggressive_dash_splits=True, escape=False))
-
-    return split, lambda words: str(detokenizer.detokenize(words, unescape=False)) if words else ""
-
-
-def _subword_nmt(content: bytes) -> tuple[Split, Join]:
-    package = importlib.import_module("subword_nmt.apply_bpe")
-    bpe = package.BPE(io.StringIO(content.decode()), separator=MARK)
-    return (
-        lambda line: list(bpe.segment_tokens(line.split())),
-        lambda symbols: (" ".join(symbols) + " ").replace(f"{MARK} ", "").rstrip(),
-    )
-
-
-def _sentencepiece(content: bytes) -> tuple[Split, Join]:
-    model = importlib.import_module("sentencepiece").SentencePieceProcessor(model_proto=content)
-    written = _written({index: model.id_to_piece(index) for index in range(len(model))}, model.unk_id())
-    plain = {name: model.id_to_piece(index) for index, name in written.items()}
-    return (
-        lambda line: [written[index] for index in model.encode(line, out_type=int)],
-        lambda symbols: str(model.decode_pieces([plain.get(symbol, symbol) for symbol in symbols])),
-    )
-
-
-def _hf(content: bytes) -> tuple[Split, Join]:
-    tokenizer = importlib.import_module("tokenizers").Tokenizer.from_str(content.decode())
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    ids = tokenizer.get_vocab()
-    symbols = {index: symbol for symbol, index in ids.items()}
-    written = _written(symbols, ids.get(getattr(tokenizer.model, "unk_token", None)))
-    plain = {name: symbols[index] for index, name in written.items()}
-
-    def join(names: Sequence[str]) -> str:
-        pieces = [plain.get(name, name) for name in names]
-        return str(tokenizer.decoder.decode(pieces)) if tokenizer.decoder is not None else " ".join(pieces)
-
-    return (lambda line: [written[index] for index in tokenizer.encode(line, add_special_tokens=False).ids]), join
-
-
-def _gpt2(content: bytes) -> tuple[Split, Join]:
-    library = importlib.import_module("tokenizers")
-    lines = [line.rstrip("\r") for line in content.decode().split("\n")]
-    merges = [tuple(line.split(" ")) for line in lines if line.strip() and not line.startswith("#version")]
-    letters = _byte_letters()
-    symbols = list(dict.fromkeys([*letters, *(left + right for left, right in merges)]))
-    ids = {symbol: index for index, symbol in enumerate(symbols)}
-    tokenizer = library.Tokenizer(library.models.BPE(ids, merges))
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-
-    def join(names: Sequence[str]) -> str:
-        data = (bytes([letters[letter]]) if letter in letters else letter.encode() for letter in "".join(names))
-        return b"".join(data).decode("utf-8", "replace")
-
-    return (lambda line: [symbols[index] for index in tokenizer.encode(line, add_special_tokens=False).ids]), join
-
-
-def _byte_letters() -> dict[str, int]:
-    """The letter of each byte in byte-level encodings (Radford et al. 2019): printable ones stand for themselves."""
-    plain = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-def _written(symbols: Mapping[int, str], unknown: int | None) -> dict[int, str]:
-    """Symbols as ``dict.txt`` has them: ``<0x20>`` for a space in one, ``<unk>`` for the unknown one."""
-    written = {index: symbol if symbol.split() == [symbol] else _escaped(symbol) for index, symbol in symbols.items()}
-    return written | ({unknown: ROLES["unk"]} if unknown is not None else {})
-
-
-def _escaped(symbol: str) -> str:
-    return "".join(f"<0x{ord(letter):02X}>" if letter.isspace() else letter for letter in symbol) or "<0x>"
+    if subwords is not None:
+        content = subwords["text"].encode() if "text" in subwords else base64.b64decode(subwords["base64"])
+        subwords = PARTS[subwords["name"]](content)
+    if words is not None:
+        settings = {key: value for key, value in words.items() if key != "name"}
+        words = PARTS[words["name"]](**settings)
+    return Steps(words, subwords)

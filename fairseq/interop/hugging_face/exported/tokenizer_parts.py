@@ -1,0 +1,21 @@
+"""The word tokenizers and subword encodings of exported tokenizers; an export has its own ones only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fairseq.text.tokenizers.byte_level import GPT2
+from fairseq.text.tokenizers.hf import HuggingFace
+from fairseq.text.tokenizers.moses import Moses
+from fairseq.text.tokenizers.sentencepiece import SentencePiece
+from fairseq.text.tokenizers.space import Space
+from fairseq.text.tokenizers.subword_nmt import SubwordNMT
+
+PARTS: dict[str, Any] = {
+    "space": Space,
+    "moses": Moses,
+    "subword_nmt": SubwordNMT,
+    "sentencepiece": SentencePiece,
+    "gpt2": GPT2,
+    "hf": HuggingFace,
+}

@@ -1,0 +1,151 @@
+"""Exported tokenizers in transformers: offsets, pairs, truncation and padding, for decoders and encoders."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exports import MODELS, exported, keep_code_in, made, saved
+from runs import DATA, arguments, model_of
+from subword_encodings import encodings
+
+from fairseq import checkpoint
+from fairseq.hub import load_model
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import Tokenizer
+from fairseq.text.tokenizers.moses import Moses
+
+pytest.importorskip("safetensors")
+transformers = pytest.importorskip("transformers")
+TEXT = "The  café\tlow-lying 🙂 世界,\nthe <unk> lower river isn't </s> new"
+ENCODER = "--task masked_lm --criterion masked_lm --arch bert_tiny --encoder-embed-dim 32 --encoder-ffn-embed-dim 64"
+ENCODER += " --encoder-attention-heads 2 --max-positions 20 --token-types 2"
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers keeps code in a folder of the test."""
+    keep_code_in(tmp_path / "modules", monkeypatch)
+
+
+def tokenizers() -> dict[str, Tokenizer | None]:
+    kinds: dict[str, Tokenizer | None] = {name: Tokenizer(None, subwords) for name, subwords in encodings().items()}
+    return {**kinds, "moses": Tokenizer(Moses()), "moses and gpt2": Tokenizer(Moses(), encodings()["gpt2"]), "": None}
+
+
+def written(folder: Path, tokenizer: Tokenizer | None) -> Any:
+    """The exported tokenizer of a dictionary with the symbols of the text."""
+    from fairseq.interop.hugging_face.exported.tokenization_fairseq import FairseqTokenizer
+
+    dictionary = Dictionary()
+    for line in TEXT.splitlines():
+        for symbol in (tokenizer.encode(line) if tokenizer is not None else line).split():
+            dictionary.add_symbol(symbol)
+    folder.mkdir()
+    dictionary.save(folder / "dict.txt")
+    if tokenizer is not None:
+        tokenizer.save(folder, dictionary.symbols)
+    return FairseqTokenizer(str(folder / "dict.txt"), str(folder / "tokenization.json"))
+
+
+def test_offsets_are_those_of_the_symbols_in_the_text(tmp_path: Path) -> None:
+    for name, tokenizer in tokenizers().items():
+        other = written(tmp_path / f"x{name}", tokenizer)
+        encoding = other(TEXT, return_offsets_mapping=True)
+        ids, offsets = encoding["input_ids"], encoding["offset_mapping"]
+        assert ids == other(TEXT)["input_ids"] and len(ids) == len(offsets), name
+        assert offsets[0] == (0, 0)
+        symbols = dict(zip(offsets[1:], other.convert_ids_to_tokens(ids)[1:], strict=True))
+        assert symbols[(TEXT.index("<unk>"), TEXT.index("<unk>") + 5)] == "<unk>", name
+        assert {TEXT[slice(*ends)] for ends, symbol in symbols.items() if symbol == "</s>"} == {"\n", "</s>"}, name
+        covered = set().union(*(range(*ends) for ends in offsets))
+        assert all(place in covered for place, letter in enumerate(TEXT) if not letter.isspace()), name
+
+
+def test_offsets_follow_truncation_padding_and_pairs(tmp_path: Path) -> None:
+    other = written(tmp_path / "x", tokenizers()["gpt2"])
+    whole = [other(text, return_offsets_mapping=True)["offset_mapping"] for text in (TEXT, "the river")]
+    for side in ("left", "right"):
+        batch = other(
+            [TEXT, "the river"], padding=True, truncation=True, max_length=20, padding_side=side,
+            return_offsets_mapping=True, return_tensors="pt",
+        )  # fmt: skip
+        missing = 20 - len(whole[1])
+        short = [(0, 0)] * missing * (side == "left") + whole[1] + [(0, 0)] * missing * (side == "right")
+        assert batch["offset_mapping"].tolist() == [[list(ends) for ends in row] for row in (whole[0][:20], short)]
+        assert batch["attention_mask"].sum(1).tolist() == [20, len(whole[1])]
+    pair = other("the river", TEXT, truncation="only_second", max_length=25, return_offsets_mapping=True)
+    assert pair["offset_mapping"] == (whole[1] + whole[0][1:])[:25]
+    pairs = other([("the river", TEXT)], truncation="only_second", max_length=25, return_offsets_mapping=True)
+    assert pairs["offset_mapping"] == [pair["offset_mapping"]] and pairs["input_ids"] == [pair["input_ids"]]
+    with pytest.raises(ValueError, match="return_offsets_mapping: give texts"):
+        other(["the", "river"], is_split_into_words=True, return_offsets_mapping=True)
+
+
+def encoder(folder: Path) -> Path:
+    """A checkpoint of an encoder, with its dictionary and a tokenizer."""
+    folder.mkdir()
+    shutil.copy(DATA / "dict.txt", folder)
+    Tokenizer(Moses()).save(folder, Dictionary.load(DATA / "dict.txt").symbols)
+    model = model_of(ENCODER)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    args = {**vars(arguments(ENCODER)), "optimizer_overrides": "{}"}
+    state = {"args": args, "model": model.state_dict(), "optimizer_history": [], "extra_state": {}}
+    checkpoint.save(folder / "checkpoint.pt", state)
+    return folder / "checkpoint.pt"
+
+
+@torch.no_grad()
+def test_encoders_load_with_their_tokenizer_for_every_task(tmp_path: Path) -> None:
+    source = encoder(tmp_path / "in")
+    folder = exported(source, tmp_path / "hf", "--data", tmp_path / "in")
+    words = Dictionary.load(DATA / "dict.txt").symbols
+    first, second = f"{words[10]}, {words[11]}", f"{words[12]} nowhere"
+    for auto in (transformers.AutoTokenizer, transformers.AutoProcessor):
+        tokenizer = auto.from_pretrained(folder, trust_remote_code=True)
+        row = tokenizer(first, second, return_offsets_mapping=True)
+        comma = words.index(",") if "," in words else 3
+        assert row["input_ids"] == [0, 10, comma, 11, 2, 12, 3, 2]
+        assert row["token_type_ids"] == [0, 0, 0, 0, 0, 1, 1, 1]
+        texts = zip([first] * 5 + [second] * 3, row["offset_mapping"], strict=True)
+        assert [text[slice(*ends)] for text, ends in texts] == [
+            "",
+            words[10],
+            ",",
+            words[11],
+            "",
+            words[12],
+            "nowhere",
+            "",
+        ]
+        assert tokenizer.mask_token_id == len(words) and tokenizer.pad_token_id == 1
+        assert tokenizer.decode(row["input_ids"], skip_special_tokens=True).startswith(f"{words[10]}, {words[11]}"[:-1])
+    batch = tokenizer([first, second], padding=True, return_tensors="pt")
+    model, _ = load_model(source)
+    logits = transformers.AutoModelForMaskedLM.from_pretrained(folder)(**batch).logits
+    real = batch["attention_mask"].bool()
+    torch.testing.assert_close(logits[real], model.eval()(batch["input_ids"])[0][real], atol=1e-5, rtol=1e-6)
+    for task in ("SequenceClassification", "TokenClassification"):
+        kind = getattr(transformers, f"AutoModelFor{task}")
+        found, report = kind.from_pretrained(folder, num_labels=3, output_loading_info=True)
+        assert all(name.startswith(("classifier", "bert.pooler")) for name in report["missing_keys"])
+        assert found(**batch).logits.size(-1) == 3
+
+
+def test_a_saved_tokenizer_of_a_decoder_is_loaded_again_with_its_offsets(tmp_path: Path) -> None:
+    folder = exported(saved(made("baseline"), tmp_path / "in", MODELS["baseline"]), tmp_path / "hf")
+    for auto in (transformers.AutoTokenizer, transformers.AutoProcessor):
+        tokenizer = auto.from_pretrained(folder, trust_remote_code=True)
+        tokenizer.save_pretrained(tmp_path / auto.__name__)
+        again = auto.from_pretrained(tmp_path / auto.__name__, trust_remote_code=True)
+        assert again("a  b\nc", return_offsets_mapping=True)["offset_mapping"] == [
+            (0, 0),
+            (0, 1),
+            (3, 4),
+            (4, 5),
+            (5, 6),
+        ]
