@@ -21,8 +21,10 @@ from fairseq.evaluation.classifier import SentenceClassifier
 from fairseq.interop.fairseq.to_fairseq0x import to_fairseq
 from fairseq.interop.hugging_face import encoders, export
 from fairseq.interop.hugging_face.encoder_names import EncoderSizes, classifier_parameters
-from fairseq.interop.hugging_face.export import Export, tokenizer_parts, write_code, write_json
+from fairseq.interop.hugging_face.export import Export, write_json, write_texts
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE
+from fairseq.interop.hugging_face.sources import sources
+from fairseq.interop.hugging_face.tokenizer_files import tokenizer_files
 from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
@@ -145,14 +147,15 @@ def _write(
 ) -> None:
     from safetensors.torch import save_file
 
-    parts = tokenizer_parts(tokenizer)
+    longest = config["max_position_embeddings"]
+    longest -= dictionary.pad() + 1 if config["model_type"] == "roberta" else 0
+    files = tokenizer_files(tokenizer, dictionary, longest, config["type_vocab_size"])
     with atomic_folder(out, flag="--out") as folder:
         save_file(tensors, folder / SAFE, {"format": "pt"})
         (folder / WORDS).write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
-        write_code(folder, ("tokenization_fairseq",), parts)
-        write_json(folder / "tokenizer_config.json", encoders.tokenizer_configuration(config, dictionary))
+        write_texts(folder, {**sources(files.adapters, files.parts), **files.texts})
         write_json(folder / CONFIG, config)
     print(
         f"Wrote {out}: {CONFIG}, {SAFE}, tokenizer: {config['architectures'][0]}; the tokenizer needs trust_remote_code"

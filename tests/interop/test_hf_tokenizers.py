@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from subword_encodings import encodings
 
 from fairseq import checkpoint
 from fairseq.hub import load_model
+from fairseq.interop.hugging_face.tokenizer_files import tokenizer_files
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.moses import Moses
@@ -149,3 +151,56 @@ def test_a_saved_tokenizer_of_a_decoder_is_loaded_again_with_its_offsets(tmp_pat
             (4, 5),
             (5, 6),
         ]
+
+
+def complete(tokenizer: Tokenizer) -> Dictionary:
+    """A dictionary with every symbol of a byte-level encoding, not in its order."""
+    dictionary = Dictionary()
+    for symbol in sorted(json.loads(tokenizer.subwords.library_json())["model"]["vocab"]):  # type: ignore[union-attr]
+        dictionary.add_symbol(symbol)
+    return dictionary
+
+
+@pytest.mark.parametrize("name", ["gpt2", "byte"])
+@pytest.mark.parametrize("token_types", [None, 1, 2])
+def test_fast_tokenizers_give_the_ids_and_offsets_of_ours(name: str, token_types: int | None, tmp_path: Path) -> None:
+    from fairseq.interop.hugging_face.exported import tokenization_fairseq
+
+    tokenizer = Tokenizer(None, encodings()[name])
+    dictionary = complete(tokenizer)
+    if token_types is not None:
+        dictionary.add_mask()
+    files = tokenizer_files(tokenizer, dictionary, 100, token_types)
+    assert files.texts.keys() == {"tokenizer.json", "tokenizer_config.json"} and not files.adapters
+    for file, text in files.texts.items():
+        (tmp_path / file).write_text(text)
+    fast = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert fast.is_fast and fast.pad_token_id == dictionary.pad()
+    dictionary.save(tmp_path / "dict.txt")
+    (tmp_path / "vocab.txt").write_text("".join(f"{symbol}\n" for symbol in dictionary.symbols))
+    tokenizer.save(tmp_path, dictionary.symbols)
+    if token_types is None:
+        ours = tokenization_fairseq.FairseqTokenizer(str(tmp_path / "dict.txt"), str(tmp_path / "tokenization.json"))
+    else:
+        names = {f"{role}_token": fast.special_tokens_map[f"{role}_token"] for role in ("bos", "eos", "unk", "pad")}
+        paths = str(tmp_path / "vocab.txt"), str(tmp_path / "tokenization.json")
+        ours = tokenization_fairseq.FairseqEncoderTokenizer(
+            *paths, token_types, **names, mask_token="<mask>", cls_token="<s>", sep_token="</s>"
+        )
+    texts = [TEXT, "", " a\t b\r\n\n  c<mask> <pad>", "e\u0301\u200d🙂🙂 世\u00a0界  "]
+    for text in texts:
+        for pair in (None, "the lower"):
+            want, found = (each(text, pair, return_offsets_mapping=True) for each in (ours, fast))
+            assert {key: found[key] for key in want} == dict(want), (text, pair)
+    assert fast(texts, padding=True)["input_ids"] == ours(texts, padding=True)["input_ids"]
+    for text in (texts[1], texts[3]):
+        assert fast.decode(fast(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_a_tokenizer_whose_symbols_the_dictionary_lacks_is_exported_as_code(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(None, encodings()["byte"])
+    dictionary = complete(tokenizer)
+    del dictionary.symbols[-1]
+    dictionary = Dictionary.of_listed(dictionary.symbols, {"eos": "</s>", "unk": "<unk>"})
+    for other, words in ((tokenizer, dictionary), (Tokenizer(Moses(), tokenizer.subwords), complete(tokenizer))):
+        assert tokenizer_files(other, words, 100).adapters == ("tokenization_fairseq",)

@@ -30,7 +30,6 @@ from fairseq.interop.hugging_face.encoder_names import (
 )
 from fairseq.interop.hugging_face.model_folder import CONFIG, read_json, read_tensors
 from fairseq.interop.pickles.named_tensors import Tensors, cut
-from fairseq.text.dictionary import Dictionary
 
 FAMILIES = {
     "bert": "bert",
@@ -156,25 +155,6 @@ def configuration(sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[
             f"--activation-fn {act}, --head-activation-fn {head}: not possible in {CLASSES[sizes.kind]} of transformers"
         )
     return _configuration(sizes, shape, roles, CLASSES[sizes.kind])
-
-
-def tokenizer_configuration(config: Mapping[str, Any], dictionary: Dictionary) -> dict[str, Any]:
-    """Return ``tokenizer_config.json`` of the encoder with *config*, whose symbols are those of *dictionary*."""
-    roles = {
-        "bos_token": dictionary.bos(),
-        "eos_token": dictionary.eos(),
-        "unk_token": dictionary.unk(),
-        "pad_token": dictionary.pad(),
-        "mask_token": dictionary.mask(),
-    }
-    positions: int = config["max_position_embeddings"]
-    return {
-        "tokenizer_class": "FairseqEncoderTokenizer",
-        "auto_map": {"AutoTokenizer": ["tokenization_fairseq.FairseqEncoderTokenizer", None]},
-        "model_max_length": positions - (dictionary.pad() + 1 if config["model_type"] == "roberta" else 0),
-        "token_types": config["type_vocab_size"],
-        **{role: dictionary[index] for role, index in roles.items() if index >= 0},
-    }
 
 
 def classifier_configuration(

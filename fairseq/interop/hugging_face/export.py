@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,22 @@ from typing import Any
 import yaml
 
 from fairseq.checkpoint.manager import DICTIONARY
-from fairseq.errors import UserError
 from fairseq.inference.loading import check_no_begin
 from fairseq.interop.hugging_face import decoders
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE, read_json
-from fairseq.interop.hugging_face.sources import Parts, sources
+from fairseq.interop.hugging_face.sources import sources
+from fairseq.interop.hugging_face.tokenizer_files import tokenizer_files
 from fairseq.models import BaseFairseqModel
 from fairseq.system.files import atomic_folder
 from fairseq.system.terminal import printable
 from fairseq.system.version import __version__
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
-from fairseq.text.tokenizers import BPES, TOKENIZERS, Tokenizer, find_tokenizer
+from fairseq.text.tokenizers import find_tokenizer
 
-CODE = ("configuration_fairseq", "modeling_fairseq", "tokenization_fairseq")
+CODE = ("configuration_fairseq", "modeling_fairseq")
 CARD = "README.md"
-MODEL_CLASS, TOKENIZER_CLASS = "FairseqForCausalLM", "FairseqTokenizer"
+MODEL_CLASS = "FairseqForCausalLM"
 AUTO_CLASSES = {
     "AutoModel": "FairseqModel",
     "AutoModelForCausalLM": MODEL_CLASS,
@@ -79,18 +79,18 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
     config = decoders.configuration(model, dictionary, job.source)
     check_no_begin(task, job.source)
     tokenizer = find_tokenizer(dictionary.path or job.source, dictionary.symbols)
-    parts: Parts = {"decoder_parts": decoders.parts(model), **tokenizer_parts(tokenizer)}
+    files = tokenizer_files(tokenizer, dictionary, config["max_position_embeddings"])
     results = read_json(Path(job.results)) if job.results is not None else {}
     tensors = decoders.tensors(model)
     card = "\n".join(_card(config, state, results, sum(value.numel() for value in tensors.values()))) + "\n"
     with atomic_folder(job.out, flag="--out") as folder:
         save_file(tensors, folder / SAFE, {"format": "pt"})
-        write_code(folder, CODE, parts)
+        code = sources((*CODE, *files.adapters), {"decoder_parts": decoders.parts(model), **files.parts})
+        write_texts(folder, {**code, **files.texts})
         dictionary.save(folder / DICTIONARY)
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
         (folder / CARD).write_text(card, encoding="utf-8")
-        write_json(folder / "tokenizer_config.json", _tokenizer_config(config))
         write_json(folder / "generation_config.json", _generation_config(dictionary))
         write_json(folder / CONFIG, {**_header(dictionary), **config})
         # The weights are as readable as the rest, by the umask; safetensors gives them to their owner alone.
@@ -98,24 +98,10 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
     print(f"Wrote {job.out}: {CONFIG}, {SAFE}, {CARD}, tokenizer and code; transformers needs trust_remote_code=True")
 
 
-def write_code(folder: Path, adapters: Iterable[str], parts: Parts) -> None:
-    """Write the modules *adapters* to *folder*, with all that they use; see :func:`sources`."""
-    for name, text in sources(adapters, parts).items():
+def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write *texts* to *folder* under their names."""
+    for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-
-
-def tokenizer_parts(tokenizer: Tokenizer | None) -> Parts:
-    """Return the parts of *tokenizer* for :func:`write_code`.
-
-    Raises:
-        UserError: one is a plug-in.
-    """
-    steps = [type(step) for step in (tokenizer.words, tokenizer.subwords) if step is not None] if tokenizer else []
-    for kind in steps:
-        if kind.__module__.split(".")[0] != "fairseq":
-            raise UserError(f"{tokenizer}: the tokenizer is a plug-in, which cannot be exported")
-    kinds = {name: registry[name] for registry in (TOKENIZERS, BPES) for name in registry}
-    return {"tokenizer_parts": {name: (kind,) for name, kind in kinds.items() if kind in steps}}
 
 
 def _header(dictionary: Dictionary) -> dict[str, Any]:
@@ -141,14 +127,6 @@ def _special_ids(dictionary: Dictionary) -> dict[str, int]:
 def _generation_config(dictionary: Dictionary) -> dict[str, Any]:
     """The ids but for the end-of-line symbol, at which a text goes on."""
     return {name: index for name, index in _special_ids(dictionary).items() if name != "eos_token_id"}
-
-
-def _tokenizer_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "tokenizer_class": TOKENIZER_CLASS,
-        "auto_map": {"AutoTokenizer": [f"tokenization_fairseq.{TOKENIZER_CLASS}", None]},
-        "model_max_length": config["max_position_embeddings"],
-    }
 
 
 def _card(config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[str, Any], size: int) -> Iterator[str]:

@@ -38,6 +38,10 @@ class GPT2(Subwords):
     def decode(self, symbols: Sequence[str]) -> str:
         return bytes_text("".join(symbols))
 
+    def library_json(self) -> str:
+        """Return the ``tokenizer.json`` of this encoding, with ids of its own."""
+        return str(self._tokenizer.to_str())
+
     @functools.cached_property
     def _tokenizer(self) -> Any:
         library = import_tokenizers("gpt2")

@@ -71,6 +71,10 @@ class HuggingFace(Subwords):
             decoder = self._tokenizer.decoder
             return str(decoder.decode(plain)) if decoder is not None else " ".join(plain)
 
+    def library_json(self) -> str:
+        """Return the ``tokenizer.json``, as the library writes it."""
+        return str(self._tokenizer.to_str())
+
     @functools.cached_property
     def _names(self) -> list[str]:
         """The types of the file's decoder and of those that it is a sequence of."""

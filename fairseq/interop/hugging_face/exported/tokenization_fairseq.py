@@ -211,7 +211,7 @@ class FairseqEncoderTokenizer(FairseqTokenizer):
         return lines, self.roles
 
     def special_names(self, roles: dict[str, str]) -> dict[str, Any]:
-        return {"cls_token": roles["bos"], "sep_token": roles["eos"]}
+        return {}
 
     def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
         """Return symbols."""

@@ -1,0 +1,153 @@
+"""Files of exported tokenizers: ``tokenizer.json`` of byte-level encodings, where it gives exactly our ids, or code.
+
+The ids are those of the dictionary, so that it must have every symbol which merges make: a symbol that it lacks is the
+unknown one here, but has no id there. Other encodings differ at line ends, or in what they normalise; transformers
+reads these with :mod:`fairseq.interop.hugging_face.exported.tokenization_fairseq`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairseq.errors import UserError
+from fairseq.interop.hugging_face.sources import Parts
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import BPES, TOKENIZERS, Tokenizer
+from fairseq.text.tokenizers.byte_level import GPT2
+from fairseq.text.tokenizers.hf import PROBES, HuggingFace, import_tokenizers
+from fairseq.text.tokenizers.rules import BYTES
+
+CONFIG, FAST, CODE = "tokenizer_config.json", "tokenizer.json", "tokenization_fairseq"
+LINE_FEED = next(letter for letter, byte in BYTES.items() if byte == ord("\n"))
+TEXTS = (*PROBES, "a\tb\n\nc  d ", "e\u0301 naïve 世界 🙂\r\n\u00a0x", " 12345.678 don't — “q”")
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What transformers reads a tokenizer from.
+
+    Attributes:
+        texts: of files, by name.
+        adapters, parts: code, for :func:`~fairseq.interop.hugging_face.sources.sources`.
+    """
+
+    texts: Mapping[str, str]
+    adapters: tuple[str, ...] = ()
+    parts: Parts = field(default_factory=dict)
+
+
+def tokenizer_files(
+    tokenizer: Tokenizer | None, dictionary: Dictionary, longest: int, token_types: int | None = None
+) -> TokenizerFiles:
+    """Return the files of *tokenizer*, but for those of *dictionary* and ``tokenization.json``.
+
+    Args:
+        longest: most tokens of a row.
+        token_types: of an encoder; None for a decoder.
+
+    Raises:
+        UserError: it is a plug-in.
+    """
+    config = {"model_max_length": longest, **_names(dictionary, token_types is not None)}
+    content = fast_tokenizer(tokenizer, dictionary, token_types)
+    if content is not None:
+        inputs = ["input_ids", *["token_type_ids"] * (token_types is not None), "attention_mask"]
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+        config["padding_side"] = "left" if token_types is None else "right"
+        return TokenizerFiles({CONFIG: _json(config), FAST: content})
+    kind = "FairseqTokenizer" if token_types is None else "FairseqEncoderTokenizer"
+    config |= {"tokenizer_class": kind, "auto_map": {"AutoTokenizer": [f"{CODE}.{kind}", None]}}
+    if token_types is not None:
+        config["token_types"] = token_types
+    return TokenizerFiles({CONFIG: _json(config)}, (CODE,), {"tokenizer_parts": _parts(tokenizer)})
+
+
+def _parts(tokenizer: Tokenizer | None) -> Mapping[str, tuple[type]]:
+    steps = [type(step) for step in (tokenizer.words, tokenizer.subwords) if step is not None] if tokenizer else []
+    for kind in steps:
+        if kind.__module__.split(".")[0] != "fairseq":
+            raise UserError(f"{tokenizer}: the tokenizer is a plug-in, which cannot be exported")
+    kinds = {name: registry[name] for registry in (TOKENIZERS, BPES) for name in registry}
+    return {name: (kind,) for name, kind in kinds.items() if kind in steps}
+
+
+def _names(dictionary: Dictionary, encoder: bool) -> dict[str, str]:
+    """The special symbols by the names of transformers; a decoder's texts begin with the end-of-line symbol."""
+    ids = {"eos": dictionary.eos(), "unk": dictionary.unk(), "pad": dictionary.pad()}
+    ids["bos"] = dictionary.bos() if encoder else dictionary.eos()
+    if encoder:
+        ids |= {"cls": dictionary.bos(), "sep": dictionary.eos(), "mask": dictionary.mask()}
+    elif ids["pad"] < 0:
+        ids["pad"] = dictionary.eos()
+    return {f"{role}_token": dictionary[index] for role, index in ids.items() if index >= 0}
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def fast_tokenizer(tokenizer: Tokenizer | None, dictionary: Dictionary, token_types: int | None) -> str | None:
+    """Return the content of ``tokenizer.json``; None where no fast tokenizer gives the ids of *tokenizer*.
+
+    Args:
+        token_types: of an encoder, whose rows are ``<s> a </s>`` and ``<s> a </s> b </s>``; None: rows begin with
+            ``</s>``.
+    """
+    if tokenizer is None or tokenizer.words is not None or LINE_FEED not in dictionary:
+        return None
+    subwords = tokenizer.subwords
+    if not isinstance(subwords, GPT2) and not (isinstance(subwords, HuggingFace) and subwords.byte_level):
+        return None
+    values = json.loads(subwords.library_json())
+    model, added = values["model"], {token["content"]: token for token in values["added_tokens"]}
+    model["vocab"].pop(model.pop("unk_token", None), None)  # no text is unknown to bytes
+    ids = {symbol: dictionary.indices.get(symbol) for symbol in (*BYTES, *model["vocab"], *added)}
+    if model["type"] != "BPE" or values["normalizer"] is not None or None in ids.values():
+        return None
+    special = _special(dictionary, token_types is not None)
+    model["vocab"] = {**ids, **special}
+    ours = {word: _added(word, index) for word, index in special.items()}
+    values["added_tokens"] = [*({**token, "id": ids[word]} for word, token in added.items() if word not in ours)]
+    values["added_tokens"] += ours.values()
+    values["post_processor"] = _rows(dictionary, token_types)
+    values["decoder"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    content = json.dumps(values, ensure_ascii=False)
+    library = import_tokenizers("hf").Tokenizer.from_str(content)
+    for text in TEXTS:
+        want = [dictionary.index(symbol) for symbol in tokenizer.encode(text).split()]
+        if library.encode(text, add_special_tokens=False).ids != want:
+            return None
+    return content
+
+
+def _special(dictionary: Dictionary, encoder: bool) -> dict[str, int]:
+    """The symbols that stand for themselves in a text."""
+    ids = [dictionary.eos(), dictionary.unk(), dictionary.pad()]
+    ids += [dictionary.bos(), dictionary.mask()] if encoder else []
+    return {dictionary[index]: index for index in sorted(set(ids)) if index >= 0}
+
+
+def _added(word: str, index: int) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": word, **flags, "special": True}
+
+
+def _rows(dictionary: Dictionary, token_types: int | None) -> Mapping[str, Any]:
+    """The template of rows."""
+
+    def word(index: int, kind: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": dictionary[index], "type_id": kind}}
+
+    last = min(1, (token_types or 1) - 1)
+    first, second = ({"Sequence": {"id": name, "type_id": kind}} for name, kind in (("A", 0), ("B", last)))
+    begin, end = dictionary.eos() if token_types is None else dictionary.bos(), dictionary.eos()
+    single, pair = [word(begin, 0), first], [word(begin, 0), first, second]
+    if token_types is not None:
+        single = [*single, word(end, 0)]
+        pair = [*single, second, word(end, last)]
+    used = {dictionary[index]: index for index in (begin, end)}
+    tokens = {name: {"id": name, "ids": [index], "tokens": [name]} for name, index in used.items()}
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
