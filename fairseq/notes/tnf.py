@@ -96,7 +96,9 @@ class NotedModel(BaseFairseqModel):
             return self.notes.read(x, spans, longest_span, self.note_projection)
 
         output, extra = super().forward(src_tokens, infuse=infuse, **self.readers, **inputs)
-        lengths = src_tokens.ne(self.padding_idx).sum(1)
+        # The last token that is not padding, not their number: the text itself may contain the padding symbol.
+        end = torch.arange(1, src_tokens.size(1) + 1, device=src_tokens.device)
+        lengths = (src_tokens.ne(self.padding_idx) * end).amax(1)
         return output, {**extra, "notes": self.notes.take(extra["hidden"], spans, lengths, longest_span)}
 
     @classmethod

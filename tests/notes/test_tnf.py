@@ -67,6 +67,17 @@ def test_notes_are_taken_from_the_finished_models_hidden_states(made):
     torch.testing.assert_close(sums._values()[0], window.mean(0))
 
 
+def test_a_padding_symbol_in_the_text_does_not_end_the_windows_of_its_row(made):
+    model, _, _ = made
+    tokens = torch.tensor(
+        [[7, model.padding_idx, model.padding_idx, 8, 9, 10], [7, 8, 9, 10, *[model.padding_idx] * 2]]
+    )
+    with torch.no_grad():
+        _, extra = model(tokens, spans=torch.tensor([[0, 4, 5, 0], [1, 3, 4, 1]]))
+    expected = torch.stack([extra["hidden"][0].mean(0), extra["hidden"][1, :4].mean(0)])
+    torch.testing.assert_close(extra["notes"][0]._values(), expected)
+
+
 def test_parameters_have_the_names_they_have_without_notes(made, data):
     model, _, _ = made
     plain = runs.model_of(noted.ELECTRA if hasattr(model, "generator") else noted.BERT, data=data)
