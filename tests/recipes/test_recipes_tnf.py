@@ -22,7 +22,7 @@ VARIABLES = (
     "CHECKPOINT", "DATA_BIN", "BPE_CODES", "GLUE", "TASKS", "SAVE_DIR", "SEEDS", "LRS", "EPOCHS", "GPUS", "PRECISION",
     "EXTRA", "DRY_RUN", "SMALL", "GLUE_URL", "DATA", "SIZE", "UPDATES", "UPDATE_FREQ", "OUT", "TRAIN", "VALID",
     "WORKERS", "NOTE_LAMBDA", "NOTE_GAMMA", "NOTE_HALF_WINDOW", "NOTE_MIN_COUNT", "NOTE_MAX_COUNT", "BPE_MERGES",
-    "MODEL",
+    "MODEL", "FORMS",
 )  # fmt: skip
 
 
@@ -132,3 +132,23 @@ def test_the_small_comparison_ends_with_losses_and_a_picture(tmp_path: Path) -> 
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("| rare_loss ") == 3 and "| with notes | 1 |" in result.stdout
     assert (tmp_path / "compare-notes" / "rare_loss.png").stat().st_size > 1000
+
+
+def test_the_models_of_entities_differ_in_seeds_and_notes_which_end_before_the_training_does() -> None:
+    result = run("entities.sh", DRY_RUN=1, SEEDS="1 2", FORMS="none literal:0.1", UPDATES=70)
+    trained = commands(result, "train.py")
+    assert [(each.arch, each.seed, each.max_update) for each in trained] == [
+        (arch, seed, updates) for seed in (1, 2) for arch in ("bert_tiny", "tnf_bert_tiny") for updates in (40, 70)
+    ]
+    noted = [each for each in trained if each.arch == "tnf_bert_tiny"]
+    assert [(each.note_form, each.note_lambda, each.note_until) for each in noted] == [
+        ("literal", 0.1, until) for until in (None, 40, None, 40)
+    ]
+    names = {name for name in vars(trained[0]) for each in trained if vars(each).get(name) != vars(trained[0])[name]}
+    assert names <= {"arch", "seed", "save_dir", "max_update"}
+
+
+def test_the_small_entities_end_with_losses_beside_rare_words(tmp_path: Path) -> None:
+    result = run("entities.sh", SMALL=1, OUT=tmp_path / "out", FORMS="none centred", EXTRA="--log-format none")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("| note_1_loss ") == 4 and result.stdout.count("permuted_note_1_loss") == 1
