@@ -13,6 +13,7 @@ from small_trainers import TINY, XL, a_trainer, batches
 
 from fairseq.distributed import World
 from fairseq.errors import UserError
+from fairseq.text.dictionary import Dictionary
 from fairseq.training import trainer as trainer_module
 from fairseq.training.trainer import Trainer
 
@@ -54,6 +55,7 @@ def test_tensors_of_a_state_that_nothing_else_uses_are_adopted() -> None:
 def test_a_state_has_what_the_run_has() -> None:
     plain = a_trainer("--optimizer adam").state_dict()
     assert set(plain) == {"args", "model", "optimizer_history", "last_optimizer_state", "extra_state", "dictionary"}
+    assert plain["dictionary"] == Dictionary.load(runs.DATA / "dict.txt").digest()
     assert set(plain["extra_state"]) == {"random", "carried", "sums"}
     (history,) = plain["optimizer_history"]
     assert history == {

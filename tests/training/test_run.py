@@ -116,6 +116,7 @@ def test_the_limit_is_the_first_setting_that_is_reached() -> None:
     assert limit(updates=8, epoch=3, read=5) == limit(updates=8, epoch=4) == ("--max-epoch 3", "raise")
     for rate, expected in ((0.1, ("--stop-min-lr 0.1", "lower")), (0.11, None), (0.05, ("--stop-min-lr 0.1", "lower"))):
         assert limit(updates=5, epoch=2, rate=rate) == limit(updates=5, epoch=1, read=5, rate=rate) == expected
+    assert limit(updates=1, epoch=2, rate=0.1) == ("--stop-min-lr 0.1", "lower")
     assert limit(updates=4, read=4, rate=0.01) is None, "within an epoch"
     assert limit(updates=0, rate=0.01) is None, "a rate that warms up"
     run.stop.late = True
@@ -201,6 +202,7 @@ def test_minutes_between_saves_count_from_the_last_one(monkeypatch: pytest.Monke
         due.append((run._save_is_due(), never._save_is_due()))
     assert due == [(False, False), (True, False), (True, False)]
     now[0] = 1060.0
+    assert run.wall() == 60.0
     run.trained_before = 100.0
     assert run.wall() == 160.0
 
@@ -340,6 +342,8 @@ def test_parameters_are_the_same_on_all_ranks_and_dropout_is_not(monkeypatch: py
         weights = torch.cat([parameter.flatten() for parameter in run.trainer.model.parameters()])
         drawn.append((weights.sum().item(), torch.rand(()).item()))
     assert len({weights for weights, _ in drawn}) == 1
+    torch.manual_seed(3)
+    assert drawn[0][1] != torch.rand(()).item(), "goes on after the weights"
     for rank in (1, 2):
         torch.manual_seed(3 + rank)
         assert drawn[rank][1] == torch.rand(()).item(), "those of --seed plus the rank"

@@ -227,6 +227,18 @@ def test_each_line_is_shown_and_recorded_by_its_kind_and_update(
     assert [values[0] for values in records[:3]] == [{"shown": updates} for updates in (3, 4, 5)]
     assert records[4][0]["wps"] == records[4][0]["wpb"] / 2
     assert run.validation["test"].epoch == 1, "whatever is random in validation is that of the first epoch"
+    assert run.validation["test"].iterations_in_epoch == 1, "the first step alone"
+
+
+def test_the_best_figure_is_of_the_first_split(bars: list[Bar]) -> None:
+    run = a_run("--valid-subset test,valid")
+    records: list[Any] = []
+    run.record = lambda *values: records.append(values)
+    run.best = run.best.validated(0.01)
+    figure = run._validate(3)
+    (first, *_), (second, *_) = records
+    assert (first["best_loss"], first["loss"]) == (0.01, figure) and figure > 1
+    assert second["best_loss"] == second["loss"] != figure
 
 
 def test_a_process_that_is_not_the_first_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,9 @@ def test_gradients_are_clipped_to_their_limit_and_it_is_told(share: float, clipp
     at_limit = a_trainer(SGD, f"--clip-norm {report['gnorm']!r}")
     at_limit.train_step(samples)
     assert at_limit.meters["train"].report(at_limit.figures)["clip"] == 0.0
+    far = a_trainer(SGD, "--clip-norm 0.001")
+    far.train_step(samples)
+    assert far.meters["train"].report(far.figures)["clip"] == 100.0
 
 
 def test_gradients_of_several_processes_are_divided_by_the_tokens_of_all() -> None:
