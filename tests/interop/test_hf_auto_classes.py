@@ -14,6 +14,9 @@ import pytest
 import torch
 from exports import MODELS, exported, keep_code_in, made, saved, theirs, tokens
 
+from fairseq.interop.hugging_face.export import write_texts
+from fairseq.interop.hugging_face.sources import sources
+
 pytest.importorskip("safetensors")
 transformers = pytest.importorskip("transformers")
 KINDS = ("baseline", "gpt", "shortformer", "transformer-xl bands", "transformer-xl zeros", "transformer-xl shaw")
@@ -129,14 +132,22 @@ def functions(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from functions(inner)
 
 
-def test_exported_files_define_every_name_that_they_use(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(folder.parent))
-    files = sorted(folder.glob("*.py"))
-    assert len(files) > 20
-    for file in files:
-        text = file.read_text()
-        assert "from fairseq" not in text and "import fairseq" not in text and "MIT License" in text
-        module = importlib.import_module(f"hf.{file.stem}")
-        for code in functions(compile(text, file.name, "exec")):
+def test_exported_files_define_every_name_that_they_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = sources(("configuration_fairseq", "modeling_fairseq", "tokenization_fairseq"), {})
+    (tmp_path / "all_parts").mkdir()
+    write_texts(tmp_path / "all_parts", files)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert {"models_transformer_xl.py", "text_tokenizers_moses.py", "modules_attention.py"} < files.keys()
+    for name, text in files.items():
+        assert "from fairseq" not in text and "import fairseq" not in text and "MIT License" in text.splitlines()[0]
+        module = importlib.import_module(f"all_parts.{name.removesuffix('.py')}")
+        for code in functions(compile(text, name, "exec")):
             names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-            assert names <= {*vars(module), *vars(builtins)}, file.name
+            assert names <= {*vars(module), *vars(builtins)}, name
+
+
+def test_an_export_has_the_code_of_its_own_parts_only(folder: Path) -> None:
+    files = {file.name: len(file.read_text().splitlines()) for file in folder.glob("*.py")}
+    assert "models_transformer_lm.py" in files
+    assert not {"models_transformer_xl.py", "text_tokenizers_moses.py", "config_registry.py"} & files.keys()
+    assert len(files) <= 30 and sum(files.values()) <= 3500, files

@@ -117,6 +117,20 @@ def test_what_is_exported_comes_back_exactly(name: str, tmp_path: Path) -> None:
         assert (again / file).read_bytes() == (folder / file).read_bytes()
 
 
+def test_a_folder_of_an_earlier_version_is_imported(tmp_path: Path) -> None:
+    """Its shared biases have the name of the first layer's, and no buffers are there."""
+    model = made("transformer-xl")
+    folder = exported(saved(model, tmp_path / "in", MODELS["transformer-xl"]), tmp_path / "hf")
+    tensors = safetensors.load_file(folder / "model.safetensors")
+    former = {name: value for name, value in tensors.items() if "attention_biases" not in name}
+    for name in ("r_w_bias", "r_r_bias"):
+        former[f"decoder.layers.0.self_attn.{name}"] = tensors[f"decoder.attention_biases.{name}"]
+    assert len(former) == len(tensors)
+    safetensors.save_file(former, folder / "model.safetensors")
+    kept, want = checkpoint.load(imported(folder, tmp_path / "back"))["model"], stored_parameters(model)
+    assert all(torch.equal(kept[name], value) for name, value in want.items())
+
+
 OUTSIDE = """
 import json, sys
 import torch

@@ -80,6 +80,8 @@ def test_gpt2_reads_raw_text_and_is_exported_again(tmp_path: Path) -> None:
     found = again("the low\nlot")["input_ids"]
     assert [again.symbols[index] for index in found] == [END, "th", "e", "Ġlow", "Ċ", "lo", "t"]
     assert again.decode(found[1:]) == "the low\nlot"
+    fast = pytest.importorskip("transformers").PreTrainedTokenizerFast.from_pretrained(tmp_path / "again")
+    assert fast("the low\nlot")["input_ids"] == found and fast.decode(found[1:]) == "the low\nlot"
 
 
 @pytest.mark.parametrize(
