@@ -99,6 +99,18 @@ def test_a_run_saves_at_its_end_when_its_time_is_over(tmp_path: Path, events: li
     assert (updates, events) == ([], []), "late before the first update, by the setting's name"
 
 
+def test_a_signal_is_followed_by_a_save_without_a_validation() -> None:
+    run = state(a_run(), updates=3, read=3)
+    saved: list[Any] = []
+    run._save = lambda *point: saved.append(point)  # type: ignore[method-assign]
+    clock = run_module.Clock(run.trainer.meters)
+    run._validate_and_save(1, None, clock)
+    assert saved == [], "nothing is due"
+    run.stop.interrupted = True
+    run._validate_and_save(1, None, clock)
+    assert saved == [(1, 3, False, None)]
+
+
 # --- the limits of a run
 
 

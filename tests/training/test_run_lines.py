@@ -230,6 +230,13 @@ def test_each_line_is_shown_and_recorded_by_its_kind_and_update(
     assert run.validation["test"].iterations_in_epoch == 1, "the first step alone"
 
 
+def test_a_bar_begins_at_the_updates_of_its_epoch_that_are_over(bars: list[Bar]) -> None:
+    run = state(a_run("--update-freq 2 --max-update 8 --no-save --disable-validation"), updates=7, read=2)
+    run.train()
+    assert (bars[0].settings["start"], bars[0].settings["total"]) == (1, 3)
+    assert (run.progress.start, run.progress.updates, run.progress.total) == (7, 7, 8), "a bar counts them on"
+
+
 def test_the_best_figure_is_of_the_first_split(bars: list[Bar]) -> None:
     run = a_run("--valid-subset test,valid")
     records: list[Any] = []

@@ -311,6 +311,19 @@ def test_before_the_first_mean_the_weights_are_saved() -> None:
 # --- settings
 
 
+def test_an_optimizer_is_given_the_names_that_parameters_have_in_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    groups = trainer_module.parameter_groups
+
+    def watched(named: Any, *args: Any) -> Any:
+        given.extend(name for name, _ in named)
+        return groups(named, *args)
+
+    monkeypatch.setattr(trainer_module, "parameter_groups", watched)
+    trainer = a_trainer()
+    assert given == [name for name, _ in trainer.model.named_parameters()]
+
+
 def test_matrices_alone_decay_where_that_is_asked_for() -> None:
     flags = "--optimizer adam --weight-decay 0.1"
     decays = [
