@@ -76,11 +76,12 @@ def start(script: str | Path, *flags: Any, variables: Mapping[str, str] = {}, **
         settings: of :class:`subprocess.Popen`; by default its output is piped.
     """
     preload()
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    # An interpreter ignores SIGPIPE and SIGXFSZ; subprocess would restore them.
+    defaults = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "restore_signals": False}
     words = [script if script == "-m" else str(runs.ROOT / script), *runs.words(*flags)]
     become = functools.partial(_become, words, runs.environment(**variables))
     # The function before the program is executed never returns, so that it never is.
-    return subprocess.Popen(["never"], preexec_fn=become, **{**piped, "text": True, **settings})
+    return subprocess.Popen(["never"], preexec_fn=become, **{**defaults, **settings})
 
 
 def command(script: str | Path, *flags: Any, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import runs
 import torch
+import warm
 from states import a_state
 
 from fairseq.checkpoint import describe_mismatch, load, read, save
@@ -104,11 +104,9 @@ def test_a_missing_folder_is_a_user_error(tmp_path):
         save(tmp_path / "nowhere" / "c.pt", a_state())
 
 
-def run_python(code: str, *args: object) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=runs.TIMEOUT)
+def run_python(code: str, folder: Path, *args: object) -> subprocess.CompletedProcess[str]:
+    (folder / "code.py").write_text(textwrap.dedent(code))
+    return warm.command(folder / "code.py", *args)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -126,10 +124,12 @@ def test_the_system_refusing_a_large_file_keeps_the_old_checkpoint(tmp_path):
             print(error)
         assert torch.equal(load(sys.argv[1])["model"]["w"], torch.zeros(1000))
     """
-    done = run_python(code, tmp_path / "c.pt")
+    folder = tmp_path / "saves"
+    folder.mkdir()
+    done = run_python(code, tmp_path, folder / "c.pt")
     assert done.returncode == 0, done.stderr
     assert "cannot be written (File too large)" in done.stdout
-    assert os.listdir(tmp_path) == ["c.pt"]
+    assert os.listdir(folder) == ["c.pt"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -166,7 +166,7 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
         CheckpointManager(config)
         print(epoch, sorted(p.name for p in Path(sys.argv[1]).iterdir() if p.suffix == ".tmp"))
     """
-    done = run_python(code, tmp_path / "saves")
+    done = run_python(code, tmp_path, tmp_path / "saves")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("[]")
 

@@ -15,6 +15,7 @@ import naive
 import pytest
 import runs
 import sacremoses
+import warm
 
 from fairseq.config import options
 from fairseq.errors import UserError
@@ -170,16 +171,11 @@ def test_nothing_at_all_on_stdin_ends_cleanly(pipe, capsys):
     assert capsys.readouterr().out == ""
 
 
-def start(*flags, stdin, stdout, **settings):
-    command = [sys.executable, str(runs.ROOT / "interactive.py"), str(runs.DATA), *runs.words(*flags)]
-    environment = runs.environment(**settings)
-    return subprocess.Popen(command, env=environment, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE)
-
-
 def test_interruption_and_a_closed_pipe_end_without_a_traceback():
     endless = "--cpu --sampling --max-new-tokens 1000000 --path", SHORTFORMER
-    broken = start(endless, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    stopped = start(endless, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    broken, stopped = (
+        warm.start("interactive.py", runs.DATA, endless, text=False, stdin=subprocess.PIPE) for _ in range(2)
+    )
     for process in (broken, stopped):
         process.stdin.write(b"gres\n")
         process.stdin.flush()
@@ -195,10 +191,11 @@ def test_interruption_and_a_closed_pipe_end_without_a_traceback():
 
 
 def test_output_that_has_not_every_character_shows_the_rest():
-    flags = "--cpu --max-new-tokens 3 --path", SHORTFORMER
-    process = start(flags, stdin=subprocess.PIPE, stdout=subprocess.PIPE, PYTHONIOENCODING="ascii")
-    out, error = process.communicate("é – gres\n".encode(), timeout=runs.TIMEOUT)
-    assert process.returncode == 0 and out.startswith(rb"\xe9 \u2013 gres"), error
+    flags = runs.words(runs.DATA, "--cpu --max-new-tokens 3 --path", SHORTFORMER)
+    command = [sys.executable, str(runs.ROOT / "interactive.py"), *flags]  # the encoding is the interpreter's
+    environment = runs.environment(PYTHONIOENCODING="ascii")
+    done = subprocess.run(command, env=environment, input="é – gres\n".encode(), capture_output=True)
+    assert done.returncode == 0 and done.stdout.startswith(rb"\xe9 \u2013 gres"), done.stderr
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------

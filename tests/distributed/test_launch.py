@@ -58,7 +58,7 @@ def test_training_process_that_fails_ends_the_job_with_its_message(tmp_path):
     plugin = tmp_path / "failing_plugin"
     plugin.mkdir()
     (plugin / "__init__.py").write_text(PLUGIN)
-    flags = ["--user-dir", plugin, "--criterion failing --no-save --log-format none"]
+    flags = ["--user-dir", plugin, "--criterion failing --no-save --log-format none --ddp-backend no_c10d"]
     result = runs.command("train.py", runs.DATA, BASELINE, HALF, TWO, *flags)
     assert result.returncode == 1
     assert "process 1 of 2 failed:\nTraceback" in result.stderr

@@ -11,7 +11,6 @@ import pty
 import re
 import shlex
 import struct
-import subprocess
 import sys
 import termios
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 import runs
 import torch
+import warm
 from mistakes import logged
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,8 +42,8 @@ def on_a_terminal(columns: int, *flags: Any) -> str:
     """What ``train.py`` writes to a terminal of so many columns."""
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    words = [sys.executable, str(runs.ROOT / "train.py"), *runs.words(runs.DATA, *flags)]
-    with subprocess.Popen(words, stdout=end, stderr=end, stdin=end, env=runs.environment(TERM="xterm")):
+    streams = {"stdin": end, "stdout": end, "stderr": end}
+    with warm.start("train.py", runs.DATA, *flags, variables={"TERM": "xterm"}, **streams):
         os.close(end)
         output = b""
         while True:
