@@ -270,10 +270,11 @@ def test_a_folder_with_files_and_flags_of_other_models_are_refused(tmp_path: Pat
     ("change", "message"),
     [
         ({"settings": None}, "settings are missing"),
-        ({"settings": {"arch": "bert"}}, "name the model 'bert'"),
+        ({"settings": {"arch": "bert"}}, "hf/config.json: settings name the model 'bert'"),
+        ({"no_apex": "x"}, "hf/config.json: settings: .*expected true or false"),
         ({"decoder_layers": 3}, "layers.2.* is missing"),
         ({"decoder_layers": 10**9}, "larger model|at most|out of range"),
-        ({"decoder_embed_dim": "wide"}, "decoder-embed-dim"),
+        ({"decoder_embed_dim": "wide"}, "hf/config.json: settings: .*decoder.embed.dim"),
         ({"decoder_ffn_embed_dim": 64}, "the configuration says"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from fairseq.config import fields
 from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.errors import UserError
 from fairseq.inference.predictor import reach
+from fairseq.interop.hugging_face.model_folder import CONFIG
 from fairseq.interop.pickles.named_tensors import Tensors
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
@@ -76,12 +78,15 @@ def restored(given: Mapping[str, Tensor], settings: Mapping[str, Any], dictionar
     Raises:
         UserError: the settings are not those of a known model, or the tensors are not those of the settings.
     """
-    arch = str(settings.get("arch"))
+    arch, file = str(settings.get("arch")), Path(source) / CONFIG
     if arch not in NAMES.values():
-        raise UserError(f"{source}: settings name the model {arch[:40]!r}; known: {', '.join(NAMES.values())}")
+        raise UserError(f"{file}: settings name the model {arch[:40]!r}; known: {', '.join(NAMES.values())}")
     kind = MODELS[ARCHITECTURES[arch].model]
     assert kind.config_class is not None
-    cfg = fields.typed(kind.config_class, dict(settings))
+    try:
+        cfg = fields.typed(kind.config_class, dict(settings))
+    except UserError as error:  # of the file: the import has no such flags
+        raise UserError(f"{file}: settings: {error}") from None
     limit = ModelLimit.of_checkpoint(given, source)
     with limited_models(limit), torch.device("meta"):  # names and shapes only
         model = kind.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
