@@ -62,6 +62,33 @@ def test_prompts_of_several_lengths_go_on_as_each_alone(name: str, beams: int) -
     assert both[1].tolist() == other.generate(rows[1:], **settings)[0].tolist()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", KINDS)
+def test_beams_go_on_from_the_rows_that_they_were_chosen_from(name: str) -> None:
+    other = theirs(made(name))
+    settings = {"num_beams": 4, "num_return_sequences": 4, "do_sample": False, "max_new_tokens": 5, "pad_token_id": 1}
+    for scale in (1.0, 30.0):  # flat and steep distributions
+        other.decoder.layers[-1].fc2.weight.mul_(scale)
+        for rows in tokens(6, 3).split(3):
+            cached = other.generate(rows, **settings)
+            assert cached.tolist() == other.generate(rows, use_cache=False, **settings).tolist()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["baseline", "shortformer"])
+def test_a_cache_of_several_lengths_is_reordered_and_goes_on_with_padding(name: str) -> None:
+    other, (rows, mask), chosen = theirs(made(name)), ragged(), [3, 0, 0, 1]
+    cache = other(rows, attention_mask=mask, use_cache=True).past_key_values
+    cache.reorder_cache(torch.tensor(chosen))
+    more, real = tokens(4, 4), torch.ones(4, 4, dtype=torch.bool)
+    real[1, 0] = False
+    found = other(more, attention_mask=real.long(), past_key_values=cache).logits
+    for row, origin in enumerate(chosen):
+        text = torch.cat([rows[origin, mask[origin].bool()], more[row, real[row]]])
+        want = other(text[None], use_cache=True).logits[0, -int(real[row].sum()) :]
+        torch.testing.assert_close(found[row, real[row]], want, atol=1e-5, rtol=1e-6)
+
+
 def test_labels_after_padding_are_left_out_of_the_loss() -> None:
     other, (rows, mask) = theirs(made("baseline")), ragged()
     labels = rows.where(mask.bool(), -100)
