@@ -31,7 +31,7 @@ class GPT2(Subwords):
         return [" ".join([self._symbols[index] for index in encoding.ids]) for encoding in found]
 
     def spans(self, line: str) -> list[Span]:
-        with self.library():
+        with self.library([line]):
             found = self._tokenizer.encode(line, add_special_tokens=False)
         return [Span(self._symbols[index], *ends) for index, ends in zip(found.ids, found.offsets, strict=True)]
 

@@ -61,7 +61,7 @@ class HuggingFace(Subwords):
             return [self._vocabulary.line(encoding.ids) for encoding in found]
 
     def spans(self, line: str) -> list[Span]:
-        with self.library():
+        with self.library([line]):
             found = self._tokenizer.encode(line, add_special_tokens=False)
             return self._vocabulary.spans(found.ids, found.offsets)
 

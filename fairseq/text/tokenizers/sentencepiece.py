@@ -51,7 +51,7 @@ class SentencePiece(Subwords):
             return [self._vocabulary.line(ids) for ids in self._model.encode(list(lines), out_type=int)]
 
     def spans(self, line: str) -> list[Span]:
-        with self.library():
+        with self.library([line]):
             ids, pieces = self._model.encode(line, out_type=int), self._model.encode(line, out_type=str)
             normal, origin = self._model.normalize(line, with_offsets=True)
         at = [number for number, letter in enumerate(normal) for _ in letter.encode()] + [len(normal)]  # of each byte
