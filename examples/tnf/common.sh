@@ -44,6 +44,6 @@ pretrain() {
 }
 
 notes=(
-  --note-lambda "${NOTE_LAMBDA:-0.5}" --note-gamma "${NOTE_GAMMA:-0.1}"
+  --note-form "${NOTE_FORM:-centred}" --note-lambda "${NOTE_LAMBDA:-0.5}" --note-gamma "${NOTE_GAMMA:-0.1}"
   --note-half-window "${NOTE_HALF_WINDOW:-$(full_or_small 16 4)}"
 )

@@ -6,6 +6,7 @@
 #   SEEDS    seeds, a pair of trainings each (default: "1 2")
 #   UPDATES  updates of 4,096 tokens (default: 3200), the first 2,500 with rows of 32 tokens, the rest of 128
 #   OUT      folder of the runs (default: compare-notes)
+#   NOTE_FORM  centred (default) or literal, the paper's
 #   PRECISION, EXTRA, DRY_RUN=1, SMALL=1  as for the other scripts
 # shellcheck source=examples/tnf/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -31,13 +32,15 @@ stages=$(full_or_small 32 16):$short,$(full_or_small 128 32):$updates
 
 for seed in "${seeds[@]}"; do
   for arch in "$model" "tnf_$model"; do
+    form=()
+    [[ $arch == "$model" ]] || form=(--note-form "${NOTE_FORM:-centred}")
     run python train.py "$data" --task tnf_masked_lm --arch "${arch}_tiny" --seed "$seed" --stages "$stages" \
       --save-dir "$out/$arch-$seed" --metrics-file "$out/$arch-$seed.jsonl" "${flags[@]}" \
-      ${small_model[@]+"${small_model[@]}"} ${precision[@]+"${precision[@]}"} ${extra[@]+"${extra[@]}"}
+      ${form[@]+"${form[@]}"} ${small_model[@]+"${small_model[@]}"} ${precision[@]+"${precision[@]}"} ${extra[@]+"${extra[@]}"}
   done
 done
 
-# Each sentence of the validation text a row. The models as finished, without notes; those with notes also with them.
+# Each line of the validation text a row. The models as finished, without notes; those with notes also with them.
 sentences=(--valid-subset valid --rare-words --model-overrides "{'sample_break_mode': 'eos'}")
 for seed in "${seeds[@]}"; do
   run python validate.py "$data" --path "$out/$model-$seed/checkpoint_last.pt:$out/tnf_$model-$seed/checkpoint_last.pt" "${sentences[@]}"

@@ -5,7 +5,7 @@
 #   OUT         folder of the data (default: data-bin/tnf)
 #   BPE_MERGES  merges to learn (default: 32000)
 #   NOTE_MIN_COUNT NOTE_MAX_COUNT  fewest and most occurrences of a rare word (default: 100 500, for billions of words;
-#               choose them for 5 % to 10 % of your words: 25 250 for 13 million)
+#               choose them so that about 20 % of sentences have one: 4 20 for 13 million)
 #   WORKERS     processes (default: all processors)
 # DRY_RUN=1 prints the commands. SMALL=1 takes a small corpus of documentation instead of TRAIN and VALID.
 # shellcheck source=examples/common.sh

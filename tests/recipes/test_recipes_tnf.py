@@ -22,7 +22,7 @@ VARIABLES = (
     "CHECKPOINT", "DATA_BIN", "BPE_CODES", "GLUE", "TASKS", "SAVE_DIR", "SEEDS", "LRS", "EPOCHS", "GPUS", "PRECISION",
     "EXTRA", "DRY_RUN", "SMALL", "GLUE_URL", "DATA", "SIZE", "UPDATES", "UPDATE_FREQ", "OUT", "TRAIN", "VALID",
     "WORKERS", "NOTE_LAMBDA", "NOTE_GAMMA", "NOTE_HALF_WINDOW", "NOTE_MIN_COUNT", "NOTE_MAX_COUNT", "BPE_MERGES",
-    "MODEL", "FORMS",
+    "MODEL", "FORMS", "NOTE_FORM", "NOTE_READERS",
 )  # fmt: skip
 
 
@@ -50,6 +50,7 @@ def test_models_with_and_without_notes_have_the_same_settings(backbone: str) -> 
     assert (plain.task, plain.arch) == ("masked_lm", f"{backbone}_base")
     assert (noted.task, noted.arch) == ("tnf_masked_lm", f"tnf_{backbone}_base")
     assert (noted.note_lambda, noted.note_gamma, noted.note_half_window) == (0.5, 0.2, 16)
+    assert (noted.note_form, getattr(noted, "note_readers", "generator")) == ("centred", "generator")
     different = {name for name in vars(plain) if vars(plain)[name] != vars(noted)[name]}
     assert different <= {"arch", "task", "save_dir"}
     assert plain.batch_size * plain.update_freq[0] * plain.distributed_world_size == 256
