@@ -26,7 +26,7 @@ SIZES = """--cpu --tokens-per-sample 24 --max-tokens 96 --required-batch-size-mu
 BERT = f"--arch bert_tiny --task masked_lm --criterion masked_lm {SIZES}"
 TNF_BERT = f"--arch tnf_bert_tiny --task tnf_masked_lm --criterion masked_lm {SIZES}"
 ELECTRA = f"--arch electra_tiny --task masked_lm --criterion electra {SIZES}"
-TNF_ELECTRA = f"--arch tnf_electra_tiny --task tnf_masked_lm --criterion electra {SIZES}"
+TNF_ELECTRA = f"--arch tnf_electra_tiny --task tnf_masked_lm --criterion electra --note-readers both {SIZES}"
 CAUSAL = """--arch shortformer_tiny --criterion cross_entropy --tokens-from-prev 12
     --adaptive-input-cutoff 10,20 --adaptive-softmax-cutoff 10,20
     --decoder-layers 1 --cpu --tokens-per-sample 12 --max-tokens 48 --required-batch-size-multiple 1 --optimizer adam

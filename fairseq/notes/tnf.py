@@ -130,7 +130,7 @@ class TNFElectraConfig(EncoderNoteConfig, ElectraConfig):
     """Settings of ELECTRA with notes."""
 
     note_readers: str = flag(
-        "both",
+        "generator",
         "networks that read notes; a note shows the discriminator that its word is original",
         choices=("both", "generator"),
     )
