@@ -14,8 +14,10 @@ from fairseq.config import fields, options
 from fairseq.config.registry import is_outside
 from fairseq.config.unused_flags import SWITCHES, VALUES, Refused, Unread
 from fairseq.criterions import CRITERIONS
+from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
+from fairseq.models.unsupported import check_supported
 from fairseq.optim import OPTIMIZERS
 from fairseq.optim.lr_scheduler import LR_SCHEDULERS
 from fairseq.tasks import TASKS
@@ -66,6 +68,24 @@ def test_the_page_names_the_parameters_of_transformer_lm() -> None:
     with torch.device("meta"):
         decoder = TransformerDecoder(fields.extract(TransformerLMConfig, args), words, padding_idx=1)
     assert sum(parameter.numel() for parameter in decoder.parameters()) == count
+
+
+def test_layer_norm_stands_where_the_page_says() -> None:
+    assert "off in `transformer_lm`, as in 0.12; on in the other architectures" in TABLES
+    for name in ARCHITECTURES:
+        if name.startswith(("transformer_lm", "shortformer")):
+            args = argparse.Namespace()
+            ARCHITECTURES[name].fill(args)
+            assert fields.extract(TransformerLMConfig, args).decoder_normalize_before == (name != "transformer_lm"), (
+                name
+            )
+
+
+def test_a_checkpoint_with_the_setting_alibi_is_refused_and_one_without_is_not() -> None:
+    assert "checkpoint with the setting `alibi` is refused" in PAGE.replace("\n", " ")
+    check_supported({"alibi": False, "arch": "transformer_lm"}, "model.pt")
+    with pytest.raises(UserError, match=r"model\.pt: alibi=True"):
+        check_supported({"alibi": True, "arch": "transformer_lm"}, "model.pt")
 
 
 @pytest.fixture(scope="module")
