@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import runs
 import torch
+from mistakes import user_error
 from states import a_state
 
 from fairseq import checkpoint
@@ -114,7 +115,7 @@ def test_checkpoints_of_models_that_differ_in_a_setting_only_are_refused(
     run("--inputs", paths[0], paths[2], "--output", tmp_path / "average.pt")  # fairseq's checkpoints may lack it
     (tmp_path / "average.pt").unlink()
     message = f"{paths[1]}: was trained with --{name.replace('_', '-')} {values[1]}, and {paths[0]} with {values[0]}; "
-    with pytest.raises(UserError, match=f"^{re.escape(message)}give checkpoints of one run$"):
+    with user_error(f"^{re.escape(message)}give checkpoints of one run$"):
         run("--inputs", *paths[:2], "--output", tmp_path / "average.pt")
     assert not (tmp_path / "average.pt").exists()
 

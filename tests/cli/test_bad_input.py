@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import runs
 import torch
+from mistakes import user_error
 
 from fairseq.data.samplers import Batching
-from fairseq.errors import UserError
 
 # --- flags
 
@@ -151,7 +151,7 @@ def test_stages_and_another_max_update(mistake):
 def test_without_a_size_a_batch_has_eight_rows():
     assert runs.arguments("--arch transformer_lm_tiny").batch_size == 8
     assert runs.arguments("--arch transformer_lm_tiny --max-tokens 64").batch_size is None
-    with pytest.raises(UserError, match="--max-tokens or --batch-size: one of them is needed"):
+    with user_error("--max-tokens or --batch-size: one of them is needed"):
         Batching(None, None).streams(8, 16)
 
 

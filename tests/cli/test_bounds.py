@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import runs
 import torch
+from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.config import options
@@ -110,7 +111,7 @@ def test_a_path_of_5000_characters(mistake, flag):
 
 def test_overrides_with_other_keys_than_names():
     for text in ("{[]: 2}", "{1: 2}", "{" * 5000, "{'a'"):
-        with pytest.raises(UserError, match="--model-overrides .*expected a dict"):
+        with user_error("--model-overrides .*expected a dict"):
             parse_dict("--model-overrides", text)
 
 
@@ -157,7 +158,7 @@ def test_named_pipes_as_text_are_not_waited_for(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize("parser", [get_generation_parser, get_interactive_generation_parser])
 def test_samples_for_hours_are_rejected(parser):
     for flags in ("--num-samples 99999999999", "--num-samples 2000000000", "--beam 1000000"):
-        with pytest.raises(UserError, match=flags.split()[0]):
+        with user_error(flags.split()[0]):
             options.parse_args_and_arch(parser(), [str(runs.DATA), "--path", "x", *flags.split()])
 
 
@@ -176,7 +177,7 @@ def test_too_many_tokens_of_all_samples_are_rejected_before_a_model_is_loaded():
         (generate, get_generation_parser),
         (interactive, get_interactive_generation_parser),
     ):
-        with pytest.raises(UserError, match=r"--num-samples: 1000000 .* are more than 100,000,000 tokens; lower"):
+        with user_error(r"--num-samples: 1000000 .* are more than 100,000,000 tokens; lower"):
             command.main(options.parse_args_and_arch(parser(), flags))
 
 

@@ -60,4 +60,4 @@ def test_document_scores_name_the_flags_that_they_exclude(flags, message, tmp_pa
     text = runs.GOLDEN / "text" / "test.txt"
     with pytest.raises(UserError) as error:
         evaluate("--cpu --score-documents", tmp_path / "out", flags.format(text=text), "--path", BASELINE)
-    assert str(error.value).startswith(message) and not (tmp_path / "out").exists()
+    assert error.value.with_flags.startswith(message) and not (tmp_path / "out").exists()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.config import options
@@ -388,7 +389,7 @@ def outputs(folder):
 def test_results_appear_together_or_not_at_all(tmp_path):
     flags, (scores_file, results) = outputs(tmp_path)
     results.mkdir(parents=True)  # a folder cannot be replaced by a file
-    with pytest.raises(UserError, match=r"--results-path .*results.json: cannot be written \(Is a directory"):
+    with user_error(r"--results-path .*results.json: cannot be written \(Is a directory"):
         evaluate("--path", *flags)
     assert scores_file.read_bytes() == ARCHIVE + b"before" and not list(results.iterdir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results", "scores.npz"]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import runs
 import torch
+from mistakes import user_error
 from sentences import write_dictionary, write_pretrained, write_task
 
 from fairseq.config import options
 from fairseq.data.glue import GLUE
-from fairseq.errors import UserError
 from fairseq.evaluation.sentences import FinetunedRun, Predictions, as_table, best_rate, summarize
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
@@ -171,11 +171,11 @@ def test_mistakes_are_one_line_before_anything_is_trained(home: Path, tmp_path: 
         "--glue-task RTE": "dev.tsv: no column 'sentence1'",
         f"--data-bin {other}": "bert.pt: was trained with a dictionary of 25 symbols, but --data-bin has 6",
     }.items():
-        with pytest.raises(UserError, match=message):
+        with user_error(message):
             finetune.main(arguments(home, "--save-dir", tmp_path / "out", flags))
     args = arguments(home, "--save-dir", tmp_path / "out")
     args.path = None
-    with pytest.raises(UserError, match="--path: give the checkpoint"):
+    with user_error("--path: give the checkpoint"):
         finetune.main(args)
     assert not (tmp_path / "out").exists()
 
@@ -187,6 +187,6 @@ def test_another_dictionary_of_the_same_size_is_refused_before_anything_is_train
     (tmp_path / "other.txt").write_text("\n".join([*words[1:], words[0]]) + "\n")
     flags = ["--data-bin", tmp_path / "other.txt", "--save-dir", tmp_path / "out", "--path", tmp_path / "bert.pt"]
     message = f"{tmp_path}/bert.pt: was trained with another dictionary than {tmp_path}/other.txt"
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         finetune.main(arguments(home, *flags))
     assert not (tmp_path / "out").exists()

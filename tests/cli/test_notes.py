@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.errors import UserError
@@ -137,12 +138,12 @@ def test_notes_of_a_plug_ins_encoder_are_shown_and_it_serves_without_them(data, 
     words = runs.words(tmp_path / "tnf_encoder_of_notes", "--to hf --out", tmp_path / "hf", *plugin)
     export_model.main(options.parse_args_and_arch(get_export_parser(), words))
     assert "RobertaForMaskedLM" in (tmp_path / "hf" / "config.json").read_text()
-    with pytest.raises(UserError, match="--arch noted_encoder: .* register the model as tnf_NAME"):
+    with user_error("--arch noted_encoder: .* register the model as tnf_NAME"):
         load_model(tmp_path / "noted_encoder" / "checkpoint_last.pt", data)
 
 
 def test_bad_input_is_one_line(run, data, tmp_path):
-    with pytest.raises(UserError, match="--words nowhere: has no note"):
+    with user_error("--words nowhere: has no note"):
         notes(run, "--words nowhere")
     with pytest.raises(UserError, match="folder not found"):
         notes(run, tmp_path / "nowhere")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import runs
+from mistakes import user_error
 
 from fairseq.analysis import plots
-from fairseq.errors import UserError
 from fairseq_cli import plot as command
 from fairseq_cli.plot import get_plot_parser
 
@@ -140,9 +140,9 @@ def test_bad_runs_are_one_line_each(tmp_path: Path) -> None:
         (f"{run},{other}", "figures are from different updates"),
         (f"{run} --results-path {tmp_path}/curve.gif", "must end in .png, .svg, .pdf"),
     ]:
-        with pytest.raises(UserError, match=message) as error:
+        with user_error(message) as error:
             plot(flags)
-        assert "\n" not in str(error.value)
+        assert "\n" not in error.value.with_flags
 
 
 def test_names_that_are_not_utf8_are_escaped_in_the_table_and_the_picture(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import runs
 import torch
+from mistakes import logged, user_error
 
 from fairseq import distributed
 from fairseq.config.settings import CommonConfig, training_settings
 from fairseq.distributed import device
-from fairseq.errors import UserError
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_command_of_one_process_uses_the_first_gpu(selected: list[torch.device
 
 
 def test_a_gpu_that_does_not_exist_is_refused(selected: list[torch.device]) -> None:
-    with pytest.raises(UserError, match="--device-id 4: there are 4 GPUs, numbered from 0"):
+    with user_error("--device-id 4: there are 4 GPUs, numbered from 0"):
         worlds("--distributed-world-size 1 --device-id 4")
 
 
@@ -86,9 +86,9 @@ def test_float16_on_a_cpu_without_its_arithmetic_names_bf16(
     with caplog.at_level(logging.WARNING):
         distributed.device_of(CommonConfig(cpu=True, **{flag: True}))
         distributed.device_of(CommonConfig(cpu=True, bf16=True))
-    assert len(caplog.messages) == lines
+    assert len(logged(caplog)) == lines
     start = f"--{flag.replace('_', '-')}: this CPU has no float16 arithmetic"
-    assert all(message.startswith(start) and "use --bf16" in message for message in caplog.messages)
+    assert all(message.startswith(start) and "use --bf16" in message for message in logged(caplog))
 
 
 @pytest.mark.parametrize("reported, supported", [(True, True), (False, False), (None, True)])

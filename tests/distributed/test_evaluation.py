@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import runs
 import warm
+from mistakes import user_error
 
 from fairseq.config import options
-from fairseq.errors import UserError
 from fairseq_cli import eval_lm, generate, validate
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.generate import get_generation_parser
@@ -118,5 +118,5 @@ def _without_scores(text: str) -> list[str]:
 
 
 def test_a_shard_that_does_not_exist_is_refused(models: dict[str, Path]) -> None:
-    with pytest.raises(UserError, match="--shard-id 2: --num-shards 2 are numbered from 0"):
+    with user_error("--shard-id 2: --num-shards 2 are numbered from 0"):
         score(models["lm"], "--num-shards 2 --shard-id 2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from mistakes import user_error
 
 from fairseq.config.settings import DistributedConfig
 from fairseq.distributed.plan import Launch, first_host, plan
@@ -199,7 +200,7 @@ def test_first_host_of_slurms_list(nodes, host):
             True,
             0,
             {},
-            "4 processes need distributed_init_method",
+            "4 processes need --distributed-init-method",
         ),
         (
             {"distributed_world_size": 4, "distributed_init_method": URL},
@@ -212,9 +213,9 @@ def test_first_host_of_slurms_list(nodes, host):
         ),
         ({"nprocs_per_node": 10**7}, True, 0, {}, "--nprocs-per-node 10000000"),
         ({"distributed_world_size": 10**7}, True, 0, {}, "--distributed-world-size 10000000"),
-        ({"distributed_world_size": 2, "distributed_rank": 2}, True, 0, {}, "distributed_rank 2: 2 processes are"),
-        ({"distributed_world_size": 2, "distributed_no_spawn": True}, True, 0, {}, "distributed_no_spawn: needs"),
-        ({"distributed_world_size": 3}, True, 0, srun(2, 1), "distributed_world_size 3: srun started 2 tasks"),
+        ({"distributed_world_size": 2, "distributed_rank": 2}, True, 0, {}, "--distributed-rank 2: 2 processes are"),
+        ({"distributed_world_size": 2, "distributed_no_spawn": True}, True, 0, {}, "--distributed-no-spawn: needs"),
+        ({"distributed_world_size": 3}, True, 0, srun(2, 1), "--distributed-world-size 3: srun started 2 tasks"),
         ({}, True, 0, {**srun(2, 1), "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID=x: the variable must be a whole number"),
         ({}, True, 0, {"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, "SLURM_JOB_ID: not set"),
         ({}, True, 0, {**srun(2, 2), "SLURM_STEP_NODELIST": ""}, "SLURM_NODELIST: not set"),
@@ -224,5 +225,5 @@ def test_first_host_of_slurms_list(nodes, host):
     ],
 )
 def test_contradictions_are_refused_in_one_line(settings, cpu, gpus, environment, message):
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         plan(flags(**settings), cpu, gpus, environment)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from mistakes import user_error
 
 from fairseq.distributed import rendezvous
 from fairseq.errors import UserError
@@ -81,8 +82,8 @@ def test_a_store_that_cannot_be_opened_is_refused_by_the_first_line_of_its_error
     with pytest.raises(UserError) as of_url:
         rendezvous.listen("tcp://127.0.0.1:0", 7)
     flags = "--distributed-init-method or --distributed-port"
-    assert str(of_url.value) == f"{flags}: the rendezvous tcp://127.0.0.1:0 cannot be opened ({reason})"
-    with pytest.raises(UserError, match=rf"^--distributed-port: the rendezvous +cannot be opened \({reason}\)$"):
+    assert of_url.value.with_flags == f"{flags}: the rendezvous tcp://127.0.0.1:0 cannot be opened ({reason})"
+    with user_error(rf"^--distributed-port: the rendezvous +cannot be opened \({reason}\)$"):
         rendezvous.listen(None, 7)
 
 
@@ -92,7 +93,7 @@ def test_a_store_that_cannot_be_opened_is_refused_by_the_first_line_of_its_error
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(UserError) as error:
         rendezvous.listen(url, 7)
-    assert str(error.value) == f"--distributed-init-method {url}: must be tcp://host:port, file://path or env://"
+    assert error.value.with_flags == f"--distributed-init-method {url}: must be tcp://host:port, file://path or env://"
 
 
 def test_only_an_address_that_accepts_connections_is_reachable(free_port: int) -> None:
@@ -126,12 +127,12 @@ def test_a_store_that_does_not_open_in_time_is_refused(
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", free_port)):
         environment.setenv(name, str(value))
     named = f"^{source}: the rendezvous {url.format(port=free_port)} cannot be opened .*[0-9]"
-    with pytest.raises(UserError, match=named):
+    with user_error(named):
         rendezvous.connect(url.format(port=free_port), 1, 2, 0.1)
 
 
 def test_an_unknown_kind_of_rendezvous_is_refused() -> None:
-    with pytest.raises(UserError, match=f"{FLAG}: the rendezvous carrier-pigeon://coop cannot be opened"):
+    with user_error(f"{FLAG}: the rendezvous carrier-pigeon://coop cannot be opened"):
         rendezvous.connect("carrier-pigeon://coop", 1, 2, 60)
 
 
@@ -171,7 +172,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(
     (tmp_path / "file").write_text("mine")
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(rendezvous.dist, "rendezvous", lambda *args, **flags: pytest.fail("torch tries until its end"))
-    with pytest.raises(UserError, match=f"{FLAG} .*{reason}"):
+    with user_error(f"{FLAG} .*{reason}"):
         rendezvous.connect(f"file://{tmp_path}/{name}", 0, 2, 60)
 
 

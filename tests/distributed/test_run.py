@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from launches import CPU, described, free_url, in_processes, job
+from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.config.settings import CommonConfig
@@ -63,7 +64,7 @@ def test_what_needs_a_gpu_is_refused_without_one(
     os.environ.update(variables)
     started = job(lambda value, world: "ran", None, common, **settings)
     if message:
-        with pytest.raises(UserError, match=f"^{message}"):
+        with user_error(f"^{message}"):
             run(started)
         return
     assert run(started) == "ran"
@@ -72,7 +73,7 @@ def test_what_needs_a_gpu_is_refused_without_one(
 @pytest.mark.usefixtures("gpus")
 def test_gpus_do_not_count_for_a_job_of_the_processor() -> None:
     assert run(job(lambda value, world: world.device.type, None)) == "cpu"
-    with pytest.raises(UserError, match="--distributed-backend nccl: needs a GPU"):
+    with user_error("--distributed-backend nccl: needs a GPU"):
         run(job(lambda value, world: "ran", None, distributed_backend="nccl"))
     nccl = job(lambda value, world: "ran", None, CommonConfig(), distributed_backend="nccl", distributed_world_size=1)
     assert run(nccl) == "ran"

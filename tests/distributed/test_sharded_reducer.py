@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from mistakes import user_error
 from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed import fsdp
@@ -413,7 +414,7 @@ def test_processes_of_a_machine_share_a_copy_where_all_machines_have_as_many(
 
 def test_groups_have_the_size_that_is_asked_for_and_divide_the_processes() -> None:
     assert [place_of(PAIRS, World(rank, 6)) for rank in (0, 3, 4)] == [(0, 2), (1, 2), (0, 2)]
-    with pytest.raises(UserError, match="^--shard-group-size 2: must divide the number of processes, 5$"):
+    with user_error("^--shard-group-size 2: must divide the number of processes, 5$"):
         place_of(PAIRS, World(0, 5))
 
 
@@ -433,7 +434,7 @@ def test_only_ranks_above_0_of_a_sharded_job_build_without_memory() -> None:
 def test_an_older_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for old in (object, None):
         monkeypatch.setattr(fsdp, "FSDPModule", old)
-        with pytest.raises(UserError, match="^--ddp-backend fully_sharded: needs a newer PyTorch than"):
+        with user_error("^--ddp-backend fully_sharded: needs a newer PyTorch than"):
             ShardedReducer(Model(), [], World(0, 2), SHARDED, None)
     monkeypatch.delattr(fsdp, "FSDPModule")
     with pytest.raises(UserError, match="needs a newer PyTorch"):

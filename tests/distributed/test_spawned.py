@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from launches import described, free_url, in_processes, job
+from mistakes import user_error
 
 from fairseq.config.settings import CommonConfig
 from fairseq.distributed import World, launch, rendezvous, run
@@ -138,7 +139,7 @@ def test_a_users_mistake_in_a_worker_is_the_launchers(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, action: str, message: str
 ) -> None:
     monkeypatch.setattr(launch, "_tell_other_nodes", None)  # there are none
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         run(job(fail, action, distributed_world_size=2))
     assert capfd.readouterr().err == ""
 
@@ -162,7 +163,7 @@ def test_a_worker_that_fails_or_stops_ends_the_launcher(
 
 
 def test_settings_that_need_a_gpu_are_refused_in_workers_too() -> None:
-    with pytest.raises(UserError, match="--distributed-backend nccl: needs a GPU"):
+    with user_error("--distributed-backend nccl: needs a GPU"):
         run(job(write, None, distributed_world_size=2, distributed_backend="nccl"))
 
 
@@ -176,7 +177,7 @@ def test_a_worker_that_cannot_begin_reports_its_rank(monkeypatch: pytest.MonkeyP
     launch._worker("messages", 3, 1, None, value, 4, "tcp://nowhere:1")
     ((messages, failure),) = told
     assert (messages, failure.rank, failure.code) == ("messages", 3, code)
-    assert ("--distributed-backend nccl" if pickled else "EOFError") in failure.reason
+    assert ("`distributed_backend` nccl" if pickled else "EOFError") in failure.reason
 
 
 @pytest.mark.parametrize(

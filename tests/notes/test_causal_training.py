@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import runs
 import torch
+from mistakes import user_error
 
 from fairseq import checkpoint
-from fairseq.errors import UserError
 from fairseq.hub import load_model
 from fairseq.models.loading import load_fitting
 from fairseq_cli import preprocess
@@ -100,17 +100,17 @@ def test_a_word_that_ends_in_the_unknown_symbol_is_not_read(tmp_path):
     "flags", ["--note-form centred", "--note-lambda 0.2", "--note-gamma 0.2", "--note-half-window 2", "--note-until 3"]
 )
 def test_settings_of_notes_without_notes_are_rejected(flags, name, data, tmp_path):
-    with pytest.raises(UserError, match=f"^{flags.split()[0]}: has no effect without --notes; add it$"):
+    with user_error(f"^{flags.split()[0]}: has no effect without --notes; add it$"):
         runs.train(tmp_path, ARCHS[name], flags, "--max-update 1", data=data)
     assert not list(tmp_path.iterdir())
 
 
 def test_bad_input_is_one_line(data):
-    with pytest.raises(UserError, match="run fairseq-preprocess --notes"):
+    with user_error("run fairseq-preprocess --notes"):
         noted.trainer(runs.DATA, ARCHS["transformer_lm"], "--notes")
-    with pytest.raises(UserError, match="--add-bos-token"):
+    with user_error("--add-bos-token"):
         noted.trainer(data, ARCHS["transformer_lm"], "--notes --add-bos-token")
-    with pytest.raises(UserError, match="--decoder-output-dim 64"):
+    with user_error("--decoder-output-dim 64"):
         narrow = "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 64 --decoder-output-dim 32"
         noted.trainer(data, ARCHS["transformer_lm"], "--notes", narrow)
 
@@ -130,7 +130,7 @@ def test_a_run_without_notes_stores_and_logs_no_settings_of_notes_and_resumes_on
 
 
 def test_a_model_that_cannot_read_notes_is_named(data):
-    with pytest.raises(UserError, match="^--notes: LSTMLanguageModel cannot read notes; use a transformer"):
+    with user_error("^--notes: LSTMLanguageModel cannot read notes; use a transformer"):
         noted.trainer(data, "--arch lstm_lm --criterion cross_entropy", COMMON, "--notes")
 
 

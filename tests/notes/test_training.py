@@ -11,6 +11,7 @@ import pytest
 import runs
 import torch
 import warm
+from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.errors import UserError
@@ -64,7 +65,7 @@ def test_without_rate_the_table_stays_as_it_is(data):
 @pytest.mark.parametrize("setting", ["note_lambda", "note_gamma"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
 def test_weights_and_rates_from_python_lie_between_0_and_1(setting, value, data):
-    with pytest.raises(UserError, match=setting.replace("_", "-")):
+    with user_error(setting.replace("_", "-")):
         noted.trainer(data, noted.TNF_BERT, **{setting: value})
 
 
@@ -72,7 +73,7 @@ def test_weights_and_rates_from_python_lie_between_0_and_1(setting, value, data)
 def test_a_checkpoint_with_the_other_form_of_notes_names_the_flag(forms, data):
     saved, resumed = (noted.trainer(data, noted.TNF_BERT, form) for form in forms)
     values = [form.removeprefix("--note-form ") or "literal" for form in forms]
-    with pytest.raises(UserError, match=f"^--note-form {values[1]}: x.pt was trained with {values[0]}, "):
+    with user_error(f"^--note-form {values[1]}: x.pt was trained with {values[0]}, "):
         resumed.load_state_dict(saved.state_dict(), "x.pt")
 
 
@@ -269,12 +270,12 @@ def test_notes_of_other_words_are_rejected(data, tmp_path):
     ],
 )
 def test_settings_that_make_no_sense_are_rejected(flags, message, data):
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         noted.trainer(data, noted.TNF_BERT, flags)
 
 
 def test_a_folder_without_notes_is_rejected():
-    with pytest.raises(UserError, match="run fairseq-preprocess --notes"):
+    with user_error("run fairseq-preprocess --notes"):
         noted.trainer(runs.DATA, noted.TNF_BERT)
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import runs
 import torch
+from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.config import options
-from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq_cli import eval_lm
 from fairseq_cli.eval_lm import get_eval_lm_parser
@@ -66,9 +66,9 @@ def test_a_model_with_begin_symbols_is_scored_with_them_and_they_are_not_reporte
 
 
 def test_begin_symbols_and_context_that_goes_on_contradict_one_another(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--add-bos-token: needs independent blocks and excludes --context-window"):
+    with user_error("--add-bos-token: needs independent blocks and excludes --context-window"):
         scored(tmp_path, "--context-window 20")
-    with pytest.raises(UserError, match="--add-bos-token: rows of models with memory"):
+    with user_error("--add-bos-token: rows of models with memory"):
         runs.train(tmp_path, runs.SHORTFORMER, "--tokens-from-prev 16 --add-bos-token --max-update 1 --no-save")
 
 
@@ -114,7 +114,7 @@ def test_transformer_lm_of_either_version_is_scored_and_goes_on_under_the_same_f
 
 def test_flags_that_contradict_a_checkpoint_are_still_refused(tmp_path: Path) -> None:
     path, _ = former_or_new(tmp_path, "0.12")
-    with pytest.raises(UserError, match="--decoder-normalize-before True: .* was trained with False"):
+    with user_error("--decoder-normalize-before True: .* was trained with False"):
         runs.train(tmp_path, SMALL, "--decoder-normalize-before --max-update 1 --restore-file", path)
 
 

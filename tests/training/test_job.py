@@ -11,6 +11,7 @@ import pytest
 import runs
 import torch
 import yaml
+from mistakes import logged
 
 from fairseq import checkpoint
 from fairseq.config.settings import CheckpointConfig, training_settings
@@ -206,7 +207,7 @@ def test_checkpoints_of_another_dictionary_are_refused_by_name(tmp_path: Path, f
     checkpoint.save(path, {**last(tmp_path / "a"), "dictionary": "0" * 64})
     with pytest.raises(UserError) as error:
         runs.train(tmp_path / "b", QUICK, flag, path, "--max-update 2")
-    assert str(error.value).startswith(f"{path}: was trained with another dictionary")
+    assert error.value.with_flags.startswith(f"{path}: was trained with another dictionary")
     assert not (tmp_path / "b" / "settings.yaml").exists()
 
 
@@ -239,20 +240,20 @@ def test_the_architecture_is_that_of_the_checkpoints_fairseq(tmp_path: Path, cap
     widths = {"decoder_input_dim": None, "decoder_output_dim": None}
     named = training_settings(runs.arguments(QUICK, "--decoder-input-dim 512 --decoder-output-dim 512"))
     assert job._at_version(named, widths).model.decoder_input_dim == 512, "of another architecture"
-    (message,) = caplog.messages
+    (message,) = logged(caplog)
     assert message == (
         "--arch transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: decoder_normalize_before=True"
     )
     both = training_settings(runs.arguments(QUICK, "--arch transformer_lm"))
     job._at_version(both, {**former, **widths})
-    assert caplog.messages[-1] == f"{message}, decoder_input_dim=32, decoder_output_dim=32"
+    assert logged(caplog)[-1] == f"{message}, decoder_input_dim=32, decoder_output_dim=32"
     state = {"args": former, "model": {}, "optimizer_history": []}
     checkpoint.save(tmp_path / "former.pt", state)
     for flag in ("--restore-file", "--finetune-from-model"):
         caplog.clear()
         with pytest.raises(UserError):  # it has no parameters
             runs.train(tmp_path / "run", QUICK.replace("_tiny", ""), flag, tmp_path / "former.pt")
-        assert message in caplog.messages
+        assert message in logged(caplog)
 
 
 # --- what it writes before training
@@ -272,7 +273,7 @@ def test_dictionary_and_settings_are_beside_the_checkpoints(tmp_path: Path, capl
 def test_a_resumed_run_names_the_checkpoint_and_what_differs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     runs.train(tmp_path, QUICK, "--max-update 1")
     runs.train(tmp_path, QUICK, "--max-update 2 --seed 4")
-    (message,) = [message for message in caplog.messages if "in force" in message]
+    (message,) = [message for message in logged(caplog) if "in force" in message]
     path = tmp_path / "checkpoint_last.pt"
     assert message == f"{path}: settings in force, other than in the checkpoint: --seed 4 (was 3)"
 
@@ -305,7 +306,7 @@ def test_two_jobs_do_not_write_to_one_folder(tmp_path: Path) -> None:
 def test_any_failure_to_restore_names_the_file_and_a_way_out(error: type[Exception]) -> None:
     with pytest.raises(UserError) as found, job.restoring("x.pt"):
         raise error("no  such\nthing " + "x" * 300)
-    line = str(found.value)
+    line = found.value.with_flags
     assert line.startswith(f"x.pt: its training state cannot be restored ({error.__name__}: ")
     assert line.endswith("); use another checkpoint, or its weights alone with --finetune-from-model")
     assert "\n" not in line and "xxx" in line and len(line) < 370
@@ -315,7 +316,7 @@ def test_an_error_of_a_part_is_that_of_its_file(tmp_path: Path) -> None:
     for text, expected in (("checkpoint: bad", "x.pt: bad"), ("--lr 1: bad", "--lr 1: bad"), ("a checkpoint: b",) * 2):
         with pytest.raises(UserError) as found, job.restoring("x.pt"):
             raise UserError(text)
-        assert str(found.value) == expected
+        assert found.value.with_flags == expected
     with pytest.raises(KeyboardInterrupt), job.restoring("x.pt"):
         raise KeyboardInterrupt
 

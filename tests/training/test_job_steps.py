@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import runs
 import torch
+from mistakes import user_error
 from ranks import in_threads
 
 from fairseq import checkpoint
@@ -274,7 +275,7 @@ def test_the_dictionary_is_kept_by_the_first_process(follow: Any, tmp_path: Path
 def test_checkpoints_of_another_dictionary_keep_their_folder(follow: Any, tmp_path: Path) -> None:
     save(tmp_path / "checkpoint_last.pt", 1)
     (tmp_path / "dict.txt").write_text("other 1\n")
-    with pytest.raises(UserError, match=f"^--save-dir {tmp_path}: has checkpoints of another dictionary"):
+    with user_error(f"^--save-dir {tmp_path}: has checkpoints of another dictionary"):
         follow(Script([2]))
     assert (tmp_path / "dict.txt").read_text() == "other 1\n"
 
@@ -282,7 +283,7 @@ def test_checkpoints_of_another_dictionary_keep_their_folder(follow: Any, tmp_pa
 def test_the_first_process_checks_what_it_would_write_over(follow: Any, tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("{}\n")
-    with pytest.raises(UserError, match="^--metrics-file "):
+    with user_error("^--metrics-file "):
         follow(Script([2]), "--metrics-file", metrics)
     assert follow(Script([2]), "--metrics-file", metrics, world=World(1, 1)) == 0
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import runs
 import torch
+from mistakes import user_error
 
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
@@ -152,11 +153,11 @@ def test_other_windows_are_refused(text: str, limit: int) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path: Path, recorded: list[Recorded]) -> None:
     (tmp_path / "profile").write_text("a file")
-    with pytest.raises(UserError, match=f"^--profile {tmp_path}/profile: "):
+    with user_error(f"^--profile {tmp_path}/profile: "):
         observed(tmp_path, "0:1", [])
     (tmp_path / "profile").unlink()
     (tmp_path / "profile" / "trace.json").mkdir(parents=True)
-    with pytest.raises(UserError, match=f"^--profile {tmp_path}/profile"):
+    with user_error(f"^--profile {tmp_path}/profile"):
         observed(tmp_path, "0:1", [0])
 
 

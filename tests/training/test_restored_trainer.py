@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import runs
 import torch
+from mistakes import logged, user_error
 from ranks import in_threads
 from small_trainers import TINY, XL, a_trainer, batches
 
@@ -200,9 +201,9 @@ def test_a_setting_of_an_extension_that_parameters_depend_on_is_that_of_the_stat
 
 
 def test_a_setting_that_parameters_depend_on_is_that_of_the_state(state: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="^--activation-fn gelu: x.pt was trained with relu"):
+    with user_error("^--activation-fn gelu: x.pt was trained with relu"):
         restored(state, "--activation-fn gelu")
-    with pytest.raises(UserError, match=r"^--optimizer-overrides \["):
+    with user_error(r"^--optimizer-overrides \["):
         restored(state, "--optimizer-overrides [")
     with pytest.raises(UserError, match="^x.pt: does not fit this model"):
         restored(state, "--decoder-ffn-embed-dim 32")
@@ -216,7 +217,9 @@ def test_another_criterion_or_optimizer_is_refused_by_its_flag(state: dict[str, 
     own = state["optimizer_history"][0][f"{kind}_name"]
     with pytest.raises(UserError) as error:
         restored({**state, "optimizer_history": [history]})
-    assert str(error.value) == f"x.pt: made with {kind} {name}, not {own}; give its --{kind}, or --reset-optimizer"
+    assert (
+        error.value.with_flags == f"x.pt: made with {kind} {name}, not {own}; give its --{kind}, or --reset-optimizer"
+    )
     restored({**state, "optimizer_history": [history]}, "--reset-optimizer")
 
 
@@ -246,19 +249,19 @@ def test_random_states_of_each_rank_go_on_and_those_of_other_ranks_are_dropped(
     before = torch.get_rng_state()
     for none in (None, []):
         trainer._restore_random_states(none, "x.pt")
-    assert torch.equal(torch.get_rng_state(), before) and caplog.messages == []
+    assert torch.equal(torch.get_rng_state(), before) and logged(caplog) == []
     trainer._restore_random_states(states, "x.pt")
     assert torch.equal(torch.get_rng_state(), before)
     dropped = "random states of x.pt are dropped: processes then 2, now 1; dropout starts from --seed"
-    assert caplog.messages == [dropped]
+    assert logged(caplog) == [dropped]
     trainer.world = World(1, 2)
     trainer._restore_random_states(states, "x.pt")
-    assert torch.equal(torch.get_rng_state(), states[1]["cpu"]) and caplog.messages == [dropped]
+    assert torch.equal(torch.get_rng_state(), states[1]["cpu"]) and logged(caplog) == [dropped]
     caplog.clear()
     saved = a_trainer().state_dict()
     saved["extra_state"]["random"] = states
     a_trainer().load_state_dict(saved, "x.pt")
-    assert dropped in caplog.messages
+    assert dropped in logged(caplog)
 
 
 def test_the_random_states_of_all_ranks_are_saved() -> None:

@@ -13,6 +13,7 @@ import yaml
 
 from fairseq import checkpoint
 from fairseq.config.settings import training_settings
+from fairseq.errors import with_flags
 from fairseq.training import resumption
 
 QUICK = f"{runs.BASELINE} --no-epoch-checkpoints --disable-validation"
@@ -24,7 +25,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level(logging.WARNING, logger=resumption.__name__)
 
     def lines() -> list[str]:
-        found = [record.message for record in caplog.records if record.name == resumption.__name__]
+        found = [with_flags(record.message) for record in caplog.records if record.name == resumption.__name__]
         caplog.clear()
         return [line.partition("checkpoint_last.pt: settings ")[2] for line in found]
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import runs
 import torch
+from mistakes import user_error
 from small_runs import FIVE, a_run, state
 
 from fairseq import checkpoint
 from fairseq.config.settings import DataConfig, training_settings
 from fairseq.distributed import Interruption, World
-from fairseq.errors import UserError
+from fairseq.errors import UserError, with_flags
 from fairseq.training import run as run_module
 from fairseq.training.nonfinite import Finding
 from fairseq.training.run import Run
@@ -120,7 +121,7 @@ def test_the_limit_is_the_first_setting_that_is_reached() -> None:
     def limit(**point: Any) -> tuple[str, str] | None:
         found = state(run, **point).limit()
         assert run._at_limit() is (found is not None)
-        return None if found is None else (found.setting, found.remedy)
+        return None if found is None else (with_flags(found.setting), found.remedy)
 
     assert limit() is None and limit(updates=8, epoch=2, read=3) is None
     assert limit(updates=9) == limit(updates=10) == ("--max-update 9", "raise")
@@ -148,10 +149,10 @@ def test_patience_and_the_end_of_the_stages_are_limits() -> None:
     run.best = run.best.validated(3.0)
     run._check_patience()
     found = run.limit()
-    assert run.stopped and found is not None and found.setting == "--patience 2"
+    assert run.stopped and found is not None and with_flags(found.setting) == "--patience 2"
     staged = state(a_run("--stages 8:4,16:9", stage=Stage(1, 8, 4)), updates=4)
     found = staged.limit()
-    assert found is not None and found.setting == "the end of --stages 8:4,16:9"
+    assert found is not None and with_flags(found.setting) == "the end of --stages 8:4,16:9"
 
 
 def test_without_patience_no_number_of_validations_ends_a_run(caplog: pytest.LogCaptureFixture) -> None:
@@ -171,7 +172,7 @@ def test_a_patience_of_one_validation_ends_a_run_and_one_of_none_does_not(patien
     assert run.stopped is (patience == 1)
     run.stopped = True
     found = run.limit()
-    assert found is not None and found.setting == limit
+    assert found is not None and with_flags(found.setting) == limit
 
 
 def test_a_stage_is_done_at_its_last_update_unless_something_else_ended_it() -> None:
@@ -193,7 +194,11 @@ def test_a_run_without_an_update_has_no_last_message(monkeypatch: pytest.MonkeyP
     run.progress = run_module.RunProgress(0, 0)
     assert state(run, updates=3).describe_end(1.0) is None, "it goes on"
     message = state(run, updates=4).describe_end(2.0)
-    assert message == "done training in 2.0 seconds (0:00:02); --max-update 4 is reached after 4 updates; no validation"
+    assert message is not None
+    assert (
+        with_flags(message)
+        == "done training in 2.0 seconds (0:00:02); --max-update 4 is reached after 4 updates; no validation"
+    )
     run.best = run.best.validated(2.5)
     assert "; best validation loss 2.5" in str(run.describe_end(2.0))
     monkeypatch.setattr(
@@ -261,7 +266,7 @@ def test_the_best_is_the_largest_where_that_is_asked_for(tmp_path: Path) -> None
 
 
 def test_a_metric_that_validation_has_not_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="^--best-checkpoint-metric los: not a figure of validation; .*loss"):
+    with user_error("^--best-checkpoint-metric los: not a figure of validation; .*loss"):
         a_run("--best-checkpoint-metric los")
     for name in ("ppl", "wpb", "bsz"):
         a_run("--best-checkpoint-metric", name)

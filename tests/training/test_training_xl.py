@@ -11,10 +11,10 @@ import pytest
 import runs
 import torch
 import warm
+from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.config import options
-from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 from fairseq.training.averaging import WeightAverage
 from fairseq_cli import eval_lm
@@ -135,7 +135,7 @@ def test_lower_precision_follows_full_precision(tmp_path: Path, kind: str, flag:
             "--position-encoding absolute --mem-len 0 --n-head 4",
             "--n-head 4: .* with 2",
         ),
-        ("--position-encoding shaw", "--position-encoding shaw --mem-len 64", "give max_relative_length 40"),
+        ("--position-encoding shaw", "--position-encoding shaw --mem-len 64", "give --max-relative-length 40"),
         (
             "--position-encoding learned --mem-len 0",
             "--position-encoding absolute --mem-len 0",
@@ -145,12 +145,12 @@ def test_lower_precision_follows_full_precision(tmp_path: Path, kind: str, flag:
 )
 def test_parameters_are_not_used_for_another_computation(tmp_path: Path, first: str, then: str, message: str) -> None:
     runs.train(tmp_path, XL, first, "--max-update 2 --disable-validation")
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         runs.train(tmp_path, XL, then, "--max-update 4 --disable-validation")
 
 
 def test_a_table_for_every_distance_of_an_endless_memory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="mem_len 100000000: .* give max_relative_length"):
+    with user_error("--mem-len 100000000: .* give --max-relative-length"):
         runs.train(tmp_path, XL, "--position-encoding shaw --mem-len 100000000")
 
 
@@ -287,13 +287,13 @@ def test_help_of_evaluation_says_whose_the_defaults_are() -> None:
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(trained: Path, flags: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         evaluate(trained, flags)
 
 
 def test_flags_of_memory_are_refused_for_models_without_them() -> None:
     path = runs.GOLDEN / "baseline.pt"
-    with pytest.raises(UserError, match="--mem-len: transformer_lm_wiki103 has no such setting"):
+    with user_error("--mem-len: transformer_lm_wiki103 has no such setting"):
         evaluate(path, "--mem-len 8")
 
 
@@ -310,7 +310,7 @@ def test_flags_of_memory_are_refused_for_models_without_them() -> None:
     ],
 )
 def test_bad_flags_of_training_are_one_line(tmp_path: Path, flags: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         runs.train(tmp_path, XL, flags)
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import runs
+from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager
-from fairseq.errors import UserError
+from fairseq.errors import with_flags
 from fairseq.optim.lr_scheduler import cosine
 from fairseq.training import log, stop
 from fairseq.training import run as run_module
@@ -153,7 +154,7 @@ def test_a_changed_period_of_the_cosine_is_said(tmp_path: Path, caplog: pytest.L
     runs.train(tmp_path, *flags, "--max-update 2")
     caplog.set_level(logging.INFO, logger=cosine.__name__)
     runs.train(tmp_path, *flags, "--max-update 4")
-    said = [record.message for record in caplog.records if record.name == cosine.__name__]
+    said = [with_flags(record.message) for record in caplog.records if record.name == cosine.__name__]
     assert said == ["--max-update: the cosine's period is 4 updates now and was 2; --lr-period-updates 2 keeps it"]
 
 
@@ -161,7 +162,7 @@ def test_log_file_has_messages_and_figures(tmp_path: Path) -> None:
     runs.train(tmp_path / "run", runs.SHORT, "--log-file", tmp_path / "logs" / "log.txt")
     text = (tmp_path / "logs" / "log.txt").read_text()
     assert text.count("train_inner | epoch 1") == 2 and "test | epoch 1" in text
-    with pytest.raises(UserError, match="--log-file .*: cannot be written"):
+    with user_error("--log-file .*: cannot be written"):
         runs.train(tmp_path / "run", runs.SHORT, "--log-file", tmp_path)
 
 
@@ -181,5 +182,5 @@ def test_weights_and_biases_gets_figures_and_goes_on(tmp_path: Path, monkeypatch
     assert [(s["project"], s["name"], s["id"]) for s in started] == [("p", "run", None), ("p", "run", "r1")]
     assert [step for step, values in logged if "train_inner/loss" in values] == [1, 2]
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"--wandb-project: .*\[wandb\] extra"):
+    with user_error(r"--wandb-project: .*\[wandb\] extra"):
         runs.train(tmp_path / "run", QUICK, "--wandb-project p --max-update 3")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from mistakes import user_error
 from torch import nn
 
 from fairseq.config.settings import OptimizationConfig
@@ -167,7 +168,7 @@ def test_weights_are_averaged_where_either_flag_asks_for_it(flags: dict[str, Any
 def test_a_mean_of_other_shapes_is_refused_and_never_broadcast(name: str, wrong: list[torch.Tensor]) -> None:
     _, average = averaged(1, 2, MIXED)
     state = {**average.state_dict(), name: wrong}
-    with pytest.raises(UserError, match="--reset-optimizer"):
+    with user_error("--reset-optimizer"):
         average.load_state_dict(state)
 
 
@@ -255,5 +256,5 @@ def test_rows_with_memory_and_overlapped_reductions_cannot_be_repeated(
     if flag is None:
         splitter(enabled, repeatable, memory)
         return
-    with pytest.raises(UserError, match=flag):
+    with user_error(flag):
         splitter(enabled, repeatable, memory)
