@@ -13,32 +13,26 @@ _SETTING = re.compile(r"`(\w+)`")
 class UserError(Exception):
     """Invalid input, described in one line with the remedy.
 
-    The message names the flag or file. The commands print it to stderr and exit with code 2; any other
-    exception is a bug and shows its traceback. What is quoted from a file may be of any length: the message is cut.
+    The message names the file, or the setting or argument in backticks: ```dropout` 7.0: must be less than 1``. As
+    text it has the names that Python code sets (``dropout 7.0: …``). The commands print :attr:`with_flags`
+    (``--dropout 7.0: …``) to stderr and exit with code 2; any other exception is a bug and shows its traceback. What
+    is quoted from a file may be of any length: the message is cut.
     """
 
     def __init__(self, message: str) -> None:
         super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]}…")
-
-    @property
-    def with_flags(self) -> str:
-        """The message for a command line."""
-        return str(self)
-
-
-class SettingError(UserError):
-    """An invalid setting. The message holds names of settings in backticks: ```dropout` 7.0: must be less than 1``.
-
-    As text it names the fields of dataclasses, as Python code sets them (``dropout 7.0: …``). The commands, and
-    whatever reads settings in the form of flags, show :attr:`with_flags` (``--dropout 7.0: …``).
-    """
 
     def __str__(self) -> str:
         return _SETTING.sub(r"\1", self.args[0])
 
     @property
     def with_flags(self) -> str:
+        """The message for a command line, and for whatever reads settings in the form of flags."""
         return with_flags(self.args[0])
+
+
+class SettingError(UserError):
+    """An invalid value of a setting, or settings that contradict each other."""
 
 
 def with_flags(text: str) -> str:
@@ -72,10 +66,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory_message(error: BaseException, doing: str = "") -> str:
-    """Error message of a run that ran out of memory while *doing* something, with the flags that reduce it."""
+    """Error message of a run that ran out of memory while *doing* something, with the settings that reduce it."""
     where = "GPU" if "CUDA" in str(error) or "HIP" in str(error) else "host"
     happened = f"out of {where} memory {doing}".rstrip()
     return (
-        f"{happened}: lower --max-tokens or --batch-size (and raise --update-freq to keep the same batch), or train "
-        "with --oom-retry; in evaluation lower --mem-len or --softmax-batch"
+        f"{happened}: lower `max_tokens` or `batch_size` (and raise `update_freq` to keep the same batch), or train "
+        "with `oom_retry`; in evaluation lower `mem_len` or `softmax_batch`"
     )

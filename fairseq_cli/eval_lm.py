@@ -50,9 +50,9 @@ SAMPLE_TOKENS, SAMPLE_TOP_K, SAMPLE_SEED = 100, 40, 1  # fairseq-interactive has
 class EvalLMConfig(ShardConfig, TextFormatConfig, SubwordMarkConfig):
     """Evaluation: settings of ``fairseq-eval-lm``."""
 
-    text: str | None = flag(None, "file of text to evaluate instead of --gen-subset (-: stdin)", metavar="FILE")
+    text: str | None = flag(None, "file of text to evaluate instead of `gen_subset` (-: stdin)", metavar="FILE")
     results_path: str | None = flag(None, "folder for results.json", metavar="DIR")
-    score_documents: str | None = flag(None, "JSON lines with a score for each line or row of --text", metavar="FILE")
+    score_documents: str | None = flag(None, "JSON lines with a score for each line or row of `text`", metavar="FILE")
     save_token_scores: str | None = flag(
         None, "NPZ file for tokens and their log-probabilities, in corpus order", metavar="FILE"
     )

@@ -52,7 +52,7 @@ class FinetuneConfig(Config):
     """Fine-tuning: settings of ``fairseq-finetune``."""
 
     path: str | None = flag(None, "pre-trained checkpoint", metavar="FILE")
-    from_scratch: bool = flag(False, "random initial weights, as a baseline; sizes from --path")
+    from_scratch: bool = flag(False, "random initial weights, as a baseline; sizes from `path`")
     seeds: list[int] = flag([1, 2, 3], "seeds, one run each", low=0)
     lrs: list[float] = flag([1e-5, 3e-5, 5e-5], "learning rates to choose from", above=0)
     max_epoch: int = flag(10, "epochs of each run", low=1)

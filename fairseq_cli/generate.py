@@ -41,13 +41,13 @@ class GenerateConfig(GenerationConfig, ShardConfig, TextFormatConfig):
     """Generation: settings of ``fairseq-generate``."""
 
     text: str | None = flag(
-        None, "file of text to take contexts from instead of --gen-subset (-: stdin)", metavar="FILE"
+        None, "file of text to take contexts from instead of `gen_subset` (-: stdin)", metavar="FILE"
     )
     max_new_tokens: int = flag(500, "maximum tokens to generate, line ends included", low=1, high=10_000_000)
     gen_subset: str = flag("test", "split to take contexts from", metavar="SPLIT")
     context_tokens: int = flag(512, "context length in tokens", low=1)
     num_samples: int = flag(1, "total number of continuations", low=1, high=1_000_000)
-    num_contexts: int | None = flag(None, "different contexts to draw (default: --num-samples)", low=1, high=1_000_000)
+    num_contexts: int | None = flag(None, "different contexts to draw (default: `num_samples`)", low=1, high=1_000_000)
     results_path: str | None = flag(None, "folder for generate.json and generate.html", metavar="DIR")
 
 

@@ -34,7 +34,7 @@ class NotesConfig(Config):
     """Notes: settings of ``fairseq-notes``."""
 
     words: str | None = flag(None, "space-separated words to show (default: those taken most often)", metavar="WORDS")
-    top: int = flag(10, "number of words to show without --words", low=1)
+    top: int = flag(10, "number of words to show without `words`", low=1)
     nearest: int = flag(8, "nearest neighbours to list per word", low=1)
     map_words: int = flag(500, "number of words on the map", low=1)
     results_path: str | None = flag(None, "folder for notes.json, notes.html and notes.png", metavar="DIR")

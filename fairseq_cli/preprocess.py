@@ -46,7 +46,7 @@ PREPROCESSING_VALUES = (
 class PreprocessConfig(TextConfig):
     """Preprocessing: settings of ``fairseq-preprocess``."""
 
-    learn_bpe: int | None = flag(None, "merges or pieces of --bpe to learn from the training text", low=1, high=10**6)
+    learn_bpe: int | None = flag(None, "merges or pieces of `bpe` to learn from the training text", low=1, high=10**6)
 
     only_source: bool = flag(False, "text in one language; always on")
     source_lang: str | None = flag(None, "suffix of the text files: FILE.SRC", aliases=("-s",), metavar="SRC")

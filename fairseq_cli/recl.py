@@ -54,7 +54,7 @@ class ReclConfig(ModelPathConfig):
     path: str | None = flag(None, "checkpoints of the group", metavar="FILE[:FILE…]")
     names: str | None = flag(None, "model names in table and plots (default: their folders)", metavar="NAME,…")
     step: int = flag(50, "increment of the context length, in tokens", low=1)
-    max_context: int = flag(500, "maximum context length in tokens, a multiple of --step", low=1)
+    max_context: int = flag(500, "maximum context length in tokens, a multiple of `step`", low=1)
     threshold: float = flag(0.01, "minimum relative gain in perplexity for a longer context to count", above=0, below=1)
     top_r: list[float] = flag([1.0, 0.5, 0.1], "fractions of hardest positions to measure on", above=0, high=1)
     positions: int = flag(1000, "maximum number of random target positions", low=1)

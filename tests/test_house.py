@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -95,3 +96,44 @@ def test_modules_load_nothing_of_the_project_but_errors() -> None:
     loaded = [name for name in done.stdout.split() if name.startswith("fairseq.")]
     assert len(loaded) > 15, done.stderr
     assert {".".join(name.split(".")[:2]) for name in loaded} <= {"fairseq.modules", "fairseq.errors"}
+
+
+def test_flags_are_named_at_the_border_only() -> None:
+    """Below the commands, texts name settings in backticks, which a command line shows as flags."""
+    border = ("fairseq_cli.", "fairseq.config.", "fairseq.interop.fairseq.")
+    allowed = {
+        "fairseq.interop.harness.model": {"--model_args"},  # of lm-evaluation-harness
+        "fairseq.training.effective": {"--config"},  # a comment in a file for that flag
+        # Commands that the log suggests.
+        "fairseq.training.stop": {
+            *("--path", "--gen-subset", "--valid-subset", "--user-dir"),
+            *("--restore-file", "--finetune-from-model", "--reset-"),
+        },
+        # Arguments of git and of compilers, and variables of style sheets.
+        **dict.fromkeys(("fairseq.system.provenance", "fairseq.inference.kernels.build"), None),
+        **dict.fromkeys(("fairseq.system.pages", "fairseq.inference.passages", "fairseq.notes.note_map"), None),
+    }
+    below = {module: path for module, path in FILES.items() if not module.startswith(border)}
+    named = {module: flags_in(path.read_text(encoding="utf-8")) for module, path in below.items()}
+    unlisted = {module: flags for module, flags in named.items() if allowed.get(module, set()) is not None}
+    assert {module: flags for module, flags in unlisted.items() if flags != allowed.get(module, set())} == {}
+
+
+def flags_in(source: str) -> set[str]:
+    """The flags in the strings of *source*, but for docstrings, aliases of flags, and calls of ``fairseq-…``."""
+    tree = ast.parse(source)
+    left_out = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    aliases = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "aliases"]
+    left_out |= {part for value in aliases for part in ast.walk(value) if isinstance(part, ast.expr)}
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in left_out]
+    plain = [re.sub(r"fairseq-\w+( --[\w-]+)+", "", text) for text in texts if isinstance(text, str)]
+    return {found for text in plain for found in re.findall(r"(?<![\w-])--[a-z][\w-]*", text)}
+
+
+def test_flags_in_strings_are_found() -> None:
+    lines = [
+        '"""A module of ``--lr``."""',
+        'x = flag(0, "as `lr`", aliases=("--rate",))',
+        'y = f"{x}: give --lr {x}, not --a-b_c", "run fairseq-preprocess --notes; add --x"',
+    ]
+    assert flags_in("\n".join(lines)) == {"--lr", "--a-b_c", "--x"}

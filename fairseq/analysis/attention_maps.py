@@ -96,7 +96,7 @@ class AttentionMaps:
         terms: dict[str, Any] = {f"term_{name}": value for name, value in self.terms.items()}
         span = max(len(found.words) for found in self.at_positions)
         padded = [np.pad(at.weights, ((0, 0), (0, 0), (0, span - len(at.words)))) for at in self.at_positions]
-        with atomic_file(path, "--results-path") as file:
+        with atomic_file(path, "`results_path`") as file:
             np.savez(
                 file,
                 attention=self.attention,
@@ -205,13 +205,13 @@ class AttentionReader:
 
     def _too_few_tokens(self, rows: int) -> str:
         """The error message for a corpus in which no position has a full memory."""
-        ways = ["fewer rows (--batch-size, --max-tokens)"] if rows > 1 else []
+        ways = ["fewer rows (`batch_size`, `max_tokens`)"] if rows > 1 else []
         if hasattr(getattr(self.model.decoder, "cfg", None), "mem_len"):
-            ways.append("a shorter memory (--mem-len)")
-        ways = [*ways, "more tokens (--first-tokens)", "a longer split"]
+            ways.append("a shorter memory (`mem_len`)")
+        ways = [*ways, "more tokens (`first_tokens`)", "a longer split"]
         side_by_side = f" in {rows} rows" if rows > 1 else ""
         return (
-            f"--gen-subset: {len(self.blocks.corpus.tokens)} tokens{side_by_side} do not fill the memory of "
+            f"`gen_subset`: {len(self.blocks.corpus.tokens)} tokens{side_by_side} do not fill the memory of "
             f"{self.model.memory_length}; give {', '.join(ways[:-1])} or {ways[-1]}"
         )
 

@@ -115,13 +115,13 @@ def _entries(path: str) -> list[Entry]:
     try:
         lines = read_regular(path).split(b"\n")
     except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; give a file of --metrics-file") from None
+        raise UserError(f"{path}: {read_failure(error)}; give a file of `metrics_file`") from None
     entries = []
     for number, line in enumerate(lines[:-1], 1):
         try:
             entries.append(parse_entry(line))
         except ValueError as error:
-            raise UserError(f"{path}: not a file of --metrics-file (line {number}: {error})") from None
+            raise UserError(f"{path}: not a file of `metrics_file` (line {number}: {error})") from None
     return entries
 
 

@@ -255,7 +255,7 @@ def _figure(width: float, height: float) -> Any:
 
 def _save(figure: Any, path: Path, kind: str = "png") -> None:
     choose_fonts(figure)
-    with atomic_file(path, "--results-path") as file:
+    with atomic_file(path, "`results_path`") as file:
         figure.savefig(file, format=kind, dpi=120)
 
 

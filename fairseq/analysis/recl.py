@@ -111,7 +111,7 @@ def context_lengths(step: int, longest: int) -> np.ndarray:
         UserError: there are fewer than two lengths to compare.
     """
     if longest < 2 * step:
-        raise UserError(f"--max-context {longest}: fewer than two steps of --step {step}; give {2 * step} or more")
+        raise UserError(f"`max_context` {longest}: fewer than two steps of `step` {step}; give {2 * step} or more")
     return np.arange(step, longest + 1, step, dtype=np.int64)
 
 
@@ -122,7 +122,7 @@ def draw_positions(tokens: int, longest: int, count: int, seed: int) -> np.ndarr
         UserError: the corpus is too short.
     """
     if tokens <= longest:
-        raise UserError(f"--max-context {longest}: the corpus has {tokens} tokens; give {tokens - 1} or less")
+        raise UserError(f"`max_context` {longest}: the corpus has {tokens} tokens; give {tokens - 1} or less")
     chosen = np.random.default_rng(seed).choice(tokens - longest, min(count, tokens - longest), replace=False)
     return np.sort(chosen) + longest
 
@@ -226,7 +226,7 @@ def load_reader(
         (model,), task, _ = load_language_models([path], data, overrides, longer)
         if (model.max_positions() or longest) >= longest:
             return WindowReader(name, model, None), task
-    raise UserError(f"--max-context {longest}: {path} has positions for {limit} tokens; give {limit} or less")
+    raise UserError(f"`max_context` {longest}: {path} has positions for {limit} tokens; give {limit} or less")
 
 
 def measure(
@@ -359,7 +359,7 @@ def distinct_names(paths: Sequence[str], names: str | None) -> list[str]:
         UserError: the numbers of names and paths differ; a name is repeated or empty; a path is repeated.
     """
     if len({*paths}) < len(paths):
-        raise UserError("--path: a checkpoint is named twice; name each model of the group once")
+        raise UserError("`path`: a checkpoint is named twice; name each model of the group once")
     if names is None:
         folders = [Path(path).parent.name or Path(path).stem for path in paths]
         stems = [Path(path).stem for path in paths]
@@ -367,8 +367,8 @@ def distinct_names(paths: Sequence[str], names: str | None) -> list[str]:
     given = [name.strip() for name in names.split(",")]
     if len(given) != len(paths):
         raise UserError(
-            f"--names {names}: {len(given)} names for the {len(paths)} checkpoints of --path; give one each"
+            f"`names` {names}: {len(given)} names for the {len(paths)} checkpoints of `path`; give one each"
         )
     if len({*given}) < len(given) or not all(given):
-        raise UserError(f"--names {names}: names must differ, and none may be empty")
+        raise UserError(f"`names` {names}: names must differ, and none may be empty")
     return given

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fairseq.checkpoint.manager import AMONG_BEST, EPOCH, UPDATE
 from fairseq.checkpoint.store import load
-from fairseq.config.fields import flag_name
 from fairseq.errors import UserError
 
 PATTERNS = {"epoch": EPOCH, "update": UPDATE, "best": AMONG_BEST}
@@ -36,7 +35,7 @@ def newest(folder: str | Path, kind: str, count: int, upper_bound: int | None = 
     numbered = [(float(match[1]), path) for path in names if (match := pattern.fullmatch(path.name))]
     fitting = [(number, path) for number, path in numbered if upper_bound is None or number <= upper_bound]
     if len(fitting) < count:
-        raise UserError(f"--inputs {folder}: {len(fitting)} checkpoints of {kind}s found, {count} are to be averaged")
+        raise UserError(f"`inputs` {folder}: {len(fitting)} checkpoints of {kind}s found, {count} are to be averaged")
     return [path for _, path in sorted(fitting, reverse=kind != "best")[:count]]
 
 
@@ -96,8 +95,7 @@ def _check_settings(
     for name, value in settings.items():
         if name in first and value != first[name]:
             raise UserError(
-                f"{path}: was trained with {flag_name(name)} {value!s:.80}, and {first_path} with {first[name]!s:.80}; "
-                f"{OF_ONE}"
+                f"{path}: was trained with `{name}` {value!s:.80}, and {first_path} with {first[name]!s:.80}; {OF_ONE}"
             )
 
 

@@ -146,5 +146,5 @@ def check_room(path: str | Path, state: Mapping[str, Any], more: int = 0) -> Non
     if free < needed:
         raise UserError(
             f"{path}: cannot be written: needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free; "
-            "free some space or choose another --save-dir"
+            "free some space or choose another `save_dir`"
         )

@@ -116,7 +116,7 @@ class CheckpointManager:
         first, *others = paths
         for path in paths:
             if path.is_dir() and not path.is_symlink():
-                raise UserError(f"{path}: cannot be written (Is a directory); remove it or choose another --save-dir")
+                raise UserError(f"{path}: cannot be written (Is a directory); remove it or choose another `save_dir`")
         if first.is_dir():  # a link to a folder, which a file can replace only from beside it
             beside = first.with_name(f"{first.name}.file")
             save(beside, state)
@@ -177,7 +177,7 @@ class CheckpointManager:
             if content is None:
                 target.unlink(missing_ok=True)  # of another run
             elif not (target.exists() and target.read_bytes() == content):
-                with atomic_file(target, "--save-dir") as file:
+                with atomic_file(target, "`save_dir`") as file:
                     file.write(content)
 
     def restore_path(self) -> Path | None:
@@ -188,14 +188,14 @@ class CheckpointManager:
         """
         name = self.config.restore_file
         if name != LAST and self.config.finetune_from_model is not None:
-            raise UserError(f"--finetune-from-model: cannot be combined with --restore-file {name}; give one of them")
-        flag = "--restore-file"
+            raise UserError(f"`finetune_from_model`: cannot be combined with `restore_file` {name}; give one of them")
+        flag = "`restore_file`"
         if name == LAST:
             if os.path.lexists(self.folder / LAST):
                 return self._newest_good()
             if self.config.continue_once is None:
                 return None
-            flag, name = "--continue-once", self.config.continue_once
+            flag, name = "`continue_once`", self.config.continue_once
         for path in (Path(name), self.folder / name):
             if path.exists():
                 return find_checkpoint(path)
@@ -212,7 +212,7 @@ class CheckpointManager:
                 load(path)
             except UserError as error:
                 failure = failure or error
-                logger.error("%s", error.with_flags)
+                logger.error("%s", error.args[0])
                 continue
             if path != last:
                 logger.warning("%s: restored instead of %s", path, LAST)
@@ -292,9 +292,9 @@ def _lock(descriptor: int, folder: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"--save-dir {folder}: another run writes checkpoints there; choose another folder") from None
+        raise UserError(f"`save_dir` {folder}: another run writes checkpoints there; choose another folder") from None
     except OSError:
-        logger.warning("--save-dir %s: the filesystem has no locks; no other run may write there", folder)
+        logger.warning("`save_dir` %s: the filesystem has no locks; no other run may write there", folder)
 
 
 def _prepare(folder: Path) -> bool:
@@ -308,7 +308,7 @@ def _prepare(folder: Path) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
     except OSError as error:
-        raise UserError(f"--save-dir {folder}: cannot be made ({error.strerror}); choose another folder") from None
+        raise UserError(f"`save_dir` {folder}: cannot be made ({error.strerror}); choose another folder") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"--save-dir {folder}: cannot be written to; choose another folder")
+        raise UserError(f"`save_dir` {folder}: cannot be written to; choose another folder")
     return is_new

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError
 
-ADVICE = "it belongs to another model; use --reset-optimizer to start without it"
+ADVICE = "it belongs to another model; use `reset_optimizer` to start without it"
 State = Mapping[str, Any]
 """``state`` by parameter, and ``param_groups``, each with its ``params`` and settings."""
 

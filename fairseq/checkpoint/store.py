@@ -174,7 +174,7 @@ def describe_mismatch(model_state: Mapping[str, Tensor], wanted: Mapping[str, Te
     if not parts:
         return None
     return (
-        f"{path}: does not fit this model: parameters {', '.join(parts)}; use the --arch and sizes it was trained with"
+        f"{path}: does not fit this model: parameters {', '.join(parts)}; use the `arch` and sizes it was trained with"
     )
 
 

@@ -62,15 +62,15 @@ class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
     max_new_tokens: int = flag(100, "maximum tokens to generate, line ends included", low=1, high=10_000_000)
     beam: int = flag(1, "beam width (1: greedy)", low=1, high=10_000)
     sampling: bool = flag(False, "sample from the distribution instead of searching")
-    sampling_topk: int = flag(0, "with --sampling: only the K most probable tokens (0: all)", low=0, metavar="K")
+    sampling_topk: int = flag(0, "with `sampling`: only the K most probable tokens (0: all)", low=0, metavar="K")
     sampling_topp: float = flag(
         1.0,
-        "with --sampling: only the most probable tokens with this total probability",
+        "with `sampling`: only the most probable tokens with this total probability",
         above=0,
         high=1,
         metavar="P",
     )
-    temperature: float = flag(1.0, "with --sampling: softmax temperature", above=0)
+    temperature: float = flag(1.0, "with `sampling`: softmax temperature", above=0)
     batch_size: int = flag(
         16,
         "maximum texts generated at once; each beam counts",
@@ -84,7 +84,7 @@ class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
         choices=("text", "fairseq"),
     )
     prefix_size: int | None = flag(None, "tokens of a line that hypotheses begin with (0: all)", low=0)
-    nbest: int | None = flag(None, "hypotheses to print, of --beam", low=1)
+    nbest: int | None = flag(None, "hypotheses to print, of `beam`", low=1)
     max_len_a: float | None = flag(None, "maximum tokens of a hypothesis per token of its line", low=0, high=1000)
     max_len_b: int | None = flag(None, "maximum tokens of a hypothesis, added to that (200)", low=1, high=10_000_000)
     min_len: int | None = flag(None, "minimum tokens of a hypothesis (1)", low=0)
@@ -104,6 +104,6 @@ class TextConfig(TextFormatConfig):
     """Raw text: settings of reading and tokenising it."""
 
     tokenizer: str | None = flag(None, "word tokenizer of raw text: moses or space", metavar="NAME")
-    moses_source_lang: str = flag("en", "language of --tokenizer moses", metavar="LANG")
+    moses_source_lang: str = flag("en", "language of `tokenizer` moses", metavar="LANG")
     bpe: str | None = flag(None, "subword encoding of raw text: subword_nmt, sentencepiece, gpt2, hf", metavar="NAME")
-    bpe_codes: str | None = flag(None, "codes, model, merges or tokenizer.json of --bpe", metavar="FILE")
+    bpe_codes: str | None = flag(None, "codes, model, merges or tokenizer.json of `bpe`", metavar="FILE")

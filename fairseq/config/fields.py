@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from fairseq.errors import SettingError, UserError
+from fairseq.errors import SettingError, UserError, with_flags
 
 C = TypeVar("C")
 WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -74,7 +74,7 @@ def flag(
 
     Args:
         default: value when neither the user nor the architecture gives one.
-        help: what ``--help`` says.
+        help: what ``--help`` says; other settings stand in backticks.
         aliases: further names of the flag, e.g. ``("--max-sentences",)``.
         choices: the values allowed.
         low, high: closed bounds of a number (or of each number of a list).
@@ -145,18 +145,15 @@ def extract(config: type[C], values: Mapping[str, Any] | argparse.Namespace, fla
     they are what a user gave, within the bounds of flags; else within those of Python.
 
     Raises:
-        UserError: a value has the wrong type or is out of range; the message names the flag.
+        SettingError: a value has the wrong type or is out of range.
     """
     given = vars(values) if isinstance(values, argparse.Namespace) else values
     kwargs = {}
-    try:
-        for field, hint in _fields(config):
-            name = field.name if field.name in given else field.metadata.get("same_as", "")
-            if name in given:
-                kwargs[field.name] = coerce(field, hint, given[name], flags)
-        return config(**kwargs)
-    except SettingError as error:  # flat values are flags, or were
-        raise UserError(error.with_flags) from None
+    for field, hint in _fields(config):
+        name = field.name if field.name in given else field.metadata.get("same_as", "")
+        if name in given:
+            kwargs[field.name] = coerce(field, hint, given[name], flags)
+    return config(**kwargs)
 
 
 def typed(config: type[C], settings: C | Mapping[str, Any] | argparse.Namespace) -> C:
@@ -166,7 +163,7 @@ def typed(config: type[C], settings: C | Mapping[str, Any] | argparse.Namespace)
     use it to accept both.
 
     Raises:
-        UserError: a value has the wrong type or is out of range; the message names the flag.
+        SettingError: a value has the wrong type or is out of range.
     """
     return settings if isinstance(settings, config) else extract(config, settings)  # type: ignore[arg-type]
 
@@ -348,7 +345,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _help_text(field: dataclasses.Field[Any], default: Any, otherwise: str | None = None) -> str:
-    text = str(field.metadata.get("help", "")).replace("%", "%%")
+    text = with_flags(str(field.metadata.get("help", ""))).replace("%", "%%")
     if otherwise is not None:
         return f"{text} (default: {otherwise})"
     if "(default:" in text or default is None or default is False or default == "" or default == []:
@@ -378,10 +375,7 @@ def _plain(value: Any) -> Any:
 
 def _parser_type(field: dataclasses.Field[Any], hint: Any) -> Any:
     def parse(text: str) -> Any:
-        try:
-            return coerce(field, hint, text, flags=True)
-        except SettingError as error:
-            raise UserError(error.with_flags) from None
+        return coerce(field, hint, text, flags=True)
 
     parse.__name__ = field.name
     return parse

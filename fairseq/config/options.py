@@ -21,7 +21,7 @@ from fairseq.config.registry import ARCHITECTURES, EXTENSIONS
 from fairseq.config.settings import DEFAULT_BATCH_SIZE
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
-from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message
+from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.plugins import import_user_module
 from fairseq.system.terminal import open_standard_streams, printable, protect_terminal
@@ -98,7 +98,7 @@ def run_program(program: Callable[[], Any]) -> None:
         program()
         sys.stdout.flush()
     except UserError as error:
-        fail(error.with_flags)
+        fail(error.args[0])
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -119,8 +119,9 @@ def run_program(program: Callable[[], Any]) -> None:
 
 
 def fail(message: str) -> NoReturn:
-    """Print *message* as one line on stderr, and exit with code 2."""
-    print(f"{Path(sys.argv[0]).name}: error: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
+    """Print *message* with flags for the names in backticks as one line on stderr, and exit with code 2."""
+    line = printable(" ".join(with_flags(message).split()))
+    print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 

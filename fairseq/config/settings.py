@@ -54,7 +54,7 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     tf32: bool = flag(False, "TF32 instead of float32 matrix products on NVIDIA GPUs")
     memory_efficient_fp16: bool = flag(False, "float16 parameters; Adam needs 12 bytes per parameter instead of 16")
     compile: bool = flag(False, "compile the model with torch.compile")
-    fp16_init_scale: float = flag(128.0, "initial loss scale of --fp16", above=0)
+    fp16_init_scale: float = flag(128.0, "initial loss scale of `fp16`", above=0)
     fp16_scale_window: int | None = flag(
         None,
         "updates without overflow until the loss scale doubles (default: 16384 / processes / update-freq)",
@@ -90,7 +90,7 @@ class DataConfig(Config):
     max_tokens: int | None = flag(None, "maximum tokens in a batch, per process", low=1)
     batch_size: int | None = flag(
         None,
-        f"maximum rows in a batch, per process (in training {DEFAULT_BATCH_SIZE} without --max-tokens)",
+        f"maximum rows in a batch, per process (in training {DEFAULT_BATCH_SIZE} without `max_tokens`)",
         aliases=("--max-sentences",),
         low=1,
     )
@@ -102,9 +102,9 @@ class DataConfig(Config):
     train_subset: str = flag("train", "training split", metavar="SPLIT")
     valid_subset: str = flag("valid", "validation splits", metavar="SPLIT,…")
     gen_subset: str = flag("test", "split to evaluate", metavar="SPLIT")
-    max_tokens_valid: int | None = flag(None, "maximum tokens in a validation batch (default: --max-tokens)", low=1)
+    max_tokens_valid: int | None = flag(None, "maximum tokens in a validation batch (default: `max_tokens`)", low=1)
     batch_size_valid: int | None = flag(
-        None, "maximum rows in a validation batch (default: --batch-size)", aliases=("--max-sentences-valid",), low=1
+        None, "maximum rows in a validation batch (default: `batch_size`)", aliases=("--max-sentences-valid",), low=1
     )
     max_valid_steps: int | None = flag(None, "maximum batches per validation", aliases=("--nval",), low=1)
     curriculum: int = flag(0, "first epochs that keep the same order of batches", low=0)
@@ -124,12 +124,12 @@ class DistributedConfig(Config):
     """Processes: number, rendezvous and gradient reduction."""
 
     distributed_world_size: int | None = flag(
-        None, "total number of processes (default: one per GPU; 1 with --cpu)", low=1
+        None, "total number of processes (default: one per GPU; 1 with `cpu`)", low=1
     )
     distributed_rank: int = flag(0, "rank of this node's first process, for manual launches", low=0)
     nprocs_per_node: int | None = flag(
         None,
-        "processes on this machine (default: one per GPU; all with --cpu)",
+        "processes on this machine (default: one per GPU; all with `cpu`)",
         aliases=("--distributed-num-procs",),
         low=1,
     )
@@ -168,8 +168,8 @@ class RateConfig(Config):
 
     lr: list[float] = flag([0.25], "learning rate, or one for each epoch", aliases=("--learning-rate",), low=0)
     max_update: int = flag(0, "maximum number of updates (0: no limit)", low=0)
-    min_lr: float = flag(-1.0, "stop training at this rate; minimum of cosine without --max-lr")
-    stop_min_lr: float | None = flag(None, "stop training after an epoch at this rate (default: --min-lr)")
+    min_lr: float = flag(-1.0, "stop training at this rate; minimum of cosine without `max_lr`")
+    stop_min_lr: float | None = flag(None, "stop training after an epoch at this rate (default: `min_lr`)")
 
 
 @dataclass(frozen=True)
@@ -210,10 +210,10 @@ class CheckpointConfig(Config):
 
     save_dir: str = flag("checkpoints", "checkpoint folder", metavar="DIR")
     restore_file: str = flag(
-        "checkpoint_last.pt", "checkpoint to resume from, in --save-dir or elsewhere", metavar="FILE"
+        "checkpoint_last.pt", "checkpoint to resume from, in `save_dir` or elsewhere", metavar="FILE"
     )
     continue_once: str | None = flag(
-        None, "checkpoint to resume from while --save-dir has no checkpoint_last.pt", metavar="FILE"
+        None, "checkpoint to resume from while `save_dir` has no checkpoint_last.pt", metavar="FILE"
     )
     finetune_from_model: str | None = flag(
         None, "checkpoint, or its folder, to initialize weights from", metavar="FILE"
@@ -226,7 +226,7 @@ class CheckpointConfig(Config):
     save_interval: int = flag(1, "epochs between checkpoints", low=1)
     save_interval_minutes: float = flag(30.0, "minutes between saves of checkpoint_last.pt (0: no limit)", low=0)
     save_interval_updates: int = flag(0, "updates between checkpoints (0: only after epochs)", low=0)
-    keep_interval_updates: int = flag(-1, "number of --save-interval-updates checkpoints to keep (-1: all)", low=-1)
+    keep_interval_updates: int = flag(-1, "number of `save_interval_updates` checkpoints to keep (-1: all)", low=-1)
     keep_interval_updates_pattern: int = flag(
         -1, "keep checkpoints at multiples of this update for good (-1: none)", low=-1
     )
@@ -264,7 +264,7 @@ class MemoryConfig(Config):
 
     mem_len: int = flag(0, "Transformer-XL: memory length in tokens (0: no recurrence)", low=0)
     clamp_len: int = flag(-1, "Transformer-XL: maximum distinct distance in tokens (-1: no maximum)", low=-1)
-    same_length: bool = flag(False, "Transformer-XL: every query sees the last --mem-len keys", negative=True)
+    same_length: bool = flag(False, "Transformer-XL: every query sees the last `mem_len` keys", negative=True)
 
 
 @dataclass(frozen=True)

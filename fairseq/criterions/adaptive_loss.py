@@ -35,6 +35,6 @@ class AdaptiveLoss(CrossEntropyCriterion):
     def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
         if not isinstance(model.output_layer, BandedSoftmax) or len(model.output_layer.bounds) == 2:
             raise UserError(
-                "--criterion adaptive_loss: the model's softmax has no bands; use --criterion cross_entropy"
+                "`criterion` adaptive_loss: the model's softmax has no bands; use `criterion` cross_entropy"
             )
         return super().compute_loss(model, net_output, sample)

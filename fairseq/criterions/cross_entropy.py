@@ -36,13 +36,13 @@ class CrossEntropyCriterion(FairseqCriterion):
     def check(self, model: Any) -> None:
         if not getattr(model, "predicts_next_token", True):
             raise UserError(
-                f"--criterion: {type(model).__name__} is an encoder, which does not predict the next token; "
-                "use --criterion masked_lm (electra for ELECTRA) with --task masked_lm"
+                f"`criterion`: {type(model).__name__} is an encoder, which does not predict the next token; "
+                "use `criterion` masked_lm (electra for ELECTRA) with `task` masked_lm"
             )
         if hasattr(getattr(self.task, "cfg", None), "mask_prob"):
             raise UserError(
-                f"--task: it masks tokens, but {type(model).__name__} predicts the next token; "
-                "use --task language_modeling"
+                f"`task`: it masks tokens, but {type(model).__name__} predicts the next token; "
+                "use `task` language_modeling"
             )
 
     def prepare(self, model: Any, sample: Sample) -> Sample:

@@ -42,8 +42,8 @@ class ElectraCriterion(FairseqCriterion):
     def check(self, model: Any) -> None:
         if getattr(model, "generator", None) is None:
             raise UserError(
-                f"--criterion electra: {type(model).__name__} has no generator; use an electra architecture "
-                "with --generator-size above 0"
+                f"`criterion` electra: {type(model).__name__} has no generator; use an electra architecture "
+                "with `generator_size` above 0"
             )
 
     def prepare(self, model: Any, sample: Sample) -> Sample:

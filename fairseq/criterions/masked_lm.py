@@ -30,10 +30,10 @@ class MaskedLMCriterion(FairseqCriterion):
     def check(self, model: Any) -> None:
         if getattr(model, "predicts_next_token", True):
             raise UserError(
-                f"--criterion masked_lm: {type(model).__name__} is not an encoder; use --criterion cross_entropy"
+                f"`criterion` masked_lm: {type(model).__name__} is not an encoder; use `criterion` cross_entropy"
             )
         if hasattr(model, "generator") or model.output_layer is None:
-            raise UserError(f"--criterion masked_lm: {type(model).__name__} is not BERT; use --criterion electra")
+            raise UserError(f"`criterion` masked_lm: {type(model).__name__} is not BERT; use `criterion` electra")
 
     def prepare(self, model: Any, sample: Sample) -> Sample:
         """Find the chosen tokens on the host, and ask the model for hidden states."""
@@ -68,7 +68,7 @@ def mask_prob(criterion: str, task: Any) -> float:
     """
     share: float | None = getattr(getattr(task, "cfg", None), "mask_prob", None)
     if share is None:
-        raise UserError(f"--criterion {criterion}: needs a task that masks tokens; use --task masked_lm")
+        raise UserError(f"`criterion` {criterion}: needs a task that masks tokens; use `task` masked_lm")
     return share
 
 

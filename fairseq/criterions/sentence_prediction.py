@@ -40,7 +40,7 @@ class SentencePredictionCriterion(FairseqCriterion):
         super().__init__(task)
         layout = getattr(task, "layout", None)
         if layout is None:
-            raise UserError("--criterion sentence_prediction: needs --task sentence_prediction")
+            raise UserError("`criterion` sentence_prediction: needs `task` sentence_prediction")
         self.is_regression: bool = layout.is_regression
         self.metrics: tuple[str, ...] = layout.metrics
         for metric in self.metrics:
@@ -49,8 +49,8 @@ class SentencePredictionCriterion(FairseqCriterion):
     def check(self, model: Any) -> None:
         if not hasattr(model, "classification_heads"):
             raise UserError(
-                f"--criterion sentence_prediction: {type(model).__name__} has no classification head; "
-                "use --task sentence_prediction"
+                f"`criterion` sentence_prediction: {type(model).__name__} has no classification head; "
+                "use `task` sentence_prediction"
             )
 
     def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
@@ -127,6 +127,6 @@ def _library(name: str) -> Any:
     except ImportError:
         package = {"sklearn": "scikit-learn"}.get(LIBRARIES[name].split(".")[0], "scipy")
         raise UserError(
-            f"--criterion sentence_prediction: {name} needs {package}; install the [glue] extra: "
+            f"`criterion` sentence_prediction: {name} needs {package}; install the [glue] extra: "
             "pip install 'fairseq-short[glue]'"
         ) from None

@@ -55,7 +55,7 @@ def load_dictionary(data: str | Path) -> Dictionary:
         # Most are copies: parsing each of thirty large dictionaries would take longer than opening the data.
         if other != content and Dictionary.parse(other, path) != dictionary:
             raise UserError(
-                f"{path}: differs from that of {first.parent}; preprocess {path.parent} with --srcdict {first}"
+                f"{path}: differs from that of {first.parent}; preprocess {path.parent} with `srcdict` {first}"
             )
     return dictionary
 

@@ -78,7 +78,7 @@ def layout_of(name: str) -> Layout:
     for known, layout in GLUE.items():
         if known.lower() == name.lower():
             return layout
-    raise UserError(f"--glue-task {name}: no such task; {nearest(name, GLUE)}")
+    raise UserError(f"`glue_task` {name}: no such task; {nearest(name, GLUE)}")
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
         found.add(label)
         if len(found) > MOST_CLASSES:
             raise UserError(
-                f"{path}: more than {MOST_CLASSES} different labels; numbers are learned with --regression-target"
+                f"{path}: more than {MOST_CLASSES} different labels; numbers are learned with `regression_target`"
             )
     if len(found) < 2:
         named = f"all examples have the label {next(iter(found))!r}" if found else "no examples"

@@ -178,8 +178,8 @@ class EpochIterator:
         epoch, iterations = state.get("epoch"), state.get("iterations_in_epoch", 0)
         if not isinstance(epoch, int) or not isinstance(iterations, int) or epoch < 0 or iterations < 0:
             raise UserError(
-                f"--restore-file: epoch {epoch!r}, batch {iterations!r} is not a place in the data; "
-                "give --reset-dataloader to start at the first batch"
+                f"`restore_file`: epoch {epoch!r}, batch {iterations!r} is not a place in the data; "
+                "give `reset_dataloader` to start at the first batch"
             )
         order = (state.get("read") or {}).get("order")
         if order == place.FAIRSEQ or (order is None and saved is not None and saved.fairseq):
@@ -230,7 +230,7 @@ def _next(ready: queue.Queue[Any], thread: threading.Thread) -> Any:
         with contextlib.suppress(queue.Empty):
             return ready.get(timeout=1.0)
         if not thread.is_alive() and ready.empty():
-            raise RuntimeError("the thread that prepares batches ended without a word; --num-workers 0 does without it")
+            raise RuntimeError("the thread that prepares batches ended without a word; num_workers 0 does without it")
 
 
 def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, None]:

@@ -20,7 +20,7 @@ from typing import Any
 from fairseq.errors import UserError
 
 BLOCKS, BATCHES, FAIRSEQ, STREAMS = "blocks", "batches", "fairseq", "streams"
-RESET = "or give --reset-dataloader to start at the first batch"
+RESET = "or give `reset_dataloader` to start at the first batch"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Foun
     if theirs.block_size != ours.block_size or not same_length:
         return _share(ours, read / theirs.units, theirs.block_size)
     if dataclasses.replace(here, seed=ours.seed, cut=ours.cut) == ours and theirs.seed != ours.seed:
-        return Found(read, False, f"--seed {ours.seed} changes the order, some text may be read twice")
+        return Found(read, False, f"`seed` {ours.seed} changes the order, some text may be read twice")
     raise _elsewhere(ours, theirs.order, theirs.cut, f"{read} of {theirs.units} {_NAMES[theirs.order]}")
 
 
@@ -181,21 +181,21 @@ def _elsewhere(ours: Layout, order: str, cut: int, read: str) -> UserError:
     place = f"the checkpoint is in the middle of an epoch ({read} read)"
     if order != ours.order:
         return UserError(
-            f"--restore-file: {place}, of data in the order of {order}; these settings read {ours.order}; "
+            f"`restore_file`: {place}, of data in the order of {order}; these settings read {ours.order}; "
             f"keep those it was trained with, {RESET}"
         )
     if ours.order == STREAMS and cut != ours.cut:
         rows = f"{cut} rows" if cut else "another number of rows"
         return UserError(
-            f"--batch-size, --max-tokens: {place} by {rows} on all processes together, and {ours.cut} rows read other "
+            f"`batch_size`, `max_tokens`: {place} by {rows} on all processes together, and {ours.cut} rows read other "
             f"parts of the text; keep rows × processes, {RESET}"
         )
     if cut != ours.cut:
         return UserError(
-            f"--max-tokens, --batch-size, --required-batch-size-multiple: {place}, and its batches were cut otherwise; "
-            f"keep its settings (on fewer processes raise --update-freq), {RESET}"
+            f"`max_tokens`, `batch_size`, `required_batch_size_multiple`: {place}, and its batches were cut otherwise; "
+            f"keep its settings (on fewer processes raise `update_freq`), {RESET}"
         )
     return UserError(
-        f"--restore-file: {place}, and this run's has {ours.units} {_NAMES[ours.order]}; "
+        f"`restore_file`: {place}, and this run's has {ours.units} {_NAMES[ours.order]}; "
         f"keep the data and settings it was trained with, {RESET}"
     )

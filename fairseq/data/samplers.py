@@ -80,7 +80,7 @@ class Batching:
     shuffle: bool = True
     rank: int = 0
     world_size: int = 1
-    limit: str = "--max-tokens"
+    limit: str = "`max_tokens`"
 
     def blocks(self, sizes: np.ndarray, *, by_size: bool, kept: np.ndarray | None = None) -> BlockSampler:
         """Return the sampler of independent examples of *sizes* [n], see :class:`BlockSampler`.
@@ -135,13 +135,13 @@ def rows_per_batch(max_tokens: int | None, batch_size: int | None, block_size: i
             raise _too_long(block_size, max_tokens)
         limits.append(max_tokens // max(1, block_size))
     if not limits:
-        raise UserError("--max-tokens or --batch-size: one of them is needed")
+        raise UserError("`max_tokens` or `batch_size`: one of them is needed")
     rows = min(limits)
     return rows - rows % multiple if rows >= multiple else rows
 
 
-def _too_long(size: int, max_tokens: int, limit: str = "--max-tokens") -> UserError:
-    return UserError(f"{limit} {max_tokens}: a block has {size} tokens; raise {limit} or lower --tokens-per-sample")
+def _too_long(size: int, max_tokens: int, limit: str = "`max_tokens`") -> UserError:
+    return UserError(f"{limit} {max_tokens}: a block has {size} tokens; raise {limit} or lower `tokens_per_sample`")
 
 
 class BlockSampler:

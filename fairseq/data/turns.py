@@ -95,6 +95,6 @@ class _Opening:
         try:
             self._turn = self._opener()
         except UserError as error:
-            logger.warning("the next epoch's data cannot be read yet: %s", error)
+            logger.warning("the next epoch's data cannot be read yet: %s", error.args[0])
         except Exception as error:  # reported where it is tried again, with its traceback
             logger.warning("the next epoch's data cannot be read yet: %s: %s", type(error).__name__, error)

@@ -22,11 +22,11 @@ def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:
     torch.set_float32_matmul_precision("high" if common.tf32 else "highest")
     if common.cpu or not torch.cuda.is_available():
         if (common.fp16 or common.memory_efficient_fp16) and not _has_float16_arithmetic():
-            flag = "--fp16" if common.fp16 else "--memory-efficient-fp16"
-            logger.warning(f"{flag}: this CPU has no float16 arithmetic, so it is far slower than float32; use --bf16")
+            flag = "`fp16`" if common.fp16 else "`memory_efficient_fp16`"
+            logger.warning(f"{flag}: this CPU has no float16 arithmetic, so it is far slower than float32; use `bf16`")
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
-        raise UserError(f"--device-id {local_rank}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
+        raise UserError(f"`device_id` {local_rank}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device

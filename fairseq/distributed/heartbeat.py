@@ -84,7 +84,7 @@ class Heartbeat:
         busy = [rank for rank, place in enumerate(places) if rank != self.rank and place and place != _WAITING]
         if not _is_timeout(error) or not busy:
             return None
-        reason = f"hangs at {places[busy[0]]}: the others waited {self.timeout:g} s for it (--distributed-timeout)"
+        reason = f"hangs at {places[busy[0]]}: the others waited {self.timeout:g} s for it (`distributed_timeout`)"
         return self._publish(Failure(busy[0], 1, reason))
 
     def report(self, failure: Failure) -> None:

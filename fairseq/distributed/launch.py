@@ -27,7 +27,7 @@ from fairseq.distributed.interruption import EXIT_CODES
 from fairseq.distributed.plan import Launch, plan
 from fairseq.distributed.workers import USER_ERROR, Failure, Workers, end_with_launcher, leave
 from fairseq.distributed.world import World
-from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message
+from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message, with_flags
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.plugins import import_user_module
 from fairseq.system.terminal import printable
@@ -88,9 +88,9 @@ def _check_gpu(job: Job) -> None:
     common, cfg = job.common, job.distributed
     if common.cpu or not torch.cuda.is_available():
         if cfg.distributed_backend == "nccl":
-            raise UserError("--distributed-backend nccl: needs a GPU, and there is none; use gloo")
+            raise UserError("`distributed_backend` nccl: needs a GPU, and there is none; use gloo")
         if not common.cpu and cfg.local_rank > 0 and "RANK" not in os.environ:
-            raise UserError(f"--device-id {cfg.local_rank}: there is no GPU; add --cpu to run on the processor")
+            raise UserError(f"`device_id` {cfg.local_rank}: there is no GPU; add `cpu` to run on the processor")
 
 
 Fail = Callable[[Failure], NoReturn]
@@ -216,7 +216,7 @@ def _fail_alone(size: int) -> Fail:
 def _failure(rank: int, error: BaseException) -> Failure:
     """The failure of the process of *rank* with *error*: exit code 2 for a mistake of the user, else 1."""
     if isinstance(error, UserError):
-        return Failure(rank, USER_ERROR, error.with_flags)
+        return Failure(rank, USER_ERROR, error.args[0])
     if is_out_of_memory(error):
         return Failure(rank, USER_ERROR, out_of_memory_message(error))
     return Failure(rank, 1, f"{type(error).__name__}: {error}")
@@ -225,5 +225,5 @@ def _failure(rank: int, error: BaseException) -> Failure:
 def _report(failure: Failure, size: int) -> None:
     # A mistake of the user is one line, as it is where it was found.
     separator = " " if failure.code == USER_ERROR else "\n"
-    message = f"process {failure.rank} of {size} failed:{separator}{printable(failure.reason)}"
+    message = f"process {failure.rank} of {size} failed:{separator}{printable(with_flags(failure.reason))}"
     print(message, file=sys.stderr, flush=True)

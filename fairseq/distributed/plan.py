@@ -80,7 +80,7 @@ def _from_slurm(cfg: DistributedConfig, tasks: int, gpus: int, environment: Mapp
     nodes = counted or (2 if re.search(r"[,\[]", listed) else 1)
     host = "127.0.0.1" if nodes == 1 else first_host(listed)
     if not host:
-        raise UserError("SLURM_NODELIST: not set, though srun started several nodes; give --distributed-init-method")
+        raise UserError("SLURM_NODELIST: not set, though srun started several nodes; give `distributed_init_method`")
     url = f"tcp://{host}:{_slurm_port(cfg, environment)}"
     per_task = 1
     if tasks == counted:  # one task a node starts the processes of its GPUs
@@ -102,7 +102,7 @@ def _slurm_port(cfg: DistributedConfig, environment: Mapping[str, str]) -> int:
     if cfg.distributed_port > 0:
         return cfg.distributed_port
     if "SLURM_JOB_ID" not in environment:
-        raise UserError("SLURM_JOB_ID: not set, and the tasks' port is derived from it; give --distributed-port")
+        raise UserError("SLURM_JOB_ID: not set, and the tasks' port is derived from it; give `distributed_port`")
     step = environment.get("SLURM_STEP_ID", "0")
     return 20000 + (_number(environment, "SLURM_JOB_ID") + 7919 * (int(step) if step.isdecimal() else 0)) % 10000
 
@@ -120,14 +120,14 @@ def _from_flags(cfg: DistributedConfig, cpu: bool, gpus: int) -> Launch:
     if size == 1:
         return Launch(1, local_rank=cfg.local_rank)
     if not cpu and (cfg.nprocs_per_node or (0 if url and gpus else size)) > gpus:
-        name = f"--nprocs-per-node {here}" if cfg.nprocs_per_node else f"--distributed-world-size {size}"
+        name = f"`nprocs_per_node` {here}" if cfg.nprocs_per_node else f"`distributed_world_size` {size}"
         raise UserError(
-            f"{name}: this machine has {gpus} GPUs; add --cpu to run on the processor, "
-            "or --distributed-init-method to add other machines"
+            f"{name}: this machine has {gpus} GPUs; add `cpu` to run on the processor, "
+            "or `distributed_init_method` to add other machines"
         )
     count = min(here or size, size - cfg.distributed_rank)
     if cpu:
-        check_processes("--nprocs-per-node" if cfg.nprocs_per_node else "--distributed-world-size", count)
+        check_processes("`nprocs_per_node`" if cfg.nprocs_per_node else "`distributed_world_size`", count)
     if count < size and not url:
         raise SettingError(
             f"`nprocs_per_node` {here}: {size} processes need `distributed_init_method`, to find the other nodes'"

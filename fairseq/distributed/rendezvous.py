@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _SLOWEST_START = 300.0  # seconds: importing torch from a network file system may take minutes
 _QUIET = 10.0  # seconds of waiting before a line in the log
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_SOURCES = {"tcp": "--distributed-init-method or --distributed-port", "env": "MASTER_ADDR and MASTER_PORT"}
+_SOURCES = {"tcp": "`distributed_init_method` or `distributed_port`", "env": "MASTER_ADDR and MASTER_PORT"}
 
 
 def listen(url: str | None, timeout: float) -> tuple[dist.Store, str]:
@@ -87,8 +87,8 @@ def _check_file(url: str) -> None:
     """Raise UserError unless the file of *url* can be written; torch would try to open it until its time is over."""
     path = urlsplit(url).path
     if is_special(path):
-        raise UserError(f"--distributed-init-method {url}: is a device or a pipe; give a file")
-    prepare_file("--distributed-init-method", path)
+        raise UserError(f"`distributed_init_method` {url}: is a device or a pipe; give a file")
+    prepare_file("`distributed_init_method`", path)
 
 
 def _attempt() -> str:
@@ -149,11 +149,11 @@ def _address(url: str) -> tuple[str, int]:
     except ValueError:
         host = port = None
     if not url.startswith("tcp://") or not host or port is None:
-        raise UserError(f"--distributed-init-method {url}: must be tcp://host:port, file://path or env://")
+        raise UserError(f"`distributed_init_method` {url}: must be tcp://host:port, file://path or env://")
     return host, port
 
 
 def _cannot_open(url: str | None, error: Exception) -> str:
-    flag = _SOURCES.get(url.partition("://")[0], "--distributed-init-method") if url else "--distributed-port"
+    flag = _SOURCES.get(url.partition("://")[0], "`distributed_init_method`") if url else "`distributed_port`"
     reason = (str(error) or type(error).__name__).splitlines()[0]
     return f"{flag}: the rendezvous {url or ''} cannot be opened ({reason})"

@@ -64,7 +64,7 @@ class ShardedReducer(DataParallel):
         from torch.distributed import fsdp
 
         if not hasattr(getattr(fsdp, "FSDPModule", None), "set_reduce_scatter_unused_params"):
-            raise UserError(f"--ddp-backend {BACKEND}: needs a newer PyTorch than {torch.__version__}, such as 2.13")
+            raise UserError(f"`ddp_backend` {BACKEND}: needs a newer PyTorch than {torch.__version__}, such as 2.13")
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         # No module's output is modified in place, which the warning is about.
@@ -184,7 +184,7 @@ def place_of(cfg: DistributedConfig, world: World) -> tuple[int, int]:
     """
     size = cfg.shard_group_size or _processes_of_a_node(world)
     if world.size % size:
-        raise UserError(f"--shard-group-size {size}: must divide the number of processes, {world.size}")
+        raise UserError(f"`shard_group_size` {size}: must divide the number of processes, {world.size}")
     return world.rank % size, size
 
 

@@ -76,7 +76,7 @@ class SentenceClassifier:
         if state["args"].get("task") != "sentence_prediction":
             raise UserError(f"{path}: not a fine-tuned classifier; give a checkpoint of fairseq-finetune")
         if not dictionary.is_file():
-            raise UserError(f"{dictionary}: file not found; give the data folder of pre-training with --data")
+            raise UserError(f"{dictionary}: file not found; give the data folder of pre-training with `data`")
         # The folder named in the checkpoint is that of the machine it was trained on.
         [model], task, _ = load_models([path], dictionary.parent, {"data_bin": str(dictionary)}, states=[state])
         if not isinstance(model, SentenceModel) or not isinstance(task, SentencePredictionTask):

@@ -69,7 +69,7 @@ def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = 
         return Words(scores, dictionary, np.arange(len(scores)), lprobs, scores.lines)
     mark = remove_bpe.strip()
     if mark in ("", "sentencepiece"):
-        raise UserError(f"--remove-bpe {remove_bpe!r}: expected a mark at the end of subwords, such as @@")
+        raise UserError(f"`remove_bpe` {remove_bpe!r}: expected a mark at the end of subwords, such as @@")
     goes_on = np.array([symbol.endswith(mark) for symbol in dictionary.symbols])[scores.tokens]
     begins = np.ones(len(scores), dtype=bool)
     begins[1:] = ~goes_on[:-1]
@@ -208,7 +208,7 @@ def write_results(folder: Path, report: Mapping[str, Any], create: Create = atom
     """
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in report.items()}
     text = json.dumps(finite, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    with create(folder / "results.json", "--results-path") as file:
+    with create(folder / "results.json", "`results_path`") as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
@@ -218,7 +218,7 @@ def write_scores(path: Path, scores: Scores, create: Create = atomic_file) -> No
     Raises:
         UserError: the file cannot be written.
     """
-    with create(path, "--save-token-scores") as file:
+    with create(path, "`save_token_scores`") as file:
         np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
 
 

@@ -196,7 +196,7 @@ class Scorer:
             blocks = blocks.select((place >= first) & (place < end))
         if len(blocks) == 0:
             raise UserError(
-                f"--tokens-per-sample {scoring.tokens_per_sample}: no block to score; "
+                f"`tokens_per_sample` {scoring.tokens_per_sample}: no block to score; "
                 "the split is empty or its blocks are too long"
             )
         return blocks
@@ -328,30 +328,30 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
     """Reject settings that contradict each other or the model."""
     length, window = scoring.tokens_per_sample, scoring.context_window
     if window >= length:
-        raise UserError(f"--context-window {window}: must be less than --tokens-per-sample {length}")
+        raise UserError(f"`context_window` {window}: must be less than `tokens_per_sample` {length}")
     if scoring.token_by_token:
         if not model.memory_length or not model.can_generate:
             raise UserError(
-                "--sliding-inf 1: the model has no memory (--tokens-from-prev, --mem-len); leave it out, or use "
-                "--context-window"
+                "`sliding_inf` 1: the model has no memory (`tokens_from_prev`, `mem_len`); leave it out, or use "
+                "`context_window`"
             )
         if window not in (0, length - 1):
             raise UserError(
-                f"--context-window {window}: with --sliding-inf 1 must be {length - 1}, one less than "
-                "--tokens-per-sample; or leave it out"
+                f"`context_window` {window}: with `sliding_inf` 1 must be {length - 1}, one less than "
+                "`tokens_per_sample`; or leave it out"
             )
     elif model.memory_length and window:
         raise UserError(
-            f"--context-window {window}: the model uses its memory as context; leave it out, or add --sliding-inf 1"
+            f"`context_window` {window}: the model uses its memory as context; leave it out, or add `sliding_inf` 1"
         )
     if scoring.add_bos_token and (window or model.memory_length):
-        what = "--context-window" if window else "a model with memory"
-        raise UserError(f"--add-bos-token: needs independent blocks and excludes {what}; leave it out")
+        what = "`context_window`" if window else "a model with memory"
+        raise UserError(f"`add_bos_token`: needs independent blocks and excludes {what}; leave it out")
     if scoring.texts and (window or scoring.break_mode != "none"):
-        what = f"--context-window {window}" if window else f"--sample-break-mode {scoring.break_mode}"
+        what = f"`context_window` {window}" if window else f"`sample_break_mode` {scoring.break_mode}"
         raise UserError(f"{what}: documents are read in blocks of their own; leave it out")
     if model.memory_length and scoring.break_mode != "none":
-        raise UserError(f"--sample-break-mode {scoring.break_mode}: a model with memory reads streams; use none")
+        raise UserError(f"`sample_break_mode` {scoring.break_mode}: a model with memory reads streams; use none")
 
 
 def _text_steps(blocks: TokenBlocks, rows: int) -> list[list[np.ndarray]]:

@@ -81,7 +81,7 @@ def load_models(
         load_parameters(model, parameters, path)
         models.append(model.eval())
     if task is None or first is None:
-        raise UserError("--path: name at least one checkpoint")
+        raise UserError("`path`: name at least one checkpoint")
     return models, task, first
 
 
@@ -105,7 +105,7 @@ def load_language_models(
 def check_no_begin(task: FairseqTask, path: str | Path) -> None:
     """Raise UserError if *task*, of the model at *path*, puts ``<s>`` before rows, for readers that do not."""
     if task.cfg.add_bos_token:
-        raise UserError(f"{path}: was trained with --add-bos-token, which is not supported here; give another model")
+        raise UserError(f"{path}: was trained with `add_bos_token`, which is not supported here; give another model")
 
 
 def _arguments(
@@ -116,7 +116,7 @@ def _arguments(
     arch = str(args.get("arch"))
     if arch not in ARCHITECTURES:
         raise UserError(
-            f"{path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)} (plug-ins need --user-dir)"
+            f"{path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)} (plug-ins need `user_dir`)"
         )
     model = MODELS[ARCHITECTURES[arch].model]
     _check_overrides(overrides, stored, args, given)
@@ -140,7 +140,7 @@ def _with_rare_words(args: Mapping[str, Any]) -> Mapping[str, Any]:
         "language_modeling": {"notes": True},
     }
     if args["task"] not in changes:
-        raise UserError(f"--rare-words: --task {args['task']} does not predict words; leave the flag out")
+        raise UserError(f"`rare_words`: `task` {args['task']} does not predict words; leave the flag out")
     return {**args, **changes[args["task"]]}
 
 
@@ -160,9 +160,9 @@ def _check_overrides(
     read -= OF_THE_COMMAND
     for name in map(str, overrides):
         if name in OF_THE_COMMAND and name in given:
-            raise UserError(f"--model-overrides {name}: not a setting of the model; give {fields.flag_name(name)}")
+            raise UserError(f"`model_overrides` {name}: not a setting of the model; give `{name}`")
         if name not in read:
-            raise UserError(f"--model-overrides {name}: no such setting of {args['arch']}; {nearest(name, read)}")
+            raise UserError(f"`model_overrides` {name}: no such setting of {args['arch']}; {nearest(name, read)}")
 
 
 def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:
@@ -171,7 +171,7 @@ def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:
     known = fields.defaults(settings) if settings else {}
     for name in fields.defaults(MemoryConfig):
         if name in given and name not in known:
-            raise UserError(f"{fields.flag_name(name)}: {arch} has no such setting; leave it out")
+            raise UserError(f"`{name}`: {arch} has no such setting; leave it out")
 
 
 def _positions(path: str, stored: Mapping[str, Any], args: Mapping[str, Any]) -> int:
@@ -182,7 +182,7 @@ def _positions(path: str, stored: Mapping[str, Any], args: Mapping[str, Any]) ->
         if type(value) is not int or not 0 < value <= fields.LARGEST_INT:
             raise UserError(f"{path}: its setting {name} is {fields.shortened(value)}, not a count; override it")
     if length > positions and args.get("decoder_learned_pos", False):
-        raise UserError(f"--tokens-per-sample {length}: {path} has {positions} positions; give {positions} or less")
+        raise UserError(f"`tokens_per_sample` {length}: {path} has {positions} positions; give {positions} or less")
     return max(positions, length)
 
 

@@ -59,9 +59,9 @@ def draw_starts(tokens: int, context: int, reference: int, count: int, seed: int
     """
     if context >= tokens:
         raise UserError(
-            f"--context-tokens {context}: the split has {tokens} tokens; give {tokens - 1} or less"
+            f"`context_tokens` {context}: the split has {tokens} tokens; give {tokens - 1} or less"
             if tokens > 1
-            else "--gen-subset: the split has a single token; choose another"
+            else "`gen_subset`: the split has a single token; choose another"
         )
     places = max(1, tokens - context - reference + 1)
     return [int(np.random.default_rng([seed, number]).integers(places)) for number in range(count)]
@@ -100,7 +100,7 @@ def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str,
     report = {**about, "samples": [asdict(passage) for passage in passages]}
     content = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     texts = {"generate.html": as_page(passages, about), "generate.json": content}
-    with atomic_folder(folder, tuple(texts), "--results-path") as place:
+    with atomic_folder(folder, tuple(texts), "`results_path`") as place:
         for name, text in texts.items():
             pages.write(place / name, text)
 

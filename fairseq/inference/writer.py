@@ -62,13 +62,13 @@ class Writer:
         cfg: GenerationConfig = settings.command
         how, common = decoding(cfg), settings.common
         if common.compile:
-            raise UserError("--compile: generation reads token by token and is not compiled; leave it out")
+            raise UserError("`compile`: generation reads token by token and is not compiled; leave it out")
         device, precision = device or distributed.device_of(common), Precision(common)
-        overrides = parse_dict("--model-overrides", cfg.model_overrides)
+        overrides = parse_dict("`model_overrides`", cfg.model_overrides)
         models, task, _ = load_language_models(paths, settings.data_path, overrides, vars(settings.namespace))
         for path, model in zip(paths, models, strict=True):
             if not model.can_generate:
-                raise UserError(f"--path {path}: {type(model).__name__} has no key-value cache and cannot generate")
+                raise UserError(f"`path` {path}: {type(model).__name__} has no key-value cache and cannot generate")
             precision.place(model, device)
         begin = task.source_dictionary.begin() if task.cfg.add_bos_token else None
         readers = [Reader(model, precision.dtype, int8=cfg.int8, begin=begin) for model in models]
@@ -137,7 +137,7 @@ def detokenizer_for(data: str | Path, dictionary: Dictionary, remove_bpe: str | 
             log_tokens(dictionary)
         return detokenizer
     if remove_bpe is not None:
-        raise UserError(f"--remove-bpe: the data has a tokenizer ({tokenizer}), which joins subwords; leave it out")
+        raise UserError(f"`remove_bpe`: the data has a tokenizer ({tokenizer}), which joins subwords; leave it out")
     return RawText(dictionary, tokenizer)
 
 
@@ -148,18 +148,18 @@ def decoding(cfg: GenerationConfig) -> Decoding:
         UserError: flags contradict each other.
     """
     if cfg.finds_hypotheses and (cfg.nbest or 1) > cfg.beam:
-        raise UserError(f"--nbest {cfg.nbest}: a beam has {cfg.beam} hypotheses; raise --beam")
+        raise UserError(f"`nbest` {cfg.nbest}: a beam has {cfg.beam} hypotheses; raise `beam`")
     if cfg.sampling:
         if cfg.beam > 1 and not cfg.finds_hypotheses:
-            raise UserError(f"--beam {cfg.beam} --sampling: beam search does not sample; give one of the two")
+            raise UserError(f"`beam` {cfg.beam} `sampling`: beam search does not sample; give one of the two")
         return Decoding(cfg.max_new_tokens, cfg.temperature, cfg.sampling_topk, cfg.sampling_topp)
     given = {
-        "--sampling-topk": cfg.sampling_topk != 0,
-        "--sampling-topp": cfg.sampling_topp != 1,
-        "--temperature": cfg.temperature != 1,
+        "`sampling_topk`": cfg.sampling_topk != 0,
+        "`sampling_topp`": cfg.sampling_topp != 1,
+        "`temperature`": cfg.temperature != 1,
     }
     for flag in (flag for flag, is_given in given.items() if is_given):
-        raise UserError(f"{flag}: has no effect without --sampling; add it")
+        raise UserError(f"{flag}: has no effect without `sampling`; add it")
     return Decoding(cfg.max_new_tokens, temperature=0.0, beam=cfg.beam)
 
 
@@ -171,8 +171,8 @@ def check_samples(cfg: GenerationConfig, each: int, texts: int = 1) -> None:
     """
     if texts * each * cfg.max_new_tokens > MOST_TOKENS:
         raise UserError(
-            f"--num-samples: {texts * each} continuations of --max-new-tokens {cfg.max_new_tokens} are more than "
+            f"`num_samples`: {texts * each} continuations of `max_new_tokens` {cfg.max_new_tokens} are more than "
             f"{MOST_TOKENS:,} tokens; lower one of them"
         )
     if each > 1 and not cfg.sampling:
-        raise UserError(f"--num-samples: {each} continuations of one text are equal without --sampling; add it")
+        raise UserError(f"`num_samples`: {each} continuations of one text are equal without `sampling`; add it")

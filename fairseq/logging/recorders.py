@@ -18,7 +18,7 @@ from fairseq.errors import UserError
 from fairseq.logging.progress import short
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import is_special, open_special
-from fairseq.system.terminal import LOG_DATES, LOG_FORMAT
+from fairseq.system.terminal import FileFormatter
 
 LONGEST_ENTRY = 1 << 20  # bytes
 BEGIN = b'{"tag": "'
@@ -55,16 +55,16 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise UserError(
-                "--tensorboard-logdir: tensorboard is not installed; install the [tensorboard] extra or drop the flag"
+                "`tensorboard_logdir`: tensorboard is not installed; install the [tensorboard] extra or drop the flag"
             ) from None
         try:
             folder.encode()  # which its writer does, too
             Path(folder).mkdir(parents=True, exist_ok=True)
         except UnicodeEncodeError:
-            raise UserError(f"--tensorboard-logdir {folder}: is not UTF-8; choose another folder") from None
+            raise UserError(f"`tensorboard_logdir` {folder}: is not UTF-8; choose another folder") from None
         except OSError as error:
             raise UserError(
-                f"--tensorboard-logdir {folder}: cannot be made ({error.strerror}); choose another folder"
+                f"`tensorboard_logdir` {folder}: cannot be made ({error.strerror}); choose another folder"
             ) from None
         self.folder = Path(folder)
         self.after = after
@@ -129,7 +129,7 @@ class JsonLines:
             yield
         except OSError as error:
             raise UserError(
-                f"--metrics-file {self._path}: cannot be written ({error.strerror}); choose another file"
+                f"`metrics_file` {self._path}: cannot be written ({error.strerror}); choose another file"
             ) from None
 
 
@@ -150,7 +150,7 @@ class WeightsAndBiases:
             import wandb
         except ImportError:
             raise UserError(
-                "--wandb-project: wandb is not installed; install the [wandb] extra or drop the flag"
+                "`wandb_project`: wandb is not installed; install the [wandb] extra or drop the flag"
             ) from None
         file = folder / "wandb_id.txt"
         known = file.read_text().strip() if after and file.is_file() else None
@@ -190,7 +190,7 @@ class _FileHandler(logging.FileHandler):
         with contextlib.suppress(OSError):  # of what is left in the buffer
             if self.stream is not None:
                 self.stream.close()
-        raise UserError(f"--log-file {self.baseFilename}: cannot be written ({reason}); choose another file") from None
+        raise UserError(f"`log_file` {self.baseFilename}: cannot be written ({reason}); choose another file") from None
 
 
 @contextmanager
@@ -207,8 +207,8 @@ def log_file(path: str | None) -> Iterator[None]:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         handler = _FileHandler(path, encoding="utf-8", errors="backslashreplace")  # names need not be UTF-8
     except OSError as error:
-        raise UserError(f"--log-file {path}: cannot be written ({error.strerror})") from None
-    handler.setFormatter(logging.Formatter(LOG_FORMAT, LOG_DATES))
+        raise UserError(f"`log_file` {path}: cannot be written ({error.strerror})") from None
+    handler.setFormatter(FileFormatter())
     figures, root = logging.getLogger(FIGURES), logging.getLogger()
     figures.propagate = False  # the progress bar shows them already
     figures.setLevel(logging.INFO)
@@ -279,7 +279,7 @@ def _end_of_step(path: str, lines: BinaryIO, step: int) -> int:
             begins = end or line[: len(BEGIN)] == BEGIN[: len(line)]
             if begins and not line.endswith(b"\n") and len(line) < LONGEST_ENTRY:
                 return end  # cut off as its run was killed
-            raise UserError(f"--metrics-file {path}: not a file of figures; name another") from None
+            raise UserError(f"`metrics_file` {path}: not a file of figures; name another") from None
         if not within:
             return end
         end += len(line)

@@ -82,7 +82,7 @@ def reduced_figures(reduce: Reduce) -> dict[str, Figure]:
         if math.isclose(of_twos, 2 * value):
             means.add(name)
         else:
-            logger.warning("figure %s: neither a ratio of sums nor a sum, so that it depends on --log-interval", name)
+            logger.warning("figure %s: neither a ratio of sums nor a sum, so that it depends on `log_interval`", name)
     return {name: _ReducedFigure.of(reduce, name, name in means) for name in ones}
 
 

@@ -24,12 +24,12 @@ class BertConfig(ModelConfig):
 
     encoder_layers: int = flag(12, "number of layers", low=1, high=MOST_LAYERS)
     encoder_embed_dim: int = flag(768, "width of the model", low=1)
-    encoder_input_dim: int | None = flag(None, "width of the embeddings (default: --encoder-embed-dim)", low=1)
+    encoder_input_dim: int | None = flag(None, "width of the embeddings (default: `encoder_embed_dim`)", low=1)
     encoder_ffn_embed_dim: int = flag(3072, "width of the feed-forward networks", low=1)
     encoder_attention_heads: int = flag(12, "attention heads of each layer", low=1)
     activation_fn: str = flag("gelu", "activation of the feed-forward networks", choices=tuple(ACTIVATIONS))
     head_activation_fn: str | None = flag(
-        None, "activation of the output layer (default: --activation-fn)", choices=tuple(ACTIVATIONS)
+        None, "activation of the output layer (default: `activation_fn`)", choices=tuple(ACTIVATIONS)
     )
     dropout: float = flag(0.1, "dropout after embeddings, attention and feed-forward networks", low=0, below=1)
     attention_dropout: float = flag(0.1, "dropout of attention weights", low=0, below=1)

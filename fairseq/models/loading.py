@@ -44,7 +44,7 @@ def compile_model(model: BaseFairseqModel) -> None:
         getattr(model, "decoder", model).compile(backend=BACKEND)
         return
     if next(model.parameters()).device.type == "cpu":
-        logger.warning("--compile: on a CPU this model is faster without it")
+        logger.warning("`compile`: on a CPU this model is faster without it")
     import torch._dynamo.config
     import torch.fx.experimental._config
 
@@ -70,7 +70,7 @@ def checkpoint_activations(model: BaseFairseqModel) -> None:
     """
     layers = layers_of(model)
     if not layers:
-        raise UserError(f"--checkpoint-activations: {type(model).__name__} has no TransformerLayer; leave it out")
+        raise UserError(f"`checkpoint_activations`: {type(model).__name__} has no TransformerLayer; leave it out")
     for layer in layers:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
 
@@ -103,7 +103,7 @@ def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], sour
         if name in wanted and name not in foreign and value.shape == wanted[name].shape
     }
     if not any(name in fitting for name, _ in model.named_parameters()):
-        raise UserError(f"{source}: no parameter matches this model; check --arch and its sizes")
+        raise UserError(f"{source}: no parameter matches this model; check `arch` and its sizes")
     model.load_state_dict(fitting, strict=False)
     left_out = {
         "of other data": list(foreign),
@@ -142,7 +142,7 @@ def _check_decisive(part: Any, stored: Mapping[str, Any], settings: Any, source:
         if name in known and getattr(before, name) != getattr(settings, name):
             now = getattr(settings, name)
             raise UserError(
-                f"{fields.flag_name(name)} {now}: {source} was trained with {getattr(before, name)}, "
+                f"`{name}` {now}: {source} was trained with {getattr(before, name)}, "
                 "which its parameters depend on; keep that value"
             )
 

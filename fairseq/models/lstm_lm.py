@@ -28,18 +28,18 @@ class LSTMLMConfig(ModelConfig):
 
     dropout: float = flag(0.1, "dropout of embeddings and of every layer's output", low=0, below=1)
     decoder_embed_dim: int = flag(512, "width of the embeddings", low=1)
-    decoder_hidden_size: int | None = flag(None, "width of the layers (default: --decoder-embed-dim)", low=1)
+    decoder_hidden_size: int | None = flag(None, "width of the layers (default: `decoder_embed_dim`)", low=1)
     decoder_layers: int = flag(1, "number of layers", low=1, high=10_000)
     decoder_out_embed_dim: int = flag(512, "width of the output", low=1)
-    decoder_dropout_in: float | None = flag(None, "dropout of embeddings (default: --dropout)", low=0, below=1)
-    decoder_dropout_out: float | None = flag(None, "dropout of layers' outputs (default: --dropout)", low=0, below=1)
+    decoder_dropout_in: float | None = flag(None, "dropout of embeddings (default: `dropout`)", low=0, below=1)
+    decoder_dropout_out: float | None = flag(None, "dropout of layers' outputs (default: `dropout`)", low=0, below=1)
     residuals: bool = flag(False, "add a layer's previous state to the next layer's input")
     share_decoder_input_output_embed: bool = flag(False, "tie the output weights to the input embeddings")
     adaptive_softmax_cutoff: list[int] | None = flag(
-        None, "with --criterion adaptive_loss: first word of each band but the first"
+        None, "with `criterion` adaptive_loss: first word of each band but the first"
     )
     tokens_per_sample: int = flag(1024, "tokens per block", low=1)
-    max_target_positions: int | None = flag(None, "maximum tokens per row (default: --tokens-per-sample)", low=1)
+    max_target_positions: int | None = flag(None, "maximum tokens per row (default: `tokens_per_sample`)", low=1)
 
     @property
     def hidden_size(self) -> int:

@@ -50,7 +50,7 @@ class SentenceModel(BaseFairseqModel):
         encoder = getattr(getattr(pretrained, "encoder", None), "sentence_encoder", None)
         if not isinstance(encoder, TransformerEncoder):
             raise UserError(
-                f"--task sentence_prediction: {type(pretrained).__name__} is not an encoder; use a bert or electra "
+                f"`task` sentence_prediction: {type(pretrained).__name__} is not an encoder; use a bert or electra "
                 "architecture"
             )
         self.encoder = SentenceEncoderOnly(encoder)
@@ -59,7 +59,7 @@ class SentenceModel(BaseFairseqModel):
             self.classification_heads = nn.ModuleDict({name: head})
         except KeyError:
             raise UserError(
-                f"--classification-head-name {name}: not possible as the name of a module; use another, without dots"
+                f"`classification_head_name` {name}: not possible as the name of a module; use another, without dots"
             ) from None
         self.name = name
         self.config_class = pretrained.config_class
@@ -105,7 +105,7 @@ class SentenceModel(BaseFairseqModel):
                 continue
             if name.endswith("embed_tokens.weight"):
                 raise UserError(
-                    f"{source}: was trained with a dictionary of {len(given[name])} symbols, but --data-bin has "
+                    f"{source}: was trained with a dictionary of {len(given[name])} symbols, but `data_bin` has "
                     f"{len(wanted)}; give the data folder it was trained with"
                 )
             shapes = f"{list(given[name].shape)}, not {list(wanted.shape)}"

@@ -38,8 +38,8 @@ class TransformerLMConfig(ModelConfig):
         0.0, "dropout inside the feed-forward networks", aliases=("--relu-dropout",), low=0, below=1
     )
     decoder_embed_dim: int = flag(512, "width of the model", low=1)
-    decoder_output_dim: int | None = flag(None, "width of the output (default: --decoder-embed-dim)", low=1)
-    decoder_input_dim: int | None = flag(None, "width of the input embeddings (default: --decoder-embed-dim)", low=1)
+    decoder_output_dim: int | None = flag(None, "width of the output (default: `decoder_embed_dim`)", low=1)
+    decoder_input_dim: int | None = flag(None, "width of the input embeddings (default: `decoder_embed_dim`)", low=1)
     decoder_ffn_embed_dim: int = flag(2048, "width of the feed-forward networks", low=1)
     decoder_layers: int = flag(6, "number of layers", low=1, high=MOST_LAYERS)
     decoder_layers_to_keep: list[int] | None = flag(
@@ -68,9 +68,9 @@ class TransformerLMConfig(ModelConfig):
         False, "initial weights of zero for the last projection of attention and feed-forward"
     )
     position_infused_attention: bool = flag(False, "Shortformer: add positions to queries and keys of every layer")
-    tokens_from_prev: int = flag(0, "Shortformer: cache size in tokens; implies --position-infused-attention", low=0)
+    tokens_from_prev: int = flag(0, "Shortformer: cache size in tokens; implies `position_infused_attention`", low=0)
     tokens_per_sample: int = flag(1024, "tokens per block", low=1)
-    max_target_positions: int | None = flag(None, "maximum tokens per row (default: --tokens-per-sample)", low=1)
+    max_target_positions: int | None = flag(None, "maximum tokens per row (default: `tokens_per_sample`)", low=1)
 
     def __post_init__(self) -> None:
         if isinstance(self.tokens_from_prev, int) and self.tokens_from_prev > 0:  # its type is checked below

@@ -41,9 +41,9 @@ class TransformerXLConfig(ModelConfig, MemoryConfig):
     n_layer: int = flag(12, "number of layers", low=1, high=MOST_LAYERS)
     n_head: int = flag(8, "attention heads of each layer", low=1)
     d_model: int = flag(512, "width of the model", low=1)
-    d_head: int | None = flag(None, "width of a head (default: --d-model / --n-head)", low=1)
+    d_head: int | None = flag(None, "width of a head (default: `d_model` / `n_head`)", low=1)
     d_inner: int = flag(2048, "width of the feed-forward networks", low=1)
-    d_embed: int | None = flag(None, "width of the first band of embeddings (default: --d-model)", low=1)
+    d_embed: int | None = flag(None, "width of the first band of embeddings (default: `d_model`)", low=1)
     dropout: float = flag(0.1, "dropout, except of attention weights", low=0, below=1)
     dropatt: float = flag(0.0, "dropout of attention weights", low=0, below=1)
     variational_dropout: bool = flag(False, "one dropout mask for all time steps of a row")
@@ -64,7 +64,7 @@ class TransformerXLConfig(ModelConfig, MemoryConfig):
         choices=("relative", "shaw", "absolute", "learned"),
     )
     max_relative_length: int | None = flag(
-        None, "rows of the tables of shaw and learned (default: --tokens-per-sample + --mem-len of training)", low=1
+        None, "rows of the tables of shaw and learned (default: `tokens_per_sample` + `mem_len` of training)", low=1
     )
     memory_start: str = flag(
         "empty",

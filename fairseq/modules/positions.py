@@ -93,8 +93,8 @@ class LearnedPositions(nn.Embedding):
         first, known = self.start + offset, self.num_embeddings - self.start
         if offset + count > known:
             raise UserError(
-                f"--max-target-positions: a row of {offset + count} tokens is longer than the model's {known} learned "
-                "positions; train with more, lower --tokens-per-sample or leave out --add-bos-token"
+                f"`max_target_positions`: a row of {offset + count} tokens is longer than the model's {known} learned "
+                "positions; train with more, lower `tokens_per_sample` or leave out `add_bos_token`"
             )
         return self.weight[first : first + count]
 

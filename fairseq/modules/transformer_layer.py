@@ -65,7 +65,7 @@ def _apex_layer_norm() -> type[nn.Module] | None:
         from apex.normalization import FusedLayerNorm
     except ImportError:
         return None
-    logger.info("layer norm: using NVIDIA apex's FusedLayerNorm; --no-apex turns it off")
+    logger.info("layer norm: using NVIDIA apex's FusedLayerNorm; `no_apex` turns it off")
     return FusedLayerNorm
 
 

@@ -117,7 +117,7 @@ class Notes:
 
     def __init__(self, task: Any) -> None:
         if getattr(task.settings.task, "add_bos_token", False):
-            raise UserError("--notes: cannot be used with --add-bos-token; leave one of them out")
+            raise UserError("`notes`: cannot be used with `add_bos_token`; leave one of them out")
         self.task = task
         folder = data_folders(task.settings.data_path)[0]
         self.words = None if folder.is_file() else NoteWords.load(folder)
@@ -136,10 +136,10 @@ class Notes:
         """
         dim = model.infused_dim
         if dim is None:
-            raise UserError(f"--notes: {type(model).__name__} cannot read notes; use a transformer architecture")
+            raise UserError(f"`notes`: {type(model).__name__} cannot read notes; use a transformer architecture")
         if getattr(model.decoder, "project_out_dim", None) is not None:
-            raise UserError(f"--notes: need an output as wide as the embeddings; use --decoder-output-dim {dim}")
-        words = words_of(task, "--notes")
+            raise UserError(f"`notes`: need an output as wide as the embeddings; use `decoder_output_dim` {dim}")
+        words = words_of(task, "`notes`")
         delay = 0 if note_rule(task.source_dictionary).ends_known else 1
         notes = CausalNoteDictionary(len(words), dim, **dictionary_settings(cfg), delay=delay)
         notes.name_words(words.words)
@@ -185,7 +185,7 @@ def words_of(task: Any, flag: str) -> NoteWords:
     notes = task.extensions.get(NAME)
     if notes is None or notes.words is None:
         raise UserError(
-            f"{flag}: needs {NOTES} from fairseq-preprocess --notes in the data folder, and --task tnf_masked_lm "
+            f"{flag}: needs {NOTES} from fairseq-preprocess --notes in the data folder, and `task` tnf_masked_lm "
             "for an encoder"
         )
     return notes.words

@@ -35,7 +35,7 @@ class NoteConfig(Config):
 class EncoderNoteConfig(NoteConfig):
     """Settings of notes in encoders."""
 
-    note_read_window: bool = flag(False, "notes also read by --note-half-window tokens around the word")
+    note_read_window: bool = flag(False, "notes also read by `note_half_window` tokens around the word")
 
 
 def dictionary_settings(cfg: NoteConfig) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class NoteState:
         """Raise UserError for a model with notes under a criterion that overrides ``forward``."""
         if not criterion.carries_state and dictionary_of(model) is not None:
             raise UserError(
-                f"--criterion: {type(criterion).__name__} overrides forward, so it cannot carry the model's notes; "
+                f"`criterion`: {type(criterion).__name__} overrides forward, so it cannot carry the model's notes; "
                 "define compute_loss instead"
             )
 

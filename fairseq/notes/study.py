@@ -65,7 +65,7 @@ class NoteStudy:
     def __init__(self, model: BaseFairseqModel, words: NoteWords, dictionary: Dictionary, source: str) -> None:
         notes = getattr(model, "notes", None)
         if not isinstance(notes, NoteDictionary):
-            raise UserError(f"{source}: has no notes; give a checkpoint of --arch tnf_… or --notes")
+            raise UserError(f"{source}: has no notes; give a checkpoint of `arch` tnf_… or `notes`")
         if notes.table.size(0) != len(words):
             raise UserError(f"{source}: has {notes.table.size(0)} notes, but {NOTES} has {len(words)} words")
         self.words = words
@@ -94,7 +94,7 @@ class NoteStudy:
         numbers = {word: number for number, word in enumerate(self.words.words)}
         for name in names:
             if name not in numbers:
-                raise UserError(f"--words {name}: has no note; choose words from {NOTES} in the data folder")
+                raise UserError(f"`words` {name}: has no note; choose words from {NOTES} in the data folder")
         return [numbers[name] for name in names]
 
     def most_taken(self, count: int) -> list[int]:

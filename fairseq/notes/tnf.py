@@ -113,8 +113,8 @@ class NotedModel(BaseFairseqModel):
         arch = str(args.get("arch"))
         if not arch.startswith(PREFIX):
             raise UserError(
-                f"--arch {arch}: unknown architecture without notes; register the model as {PREFIX}NAME, where NAME is "
-                "the architecture of its encoder, or give --keep-notes"
+                f"`arch` {arch}: unknown architecture without notes; register the model as {PREFIX}NAME, where NAME is "
+                "the architecture of its encoder, or give `keep_notes`"
             )
         changed = {name: args[name].removeprefix(PREFIX) for name in ("arch", "task") if name in args}
         return {**args, **changed}, without_notes(parameters)
@@ -178,8 +178,8 @@ def with_notes(
     """
     arch = task.settings.chosen.arch
     if isinstance(task, SentencePredictionTask):
-        raise UserError(f"--arch {arch}: fine-tuning drops notes; use --arch {arch.removeprefix(PREFIX)}")
-    words = words_of(task, f"--arch {arch}")
+        raise UserError(f"`arch` {arch}: fine-tuning drops notes; use `arch` {arch.removeprefix(PREFIX)}")
+    words = words_of(task, f"`arch` {arch}")
     model: Any = cls.encoder_class.build_model(args, task)
     model.__class__ = type(cls.__name__, (cls, type(model)), {"__module__": cls.__module__})
     cfg = typed(EncoderNoteConfig, args)

@@ -54,7 +54,7 @@ class NoteWords:
         chosen = [(word, n) for word, n in counter.items() if low <= n <= high and word not in special]
         if not chosen:
             raise UserError(
-                f"--note-min-count {low}, --note-max-count {high}: no word of the training text occurs that often; "
+                f"`note_min_count` {low}, `note_max_count` {high}: no word of the training text occurs that often; "
                 f"the most frequent occurs {max(counter.values(), default=0)} times"
             )
         chosen.sort(key=lambda item: (-item[1], item[0]))

@@ -26,8 +26,8 @@ class AdafactorConfig(RateConfig):
     decay_rate: float = flag(-0.8, "exponent of the second moment's decay", below=0)
     beta1: float | None = flag(None, "decay of the first moment (default: none is kept)", low=0, below=1)
     scale_parameter: bool = flag(False, "scale the rate by each parameter's root mean square")
-    relative_step: bool = flag(False, "use a rate of 1 / sqrt(updates) instead of --lr")
-    warmup_init: bool = flag(False, "start --relative-step at 1e-6, rising linearly")
+    relative_step: bool = flag(False, "use a rate of 1 / sqrt(updates) instead of `lr`")
+    warmup_init: bool = flag(False, "start `relative_step` at 1e-6, rising linearly")
     weight_decay: float = flag(0.0, "weight decay, decoupled from the gradient", low=0)
 
     def check(self) -> None:

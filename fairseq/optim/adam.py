@@ -28,7 +28,7 @@ class AdamConfig(RateConfig, KernelConfig):
 
     adam_betas: list[float] = flag([0.9, 0.999], "decay rates of the two moments", low=0, below=1, metavar="B1,B2")
     adam_eps: float = flag(1e-8, "term added to the root of the second moment", low=0)
-    adam_torch_eps: bool = flag(False, "add --adam-eps after bias correction, as torch.optim.Adam does, not before")
+    adam_torch_eps: bool = flag(False, "add `adam_eps` after bias correction, as torch.optim.Adam does, not before")
     weight_decay: float = flag(0.0, "weight decay, decoupled from the gradient", low=0)
 
     def check(self) -> None:
@@ -57,7 +57,7 @@ class FairseqAdam(FairseqOptimizer):
         params = list(params)
         fused = None if self.config.no_apex else _apex_adam(params)
         if fused is not None:
-            logger.info("--optimizer adam: using NVIDIA apex's FusedAdam; --no-apex turns it off")
+            logger.info("`optimizer` adam: using NVIDIA apex's FusedAdam; `no_apex` turns it off")
         self._keeps_step_in_group = fused is not None
         own: dict[str, Any] = {} if fused is not None else {"torch_eps": self.config.adam_torch_eps}
         self._optimizer = (fused or Adam)(params, **self.optimizer_config, **own)

@@ -16,7 +16,7 @@ from fairseq.errors import UserError
 CHUNK = 1 << 22
 """Elements of half precision that are widened to float32 at a time: 16 MiB for each temporary tensor."""
 
-RESET = "use another checkpoint or --reset-optimizer"
+RESET = "use another checkpoint or `reset_optimizer`"
 
 
 class ElementwiseOptimizer(torch.optim.Optimizer):

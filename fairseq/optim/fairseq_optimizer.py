@@ -225,7 +225,7 @@ def _is_alike(own: Any, value: Any) -> bool:
 
 def _check_shapes(state: Mapping[str, Any], params: list[nn.Parameter]) -> None:
     stored = [index for group in state["param_groups"] for index in group["params"]]
-    advice = "it belongs to another model; use --reset-optimizer to start without it"
+    advice = "it belongs to another model; use `reset_optimizer` to start without it"
     if len(stored) != len(params):
         raise UserError(
             f"checkpoint: its optimizer state is for {len(stored)} parameters, the model has {len(params)}: {advice}"

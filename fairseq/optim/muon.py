@@ -32,7 +32,7 @@ BATCH = 1 << 24
 class MuonConfig(AdamConfig, PrecisionConfig):
     """Muon."""
 
-    muon_lr: float | None = flag(None, "learning rate of the hidden matrices (default: --lr)", above=0)
+    muon_lr: float | None = flag(None, "learning rate of the hidden matrices (default: `lr`)", above=0)
     muon_momentum: float = flag(0.95, "momentum of the hidden matrices", low=0, below=1)
     muon_iterations: int = flag(5, "Newton-Schulz iterations per update", low=1, high=100)
 

@@ -28,14 +28,14 @@ def import_user_module(folder: str) -> None:
     elif path.with_suffix(".py").is_file():
         name = path.stem
     else:
-        raise UserError(f"--user-dir {folder}: folder not found; give the folder of a Python package")
+        raise UserError(f"`user_dir` {folder}: folder not found; give the folder of a Python package")
     if "." in name:
-        raise UserError(f"--user-dir {folder}: a package name cannot contain dots; rename the folder")
+        raise UserError(f"`user_dir` {folder}: a package name cannot contain dots; rename the folder")
     known = sys.modules.get(name)
     if known is not None and not _comes_from(known, path):
-        raise UserError(f"--user-dir {folder}: a different package named {name} is already imported; rename the folder")
+        raise UserError(f"`user_dir` {folder}: a different package named {name} is already imported; rename the folder")
     if path.is_dir() and not (path / "__init__.py").is_file():
-        raise UserError(f"--user-dir {folder}: no __init__.py in the folder; give the folder of a Python package")
+        raise UserError(f"`user_dir` {folder}: no __init__.py in the folder; give the folder of a Python package")
     if known is None:
         _import(name, path, folder)
 
@@ -53,11 +53,11 @@ def _import(name: str, path: Path, folder: str) -> None:
     importlib.invalidate_caches()
     other = importlib.util.find_spec(name)
     if other is not None and other.origin is not None and Path(other.origin).resolve() not in _files(path):
-        raise UserError(f"--user-dir {folder}: another module named {name} is found first; rename the folder")
+        raise UserError(f"`user_dir` {folder}: another module named {name} is found first; rename the folder")
     # Not through sys.path: the plug-in's neighbours would take the names of packages that other code imports.
     spec = PathFinder.find_spec(name, [str(path.parent)])
     if spec is None or spec.loader is None:
-        raise UserError(f"--user-dir {folder}: not a Python package; give a folder with an __init__.py")
+        raise UserError(f"`user_dir` {folder}: not a Python package; give a folder with an __init__.py")
     importlib.import_module(_NAMES).stand_in_for_omegaconf()
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -67,7 +67,7 @@ def _import(name: str, path: Path, folder: str) -> None:
         sys.modules.pop(name, None)
         if isinstance(error, UserError) or not isinstance(error, Exception | SystemExit):
             raise
-        raise UserError(f"--user-dir {folder}: {_place(error, path)}; correct the plug-in") from None
+        raise UserError(f"`user_dir` {folder}: {_place(error, path)}; correct the plug-in") from None
     _imported.append(str(path))
 
 

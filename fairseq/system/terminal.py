@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TextIO
 
+from fairseq.errors import with_flags
+
 # C0 but for tab and line feed, DEL, C1, and the marks that reorder a line.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -80,11 +82,18 @@ class ByteLines:
         print(f"{printable(self.what)}: {self.done / self.total:.0%}, eta {left}", file=self.stream, flush=True)
 
 
-class Formatter(logging.Formatter):
-    """Lines of a log without control characters."""
+class FileFormatter(logging.Formatter):
+    """Lines of a log of a command: names of settings in backticks are shown as flags."""
 
     def __init__(self) -> None:
         super().__init__(LOG_FORMAT, LOG_DATES)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return with_flags(super().format(record))
+
+
+class Formatter(FileFormatter):
+    """Lines of a log on a terminal, without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

@@ -67,7 +67,7 @@ class Workers(Generic[R]):
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool:
-            raise UserError(f"--workers {self.count}: a process died, possibly out of memory; use fewer") from None
+            raise UserError(f"`workers` {self.count}: a process died, possibly out of memory; use fewer") from None
 
 
 _process_task: Callable[..., Any]

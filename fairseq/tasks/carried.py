@@ -79,8 +79,8 @@ class RowMemory:
         """Raise UserError for a model with memory under a criterion that does not carry it."""
         if not criterion.carries_state and model.memory_length:
             raise UserError(
-                f"--criterion: {type(criterion).__name__} overrides forward, so it cannot carry the model's memory "
-                "(--tokens-from-prev, --mem-len); define compute_loss instead"
+                f"`criterion`: {type(criterion).__name__} overrides forward, so it cannot carry the model's memory "
+                "(`tokens_from_prev`, `mem_len`); define compute_loss instead"
             )
 
     def inputs(self, value: Memory | None, sample: Sample) -> dict[str, Any]:

@@ -71,6 +71,6 @@ def check_save_dir(folder: str | Path, dictionary: Dictionary | None) -> None:
         return
     if Dictionary.load(path).digest() != dictionary.digest():
         raise UserError(
-            f"--save-dir {folder}: has checkpoints of another dictionary than {dictionary.path or 'that of the data'}; "
+            f"`save_dir` {folder}: has checkpoints of another dictionary than {dictionary.path or 'that of the data'}; "
             "choose another folder or the data of these checkpoints"
         )

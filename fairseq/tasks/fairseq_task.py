@@ -266,14 +266,14 @@ class FairseqTask:
             if not skip:
                 raise UserError(
                     f"{split}: {left_out} blocks are longer than the model's {limit} positions; "
-                    "--skip-invalid-size-inputs-valid-test leaves them out"
+                    "`skip_invalid_size_inputs_valid_test` leaves them out"
                 )
             logger.warning("%s: left out %d blocks longer than %d positions", split, left_out, limit)
             dataset = dataset.select(keep)
         if len(dataset) == 0:
             raise UserError(
                 f"{split}: nothing is left of this split, all blocks are longer than the model's {limit} positions; "
-                "raise --max-target-positions or lower --tokens-per-sample"
+                "raise `max_target_positions` or lower `tokens_per_sample`"
             )
         return dataset
 
@@ -349,10 +349,10 @@ class FairseqTask:
 
 def _batching(data: DataConfig, seed: int, training: bool, rank: int, world_size: int) -> Batching:
     """Batching from the settings *data*, for training or validation."""
-    max_tokens, batch_size, limit = data.max_tokens, data.batch_size, "--max-tokens"
+    max_tokens, batch_size, limit = data.max_tokens, data.batch_size, "`max_tokens`"
     if not training:
         if data.max_tokens_valid is not None:
-            max_tokens, limit = data.max_tokens_valid, "--max-tokens-valid"
+            max_tokens, limit = data.max_tokens_valid, "`max_tokens_valid`"
         batch_size = data.batch_size_valid or batch_size
     return Batching(
         max_tokens,

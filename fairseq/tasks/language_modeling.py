@@ -104,9 +104,9 @@ class LanguageModelingTask(FairseqTask):
             kept = dataset.kept if isinstance(dataset, TokenBlocks) else None
             return batching.blocks(dataset.sizes, by_size=mode != "none", kept=kept)
         if mode != "none":
-            raise UserError(f"--sample-break-mode {mode}: models with memory and --streams need none")
+            raise UserError(f"`sample_break_mode` {mode}: models with memory and `streams` need none")
         if self.cfg.add_bos_token:
-            raise UserError("--add-bos-token: rows of models with memory and --streams continue; leave it out")
+            raise UserError("`add_bos_token`: rows of models with memory and `streams` continue; leave it out")
         return batching.streams(len(dataset), self.cfg.tokens_per_sample)
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:

@@ -25,7 +25,7 @@ class MaskedLMConfig(Config):
     """Settings of masked language modelling."""
 
     sample_break_mode: str = flag(
-        "complete", "block boundaries; longer lines are cut at --max-positions", choices=BREAK_MODES
+        "complete", "block boundaries; longer lines are cut at `max_positions`", choices=BREAK_MODES
     )
     tokens_per_sample: int = flag(512, "tokens per row, begin symbol included; longer lines stay whole", low=2)
     mask_prob: float = flag(0.15, "fraction of tokens chosen for prediction", above=0, below=1)
@@ -99,7 +99,7 @@ class MaskedLMTask(FairseqTask):
         for role in ("mask", "bos", "pad"):
             if getattr(self.dictionary, f"{role}_index") < 0:
                 raise UserError(
-                    f"{self.dictionary.path or 'dict.txt'}: --task masked_lm needs a {role} symbol, which the "
+                    f"{self.dictionary.path or 'dict.txt'}: `task` masked_lm needs a {role} symbol, which the "
                     f"dictionary lacks; name one as {role}=WORD in its #specials line"
                 )
         special = special_symbols(self.dictionary)

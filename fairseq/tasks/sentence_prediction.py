@@ -48,14 +48,14 @@ class SentencePredictionConfig(Config):
 
     glue_task: str | None = flag(None, "GLUE task; sets columns, labels and metrics", metavar="NAME")
     labels: str | None = flag(
-        None, "without --glue-task: classes (default: those of the training table)", metavar="LABEL,…"
+        None, "without `glue_task`: classes (default: those of the training table)", metavar="LABEL,…"
     )
-    regression_target: bool = flag(False, "without --glue-task: the column label holds scores, not classes")
-    sentence_pairs: bool = flag(False, "without --glue-task: columns sentence1 and sentence2 instead of sentence")
+    regression_target: bool = flag(False, "without `glue_task`: the column label holds scores, not classes")
+    sentence_pairs: bool = flag(False, "without `glue_task`: columns sentence1 and sentence2 instead of sentence")
     data_bin: str | None = flag(
         None, "data folder of pre-training (default: DATA, else beside the checkpoint)", metavar="DIR"
     )
-    bpe_codes: str | None = flag(None, "subword-nmt codes of pre-training after --tokenizer moses", metavar="FILE")
+    bpe_codes: str | None = flag(None, "subword-nmt codes of pre-training after `tokenizer` moses", metavar="FILE")
     tokens_per_sample: int = flag(512, "maximum tokens per row; longer rows are truncated", low=4)
     classification_head_name: str = flag(
         "sentence_classification_head", "name of the classification head", metavar="NAME"
@@ -75,10 +75,10 @@ class SentencePredictionConfig(Config):
         if self.regression_target:
             return Layout(self._sentences(), labels=(), metrics=("pearson", "spearman"))
         if self.labels is None:
-            raise UserError("--labels: not known without a training table; give the classes")
+            raise UserError("`labels`: not known without a training table; give the classes")
         labels = tuple(label.strip() for label in self.labels.split(","))
         if len(set(labels)) < 2 or len(set(labels)) < len(labels) or "" in labels:
-            raise UserError(f"--labels {self.labels}: expected two or more different classes, such as no,yes")
+            raise UserError(f"`labels` {self.labels}: expected two or more different classes, such as no,yes")
         return Layout(self._sentences(), labels=labels)
 
     def with_labels_of(self, folder: str | Path) -> SentencePredictionConfig:
@@ -99,7 +99,7 @@ class SentencePredictionConfig(Config):
         for name in ("labels", "regression_target", "sentence_pairs"):
             if getattr(self, name) not in (getattr(SentencePredictionConfig, name), FORMER_LABELS):
                 flag = "--" + name.replace("_", "-")
-                raise UserError(f"{flag}: --glue-task {self.glue_task} sets columns and labels; leave one of them out")
+                raise UserError(f"{flag}: `glue_task` {self.glue_task} sets columns and labels; leave one of them out")
 
 
 @register_task("sentence_prediction", dataclass=SentencePredictionConfig)
@@ -121,7 +121,7 @@ class SentencePredictionTask(FairseqTask):
         for role in ("bos", "pad"):
             if getattr(dictionary, f"{role}_index") < 0:
                 raise UserError(
-                    f"{dictionary.path or DICTIONARY}: --task sentence_prediction needs a {role} symbol, which the "
+                    f"{dictionary.path or DICTIONARY}: `task` sentence_prediction needs a {role} symbol, which the "
                     f"dictionary lacks; name one as {role}=WORD in its #specials line"
                 )
         self._rows: dict[Path, SentenceRows] = {}
@@ -136,7 +136,7 @@ class SentencePredictionTask(FairseqTask):
         folder = cfg.data_bin or _dictionary_folder(settings)
         if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, DICTIONARY)):
             raise UserError(
-                f"--data-bin {os.path.join(folder, DICTIONARY)}: file not found; give the data folder of pre-training"
+                f"`data_bin` {os.path.join(folder, DICTIONARY)}: file not found; give the data folder of pre-training"
             )
         dictionary = Dictionary.load(folder) if os.path.isfile(folder) else load_dictionary(folder)
         return cls(settings, dictionary, _tokenizer(dictionary, cfg.bpe_codes))
@@ -224,6 +224,6 @@ def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:
     if codes is None:
         return found
     if found is not None:
-        raise UserError(f"--bpe-codes {codes}: {Path(dictionary.path).parent} has its tokenizer; leave the flag out")
+        raise UserError(f"`bpe_codes` {codes}: {Path(dictionary.path).parent} has its tokenizer; leave the flag out")
     text = TextConfig(tokenizer="moses", bpe="subword_nmt", bpe_codes=codes)
     return Tokenizer(Moses(), chosen_subwords(text))

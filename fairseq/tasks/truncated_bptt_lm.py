@@ -30,6 +30,6 @@ class TruncatedBPTTLMTask(LanguageModelingTask):
         cfg, words = settings.model, len(self.dictionary)
         if isinstance(cfg, TransformerXLConfig) and cfg.cutoffs and cfg.cutoffs[-1] >= words:
             kept = [cutoff for cutoff in cfg.cutoffs if cutoff < words]
-            logger.info("--cutoffs: those beyond the dictionary of %d symbols are left out", words)
+            logger.info("`cutoffs`: those beyond the dictionary of %d symbols are left out", words)
             settings = settings.changed(cutoffs=kept or None)
         return super().build_model(settings)

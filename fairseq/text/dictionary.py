@@ -102,7 +102,7 @@ class Dictionary:
             UserError: the dictionary has none.
         """
         if self.bos_index == NONE:
-            raise UserError(f"--add-bos-token: {self.path or 'the dictionary'} has no bos symbol; leave it out")
+            raise UserError(f"`add_bos_token`: {self.path or 'the dictionary'} has no bos symbol; leave it out")
         return self.bos_index
 
     def pad(self) -> int:

@@ -311,7 +311,7 @@ def _values(row: str, block: Block, number: int, field: str) -> list[str]:
     if not isinstance(text, str):
         known = f"fields {', '.join(map(str, value))}"[:100] if isinstance(value, dict) else "no JSON object"
         raise UserError(
-            f"{block.path}: line {block.first + number}: no text in field {field!r}, found {known}; see --text-field"
+            f"{block.path}: line {block.first + number}: no text in field {field!r}, found {known}; see `text_field`"
         )
     text = text.encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs
     return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")

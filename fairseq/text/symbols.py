@@ -83,7 +83,7 @@ def _write_split(
             at = next(i for i, byte in enumerate(chunk) if byte not in LETTERS)
             raise UserError(
                 f"{text.name}: byte {text.tell() - len(chunk) + at} is {chunk[at : at + 1]!r}, neither a letter from a "
-                "to z nor a space; use --kind bytes"
+                "to z nor a space; use `kind` bytes"
             )
         out.write(b"".join([table[byte] for byte in chunk]))
         counts += np.bincount(np.frombuffer(chunk, np.uint8), minlength=256)

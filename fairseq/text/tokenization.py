@@ -37,7 +37,7 @@ from fairseq.text.raw_text import (
 )
 from fairseq.text.tokenizers import Subwords, Tokenizer, WordTokenizer
 
-LEARNED = "--learn-bpe"  # source of codes that were learned on the training text
+LEARNED = "`learn_bpe`"  # source of codes that were learned on the training text
 FEWEST_KNOWN = 0.5  # share of a text's characters that its codes must know
 
 
@@ -205,8 +205,8 @@ def check_alphabet(tokenizer: Tokenizer | None, lines: Sequence[str]) -> None:
     known = subwords.knows(text)
     if known < FEWEST_KNOWN:
         raise UserError(
-            f"{subwords.source or '--bpe-codes'}: learned on another alphabet, with {100 * known:.0f} % of the text; "
-            "use codes of such text, or --learn-bpe"
+            f"{subwords.source or '`bpe_codes`'}: learned on another alphabet, with {100 * known:.0f} % of the text; "
+            "use codes of such text, or `learn_bpe`"
         )
 
 

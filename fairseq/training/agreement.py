@@ -32,7 +32,7 @@ def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: 
     try:
         facts = _facts(splits, updates)
     except UserError as error:  # raised below on all processes: raised here, it would leave the others waiting
-        facts = {_FAILURE: error.with_flags}
+        facts = {_FAILURE: error.args[0]}
     if len(set(world.gather(zlib.crc32(repr(facts).encode()), everywhere=True))) == 1 and _FAILURE not in facts:
         return
     first, *others = everyone = world.gather(facts, everywhere=True)

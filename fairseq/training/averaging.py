@@ -101,7 +101,7 @@ def _float32(tensor: Tensor) -> Tensor:
 def _check_shapes(parameters: Sequence[torch.nn.Parameter], values: Sequence[Tensor]) -> None:
     """Raise UserError if *values* have other shapes; copying would broadcast them."""
     if any(value.shape != p.shape for value, p in zip(values, parameters, strict=False)):
-        raise UserError("checkpoint: its averaged weights have other shapes; use another or --reset-optimizer")
+        raise UserError("checkpoint: its averaged weights have other shapes; use another or `reset_optimizer`")
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fairseq.config.fields import flag_name, shown
+from fairseq.config.fields import shown
 from fairseq.config.settings import TrainingSettings
 from fairseq.config.settings_file import OUTPUTS, for_another_run, read_yaml
 from fairseq.errors import UserError
@@ -51,9 +51,7 @@ def check_outputs(settings: TrainingSettings) -> None:
     for name in [name for name, is_used in used.items() if is_used]:
         path = getattr(settings.common, name)
         if os.path.abspath(path) not in {os.path.abspath(str(outputs.get(name) or os.devnull)) for outputs in former}:
-            raise UserError(
-                f"{flag_name(name)} {path}: exists, and is not of the run in {save_dir}; choose another name"
-            )
+            raise UserError(f"`{name}` {path}: exists, and is not of the run in {save_dir}; choose another name")
 
 
 def _outputs(save_dir: Path) -> list[dict[str, Any]]:

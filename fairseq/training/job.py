@@ -169,7 +169,7 @@ def _at_version(settings: TrainingSettings, stored: Mapping[str, Any]) -> Traini
     values = resumed(settings.model, stored) if settings.chosen.arch == "transformer_lm" else {}
     if values:
         text = ", ".join(f"{name}={value}" for name, value in values.items())
-        logger.info("--arch transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: %s", text)
+        logger.info("`arch` transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: %s", text)
     return settings.changed(**values)
 
 
@@ -180,13 +180,13 @@ def restoring(path: str) -> Iterator[None]:
         yield
     except UserError as error:  # parts of the state do not know the file
         if str(error).startswith("checkpoint: "):
-            raise UserError(f"{path}: {str(error).removeprefix('checkpoint: ')}") from None
+            raise UserError(f"{path}: {error.args[0].removeprefix('checkpoint: ')}") from None
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(
             f"{path}: its training state cannot be restored ({reason}); use another checkpoint, or its weights alone "
-            "with --finetune-from-model"
+            "with `finetune_from_model`"
         ) from error
 
 

@@ -58,10 +58,10 @@ class LossScaler:
     def exhausted(self) -> str | None:
         """Return which bound says that no scale helps any more, naming its flag; None while training may go on."""
         if self.scale < self.lowest:
-            return f"the loss scale fell below --min-loss-scale {self.lowest:g}"
+            return f"the loss scale fell below `min_loss_scale` {self.lowest:g}"
         if self.overflows_in_a_row < LIMIT:
             return None
-        bounds = {"--threshold-loss-scale": self.threshold, "--fp16-scale-tolerance": self.tolerance}
+        bounds = {"`threshold_loss_scale`": self.threshold, "`fp16_scale_tolerance`": self.tolerance}
         given = "".join(f", {flag} {value:g}" for flag, value in bounds.items() if value)
         return f"{LIMIT} updates in a row overflowed, the last one at loss scale {self.scale:g}{given}"
 

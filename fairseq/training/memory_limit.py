@@ -40,12 +40,12 @@ class BatchSplitter:
         self.enabled = enabled
         if enabled and model.memory_length:
             raise UserError(
-                "--oom-retry: rows of a model with memory continue from batch to batch and cannot be split; "
-                "lower --max-tokens or --batch-size"
+                "`oom_retry`: rows of a model with memory continue from batch to batch and cannot be split; "
+                "lower `max_tokens` or `batch_size`"
             )
         if enabled and not repeatable:
             raise UserError(
-                "--oom-retry: with several processes needs --ddp-backend no_c10d, which reduces gradients after the "
+                "`oom_retry`: with several processes needs `ddp_backend` no_c10d, which reduces gradients after the "
                 "last pass"
             )
 

@@ -77,7 +77,7 @@ class NonFiniteUpdates:
         self.count += 1
         if self.count > self.allowed:
             before = f"{self.allowed} were skipped before" if self.allowed else ""
-            raise NonFinite(finding, before, "lower --lr, set --clip-norm or skip such updates with --skip-nonfinite")
+            raise NonFinite(finding, before, "lower `lr`, set `clip_norm` or skip such updates with `skip_nonfinite`")
         logger.warning("%s; skipped %d of %d", finding, self.count, self.allowed)
 
 
@@ -92,7 +92,7 @@ def check_scale(scaler: LossScaler, find: Callable[[], Finding]) -> None:
         NonFinite: none does.
     """
     if (reason := scaler.exhausted()) is not None:
-        advice = "resume from an earlier checkpoint with a lower --lr or --clip-norm, or train with --bf16"
+        advice = "resume from an earlier checkpoint with a lower `lr` or `clip_norm`, or train with `bf16`"
         raise NonFinite(find(), reason, advice)
 
 
@@ -114,7 +114,7 @@ def check_weights(parameters: Mapping[str, nn.Parameter], world: World, update: 
     if named := [name for name in world.gather(bad, everywhere=True) if name]:
         raise UserError(
             f"update {update}: the weights {named[0]} are infinite or NaN, so they are not saved; resume from the "
-            "checkpoint before with a lower --lr or --clip-norm"
+            "checkpoint before with a lower `lr` or `clip_norm`"
         )
 
 

@@ -35,7 +35,7 @@ def data_parallel(graph: LossGraph, precision: Precision, settings: TrainingSett
     if sharded:
         if model.skips_parameters:  # processes would wait for one another at different layers
             raise UserError(
-                f"--decoder-layerdrop: leaves out layers, which --ddp-backend {BACKEND} cannot; leave it out"
+                f"`decoder_layerdrop`: leaves out layers, which `ddp_backend` {BACKEND} cannot; leave it out"
             )
         return ShardedReducer(graph, layers_of(model), world, cfg, precision.dtype)
     find_unused = cfg.find_unused_parameters or model.skips_parameters
@@ -50,8 +50,8 @@ def check_optimizer(optimizer: FairseqOptimizer, settings: TrainingSettings, wor
     """
     if is_sharded(settings.distributed, world) and not optimizer.updates_parts:
         raise UserError(
-            f"--ddp-backend {BACKEND}: {type(optimizer).__name__} needs whole parameters; "
-            "use --optimizer adam, nag, sgd or adagrad, or another backend"
+            f"`ddp_backend` {BACKEND}: {type(optimizer).__name__} needs whole parameters; "
+            "use `optimizer` adam, nag, sgd or adagrad, or another backend"
         )
 
 
@@ -59,8 +59,8 @@ def _check(settings: TrainingSettings) -> None:
     cfg = settings.distributed
     if cfg.ddp_backend == BACKEND:
         if settings.common.compile:
-            raise UserError(f"--compile: cannot be combined with --ddp-backend {BACKEND}; leave one of them out")
+            raise UserError(f"`compile`: cannot be combined with `ddp_backend` {BACKEND}; leave one of them out")
         return
     for name in ("cpu_offload", "shard_group_size"):
         if getattr(cfg, name):
-            raise UserError(f"--{name.replace('_', '-')}: needs --ddp-backend {BACKEND}; add it or leave this out")
+            raise UserError(f"`{name}`: needs `ddp_backend` {BACKEND}; add it or leave this out")

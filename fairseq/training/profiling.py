@@ -92,7 +92,7 @@ class _Profiler:
     """Profiles a window of updates once."""
 
     def __init__(self, window: Window, folder: Path, device: torch.device) -> None:
-        prepare_folder("--profile", folder)
+        prepare_folder("`profile`", folder)
         self.window = window
         self.folder = folder
         self.device = device
@@ -117,7 +117,7 @@ class _Profiler:
             return
         found = self.running
         found.stop()
-        with atomic_folder(self.folder, FILES, "--profile") as folder:
+        with atomic_folder(self.folder, FILES, "`profile`") as folder:
             operators, memory, trace = (folder / name for name in FILES)
             found.export_chrome_trace(str(trace))
             operators.write_text(self._table(found), encoding="utf-8")

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairseq.config.fields import differ, flag_name, shown
+from fairseq.config.fields import differ, shown
 from fairseq.config.settings import CheckpointConfig, DistributedConfig, ProfileConfig, TrainingSettings
 from fairseq.training import stages
 from fairseq.training.trainer import Trainer
@@ -44,11 +44,11 @@ def log_differences(trainer: Trainer, given: TrainingSettings, stored: Mapping[s
     kept = [name for name in sorted(restored) if name not in changed]
     parts = []
     if changed:
-        lines = (f"{flag_name(name)} {_short(now[name])} (was {_short(stored[name])})" for name in changed)
+        lines = (f"`{name}` {_short(now[name])} (was {_short(stored[name])})" for name in changed)
         parts.append(f"in force, other than in the checkpoint: {', '.join(lines)}")
     if kept:
         asked = vars(given.namespace)
-        lines = (f"{flag_name(name)} {_short(restored[name])} (not {_short(asked[name])})" for name in kept)
+        lines = (f"`{name}` {_short(restored[name])} (not {_short(asked[name])})" for name in kept)
         parts.append(f"in force as in the checkpoint: {', '.join(lines)}; {_ways_out(kept)}")
     if parts:
         logger.warning("%s: settings %s", source, "; ".join(parts))
@@ -63,9 +63,9 @@ def _of_stages(settings: TrainingSettings) -> set[str]:
 
 def _ways_out(kept: Sequence[str]) -> str:
     """The flags that put other values of the settings *kept* in force."""
-    ways = ["--reset-lr-scheduler for another --lr"] if "lr" in kept else []
+    ways = ["`reset_lr_scheduler` for another `lr`"] if "lr" in kept else []
     if set(kept) - {"lr"}:
-        ways.append("--optimizer-overrides or --reset-optimizer for new ones")
+        ways.append("`optimizer_overrides` or `reset_optimizer` for new ones")
     return ", ".join(ways)
 
 

@@ -328,7 +328,7 @@ class Run:
         """Raise UserError if the criterion has no figure of the name of ``--best-checkpoint-metric``."""
         metric, known = self.saving.best_checkpoint_metric, [*self.trainer.figures, "wpb", "bsz"]
         if metric not in known:
-            raise UserError(f"--best-checkpoint-metric {metric}: not a figure of validation; {nearest(metric, known)}")
+            raise UserError(f"`best_checkpoint_metric` {metric}: not a figure of validation; {nearest(metric, known)}")
 
     def _at_limit(self) -> bool:
         """Return whether training ends here; equal on all ranks."""
@@ -343,17 +343,17 @@ class Run:
         if self.stop.interrupted:
             return Limit("a signal")
         if self.stopped and 0 < self.saving.patience <= self.best.without_improvement:
-            return Limit(f"--patience {self.saving.patience}")
+            return Limit(f"`patience` {self.saving.patience}")
         if self.stopped or self.stop.late:
-            return Limit(f"--stop-time-hours {cfg.stop_time_hours:g}")
+            return Limit(f"`stop_time_hours` {cfg.stop_time_hours:g}")
         if 0 < self.max_update <= updates:
             return Limit(
-                f"--max-update {self.max_update}" if self.stage is None else f"the end of --stages {cfg.stages}"
+                f"`max_update` {self.max_update}" if self.stage is None else f"the end of `stages` {cfg.stages}"
             )
         if 0 < cfg.max_epoch <= epochs:
-            return Limit(f"--max-epoch {cfg.max_epoch}")
+            return Limit(f"`max_epoch` {cfg.max_epoch}")
         if between and updates > 0 and self.trainer.get_lr() <= stop_lr:
-            return Limit(f"--stop-min-lr {stop_lr:g}", "lower")
+            return Limit(f"`stop_min_lr` {stop_lr:g}", "lower")
         return None
 
     def _interval(self, clock: Clock) -> dict[str, Any]:
@@ -443,6 +443,6 @@ def _check(settings: TrainingSettings) -> None:
     """
     data = settings.data
     if not all(_splits(data)):
-        raise UserError(f"--valid-subset {data.valid_subset!r}: empty name; --disable-validation skips validation")
-    parse_dict("--optimizer-overrides", settings.checkpoint.optimizer_overrides)
+        raise UserError(f"`valid_subset` {data.valid_subset!r}: empty name; `disable_validation` skips validation")
+    parse_dict("`optimizer_overrides`", settings.checkpoint.optimizer_overrides)
     window_of(settings)

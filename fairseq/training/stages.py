@@ -13,7 +13,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config.fields import flag_name
 from fairseq.config.registry import LR_SCHEDULERS
 from fairseq.config.settings import TrainingSettings
 from fairseq.errors import UserError
@@ -49,12 +48,12 @@ def parse_stages(text: str) -> list[Stage]:
     for number, part in enumerate(text.split(","), start=1):
         stage = _parse(number, part)
         if stage is None:
-            raise UserError(f"--stages {text}: {part.strip()!r} is not {SYNTAX}")
+            raise UserError(f"`stages` {text}: {part.strip()!r} is not {SYNTAX}")
         if stages and stage.max_update <= stages[-1].max_update or stage.max_update == 0:
-            raise UserError(f"--stages {text}: updates count from the start of training, so they must increase")
+            raise UserError(f"`stages` {text}: updates count from the start of training, so they must increase")
         if stage.max_tokens is not None and stage.max_tokens < stage.tokens_per_sample:
             raise UserError(
-                f"--stages {text}: batches of {stage.max_tokens} tokens have no room for a block of "
+                f"`stages` {text}: batches of {stage.max_tokens} tokens have no room for a block of "
                 f"{stage.tokens_per_sample}; raise stage {number}'s TOKENS"
             )
         stages.append(stage)
@@ -87,14 +86,14 @@ def plan(settings: TrainingSettings) -> list[Stage]:
     stages = parse_stages(cfg.stages)
     if cfg.max_update and cfg.max_update != stages[-1].max_update:
         raise UserError(
-            f"--max-update {cfg.max_update}: --stages ends at update {stages[-1].max_update}; leave --max-update out"
+            f"`max_update` {cfg.max_update}: `stages` ends at update {stages[-1].max_update}; leave `max_update` out"
         )
     rows = settings.model.row_limit if isinstance(settings.model, ModelConfig) else None
     limited = [stage for stage in stages if stage.max_tokens is None]
     for name, limit, of in (("max_tokens", settings.data.max_tokens, limited), ("max_target_positions", rows, stages)):
         longest = max((stage.tokens_per_sample for stage in of), default=0)
         if limit is not None and limit < longest:
-            raise UserError(f"{flag_name(name)} {limit}: --stages {cfg.stages} needs {longest}; raise it")
+            raise UserError(f"`{name}` {limit}: `stages` {cfg.stages} needs {longest}; raise it")
     if any(stage.lr is not None for stage in stages):
         _check_rates(settings)
     for stage in stages:  # values that contradict a stage's are errors before the first stage, not after hours
@@ -110,9 +109,9 @@ def _check_rates(settings: TrainingSettings) -> None:
     """
     name = settings.chosen.lr_scheduler
     if "lr" in LR_SCHEDULERS[name].restored_settings:
-        raise UserError(f"--stages: --lr-scheduler {name} goes on from the rate before; leave the stages' LR out")
+        raise UserError(f"`stages`: `lr_scheduler` {name} goes on from the rate before; leave the stages' LR out")
     if vars(settings.namespace).get("max_lr") is not None:
-        raise UserError("--stages: --lr is the minimum with --max-lr; leave the stages' LR or --max-lr out")
+        raise UserError("`stages`: `lr` is the minimum with `max_lr`; leave the stages' LR or `max_lr` out")
 
 
 def stage_at(stages: list[Stage], updates: int) -> Stage:

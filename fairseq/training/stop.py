@@ -157,7 +157,7 @@ def describe_interruption(number: int, updates: int, saving: CheckpointConfig) -
     """Return what the log says of a run that the signal *number* stopped after *updates*: how to go on."""
     for flag in ("no_save", "no_last_checkpoints"):
         if getattr(saving, flag):
-            then = f"nothing to go on from was saved (--{flag.replace('_', '-')})"
+            then = f"nothing to go on from was saved (`{flag}`)"
             break
     else:
         then = f"saved {Path(saving.save_dir) / LAST}; to go on: {continuation(sys.argv)}"

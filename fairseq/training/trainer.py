@@ -85,8 +85,8 @@ class Trainer:
         check_optimizer(self.optimizer, settings, self.world)
         if self.precision.half_parameters and not self.optimizer.supports_half_parameters:
             raise UserError(
-                f"--memory-efficient-fp16: the state of {type(self.optimizer).__name__} would be float16, too; "
-                "use --fp16 or another --optimizer"
+                f"`memory_efficient_fp16`: the state of {type(self.optimizer).__name__} would be float16, too; "
+                "use `fp16` or another `optimizer`"
             )
         self.names = ParameterNames(model, criterion, self._source_groups())
         self.parameters = self.optimizer.params
@@ -345,12 +345,12 @@ class Trainer:
         for kind, own in (("criterion", type(self.criterion)), ("optimizer", type(self.optimizer))):
             stored = history.get(f"{kind}_name", own.__name__)
             if stored != own.__name__:
-                advice = f"give its --{kind}, or --reset-optimizer"
+                advice = f"give its `{kind}`, or `reset_optimizer`"
                 raise UserError(f"{source}: made with {kind} {stored}, not {own.__name__}; {advice}")
         numbered = self.names.by_number(state["last_optimizer_state"], self.optimizer.param_groups, state["model"])
         self.optimizer.load_state_dict(
             convert_state(numbered, self.parameters, self.reducer.own),
-            parse_dict("--optimizer-overrides", options.optimizer_overrides),
+            parse_dict("`optimizer_overrides`", options.optimizer_overrides),
             # A plug-in's optimizer may have another signature.
             **({"adopt": adopt} if isinstance(self.optimizer.optimizer, ElementwiseOptimizer) else {}),
         )
@@ -387,7 +387,7 @@ class Trainer:
     def _restore_random_states(self, states: list[dict[str, Tensor]] | None, source: str) -> None:
         if states and len(states) != self.world.size:
             logger.info(
-                "random states of %s are dropped: processes then %d, now %d; dropout starts from --seed",
+                "random states of %s are dropped: processes then %d, now %d; dropout starts from `seed`",
                 source, len(states), self.world.size,
             )  # fmt: skip
         elif states:

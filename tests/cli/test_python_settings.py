@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from fairseq.config.command_settings import ShardConfig
 from fairseq.config.fields import Config
 from fairseq.config.registry import CRITERIONS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from fairseq.config.settings import CommonConfig
+from fairseq.data import glue
 from fairseq.distributed import launch
 from fairseq.errors import SettingError, UserError
 from fairseq.models.bert import BertConfig
@@ -26,7 +28,9 @@ from fairseq.optim.adafactor import AdafactorConfig
 from fairseq.optim.adam import AdamConfig
 from fairseq.optim.lr_scheduler.cosine import CosineConfig
 from fairseq.optim.lr_scheduler.wsd import WSDConfig
+from fairseq.system import files, plugins, terminal
 from fairseq.tasks.masked_lm import MaskedLMConfig
+from fairseq.training import stages
 from fairseq_cli import eval_lm, finetune, generate, preprocess, recl, train  # noqa: F401  their settings
 
 
@@ -66,10 +70,9 @@ def refusal(config: type, **values: Any) -> str:
 def refusal_on_command_line(config: type, *argv: str) -> str:
     parser = argparse.ArgumentParser()
     fields.add_flags(parser, config)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(SettingError) as error:
         fields.fill(parser.parse_args(argv), config)
-    assert not isinstance(error.value, SettingError)
-    return str(error.value)
+    return error.value.with_flags
 
 
 def test_every_registered_part_has_checked_settings():
@@ -142,6 +145,31 @@ def test_numbers_are_converted_to_the_field_s_type():
     assert config.cutoffs == [5, 9]
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fields.extract(AdamConfig, {"adam_eps": "x"}), "adam_eps: expected a number, got 'x'"),
+        (lambda: glue.layout_of("mlni"), "glue_task mlni: no such task; known: "),
+        (lambda: stages.parse_stages("8:5,9:4"), "stages 8:5,9:4: updates count from the start of training"),
+        (lambda: plugins.import_user_module("/none"), "user_dir /none: folder not found"),
+        (lambda: files.prepare_folder("`save_dir`", "/dev/null"), "save_dir /dev/null: cannot be written"),
+        (lambda: fields.parse_dict("`model_overrides`", "3"), "model_overrides 3: expected a dict"),
+    ],
+)
+def test_the_library_names_arguments_and_settings_and_a_command_their_flags(call: Callable[[], Any], message: str):
+    with pytest.raises(UserError) as error:
+        call()
+    assert str(error.value).startswith(message) and "--" not in str(error.value)
+    name = message.split()[0].removesuffix(":")
+    assert error.value.with_flags.startswith(f"--{name.replace('_', '-')}")
+
+
+def test_a_command_s_log_shows_flags_for_settings_in_backticks():
+    record = logging.LogRecord("x", logging.INFO, "x.py", 1, "use `max_tokens` %d; not `a b`", (3,), None)
+    for formatter in (terminal.Formatter(), terminal.FileFormatter()):
+        assert formatter.format(record).endswith(" | INFO | use --max-tokens 3; not `a b`")
+
+
 def test_a_command_prints_the_flag_of_a_setting_that_it_finds_wrong_later(capsys):
     def program() -> None:
         CommonConfig(log_interval=0)
@@ -151,10 +179,11 @@ def test_a_command_prints_the_flag_of_a_setting_that_it_finds_wrong_later(capsys
     assert "error: --log-interval 0: must be at least 1" in capsys.readouterr().err
 
 
-def test_a_process_reports_the_flag_to_the_one_that_started_it():
-    assert launch._failure(1, SettingError("`n_head` 3: must divide `d_model` 10")).reason.startswith(
-        "--n-head 3: must"
-    )
+def test_a_process_reports_names_to_the_one_that_started_it_and_flags_on_stderr(capsys):
+    error = SettingError("`n_head` 3: must divide `d_model` 10")
+    assert str(UserError(launch._failure(1, error).reason)) == "n_head 3: must divide d_model 10"
+    launch._report(launch._failure(1, error), 2)
+    assert capsys.readouterr().err == "process 1 of 2 failed: --n-head 3: must divide --d-model 10\n"
 
 
 def test_an_error_that_another_process_raised_still_knows_fields_and_flags():

@@ -34,8 +34,8 @@ def task_data() -> Iterator[None]:
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(
-            f"--tasks: their data cannot be loaded ({reason}); connect to the network once, or give tasks of local "
-            "files with --include-path"
+            f"`tasks`: their data cannot be loaded ({reason}); connect to the network once, or give tasks of local "
+            "files with `include_path`"
         ) from error
 
 

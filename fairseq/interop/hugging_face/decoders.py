@@ -40,7 +40,7 @@ def configuration(model: BaseFairseqModel, dictionary: Dictionary, source: str) 
     encoding = getattr(decoder.cfg, "position_encoding", None)
     if type(model) is TransformerXL and encoding not in BY_DISTANCE:
         known = ", ".join(BY_DISTANCE)
-        raise UserError(f"{source}: --position-encoding {encoding} cannot be exported; known: {known}")
+        raise UserError(f"{source}: `position_encoding` {encoding} cannot be exported; known: {known}")
     settings = {"arch": NAMES[type(model)], **dataclasses.asdict(decoder.cfg)}
     layer = decoder.layers[0]
     return {

@@ -152,7 +152,7 @@ def configuration(sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[
     act, head = shape["activation_fn"], shape["head_activation_fn"]
     if act not in WRITTEN_ACTIVATIONS or head != ("gelu" if sizes.kind in GELU_HEADS else act):
         raise UserError(
-            f"--activation-fn {act}, --head-activation-fn {head}: not possible in {CLASSES[sizes.kind]} of transformers"
+            f"`activation_fn` {act}, `head_activation_fn` {head}: not possible in {CLASSES[sizes.kind]} of transformers"
         )
     return _configuration(sizes, shape, roles, CLASSES[sizes.kind])
 
@@ -171,7 +171,7 @@ def classifier_configuration(
         UserError: the activation of its layers is not possible in transformers.
     """
     if (act := shape["activation_fn"]) not in WRITTEN_ACTIVATIONS:
-        raise UserError(f"--activation-fn {act}: not possible in {CLASSIFIERS[sizes.kind]} of transformers")
+        raise UserError(f"`activation_fn` {act}: not possible in {CLASSIFIERS[sizes.kind]} of transformers")
     named = list(labels) or ["score"]
     return {
         **_configuration(sizes, shape, roles, CLASSIFIERS[sizes.kind]),

@@ -83,7 +83,7 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
     results = read_json(Path(job.results)) if job.results is not None else {}
     tensors = decoders.tensors(model)
     card = "\n".join(_card(config, state, results, sum(value.numel() for value in tensors.values()))) + "\n"
-    with atomic_folder(job.out, flag="--out") as folder:
+    with atomic_folder(job.out, flag="`out`") as folder:
         save_file(tensors, folder / SAFE, {"format": "pt"})
         code = sources((*CODE, *files.adapters), {"decoder_parts": decoders.parts(model), **files.parts})
         write_texts(folder, {**code, **files.texts})

@@ -47,7 +47,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
             raise UserError(f"{path}: has tensor names that are not text; use another file")
         return {name: loaded.tensor(value) for name, value in root.items()}, None
     if isinstance(root, dict) and "model" in root and not root.keys().isdisjoint(("args", "cfg")):
-        raise UserError(f"{path}: is already a checkpoint of this project or of fairseq; use it directly with --path")
+        raise UserError(f"{path}: is already a checkpoint of this project or of fairseq; use it directly with `path`")
     if not isinstance(root, Inert) or not isinstance(root.state.get("_modules"), dict):
         raise UserError(f"{path}: holds neither tensors by name nor a saved module; use another file")
     if "module" in root.state["_modules"]:  # wrapper for several devices

@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 class CosineConfig(RateConfig):
     """Cosine annealing with warm restarts. With ``--max-lr`` those of fairseq 0.9, without it those of 0.10."""
 
-    max_lr: float | None = flag(None, "maximum; --lr is then the minimum (default: --lr, from --min-lr)", above=0)
+    max_lr: float | None = flag(None, "maximum; `lr` is then the minimum (default: `lr`, from `min_lr`)", above=0)
     warmup_updates: int = flag(0, "warmup updates until the maximum", low=0)
     warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: the minimum)")
     t_mult: float = flag(1.0, "length ratio of successive periods", low=1)
-    lr_period_updates: float = flag(-1.0, "updates of the first period (default: --max-update minus warmup)")
+    lr_period_updates: float = flag(-1.0, "updates of the first period (default: `max_update` minus warmup)")
     lr_shrink: float = flag(0.1, "learning-rate ratio of successive periods", above=0)
 
     @property
@@ -108,7 +108,7 @@ class CosineSchedule(FairseqLRScheduler):
         before = state.get("period", self.period)
         if before != self.period:
             logger.info(
-                "--max-update: the cosine's period is %g updates now and was %g; --lr-period-updates %g keeps it",
+                "`max_update`: the cosine's period is %g updates now and was %g; `lr_period_updates` %g keeps it",
                 self.period, before, before,
             )  # fmt: skip
 

@@ -16,10 +16,10 @@ class FixedConfig(RateConfig):
     """Fixed learning rates."""
 
     force_anneal: int | None = flag(
-        None, "first epoch in which the rate shrinks instead of following --lr", aliases=("--fa",), low=1
+        None, "first epoch in which the rate shrinks instead of following `lr`", aliases=("--fa",), low=1
     )
-    lr_shrink: float = flag(0.1, "factor of the rate each epoch from --force-anneal on", above=0)
-    warmup_updates: int = flag(0, "warmup updates until --lr", low=0)
+    lr_shrink: float = flag(0.1, "factor of the rate each epoch from `force_anneal` on", above=0)
+    warmup_updates: int = flag(0, "warmup updates until `lr`", low=0)
 
 
 @register_lr_scheduler("fixed", dataclass=FixedConfig)

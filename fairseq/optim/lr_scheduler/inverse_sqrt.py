@@ -15,7 +15,7 @@ from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, 
 class InverseSqrtConfig(RateConfig):
     """Inverse square root schedule."""
 
-    warmup_updates: int = flag(4000, "warmup updates until --lr", low=0)
+    warmup_updates: int = flag(4000, "warmup updates until `lr`", low=0)
     warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: 0)")
 
     def check(self) -> None:

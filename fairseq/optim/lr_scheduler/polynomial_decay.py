@@ -16,8 +16,8 @@ from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, 
 class PolynomialDecayConfig(RateConfig):
     """Polynomial decay."""
 
-    force_anneal: int | None = flag(None, "last epoch that follows a list of --lr", aliases=("--fa",), low=1)
-    warmup_updates: int = flag(0, "warmup updates until --lr", low=0)
+    force_anneal: int | None = flag(None, "last epoch that follows a list of `lr`", aliases=("--fa",), low=1)
+    warmup_updates: int = flag(0, "warmup updates until `lr`", low=0)
     end_learning_rate: float = flag(0.0, "final rate", low=0)
     power: float = flag(1.0, "exponent of the decay (1: linear)", above=0)
     total_num_update: int = flag(1000000, "updates until the final rate", low=1)

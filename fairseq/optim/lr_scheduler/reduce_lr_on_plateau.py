@@ -21,7 +21,7 @@ class ReduceLROnPlateauConfig(RateConfig):
     lr_shrink: float = flag(0.1, "factor of the rate after each plateau", above=0, below=1)
     lr_threshold: float = flag(1e-4, "minimum relative improvement of the validation figure", low=0)
     lr_patience: int = flag(0, "epochs without improvement before the rate shrinks", low=0)
-    warmup_updates: int = flag(0, "warmup updates until --lr", low=0)
+    warmup_updates: int = flag(0, "warmup updates until `lr`", low=0)
     maximize_best_checkpoint_metric: bool = flag(False, "largest validation figure is best")
     warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: 0)")
 

@@ -17,14 +17,14 @@ from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, 
 class TriStageConfig(RateConfig):
     """Three-stage schedule."""
 
-    warmup_steps: int = flag(4000, "warmup updates until --lr", low=0)
-    hold_steps: int = flag(20000, "updates at --lr after the warmup", low=0)
+    warmup_steps: int = flag(4000, "warmup updates until `lr`", low=0)
+    hold_steps: int = flag(20000, "updates at `lr` after the warmup", low=0)
     decay_steps: int = flag(60000, "updates of the exponential decay", low=0)
     phase_ratio: list[float] | None = flag(
-        None, "fractions of --max-update for the three stages, instead of their lengths", low=0, high=1, metavar="W,H,D"
+        None, "fractions of `max_update` for the three stages, instead of their lengths", low=0, high=1, metavar="W,H,D"
     )
-    init_lr_scale: float = flag(0.01, "initial rate as a fraction of --lr", above=0)
-    final_lr_scale: float = flag(0.01, "final rate as a fraction of --lr", above=0)
+    init_lr_scale: float = flag(0.01, "initial rate as a fraction of `lr`", above=0)
+    final_lr_scale: float = flag(0.01, "final rate as a fraction of `lr`", above=0)
 
     def check(self) -> None:
         single_rate(self, "tri_stage")

@@ -16,10 +16,10 @@ from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, 
 class TriangularConfig(RateConfig):
     """Triangular schedule."""
 
-    max_lr: float | None = flag(None, "maximum learning rate, greater than --lr", above=0)
+    max_lr: float | None = flag(None, "maximum learning rate, greater than `lr`", above=0)
     lr_period_updates: float = flag(5000.0, "updates per cycle", low=2)
     lr_shrink: float = flag(0.1, "factor of the maximum after each cycle", above=0)
-    shrink_min: bool = flag(False, "apply --lr-shrink to the minimum, too")
+    shrink_min: bool = flag(False, "apply `lr_shrink` to the minimum, too")
 
     @property
     def rates(self) -> tuple[float, float]:

@@ -20,8 +20,8 @@ DECAY_SHARE = 0.2
 class WSDConfig(RateConfig):
     """Warmup-stable-decay schedule."""
 
-    warmup_updates: int = flag(0, "warmup updates until --lr", low=0)
-    total_num_update: int | None = flag(None, "updates until the rate is 0 (default: --max-update)", low=1)
+    warmup_updates: int = flag(0, "warmup updates until `lr`", low=0)
+    total_num_update: int | None = flag(None, "updates until the rate is 0 (default: `max_update`)", low=1)
     decay_updates: int | None = flag(None, "updates of the final decay (default: 20% of all)", low=0)
     decay_shape: str = flag("1-sqrt", "form of the final decay to 0", choices=("1-sqrt", "linear"))
 

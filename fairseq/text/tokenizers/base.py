@@ -88,7 +88,7 @@ class Subwords(Value):
         Raises:
             UserError: this kind cannot be learned here, or not from these words.
         """
-        raise UserError("--learn-bpe: only subword_nmt and sentencepiece are learned; give a file with --bpe-codes")
+        raise UserError("`learn_bpe`: only subword_nmt and sentencepiece are learned; give a file with `bpe_codes`")
 
     def check(self) -> None:
         """Load the content.
@@ -133,7 +133,7 @@ class Subwords(Value):
     def invalid(self, reason: object) -> UserError:
         """Return the error for a content that cannot be read."""
         text = " ".join(str(reason).split())[:200]
-        return UserError(f"{self.source or '--bpe-codes'}: cannot be read ({text}); give the file of the right kind")
+        return UserError(f"{self.source or '`bpe_codes`'}: cannot be read ({text}); give the file of the right kind")
 
 
 def _check_characters(lines: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ def chosen_words(config: TextConfig) -> WordTokenizer | None:
         UserError: there is none of that name, or its settings are invalid, as an unknown language is.
     """
     if config.moses_source_lang != "en" and config.tokenizer != "moses":
-        raise UserError("--moses-source-lang: has an effect with --tokenizer moses only; leave it out")
+        raise UserError("`moses_source_lang`: has an effect with `tokenizer` moses only; leave it out")
     if config.tokenizer is None:
         return None
     kind = TOKENIZERS[config.tokenizer]
@@ -25,8 +25,8 @@ def chosen_words(config: TextConfig) -> WordTokenizer | None:
     try:
         words.check()
     except UserError as error:
-        flag = "--moses-source-lang" if kind is Moses else f"--tokenizer {config.tokenizer}"
-        raise UserError(f"{flag}: {error}") from None
+        flag = "`moses_source_lang`" if kind is Moses else f"`tokenizer` {config.tokenizer}"
+        raise UserError(f"{flag}: {error.args[0]}") from None
     return words
 
 
@@ -38,7 +38,7 @@ def chosen_subwords(config: TextConfig) -> Subwords | None:
     """
     if config.bpe is None:
         if config.bpe_codes is not None:
-            raise UserError("--bpe-codes: needs the kind of the codes; add --bpe subword_nmt, or another")
+            raise UserError("`bpe_codes`: needs the kind of the codes; add `bpe` subword_nmt, or another")
         return None
     kind = BPES[config.bpe]
     if config.bpe_codes is None:
@@ -47,9 +47,9 @@ def chosen_subwords(config: TextConfig) -> Subwords | None:
     try:
         content = read_regular(path)
     except OSError as error:
-        raise UserError(f"--bpe-codes {path}: {read_failure(error)}; give the file of --bpe {config.bpe}") from None
+        raise UserError(f"`bpe_codes` {path}: {read_failure(error)}; give the file of `bpe` {config.bpe}") from None
     if not content.strip():
-        raise UserError(f"--bpe-codes {path}: is empty; give the file of --bpe {config.bpe}")
-    subwords = kind(content, f"--bpe-codes {path}")
+        raise UserError(f"`bpe_codes` {path}: is empty; give the file of `bpe` {config.bpe}")
+    subwords = kind(content, f"`bpe_codes` {path}")
     subwords.check()
     return subwords

@@ -36,7 +36,7 @@ class HuggingFace(Subwords):
             if kind in self._names:
                 return rule
         raise UserError(
-            f"{self.source}: --notes needs words, and the decoder of this tokenizer does not mark them; "
+            f"{self.source}: `notes` needs words, and the decoder of this tokenizer does not mark them; "
             f"known decoders: {', '.join(_RULES)}"
         )
 
@@ -120,7 +120,7 @@ def import_tokenizers(kind: str) -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise UserError(f"--bpe {kind}: the package tokenizers is missing; {EXTRA}") from None
+        raise UserError(f"`bpe` {kind}: the package tokenizers is missing; {EXTRA}") from None
     return tokenizers
 
 

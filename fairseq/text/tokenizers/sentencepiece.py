@@ -40,7 +40,7 @@ class SentencePiece(Subwords):
                 )  # fmt: skip
             except (RuntimeError, OSError) as error:
                 reason = " ".join(str(error).split())[-200:]
-                raise UserError(f"--learn-bpe {size}: sentencepiece: {reason}; give another number") from None
+                raise UserError(f"`learn_bpe` {size}: sentencepiece: {reason}; give another number") from None
         return model.getvalue()
 
     def check(self) -> None:
@@ -91,5 +91,5 @@ def _library() -> Any:
     try:
         import sentencepiece
     except ImportError:
-        raise UserError(f"--bpe sentencepiece: the package is missing; {EXTRA}") from None
+        raise UserError(f"`bpe` sentencepiece: the package is missing; {EXTRA}") from None
     return sentencepiece

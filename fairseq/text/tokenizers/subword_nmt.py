@@ -32,7 +32,7 @@ class SubwordNMT(Subwords):
         from subword_nmt.learn_bpe import learn_bpe
 
         if not counts:
-            raise UserError("--learn-bpe: the training text is empty; give a file with at least one word")
+            raise UserError("`learn_bpe`: the training text is empty; give a file with at least one word")
         words = io.StringIO("".join(f"{word} {counts[word]}\n" for word in sorted(counts)))
         codes = io.StringIO()
         shown = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
@@ -40,7 +40,7 @@ class SubwordNMT(Subwords):
             with shown:
                 learn_bpe(words, codes, size, is_dict=True)
         except ValueError:  # every word has one character
-            raise UserError("--learn-bpe: all words of the training text have one character; leave it out") from None
+            raise UserError("`learn_bpe`: all words of the training text have one character; leave it out") from None
         return codes.getvalue().encode()
 
     def check(self) -> None:

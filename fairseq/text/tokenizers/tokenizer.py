@@ -134,7 +134,7 @@ def _words(values: Any, path: str | Path) -> WordTokenizer | None:
     try:
         words.check()
     except UserError as error:
-        raise UserError(f"{path}: {error}; {AGAIN}") from None
+        raise UserError(f"{path}: {error.args[0]}; {AGAIN}") from None
     return words
 
 
@@ -155,5 +155,5 @@ def _named(values: Any, registry: Any, path: str | Path) -> tuple[str, Mapping[s
     name = values.get("name") if isinstance(values, dict) else None
     if not isinstance(name, str) or name not in registry:
         known = ", ".join(registry)
-        raise UserError(f"{path}: unknown {registry.kind} {str(name)[:40]}; known: {known} (plug-ins need --user-dir)")
+        raise UserError(f"{path}: unknown {registry.kind} {str(name)[:40]}; known: {known} (plug-ins need `user_dir`)")
     return name, {key: value for key, value in values.items() if key != "name"}
