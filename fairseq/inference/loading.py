@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,8 +41,8 @@ def load_models(
 ) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
     """Load the models of several checkpoints with one dictionary, in evaluation mode, on the CPU.
 
-    A model has the settings of its checkpoint, changed by *overrides*, then by *settings*. Notes of rare words are
-    dropped, unless the setting ``keep_notes`` is true. If ``rare_words`` is true, the task measures them in any model.
+    A model has the settings of its checkpoint, changed by *overrides*, then by *settings*. Extensions are dropped, and
+    their subsets of tokens not measured, unless settings that they name ask for it.
 
     Args:
         paths: checkpoints of this project or of fairseq, or their folders.
@@ -58,18 +59,15 @@ def load_models(
         UserError: a checkpoint cannot be read, its architecture is unknown, its parameters do not match, or it was
             trained with another dictionary.
     """
-    given = dict(settings or {})
+    given, extensions = dict(settings or {}), [EXTENSIONS[name] for name in EXTENSIONS]
     models, task, first = [], None, None
     for number, path in enumerate(map(str, map(find_checkpoint, paths))):
         state = checkpoint.load(path) if states is None else states[number]
         args = _arguments(path, state["args"], overrides or {}, given)
-        parameters = state["model"]
-        if not args.get("keep_notes"):
-            args, parameters = finished(args, parameters)
-            args = {**args, "task": (overrides or {}).get("task", args["task"])}
-        args = {**args, "data": str(data)}
+        args, parameters = finished(args, state["model"])
+        args = {**args, "task": (overrides or {}).get("task", args["task"]), "data": str(data)}
         if task is None:
-            first = typed_settings(_with_rare_words(args) if args.get("rare_words") else args)
+            first = typed_settings(functools.reduce(lambda args, part: part.measured(args), extensions, args))
             task = _task(first, Path(data))
             if "tokens_per_sample" in args:
                 given["tokens_per_sample"] = args["tokens_per_sample"]
@@ -132,18 +130,6 @@ def _arguments(
     return {**args, **fields.checked(CommonConfig, args)}
 
 
-def _with_rare_words(args: Mapping[str, Any]) -> Mapping[str, Any]:
-    """*args* with a task that measures losses over rare words, whether the model has notes or not."""
-    changes: dict[str, dict[str, Any]] = {
-        "masked_lm": {"task": "tnf_masked_lm"},
-        "tnf_masked_lm": {},
-        "language_modeling": {"notes": True},
-    }
-    if args["task"] not in changes:
-        raise UserError(f"`rare_words`: `task` {args['task']} does not predict words; leave the flag out")
-    return {**args, **changes[args["task"]]}
-
-
 def _check_overrides(
     overrides: Mapping[str, Any], stored: Mapping[str, Any], args: Mapping[str, Any], given: Mapping[str, Any]
 ) -> None:
@@ -152,7 +138,8 @@ def _check_overrides(
     parts = [MODELS[ARCHITECTURES[args["arch"]].model]]
     parts += [registry[names[kind]] for kind, registry in CHOICES.items() if names[kind] in registry]
     parts += [EXTENSIONS[name] for name in EXTENSIONS if any(map(EXTENSIONS[name].extends, parts))]
-    read = {"arch", "task", "criterion", "keep_notes", *NEUTRAL}
+    read = {"arch", "task", "criterion", *NEUTRAL}
+    read |= {setting for name in EXTENSIONS for setting in EXTENSIONS[name].loading_settings}
     read |= set(fields.defaults(DataConfig)) - given.keys()  # set by the flags of the command
     for part in parts:
         read |= set(fields.defaults(part.config_class)) if part.config_class else set()

@@ -23,7 +23,7 @@ from fairseq.models import BaseFairseqModel, FairseqLanguageModel
 from fairseq.modules.memory import Memory
 from fairseq.notes.blocks import SUBSETS, NotedBlocks, NotedStream
 from fairseq.notes.dictionary import CausalNoteDictionary, NoteDictionary
-from fairseq.notes.settings import NoteConfig, check_words, dictionary_settings, of_other_words, without_notes
+from fairseq.notes.settings import KEEP, NoteConfig, check_words, dictionary_settings, of_other_words, without_notes
 from fairseq.notes.spans import reopen_spans
 from fairseq.notes.state import NoteState, dictionary_of
 from fairseq.notes.words import NOTES, NoteWords, note_rule
@@ -112,6 +112,7 @@ class Notes:
     """
 
     decisive_settings: ClassVar[tuple[str, ...]] = ("note_lambda", "note_form")
+    loading_settings: ClassVar[tuple[str, ...]] = (KEEP, "rare_words")
     kinds: ClassVar[tuple[CarriedState, ...]] = (NoteState(),)
     subsets: ClassVar[tuple[str, ...]] = SUBSETS
 
@@ -149,9 +150,29 @@ class Notes:
     def finished(
         args: Mapping[str, Any], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+        if args.get(KEEP):
+            return args, parameters
         own = fields.defaults(CausalNoteConfig)
         kept = {name: value for name, value in args.items() if name not in own}
         return kept, without_notes(parameters)
+
+    @staticmethod
+    def measured(args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """*args* with a task that measures losses over rare words, also of models without notes, if they ask for it.
+
+        Raises:
+            UserError: the model does not predict words.
+        """
+        if not args.get("rare_words"):
+            return args
+        changes: dict[str, dict[str, Any]] = {
+            "masked_lm": {"task": "tnf_masked_lm"},
+            "tnf_masked_lm": {},
+            "language_modeling": {NAME: True},
+        }
+        if args["task"] not in changes:
+            raise UserError(f"`rare_words`: `task` {args['task']} does not predict words; leave the flag out")
+        return {**args, **changes[args["task"]]}
 
     def extend_dataset(
         self, dataset: Dataset, model: BaseFairseqModel, split: str, folder: Path, *, training: bool

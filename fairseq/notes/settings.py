@@ -14,6 +14,8 @@ from fairseq.errors import UserError
 from fairseq.notes.dictionary import FORMS, NoteDictionary
 from fairseq.notes.words import NOTES
 
+KEEP = "keep_notes"
+"""Name of the setting that keeps notes in a model that is loaded."""
 OWN = ("notes.", "note_projection.")
 """Prefixes of parameter and buffer names that belong to notes."""
 

@@ -19,6 +19,7 @@ from fairseq.models.electra import ElectraConfig, ElectraModel
 from fairseq.notes.dictionary import NoteDictionary, generator_apart
 from fairseq.notes.extension import words_of
 from fairseq.notes.settings import (
+    KEEP,
     EncoderNoteConfig,
     check_words,
     dictionary_settings,
@@ -105,11 +106,13 @@ class NotedModel(BaseFairseqModel):
     def finished(
         cls, args: Mapping[str, Any], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-        """Return settings and parameters of the encoder without notes.
+        """Return settings and parameters of the encoder without notes, unless *args* keep them.
 
         Raises:
             UserError: the architecture of a plug-in does not name that of its encoder.
         """
+        if args.get(KEEP):
+            return args, parameters
         arch = str(args.get("arch"))
         if not arch.startswith(PREFIX):
             raise UserError(

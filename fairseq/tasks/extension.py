@@ -22,6 +22,8 @@ class Extension(Protocol):
 
     decisive_settings: ClassVar[tuple[str, ...]]
     """Settings of the extension that change what a model computes, but not the names and shapes of its parameters."""
+    loading_settings: ClassVar[tuple[str, ...]]
+    """Settings of how a checkpoint is used, which :meth:`finished` and :meth:`measured` read; none stores them."""
     kinds: ClassVar[tuple[CarriedState, ...]]
     """Further kinds of state that a step hands to the next."""
     subsets: ClassVar[tuple[str, ...]]
@@ -41,7 +43,12 @@ class Extension(Protocol):
     def finished(
         args: Mapping[str, Any], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-        """Settings and parameters of a model that is used after training without the extension."""
+        """Settings and parameters of a model that is used without the extension, unless *args* keep it."""
+        ...
+
+    @staticmethod
+    def measured(args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Settings of the task that evaluates a model with *args*, changed as these ask for."""
         ...
 
     def extend_dataset(

@@ -31,6 +31,7 @@ class Shout:
 
     config_class = ShoutConfig
     decisive_settings = ("shout_factor",)
+    loading_settings = ()
     kinds = ()
     subsets = ("even",)
 
@@ -48,6 +49,10 @@ class Shout:
     @staticmethod
     def finished(args, parameters):
         return {name: value for name, value in args.items() if "shout" not in name}, parameters
+
+    @staticmethod
+    def measured(args):
+        return args
 
     def extend_dataset(self, dataset, model, split, folder, *, training):
         batch = dataset.batch
