@@ -227,7 +227,7 @@ def _mode(scoring: Scoring) -> str:
 
 def _memory(trained: Settings) -> dict[str, Any]:
     """Settings of memory, for a model that has them."""
-    return {name: value for name, value in vars(trained.namespace).items() if name in fields.defaults(MemoryConfig)}
+    return {name: value for name, value in trained.flat.items() if name in fields.defaults(MemoryConfig)}
 
 
 def _precision(common: CommonConfig) -> dict[str, bool]:

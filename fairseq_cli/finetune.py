@@ -120,7 +120,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 def _completed(settings: Settings) -> Settings:
     """*settings* with the data folder of pre-training, beside ``--path``, and the classes in the training table."""
     folder = data_folders(settings.data_path)[0]
-    cfg = fields.typed(SentencePredictionConfig, settings.namespace).with_labels_of(folder)
+    cfg = fields.extract(SentencePredictionConfig, settings.flat).with_labels_of(folder)
     data_bin = cfg.data_bin
     if data_bin is None and not (folder / DICTIONARY).exists():
         data_bin = folder_beside(settings.command.path)
@@ -152,7 +152,7 @@ def _pretrained(path: str) -> tuple[dict[str, Any], dict[str, Any], Mapping[str,
 def _train_flags(settings: Settings, stored: Mapping[str, Any], lr: float, seed: int, updates: int) -> list[str]:
     """The command line of ``fairseq-train``, without DATA and ``--save-dir``."""
     cfg: FinetuneConfig = settings.command
-    given = settings.namespace
+    given = settings.flat
     flags = f"""--task sentence_prediction --criterion sentence_prediction --arch {stored["arch"]} --optimizer adam
         --lr-scheduler polynomial_decay --no-decay-on-norms-and-biases --lr {lr:g} --seed {seed} --no-epoch-checkpoints
         --no-last-checkpoints --no-save-optimizer-state --best-checkpoint-metric score --required-batch-size-multiple 1
@@ -166,7 +166,7 @@ def _train_flags(settings: Settings, stored: Mapping[str, Any], lr: float, seed:
     flags += _as_flags({name: stored[name] for name in fields.defaults(model) if stored.get(name) is not None})
     for part in (SentencePredictionConfig, CommonConfig, DistributedConfig):
         defaults = {name: default for name, default in fields.defaults(part).items() if name != "seed"}
-        chosen = {name: vars(given)[name] for name, default in defaults.items() if vars(given)[name] != default}
+        chosen = {name: given[name] for name, default in defaults.items() if given[name] != default}
         flags += _as_flags(chosen)
     return [*flags, *shlex.split(cfg.train_flags)]
 
@@ -193,7 +193,7 @@ def _parse(settings: Settings, flags: list[str], save_dir: Path | str, world_siz
 
 
 def _world_size(settings: Settings) -> int:
-    given = fields.typed(DistributedConfig, settings.namespace).distributed_world_size
+    given = fields.extract(DistributedConfig, settings.flat).distributed_world_size
     return given or (1 if settings.common.cpu else max(1, torch.cuda.device_count()))
 
 
@@ -309,7 +309,7 @@ def _report(settings: Settings, runs: list[FinetunedRun], updates: int) -> dict[
     best = best_rate(summaries)
     cfg: FinetuneConfig = settings.command
     return {
-        "task": settings.namespace.glue_task,
+        "task": settings.flat["glue_task"],
         "data": settings.data_path,
         "checkpoint": cfg.path,
         "from_scratch": cfg.from_scratch,

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from fairseq.config import fields
 from fairseq.config.fields import Config, flag
-from fairseq.config.kernels import KernelConfig
 from fairseq.config.registry import (
     ARCHITECTURES,
     CRITERIONS,
@@ -28,6 +27,7 @@ from fairseq.config.registry import (
     TASKS,
     Registry,
 )
+from fairseq.config.shared import KernelConfig, MeanConfig
 from fairseq.errors import UserError
 
 S = TypeVar("S", bound="Settings")
@@ -173,7 +173,7 @@ class RateConfig(Config):
 
 
 @dataclass(frozen=True)
-class OptimizationConfig(RateConfig):
+class OptimizationConfig(MeanConfig, RateConfig):
     """Training: length, learning rate and gradients."""
 
     max_epoch: int = flag(0, "maximum number of epochs (0: no limit)", low=0)
@@ -195,7 +195,6 @@ class OptimizationConfig(RateConfig):
     )
     skip_nonfinite: int = flag(0, "maximum updates to skip for an infinite or NaN loss or gradient", low=0)
     oom_retry: bool = flag(False, "split and repeat batches that exceed memory (not with memory models)")
-    sentence_avg: bool = flag(False, "divide gradients by rows instead of tokens")
     update_freq: list[int] = flag([1], "batches accumulated per update, or one number for each epoch", low=1)
     stages: str | None = flag(
         None,
@@ -288,7 +287,7 @@ class Settings:
         task, model, criterion: their typed settings; None for a plug-in without a dataclass.
         extensions: the typed settings of each extension of the task that is switched on, by its name.
         command: the command's own settings (:mod:`fairseq.config.command_settings`); None in training.
-        namespace: everything in fairseq's flat form, for plug-ins and for checkpoints.
+        namespace: everything in fairseq's flat form, for plug-ins; :attr:`flat` for others.
     """
 
     common: CommonConfig
@@ -302,6 +301,11 @@ class Settings:
     command: Any
     namespace: argparse.Namespace
 
+    @property
+    def flat(self) -> Mapping[str, Any]:
+        """All settings by name, those of plug-ins too: what a checkpoint stores."""
+        return vars(self.namespace)
+
     def changed(self: S, **values: Any) -> S:
         """A copy in which the fields called as *values* have these values, in every part and in the namespace."""
 
@@ -312,7 +316,7 @@ class Settings:
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         parts = {name: changed(part) for name, part in found.items() if dataclasses.is_dataclass(part)}
         parts["extensions"] = {name: changed(cfg) for name, cfg in self.extensions.items()}
-        return dataclasses.replace(self, **parts, namespace=argparse.Namespace(**{**vars(self.namespace), **values}))
+        return dataclasses.replace(self, **parts, namespace=argparse.Namespace(**{**self.flat, **values}))
 
 
 @dataclass(frozen=True)

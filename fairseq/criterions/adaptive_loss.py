@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config.fields import Config, flag
+from fairseq.config.fields import flag
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.criterions.cross_entropy import CrossEntropyConfig, CrossEntropyCriterion
 from fairseq.criterions.fairseq_criterion import Loss, Sample
 from fairseq.errors import UserError
 from fairseq.modules.adaptive_softmax import BandedSoftmax
 
 
 @dataclass(frozen=True)
-class AdaptiveLossConfig(Config):
+class AdaptiveLossConfig(CrossEntropyConfig):
     """Settings of the adaptive loss."""
 
-    sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
     adaptive_loss_legacy_padding: bool = flag(
         False,
         "fairseq's padding bug: one word of each tail band untrained",

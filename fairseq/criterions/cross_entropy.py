@@ -8,8 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_criterion
+from fairseq.config.shared import MeanConfig
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.criterions.subsets import subset_sums
 from fairseq.errors import UserError
@@ -17,10 +17,8 @@ from fairseq.modules.output_layer import OutputLayer, move_partition
 
 
 @dataclass(frozen=True)
-class CrossEntropyConfig(Config):
+class CrossEntropyConfig(MeanConfig):
     """Settings of the cross entropy."""
-
-    sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
 
 
 @register_criterion("cross_entropy", dataclass=CrossEntropyConfig)

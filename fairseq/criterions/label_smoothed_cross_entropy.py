@@ -7,18 +7,17 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq.config.fields import Config, flag
+from fairseq.config.fields import flag
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.criterions.cross_entropy import CrossEntropyConfig, CrossEntropyCriterion
 from fairseq.criterions.fairseq_criterion import Loss, Sample, logging_output
 from fairseq.modules.output_layer import LinearOutput, OutputLayer, move_partition
 
 
 @dataclass(frozen=True)
-class LabelSmoothedCrossEntropyConfig(Config):
+class LabelSmoothedCrossEntropyConfig(CrossEntropyConfig):
     """Settings of the label-smoothed cross entropy."""
 
-    sentence_avg: bool = flag(False, "divide the gradient by the number of rows, not of tokens")
     label_smoothing: float = flag(0.0, "probability mass spread over all words", low=0, below=1)
 
 

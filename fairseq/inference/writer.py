@@ -65,7 +65,7 @@ class Writer:
             raise UserError("`compile`: generation reads token by token and is not compiled; leave it out")
         device, precision = device or distributed.device_of(common), Precision(common)
         overrides = parse_dict("`model_overrides`", cfg.model_overrides)
-        models, task, _ = load_language_models(paths, settings.data_path, overrides, vars(settings.namespace))
+        models, task, _ = load_language_models(paths, settings.data_path, overrides, settings.flat)
         for path, model in zip(paths, models, strict=True):
             if not model.can_generate:
                 raise UserError(f"`path` {path}: {type(model).__name__} has no key-value cache and cannot generate")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from fairseq.config.kernels import KernelConfig
+from fairseq.config.fields import flag
+from fairseq.config.shared import BlockConfig, KernelConfig
 from fairseq.errors import SettingError
 from fairseq.modules.memory import Memory
 from fairseq.modules.output_layer import OutputLayer
@@ -44,6 +45,17 @@ class ModelConfig(KernelConfig):
             longest: the length of the longest blocks of any stage.
         """
         return {}
+
+
+@dataclass(frozen=True)
+class BlockModelConfig(BlockConfig, ModelConfig):
+    """Settings of models with positions for the tokens of a block."""
+
+    max_target_positions: int | None = flag(None, "maximum tokens per row (default: `tokens_per_sample`)", low=1)
+
+    @property
+    def row_limit(self) -> int | None:
+        return self.max_target_positions
 
 
 class BaseFairseqModel(nn.Module):

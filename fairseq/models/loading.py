@@ -175,7 +175,7 @@ def stored_settings(settings: Settings, model: BaseFairseqModel) -> dict[str, An
     """The settings a checkpoint stores: a flat dict of plain values, as fairseq's, and what *model* was built with."""
     cfg: Any = getattr(model, "cfg", None)
     built: dict[str, Any] = dataclasses.asdict(cfg) if model.config_class is not None and cfg is not None else {}
-    return {name: value for name, value in {**vars(settings.namespace), **built}.items() if _is_plain(value)}
+    return {name: value for name, value in {**settings.flat, **built}.items() if _is_plain(value)}
 
 
 def stored_parameters(model: BaseFairseqModel) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.errors import SettingError
-from fairseq.models.base import FairseqLanguageModel, ModelConfig
+from fairseq.models.base import BlockModelConfig, FairseqLanguageModel
 from fairseq.modules.adaptive_input import check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.dropout import dropout
@@ -23,7 +23,7 @@ State = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class LSTMLMConfig(ModelConfig):
+class LSTMLMConfig(BlockModelConfig):
     """Settings of an LSTM language model."""
 
     dropout: float = flag(0.1, "dropout of embeddings and of every layer's output", low=0, below=1)
@@ -38,17 +38,11 @@ class LSTMLMConfig(ModelConfig):
     adaptive_softmax_cutoff: list[int] | None = flag(
         None, "with `criterion` adaptive_loss: first word of each band but the first"
     )
-    tokens_per_sample: int = flag(1024, "tokens per block", low=1)
-    max_target_positions: int | None = flag(None, "maximum tokens per row (default: `tokens_per_sample`)", low=1)
 
     @property
     def hidden_size(self) -> int:
         """Width of the layers."""
         return self.decoder_hidden_size or self.decoder_embed_dim
-
-    @property
-    def row_limit(self) -> int | None:
-        return self.max_target_positions
 
     def check(self) -> None:
         if self.adaptive_softmax_cutoff is not None:

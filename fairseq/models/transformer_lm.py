@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.errors import SettingError
-from fairseq.models.base import MOST_LAYERS, ModelConfig, check_layers, keep_layers
+from fairseq.models.base import MOST_LAYERS, BlockModelConfig, check_layers, keep_layers
 from fairseq.models.decoder import Decoder, DecoderModel
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
@@ -28,7 +28,7 @@ from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLa
 
 
 @dataclass(frozen=True)
-class TransformerLMConfig(ModelConfig):
+class TransformerLMConfig(BlockModelConfig):
     """The settings of a transformer language model."""
 
     activation_fn: str = flag("relu", "activation of the feed-forward networks", choices=tuple(ACTIVATIONS))
@@ -69,8 +69,6 @@ class TransformerLMConfig(ModelConfig):
     )
     position_infused_attention: bool = flag(False, "Shortformer: add positions to queries and keys of every layer")
     tokens_from_prev: int = flag(0, "Shortformer: cache size in tokens; implies `position_infused_attention`", low=0)
-    tokens_per_sample: int = flag(1024, "tokens per block", low=1)
-    max_target_positions: int | None = flag(None, "maximum tokens per row (default: `tokens_per_sample`)", low=1)
 
     def __post_init__(self) -> None:
         if isinstance(self.tokens_from_prev, int) and self.tokens_from_prev > 0:  # its type is checked below
@@ -86,10 +84,6 @@ class TransformerLMConfig(ModelConfig):
     def layer_count(self) -> int:
         """Layers of the model, after pruning."""
         return self.decoder_layers if self.decoder_layers_to_keep is None else len(self.decoder_layers_to_keep)
-
-    @property
-    def row_limit(self) -> int | None:
-        return self.max_target_positions
 
     def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
         """The cache has the length of a block; a table of learned positions is made for the longest one."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.config.settings import MemoryConfig
+from fairseq.config.shared import BlockConfig
 from fairseq.errors import SettingError
 from fairseq.models.base import MOST_LAYERS, ModelConfig
 from fairseq.models.decoder import Decoder, DecoderModel
@@ -35,7 +36,7 @@ BY_DISTANCE = ("relative", "shaw")
 
 
 @dataclass(frozen=True)
-class TransformerXLConfig(ModelConfig, MemoryConfig):
+class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
     """The settings of a Transformer-XL."""
 
     n_layer: int = flag(12, "number of layers", low=1, high=MOST_LAYERS)
@@ -72,7 +73,6 @@ class TransformerXLConfig(ModelConfig, MemoryConfig):
         choices=("empty", "zeros"),
     )
     init_std: float = flag(0.02, "standard deviation of initial weights", low=0, high=1)
-    tokens_per_sample: int = flag(1024, "tokens per segment", low=1)
 
     @property
     def memory_length(self) -> int:

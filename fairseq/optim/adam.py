@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fairseq.config.fields import flag, typed
-from fairseq.config.kernels import KernelConfig
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
+from fairseq.config.shared import KernelConfig
 from fairseq.errors import SettingError
 from fairseq.optim.elementwise import CountingOptimizer
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step

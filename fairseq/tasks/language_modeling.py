@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from fairseq.config.fields import Config, flag
+from fairseq.config.fields import flag
 from fairseq.config.registry import register_task
 from fairseq.config.settings import BREAK_MODES, Settings, typed_settings
+from fairseq.config.shared import BlockConfig
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
@@ -23,7 +24,7 @@ from fairseq.text.dictionary import Dictionary
 
 
 @dataclass(frozen=True)
-class LanguageModelingConfig(Config):
+class LanguageModelingConfig(BlockConfig):
     """Settings of language modelling."""
 
     sample_break_mode: str = flag(
@@ -31,7 +32,6 @@ class LanguageModelingConfig(Config):
         "block boundaries: fixed length, whole lines, lines within documents, single lines",
         choices=BREAK_MODES,
     )
-    tokens_per_sample: int = flag(1024, "tokens per block", low=1)
     loss_positions: str = flag(
         "full",
         "training targets: every position of a segment, or its second half",

@@ -129,7 +129,7 @@ class SentencePredictionTask(FairseqTask):
     @classmethod
     def setup_task(cls, args: Settings, **kwargs: Any) -> SentencePredictionTask:
         settings = typed_settings(args)
-        cfg = fields.typed(SentencePredictionConfig, settings.namespace)
+        cfg = fields.extract(SentencePredictionConfig, settings.flat)
         data = data_folders(settings.data_path)[0]
         if not data.is_file():
             settings = settings.changed(labels=cfg.with_labels_of(data).labels)
@@ -210,7 +210,7 @@ def _dictionary_folder(settings: Settings) -> str:
     """DATA if it has a dictionary, else the folder of the checkpoint that weights come from, if that has one."""
     if any((Path(folder) / DICTIONARY).exists() for folder in data_folders(settings.data_path)):
         return settings.data_path
-    return folder_beside(vars(settings.namespace).get("finetune_from_model")) or settings.data_path
+    return folder_beside(settings.flat.get("finetune_from_model")) or settings.data_path
 
 
 def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:

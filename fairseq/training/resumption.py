@@ -47,7 +47,7 @@ def log_differences(trainer: Trainer, given: TrainingSettings, stored: Mapping[s
         lines = (f"`{name}` {_short(now[name])} (was {_short(stored[name])})" for name in changed)
         parts.append(f"in force, other than in the checkpoint: {', '.join(lines)}")
     if kept:
-        asked = vars(given.namespace)
+        asked = given.flat
         lines = (f"`{name}` {_short(restored[name])} (not {_short(asked[name])})" for name in kept)
         parts.append(f"in force as in the checkpoint: {', '.join(lines)}; {_ways_out(kept)}")
     if parts:
@@ -57,7 +57,7 @@ def log_differences(trainer: Trainer, given: TrainingSettings, stored: Mapping[s
 def _of_stages(settings: TrainingSettings) -> set[str]:
     """Names of the settings that follow the stage; none without stages."""
     planned = stages.plan(settings)
-    of_each = [vars(stages.settings_at(settings, planned, stage).namespace) for stage in planned]
+    of_each = [stages.settings_at(settings, planned, stage).flat for stage in planned]
     return {name for values in of_each for name in values if values[name] != of_each[0].get(name)}
 
 

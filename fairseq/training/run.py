@@ -423,8 +423,8 @@ def _groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
 
 def _inferred(task: FairseqTask, settings: TrainingSettings) -> dict[str, Any]:
     """The settings that *task* changed while it was set up; a plug-in that writes to its namespace has none."""
-    before = vars(settings.namespace)
-    return {name: value for name, value in vars(task.settings.namespace).items() if value is not before.get(name)}
+    before = settings.flat
+    return {name: value for name, value in task.settings.flat.items() if value is not before.get(name)}
 
 
 def _is_due(updates: int, interval: int) -> bool:

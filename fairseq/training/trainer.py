@@ -361,7 +361,7 @@ class Trainer:
         if self.scaler is not None and has_scale:
             names = (*names, "fp16_init_scale")
         in_force = {**self.optimizer.settings_in_force(), **{name: stored[name] for name in names if name in stored}}
-        given = vars(self.settings.namespace)
+        given = self.settings.flat
         self.restored = {
             name: value for name, value in in_force.items() if name in given and differ(given[name], value)
         }

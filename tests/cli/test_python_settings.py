@@ -80,6 +80,17 @@ def test_every_registered_part_has_checked_settings():
     assert len(set(registered())) > 20
 
 
+def test_settings_of_several_parts_are_declared_once():
+    declared: dict[str, list[str]] = {}
+    for config in dict.fromkeys(all_configs()):
+        for name in vars(config).get("__annotations__", {}):
+            declared.setdefault(name, []).append(config.__name__)
+    for name in ("sentence_avg", "no_apex", "max_target_positions", "lr", "fp16", "mem_len", "model_overrides"):
+        assert len(declared[name]) == 1, declared[name]
+    other_lengths = {"MaskedLMConfig", "SentencePredictionConfig"}  # rows of an encoder, with bounds of their own
+    assert set(declared["tokens_per_sample"]) == {"BlockConfig", *other_lengths}
+
+
 def test_values_out_of_range_are_refused_in_the_name_of_the_field_and_of_the_flag():
     tried = 0
     for config in dict.fromkeys([*registered(), *all_configs()]):

@@ -1,0 +1,28 @@
+"""Settings that several parts have, declared once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fairseq.config.fields import Config, flag
+
+
+@dataclass(frozen=True)
+class KernelConfig(Config):
+    """Kernels of other packages, read by models and optimizers too."""
+
+    no_apex: bool = flag(False, "do not use NVIDIA apex, even if it is installed")
+
+
+@dataclass(frozen=True)
+class BlockConfig(Config):
+    """Blocks of a language model, whose length is also the most positions of a model."""
+
+    tokens_per_sample: int = flag(1024, "tokens per block", low=1)
+
+
+@dataclass(frozen=True)
+class MeanConfig(Config):
+    """What summed gradients are divided by, read by criterions and by logs of training."""
+
+    sentence_avg: bool = flag(False, "divide gradients by rows instead of tokens")
