@@ -261,8 +261,7 @@ def _saving_seconds(args: argparse.Namespace, trainers: dict[str, Trainer], worl
             cfg = replace(
                 trainer.settings.checkpoint, async_save=background, save_interval_updates=1, keep_interval_updates=1
             )
-            settings = replace(trainer.settings, checkpoint=cfg)
-            saver = Saver(settings, world, CheckpointManager(cfg) if world.is_first else None)
+            saver = Saver(cfg, trainer.settings.distributed, world, CheckpointManager(cfg) if world.is_first else None)
             savers[f"{kind} checkpoint, {name}"] = trainer, saver
     seconds: dict[str, list[float]] = {name: [] for name in savers}
     for number in range(args.saves * len(savers)):

@@ -6,7 +6,7 @@ In this order: device, precision, recomputed activations, then one execution of 
 
 from __future__ import annotations
 
-from fairseq.config.settings import TrainingSettings
+from fairseq.config.settings import DistributedConfig, TrainingSettings
 from fairseq.distributed import DataParallel, GradientReducer, World
 from fairseq.distributed.sharding import BACKEND, ShardedReducer, is_sharded
 from fairseq.errors import UserError
@@ -42,13 +42,13 @@ def data_parallel(graph: LossGraph, precision: Precision, settings: TrainingSett
     return GradientReducer(graph, world, cfg.ddp_backend, cfg.bucket_cap_mb, find_unused)
 
 
-def check_optimizer(optimizer: FairseqOptimizer, settings: TrainingSettings, world: World) -> None:
+def check_optimizer(optimizer: FairseqOptimizer, cfg: DistributedConfig, world: World) -> None:
     """Check that *optimizer* can update parts of parameters.
 
     Raises:
         UserError: it needs whole ones.
     """
-    if is_sharded(settings.distributed, world) and not optimizer.updates_parts:
+    if is_sharded(cfg, world) and not optimizer.updates_parts:
         raise UserError(
             f"`ddp_backend` {BACKEND}: {type(optimizer).__name__} needs whole parameters; "
             "use `optimizer` adam, nag, sgd or adagrad, or another backend"

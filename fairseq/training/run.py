@@ -83,7 +83,7 @@ class Run:
         if world.rank > 0:
             torch.manual_seed(self.common.seed + world.rank)
         self.manager = manager
-        self.saver = Saver(settings, world, manager)
+        self.saver = Saver(settings.checkpoint, settings.distributed, world, manager)
         self.trainer = Trainer(settings, self.task, model, criterion, world)
         self.batches = self._iterator(data.train_subset, training=True)
         self.validation: dict[str, EpochIterator] = {}

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from fairseq.checkpoint import CheckpointManager, parts
 from fairseq.checkpoint.integrity import check_room
 from fairseq.checkpoint.store import copied
-from fairseq.config.settings import TrainingSettings
+from fairseq.config.settings import CheckpointConfig, DistributedConfig
 from fairseq.distributed import World
 from fairseq.distributed.sharding import is_sharded
 
@@ -30,19 +30,22 @@ class Saver:
     end of the run, wait for it.
 
     Args:
-        settings: of the run.
+        cfg: what is saved, and when.
+        distributed: settings of the processes.
         world: the processes.
         manager: the checkpoints; None except on the first process.
     """
 
-    def __init__(self, settings: TrainingSettings, world: World, manager: CheckpointManager | None) -> None:
-        self.cfg = settings.checkpoint
+    def __init__(
+        self, cfg: CheckpointConfig, distributed: DistributedConfig, world: World, manager: CheckpointManager | None
+    ) -> None:
+        self.cfg = cfg
         self.world = world
         self.manager = manager
         self.group: dist.ProcessGroup | None = None
-        if is_sharded(settings.distributed, world):
+        if is_sharded(distributed, world):
             # A group of its own: a thread's messages must not mix with those of training.
-            limit = timedelta(seconds=settings.distributed.distributed_timeout)
+            limit = timedelta(seconds=distributed.distributed_timeout)
             self.group = dist.new_group(backend="gloo", timeout=limit)
         self.pending: Future[None] | None = None
 

@@ -82,7 +82,7 @@ class Trainer:
             OPTIMIZERS[settings.chosen.optimizer].group_of,
         )
         self.optimizer = build_optimizer(settings, groups)
-        check_optimizer(self.optimizer, settings, self.world)
+        check_optimizer(self.optimizer, settings.distributed, self.world)
         if self.precision.half_parameters and not self.optimizer.supports_half_parameters:
             raise UserError(
                 f"`memory_efficient_fp16`: the state of {type(self.optimizer).__name__} would be float16, too; "

@@ -267,6 +267,6 @@ def test_what_muon_cannot_train_is_refused():
         build(parameters([(3, 3)]))
     with user_error("--muon-momentum 1"):
         build(groups(parameters([(3, 3)]), []), muon_momentum=1)
-    settings = SimpleNamespace(distributed=SimpleNamespace(ddp_backend="fully_sharded"))
+    settings = SimpleNamespace(ddp_backend="fully_sharded")
     with user_error("--ddp-backend fully_sharded: FairseqMuon needs whole parameters"):
         check_optimizer(build([{"params": parameters([(3, 3)]), "group": HIDDEN}]), settings, SimpleNamespace(size=2))

@@ -114,6 +114,6 @@ def test_optimizers_of_whole_parameters_are_refused_where_they_have_parts() -> N
     parts: Any = Parts()
     sharded, plain = (training_settings(runs.arguments(runs.BASELINE, flags)) for flags in (SHARDED, ""))
     for optimizer, settings, size in ((parts, sharded, 2), (whole, sharded, 1), (whole, plain, 2)):
-        parallel.check_optimizer(optimizer, settings, World(0, size))
+        parallel.check_optimizer(optimizer, settings.distributed, World(0, size))
     with user_error("^--ddp-backend fully_sharded: Whole needs whole parameters; use --optimizer adam"):
-        parallel.check_optimizer(whole, sharded, World(0, 2))
+        parallel.check_optimizer(whole, sharded.distributed, World(0, 2))

@@ -42,8 +42,7 @@ class Disk:
 
 def test_a_background_save_begins_when_the_one_before_has_ended() -> None:
     disk = Disk()
-    settings = training_settings(runs.arguments(runs.BASELINE, "--async-save"))
-    saver = Saver(settings, World(), disk)  # type: ignore[arg-type]
+    saver = a_saver(disk, "--async-save")
     saver.save({}, epoch=1, updates=1, end_of_epoch=False, is_best=False)
     threading.Timer(0.1, disk.open.set).start()  # while the second save waits, or writes if it does not
     saver.save({}, epoch=1, updates=2, end_of_epoch=False, is_best=False)
@@ -76,8 +75,9 @@ class Files(Disk):
         self.written.append((name, state))
 
 
-def a_saver(manager: Files | None, flags: str = "") -> Saver:
-    return Saver(training_settings(runs.arguments(runs.BASELINE, flags)), World(), manager)  # type: ignore[arg-type]
+def a_saver(manager: Any, flags: str = "", world: World | None = None) -> Saver:
+    settings = training_settings(runs.arguments(runs.BASELINE, flags))
+    return Saver(settings.checkpoint, settings.distributed, world or World(), manager)
 
 
 @pytest.mark.parametrize("flags", ["", "--async-save"])
@@ -194,8 +194,7 @@ class Sharded:
     written: list[tuple[Path, dict[str, Any], dict[str, Any]]]
 
     def saver(self, world: World, manager: Any, flags: str = "") -> Saver:
-        settings = training_settings(runs.arguments(runs.BASELINE, "--distributed-timeout 7", flags))
-        return Saver(settings, world, manager)
+        return a_saver(manager, f"--distributed-timeout 7 {flags}", world)
 
 
 @pytest.fixture
