@@ -18,6 +18,7 @@ from fairseq.distributed.device import chosen_device
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.evaluation.classifier import SentenceClassifier as SentenceClassifier
+from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.inference import Decoding, continuations, generator_of
 from fairseq.inference.engine import Reader
 from fairseq.inference.loading import load_language_models, load_models
@@ -269,6 +270,66 @@ class LanguageModel:
         scoring = Scoring(self.tokens_per_sample, batch_size=batch_size, add_bos_token=begins, texts=True)
         device = next(self.model.parameters()).device
         return Scorer([self.model], self.dictionary, scoring, device=device).score(corpus)
+
+
+class MaskedLanguageModel:
+    """BERT or ELECTRA, its dictionary and its tokenizer, for pseudo-log-likelihoods of text.
+
+    Args:
+        model: in evaluation mode.
+        dictionary: its symbols, with the mask.
+        tokenizer: of the training data; None: text is tokens between white space.
+
+    Raises:
+        UserError: the model does not predict masked tokens.
+    """
+
+    def __init__(self, model: BaseFairseqModel, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:
+        PseudoScorer(model, dictionary)  # checks both
+        self.model, self.reader = model, TextReader(dictionary, tokenizer)
+
+    @classmethod
+    def from_pretrained(
+        cls, checkpoint: str | Path, data: str | Path | None = None, *, device: torch.device | str = "cpu"
+    ) -> MaskedLanguageModel:
+        """Load a checkpoint; arguments and errors are those of :meth:`LanguageModel.from_pretrained`."""
+        model, task = load_model(checkpoint, data, device=device)
+        dictionary = task.source_dictionary
+        folder = _paths(checkpoint, data)[1]
+        return cls(model, dictionary, TextReader.of(folder, dictionary).tokenizer)
+
+    @overload
+    def score(self, text: str, batch_size: int = BATCH_SIZE, *, within_words: bool = False) -> Scored: ...
+    @overload
+    def score(self, text: list[str], batch_size: int = BATCH_SIZE, *, within_words: bool = False) -> list[Scored]: ...
+    def score(
+        self, text: str | list[str], batch_size: int = BATCH_SIZE, *, within_words: bool = False
+    ) -> Scored | list[Scored]:
+        """Return the tokens of a text and the natural logarithms of their probabilities given the others of their line.
+
+        A list of texts gives a list. Ends of lines are not scored. The sum is the pseudo-log-likelihood.
+
+        Args:
+            text: one or several.
+            batch_size: masked rows, one for each token, that are read at once.
+            within_words: mask the rest of a token's word, too; see :class:`PseudoScorer`.
+
+        Raises:
+            ValueError: *batch_size* is not a whole number of at least 1.
+        """
+        _check_length("batch_size", batch_size, 1)
+        texts = [text] if isinstance(text, str) else text
+        dictionary = self.reader.dictionary
+        corpora = [self.reader.corpus(one) for one in texts]
+        lines = [ids.tolist()[:-1] for one in corpora for ids in np.split(one.tokens, one.offsets[1:-1])]
+        scored = PseudoScorer(self.model, dictionary, within_words, batch_size).score(lines)
+        results, first = [], 0
+        for one in corpora:
+            part = slice(first, first + len(one.sizes))
+            symbols = [dictionary[token] for line in lines[part] for token in line]
+            results.append((symbols, torch.cat(scored[part])))
+            first = part.stop
+        return results[0] if isinstance(text, str) else results
 
 
 def load_model(

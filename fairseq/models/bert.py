@@ -119,6 +119,11 @@ class BertModel(BaseFairseqModel):
         return cls(MaskedLMEncoder(shape, untied=cfg.untie_weights_roberta), cfg)
 
     @property
+    def masked_lm(self) -> MaskedLMEncoder:
+        """The encoder that predicts masked tokens."""
+        return self.encoder
+
+    @property
     def output_layer(self) -> OutputLayer:  # type: ignore[override]
         return self.encoder.lm_head
 

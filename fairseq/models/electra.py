@@ -98,6 +98,11 @@ class ElectraModel(BaseFairseqModel):
         return cls(encoder, generator, cfg, np.flatnonzero(special_symbols(task.source_dictionary)).tolist())
 
     @property
+    def masked_lm(self) -> MaskedLMEncoder | None:
+        """The encoder that predicts masked tokens; None in a finished discriminator."""
+        return self.generator
+
+    @property
     def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
         """The output layer of the generator, which predicts words."""
         return None if self.generator is None else self.generator.lm_head
