@@ -332,6 +332,18 @@ class MaskedLanguageModel:
         return results[0] if isinstance(text, str) else results
 
 
+def load_scorer(
+    checkpoint: str | Path, data: str | Path | None = None, *, device: torch.device | str = "cpu"
+) -> LanguageModel | MaskedLanguageModel:
+    """Load a decoder or an encoder for ``score``; see :meth:`LanguageModel.from_pretrained`."""
+    model, task = load_model(checkpoint, data, device=device)
+    dictionary, cfg = task.source_dictionary, task.cfg
+    tokenizer = TextReader.of(_paths(checkpoint, data)[1], dictionary).tokenizer
+    if not model.predicts_next_token:
+        return MaskedLanguageModel(model, dictionary, tokenizer)
+    return LanguageModel(model, dictionary, cfg.tokens_per_sample, cfg.add_bos_token, tokenizer)
+
+
 def load_model(
     checkpoint: str | Path,
     data: str | Path | None = None,

@@ -13,7 +13,9 @@ from fairseq.config import fields, options
 from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
+from fairseq.evaluation.pairs import accuracies, accuracy_table, read_pairs
 from fairseq.evaluation.report import write_results
+from fairseq.hub import LanguageModel, load_scorer
 from fairseq.interop.harness import harness_model, require_harness, task_data
 from fairseq.system.files import prepare_folder
 from fairseq.system.provenance import about_run
@@ -26,6 +28,8 @@ class HarnessConfig(Config):
 
     data: str | None = flag(None, "data folder or dict.txt (default: beside the checkpoint)", metavar="DATA")
     tasks: str | None = flag(None, "comma-separated names of tasks", metavar="NAME,…")
+    pairs: str | None = flag(None, "JSON lines of minimal pairs, as BLiMP's, instead of --tasks", metavar="FILE")
+    within_words: bool = flag(False, "with --pairs, encoders mask the rest of a token's word too")
     include_path: str | None = flag(None, "folder with task files of one's own", metavar="DIR")
     num_fewshot: int | None = flag(None, "examples in the prompt (default: the task's)", low=0)
     limit: int | None = flag(None, "examples per task (default: all)", low=1)
@@ -40,6 +44,7 @@ def get_harness_parser() -> Parser:
     """The flags of ``fairseq-harness``."""
     examples = [
         "fairseq-harness checkpoints --tasks lambada_openai,hellaswag",
+        "fairseq-harness checkpoints --pairs blimp.jsonl",
         "fairseq-harness checkpoints/checkpoint_last.pt --data data-bin --include-path tasks --tasks mine",
     ]
     description = "Evaluate a language model on tasks of EleutherAI's lm-evaluation-harness."
@@ -60,6 +65,10 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
             read or written.
     """
     cfg = fields.typed(HarnessConfig, args)
+    if cfg.pairs is not None:
+        return _minimal_pairs(args.checkpoint, cfg.pairs, cfg)
+    if cfg.within_words:
+        raise UserError("--within-words: needs --pairs; leave it out")
     require_harness()
     names = [name for name in (cfg.tasks or "").split(",") if name]
     if not names:
@@ -77,6 +86,30 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
             print(f"{task}\t{name}\t{value:.6g}")
     if cfg.results_path is not None:
         write_results(Path(cfg.results_path), {"tasks": metrics, **about_run()})
+    return metrics
+
+
+def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
+    """Print the table of minimal pairs, and write it with ``--results-path``; return the numbers of each phenomenon."""
+    if cfg.tasks is not None:
+        raise UserError("--pairs: excludes --tasks; run one after the other")
+    if cfg.results_path is not None:
+        prepare_folder("--results-path", cfg.results_path)
+    pairs = read_pairs(path)[: cfg.limit]
+    model = load_scorer(checkpoint, cfg.data, device="cpu" if cfg.cpu else "auto")
+    texts = [text for pair in pairs for text in (pair.good, pair.bad)]
+    if isinstance(model, LanguageModel):
+        if cfg.within_words:
+            raise UserError("--within-words: the model is a decoder, which masks nothing; leave it out")
+        scored = model.score(texts, cfg.batch_size)
+    else:
+        scored = model.score(texts, cfg.batch_size, within_words=cfg.within_words)
+    totals = [float(lprobs.double().sum()) for _, lprobs in scored]
+    found = accuracies(pairs, totals[::2], totals[1::2])
+    print(*accuracy_table(found), sep="\n")
+    metrics = {name: {"pairs": float(count), "acc": share} for name, (count, share) in found.items()}
+    if cfg.results_path is not None:
+        write_results(Path(cfg.results_path), {"pairs": path, "phenomena": metrics, **about_run()})
     return metrics
 
 

@@ -1,0 +1,75 @@
+"""Minimal pairs in BLiMP's format (Warstadt et al. 2020): the share whose good sentence is more probable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq.errors import UserError, read_failure
+from fairseq.evaluation.tables import markdown
+from fairseq.system.json_files import parse_json
+from fairseq.system.opening import read_regular
+
+SENTENCES = ("sentence_good", "sentence_bad")
+PHENOMENA = ("linguistics_term", "field", "UID")
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An acceptable sentence, an unacceptable one, and their phenomenon."""
+
+    good: str
+    bad: str
+    phenomenon: str
+
+
+def read_pairs(path: str | Path) -> list[Pair]:
+    """Read a file of JSON lines with ``sentence_good``, ``sentence_bad``, and the first of :data:`PHENOMENA` there is.
+
+    Raises:
+        UserError: the file cannot be read, has no pairs, or a line lacks a sentence.
+    """
+    try:
+        lines = read_regular(path).splitlines()
+    except OSError as error:
+        raise UserError(f"--pairs {path}: {read_failure(error)}; give a file of JSON lines") from None
+    pairs = [_pair(line, f"--pairs {path}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not pairs:
+        raise UserError(f"--pairs {path}: no pairs; give JSON lines with {' and '.join(SENTENCES)}")
+    return pairs
+
+
+def _pair(line: bytes, where: str) -> Pair:
+    try:
+        values = parse_json(line)
+    except ValueError as error:
+        raise UserError(f"{where}: not JSON in UTF-8 ({error})") from None
+    found = [values.get(name) for name in SENTENCES] if isinstance(values, dict) else []
+    texts = [text for text in found if isinstance(text, str) and text.strip()]
+    if len(texts) < len(SENTENCES):
+        raise UserError(f"{where}: expected {' and '.join(SENTENCES)}, found {json.dumps(values)[:80]}")
+    phenomenon = next((str(values[name]) for name in PHENOMENA if values.get(name)), "")
+    return Pair(texts[0], texts[1], phenomenon)
+
+
+def accuracies(pairs: Sequence[Pair], good: Sequence[float], bad: Sequence[float]) -> dict[str, tuple[int, float]]:
+    """The number of pairs and the accuracy of each phenomenon, and of all; a tie is an error.
+
+    Args:
+        pairs: the pairs.
+        good, bad: log-probabilities of their sentences.
+    """
+    groups: dict[str, list[bool]] = {}
+    for pair, first, second in zip(pairs, good, bad, strict=True):
+        groups.setdefault(pair.phenomenon, []).append(first > second)
+    groups = {**dict(sorted(groups.items())), ALL: [right for group in groups.values() for right in group]}
+    return {name: (len(group), sum(group) / len(group)) for name, group in groups.items()}
+
+
+def accuracy_table(found: dict[str, tuple[int, float]]) -> Iterator[str]:
+    """A Markdown table of :func:`accuracies`, in percent."""
+    rows = [[name, str(count), f"{100 * share:.1f}"] for name, (count, share) in found.items()]
+    yield from markdown([["phenomenon", "pairs", "accuracy (%)"], *rows], left=1)
