@@ -35,10 +35,10 @@ def read_pairs(path: str | Path) -> list[Pair]:
     try:
         lines = read_regular(path).splitlines()
     except OSError as error:
-        raise UserError(f"--pairs {path}: {read_failure(error)}; give a file of JSON lines") from None
-    pairs = [_pair(line, f"--pairs {path}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+        raise UserError(f"{path}: {read_failure(error)}; give a file of JSON lines") from None
+    pairs = [_pair(line, f"{path}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not pairs:
-        raise UserError(f"--pairs {path}: no pairs; give JSON lines with {' and '.join(SENTENCES)}")
+        raise UserError(f"{path}: no pairs; give JSON lines with {' and '.join(SENTENCES)}")
     return pairs
 
 
