@@ -45,7 +45,6 @@ def get_harness_parser() -> Parser:
     examples = [
         "fairseq-harness checkpoints --tasks lambada_openai,hellaswag",
         "fairseq-harness checkpoints --pairs blimp.jsonl",
-        "fairseq-harness checkpoints/checkpoint_last.pt --data data-bin --include-path tasks --tasks mine",
     ]
     description = "Evaluate a language model on tasks of EleutherAI's lm-evaluation-harness."
     parser = Parser(description, [HarnessConfig], examples=examples)
