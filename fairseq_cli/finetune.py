@@ -120,7 +120,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 def _completed(settings: Settings) -> Settings:
     """*settings* with the data folder of pre-training, beside ``--path``, and the classes in the training table."""
     folder = data_folders(settings.data_path)[0]
-    cfg = fields.extract(SentencePredictionConfig, settings.flat).with_labels_of(folder)
+    cfg = fields.typed(SentencePredictionConfig, settings.flat).with_labels_of(folder)
     data_bin = cfg.data_bin
     if data_bin is None and not (folder / DICTIONARY).exists():
         data_bin = folder_beside(settings.command.path)
@@ -193,7 +193,7 @@ def _parse(settings: Settings, flags: list[str], save_dir: Path | str, world_siz
 
 
 def _world_size(settings: Settings) -> int:
-    given = fields.extract(DistributedConfig, settings.flat).distributed_world_size
+    given = fields.typed(DistributedConfig, settings.flat).distributed_world_size
     return given or (1 if settings.common.cpu else max(1, torch.cuda.device_count()))
 
 

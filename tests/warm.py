@@ -136,7 +136,7 @@ def _serve(listener: socket.socket, program: Path) -> None:
     sys.executable = str(program)
     parent = os.getppid()
     while os.getppid() == parent:
-        if not select.select([listener], [], [], 1)[0]:
+        if not _readable(listener.fileno(), seconds=1):
             continue
         client, _ = listener.accept()
         if os.fork() == 0:
@@ -145,6 +145,14 @@ def _serve(listener: socket.socket, program: Path) -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+
+
+def _readable(*descriptors: int, seconds: float | None = None) -> list[int]:
+    """Those of *descriptors* that can be read, waiting for one; ``select`` takes none above 1,023."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(None if seconds is None else 1000 * seconds)]
 
 
 def _answer(client: socket.socket) -> int:
@@ -160,7 +168,7 @@ def _answer(client: socket.socket) -> int:
         _become(words, environment)
     client.sendall(pid.to_bytes(8, "big"))
     ended = os.pidfd_open(pid)
-    if ended not in select.select([ended, client], [], [])[0]:
+    if ended not in _readable(ended, client.fileno()):
         os.kill(pid, signal.SIGKILL)  # the client, which sends nothing more, was killed
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with contextlib.suppress(BrokenPipeError):

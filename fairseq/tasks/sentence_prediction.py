@@ -129,7 +129,7 @@ class SentencePredictionTask(FairseqTask):
     @classmethod
     def setup_task(cls, args: Settings, **kwargs: Any) -> SentencePredictionTask:
         settings = typed_settings(args)
-        cfg = fields.extract(SentencePredictionConfig, settings.flat)
+        cfg = fields.typed(SentencePredictionConfig, settings.flat)
         data = data_folders(settings.data_path)[0]
         if not data.is_file():
             settings = settings.changed(labels=cfg.with_labels_of(data).labels)

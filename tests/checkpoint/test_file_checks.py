@@ -23,7 +23,7 @@ MIB = 1 << 20
 def rejection(check: Any, *arguments: Any) -> str:
     with pytest.raises(UserError) as error:
         check(*arguments)
-    return str(error.value)
+    return error.value.with_flags
 
 
 # Archives

@@ -244,7 +244,7 @@ def sizes(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
 
 def test_a_mismatch_lists_up_to_three_names_of_each_kind() -> None:
     wanted = sizes(a=(1,), b=(2, 3), c=(1,))
-    ending = "; use the --arch and sizes it was trained with"
+    ending = "; use the `arch` and sizes it was trained with"
     start = "c.pt: does not fit this model: parameters "
     assert describe_mismatch(sizes(b=(2, 3)), wanted, "c.pt") == f"{start}2 missing (a, c){ending}"
     assert describe_mismatch({}, wanted, "c.pt") == f"{start}3 missing (a, b, c){ending}"

@@ -68,9 +68,13 @@ def test_nothing_below_the_entrance_reads_the_namespace_or_has_a_default_of_its_
 
 def test_only_config_and_interop_know_the_namespace_and_plugins() -> None:
     words = re.compile(r"argparse\.Namespace|is_plugin|is_outside|\.given_to\(|\blegacy\b|interop\.fairseq")
+    entrances = [
+        PACKAGE / "__init__.py",
+        PACKAGE / "system" / "plugins.py",
+    ]  # a plug-in that is imported finds fairseq's names
     core = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in ("config", "interop")]
     assert len(core) > 150
-    assert [path for path in core if path != PACKAGE / "__init__.py" and words.search(path.read_text())] == []
+    assert [path for path in core if path not in entrances and words.search(path.read_text())] == []
 
 
 def test_a_command_line_becomes_typed_parts() -> None:

@@ -11,6 +11,7 @@ import pytest
 import runs
 from hypothesis import given
 from hypothesis import strategies as st
+from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.data.indexed_dataset import IndexedCorpus
@@ -19,7 +20,6 @@ from fairseq.data.samplers import BlockSampler, Sampler, StreamSampler
 from fairseq.data.shuffled_lines import ShuffledLines
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.data.turns import Turns
-from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 
 PAD, EOS = 1, 2
@@ -164,7 +164,7 @@ def test_several_processes_read_what_one_reads(kind: str, world: int) -> None:
 
 @pytest.mark.parametrize("mode", ["complete", "complete_doc", "eos"])
 def test_blocks_of_whole_lines_are_refused_before_training(mode: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"shuffle_lines: with sample_break_mode {mode} .*; use"):
+    with user_error(f"--shuffle-lines: with --sample-break-mode {mode} .*; use"):
         runs.train(tmp_path / "run", runs.BASELINE, f"--shuffle-lines --sample-break-mode {mode} --max-update 1")
     assert not (tmp_path / "run").exists() or list((tmp_path / "run").iterdir()) == []
 

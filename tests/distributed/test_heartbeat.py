@@ -291,7 +291,7 @@ def test_a_reduction_that_times_out_names_the_first_process_that_does_not_wait(
         assert found is None and store.get("failure") == b""
     else:
         rank, place = culprit
-        reason = f"hangs at {place}: the others waited 5 s for it (--distributed-timeout)"
+        reason = f"hangs at {place}: the others waited 5 s for it (`distributed_timeout`)"
         assert found == Failure(rank, 1, reason)
         assert store.get("failure").decode() == f"{rank} 1 {reason}"
 

@@ -75,7 +75,9 @@ def run(case: Case, folder: Path) -> Ended:
         _become(case, folder)
     seconds, since, is_idle = 0.0, time.monotonic(), False
     descriptor = os.pidfd_open(pid)
-    while not select.select([descriptor], [], [], 1)[0]:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    while not poll.poll(1000):
         used = _processor_time(pid)
         if used > seconds + 0.01:
             seconds, since = used, time.monotonic()

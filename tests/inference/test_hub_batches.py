@@ -11,7 +11,6 @@ import pytest
 import runs
 import torch
 
-from fairseq.evaluation.scorer import Scorer
 from fairseq.hub import LanguageModel, load_model
 from fairseq.inference.engine import Reader
 from fairseq.inference.predictor import Predictor
@@ -39,13 +38,13 @@ def forwards(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """The rows of each forward pass of scoring."""
     rows: list[int] = []
     if model.model.memory_length:
-        read = Scorer._read_with_cache
+        read = Reader.read
 
-        def counted(self: Any, reader: Reader, tokens: torch.Tensor, *rest: Any) -> Any:
+        def counted(self: Reader, tokens: torch.Tensor, *rest: Any) -> Any:
             rows.append(len(tokens))
-            return read(self, reader, tokens, *rest)
+            return read(self, tokens, *rest)
 
-        monkeypatch.setattr(Scorer, "_read_with_cache", counted)
+        monkeypatch.setattr(Reader, "read", counted)
         yield rows
         return
 

@@ -114,8 +114,7 @@ def test_an_interrupted_run_names_its_checkpoint_and_its_command(monkeypatch: py
     )
     for flag in ("no_save", "no_last_checkpoints"):
         line = stop.describe_interruption(2, 8, CheckpointConfig(**{flag: True}))
-        name = flag.replace("_", "-")
-        assert line == f"stopped by SIGINT after update 8; nothing to go on from was saved (--{name})"
+        assert line == f"stopped by SIGINT after update 8; nothing to go on from was saved (`{flag}`)"
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_the_end_comes_below_the_lowest_scale():
     scaler = a_scaler("--fp16-init-scale 16 --min-loss-scale 4")
     assert scales(scaler, [True] * 2) == [8, 4] and scaler.exhausted() is None, "4 is not below 4"
     scaler.update(True)
-    assert scaler.exhausted() == "the loss scale fell below --min-loss-scale 4"
+    assert scaler.exhausted() == "the loss scale fell below `min_loss_scale` 4"
     assert scales(a_scaler(), [True] * 20)[-1] == 128 / 2**20 > 1e-4 > 128 / 2**21, "the default"
 
 
@@ -113,12 +113,12 @@ def test_overflows_in_a_row_end_every_run_but_not_before_each_scale_was_tried(fl
         assert tried == [tried[0] / 2**halvings for halvings in range(len(tried))]
 
 
-def test_the_end_names_the_flags_that_hold_the_scale():
+def test_the_end_names_the_settings_that_hold_the_scale():
     scaler = a_scaler("--threshold-loss-scale 128 --fp16-scale-tolerance 0.5")
     scales(scaler, [True] * 256)
     assert scaler.exhausted() == (
-        "256 updates in a row overflowed, the last one at loss scale 128, --threshold-loss-scale 128, "
-        "--fp16-scale-tolerance 0.5"
+        "256 updates in a row overflowed, the last one at loss scale 128, `threshold_loss_scale` 128, "
+        "`fp16_scale_tolerance` 0.5"
     )
 
 
