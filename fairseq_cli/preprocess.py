@@ -46,7 +46,7 @@ PREPROCESSING_VALUES = (
 class PreprocessConfig(TextConfig):
     """Preprocessing: settings of ``fairseq-preprocess``."""
 
-    learn_bpe: int | None = flag(None, "merges or pieces of `bpe` to learn from the training text", low=1, high=10**6)
+    learn_bpe: int | None = flag(None, "merges or symbols of `bpe` to learn from the training text", low=1, high=10**6)
 
     only_source: bool = flag(False, "text in one language; always on")
     source_lang: str | None = flag(None, "suffix of the text files: FILE.SRC", aliases=("-s",), metavar="SRC")
@@ -99,7 +99,7 @@ def main(args: argparse.Namespace) -> None:
         tokenizer = _tokenizer(config, splits, options, folder)
         read = {name: path for name, path in splits.items() if not config.dict_only or name.startswith("train")}
         with tokenized_texts(read, tokenizer, options, folder) as texts:
-            dictionary = _dictionary(config, _training_texts(texts))
+            dictionary = _dictionary(config, _training_texts(texts), tokenizer)
             _check_kept_splits(config, dictionary, splits)
             print(f"{_language(config)}Dictionary: {len(dictionary)} types")
             dictionary.save(folder / "dict.txt")
@@ -199,7 +199,9 @@ def _check_notes(config: PreprocessConfig) -> None:
 def _check_subwords(config: PreprocessConfig) -> None:
     """Raise UserError unless exactly one flag says where the codes of ``--bpe`` come from."""
     if config.learn_bpe is not None and config.bpe is None:
-        raise UserError("--learn-bpe: needs the kind of subwords; add --bpe subword_nmt or --bpe sentencepiece")
+        raise UserError(
+            "--learn-bpe: needs the kind of subwords; add --bpe hf, --bpe subword_nmt or --bpe sentencepiece"
+        )
     if config.bpe is None:
         return
     if (config.bpe_codes is None) == (config.learn_bpe is None):
@@ -233,13 +235,15 @@ def _training_texts(texts: Mapping[str, TokenizedText]) -> list[str]:
     return [text.path for name, text in texts.items() if name.startswith("train")]
 
 
-def _dictionary(config: PreprocessConfig, training: list[str]) -> Dictionary:
-    """The dictionary ``--srcdict``, or a new one from all training texts."""
+def _dictionary(config: PreprocessConfig, training: list[str], tokenizer: Tokenizer | None) -> Dictionary:
+    """The dictionary ``--srcdict``, or a new one from all training texts and the symbols that were learned."""
     if config.srcdict is not None:
         return Dictionary.load(config.srcdict)
     counter = count_words(training, config.workers)
     if not counter:
         raise UserError(f"--trainpref {config.trainpref}: the text is empty; give a file with at least one word")
+    if config.learn_bpe is not None and tokenizer is not None and tokenizer.subwords is not None:
+        counter.update(dict.fromkeys(tokenizer.subwords.symbols, 0))
     dictionary = Dictionary()
     dictionary.update(counter)
     dictionary.finalize(config.thresholdsrc, config.nwordssrc, config.padding_factor)

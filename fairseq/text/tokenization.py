@@ -92,16 +92,27 @@ def learn_subwords(
     options: TextOptions,
     folder: str | Path,
 ) -> Subwords:
-    """Learn *size* merges or pieces of the words of *sources*; temporary files are made in *folder*.
+    """Learn *size* merges, pieces or symbols of the words of *sources*; temporary files are made in *folder*.
 
     Raises:
         UserError: see :func:`tokenize_file`; or nothing can be learned.
     """  # fmt: skip
-    splits = {str(number): source for number, source in enumerate(sources)}
     tokenizer = Tokenizer(words=words) if words is not None else None
+    if kind.learns_lines:
+        lines = (batch for source in sources for batch in _batches(source, options.format_of(source), tokenizer))
+        return kind(kind.learn_lines(lines, size), LEARNED)
+    splits = {str(number): source for number, source in enumerate(sources)}
     with tokenized_texts(splits, tokenizer, options, folder) as texts:
         counts = count_words([text.path for text in texts.values()], options.workers)
     return kind(kind.learn(counts, size), LEARNED)
+
+
+def _batches(path: str, form: TextFormat, tokenizer: Tokenizer | None) -> Iterator[list[str]]:
+    """The lines of each block of a text, tokenised, with a progress bar."""
+    with byte_bar(check_raw(path), f"learning from {os.path.basename(path)}") as report:
+        for block in read_blocks(path, form, report):
+            lines = lines_of(block, form)
+            yield lines if tokenizer is None else tokenizer.encode_lines(lines)
 
 
 @dataclass(frozen=True)

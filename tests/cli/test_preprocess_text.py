@@ -15,6 +15,7 @@ from mistakes import user_error
 
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
+from fairseq.interop.hugging_face.tokenizer_files import fast_tokenizer
 from fairseq.notes.spans import NoteSpans
 from fairseq.text import raw_text
 from fairseq.text.dictionary import Dictionary
@@ -31,6 +32,7 @@ KINDS = {
     "sentencepiece": {"bpe": "sentencepiece", "learn_bpe": 38},
     "gpt2": {"bpe": "gpt2"},
     "hf": {"tokenizer": "moses", "bpe": "hf"},
+    "hf_learned": {"bpe": "hf", "learn_bpe": 300},
 }
 
 
@@ -96,6 +98,18 @@ def test_a_folder_is_complete_and_its_text_comes_back(kind: str, tmp_path: Path)
     counts = json.loads((tmp_path / "out" / "valid.raw.json").read_text())
     size = Path(path).stat().st_size
     assert counts == {"bytes": size, "words": sum(len(line.split()) for line in raw), "lines": len(raw)}
+
+
+def test_a_learned_byte_level_dictionary_is_complete(tmp_path: Path) -> None:
+    path = text_file(tmp_path)
+    (tmp_path / "valid.txt").write_text("never seen: 世界 🙂 Ω\t\x00 ~\n", encoding="utf-8")
+    run(tmp_path / "out", trainpref=path, validpref=str(tmp_path / "valid.txt"), bpe="hf", learn_bpe=300)
+    dictionary = Dictionary.load(tmp_path / "out" / "dict.txt")
+    tokenizer = find_tokenizer(tmp_path / "out", dictionary.symbols)
+    assert tokenizer is not None and tokenizer.subwords is not None
+    assert set(tokenizer.subwords.symbols) <= set(dictionary.symbols) and len(tokenizer.subwords.symbols) == 300
+    assert "<unk>" not in lines_of(tmp_path / "out", "valid")[0]
+    assert fast_tokenizer(tokenizer, dictionary, None) is not None
 
 
 @pytest.mark.parametrize("kind", ["subword_nmt"])
@@ -183,7 +197,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "folder": ({"bpe": "subword_nmt", "bpe_codes": "."}, "--bpe-codes .: cannot be read"),
     "empty": ({"bpe": "subword_nmt", "bpe_codes": "EMPTY"}, "empty.txt: is empty"),
     "language": ({"tokenizer": "space", "moses_source_lang": "de"}, "--moses-source-lang: has an effect with"),
-    "not learned": ({"bpe": "gpt2", "learn_bpe": 4}, "--learn-bpe: only subword_nmt and sentencepiece"),
+    "not learned": ({"bpe": "gpt2", "learn_bpe": 4}, "--learn-bpe: only hf, subword_nmt and sentencepiece"),
     "alphabet": ({"bpe": "subword_nmt", "bpe_codes": "CODES", "trainpref": "GREEK"}, "learned on another alphabet"),
     "encoding": ({"tokenizer": "moses", "trainpref": "LATIN"}, "latin.txt: line 2: 0xe9 is not UTF-8"),
     "blank": ({"tokenizer": "moses", "trainpref": "BLANK"}, "blank.txt: the text is empty"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 import sys
+from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mistakes import user_error
 from subword_encodings import COUNTS, MERGES, TEXT, encodings
@@ -17,6 +19,8 @@ from fairseq.errors import UserError
 from fairseq.text.tokenizers import BPES, Subwords
 from fairseq.text.tokenizers.base import Vocabulary
 from fairseq.text.tokenizers.byte_level import GPT2
+from fairseq.text.tokenizers.hf import HuggingFace
+from fairseq.text.tokenizers.rules import BYTES
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 
@@ -111,18 +115,52 @@ def test_files_that_are_damaged_or_of_another_kind_are_refused_in_one_line(kind:
 
 
 @pytest.mark.parametrize(
-    "kind, package", [("sentencepiece", "sentencepiece"), ("gpt2", "tokenizers"), ("hf", "tokenizers")]
+    "kind, package, install",
+    [
+        ("sentencepiece", "sentencepiece", r"'fairseq-short\[tokenizers\]'"),
+        *((k, "tokenizers", "tokenizers") for k in ("gpt2", "hf")),
+    ],
 )
-def test_a_missing_package_is_named_with_its_extra(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_installation(
+    kind: str, package: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with user_error(rf"--bpe {kind}: .*fairseq-short\[tokenizers\]"):
+    with user_error(rf"--bpe {kind}: .*pip install {install}$"):
         BPES[kind](MERGES).check()
 
 
-def test_only_two_kinds_are_learned() -> None:
-    for kind in ("gpt2", "hf"):
-        with user_error("--learn-bpe: only subword_nmt and sentencepiece"):
-            BPES[kind].learn(COUNTS, 10)
+@pytest.fixture(scope="module")
+def learned() -> HuggingFace:
+    return HuggingFace(HuggingFace.learn_lines([TEXT.splitlines()], 280))
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=st.text(max_size=30))
+@example(text="</s> <unk> <pad>\ta  b\r\n\u00a0\u2028\x85\0 ")
+def test_learned_bytes_have_no_unknown_and_give_every_text_back(learned: HuggingFace, text: str) -> None:
+    [symbols] = learned.encode([text])
+    assert set(symbols.split()) <= set(learned.symbols) and not set(learned.symbols) & {"<unk>", "</s>", "<pad>"}
+    assert learned.decode(symbols.split()) == text
+
+
+def test_the_first_merges_are_of_the_most_frequent_pairs_and_learning_is_deterministic(learned: HuggingFace) -> None:
+    assert len(learned.symbols) == 280 and set(learned.symbols) > set(BYTES)
+    words = Counter(word for line in TEXT.splitlines() for word in re.findall(r" ?[a-z]+|'t", line))
+    pairs: Counter[str] = Counter()
+    for word, count in words.items():
+        for pair in itertools.pairwise(word.replace(" ", "Ġ")):
+            pairs["".join(pair)] += count
+    merge = json.loads(learned.content)["model"]["merges"][0]
+    assert pairs["".join(merge)] == max(pairs.values())
+    for batches in ([TEXT.splitlines()], [[line] for line in TEXT.splitlines()]):
+        assert HuggingFace.learn_lines(iter(batches), 280) == learned.content
+    with user_error("--learn-bpe 255: byte-level symbols include 256 bytes"):
+        HuggingFace.learn_lines([], 255)
+
+
+def test_a_kind_that_is_not_learned_is_an_error() -> None:
+    with user_error("--learn-bpe: only hf, subword_nmt and sentencepiece"):
+        BPES["gpt2"].learn(COUNTS, 10)
     with pytest.raises(UserError, match="one character"):
         SubwordNMT.learn({"a": 3, "b": 2}, 10)
     pytest.importorskip("sentencepiece")

@@ -72,6 +72,8 @@ class Subwords(Value):
     rule: ClassVar[WordRule] = SubwordMarks()
     glue: ClassVar[str] = " "
     """What separates the texts around an unknown symbol."""
+    learns_lines: ClassVar[bool] = False
+    """Whether :meth:`learn_lines` learns, not :meth:`learn`: where white space is part of symbols."""
 
     @property
     def words(self) -> WordRule:
@@ -88,7 +90,17 @@ class Subwords(Value):
         Raises:
             UserError: this kind cannot be learned here, or not from these words.
         """
-        raise UserError("`learn_bpe`: only subword_nmt and sentencepiece are learned; give a file with `bpe_codes`")
+        raise UserError("`learn_bpe`: only hf, subword_nmt and sentencepiece are learned; give a file with `bpe_codes`")
+
+    @classmethod
+    def learn_lines(cls, lines: Iterable[list[str]], size: int) -> bytes:
+        """Return the content learned from batches of lines; see :meth:`learn`."""
+        raise NotImplementedError
+
+    @property
+    def symbols(self) -> Sequence[str]:
+        """Symbols that a dictionary made with learned content has, though the training text may lack them."""
+        return ()
 
     def check(self) -> None:
         """Load the content.

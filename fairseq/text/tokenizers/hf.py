@@ -1,19 +1,19 @@
-"""Tokenizers of Hugging Face's library ``tokenizers``: any ``tokenizer.json``."""
+"""Tokenizers of Hugging Face's library ``tokenizers``: any ``tokenizer.json``, or byte-level BPE that is learned."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
 from fairseq.system.json_files import parse_json
 from fairseq.system.terminal import silent_stderr
-from fairseq.text.tokenizers.base import EXTRA, Subwords, Vocabulary
-from fairseq.text.tokenizers.rules import BeginMarks, ByteLevelWords, ContinuationMarks, EndMarks, WordRule
+from fairseq.text.tokenizers.base import Subwords, Vocabulary
+from fairseq.text.tokenizers.rules import BYTES, BeginMarks, ByteLevelWords, ContinuationMarks, EndMarks, WordRule
 from fairseq.text.tokenizers.spans import Span
 
 PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
@@ -24,6 +24,31 @@ PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
 @dataclass(frozen=True)
 class HuggingFace(Subwords):
     """Symbols of a ``tokenizer.json``, without those that its post-processor adds; its unknown one is ``<unk>``."""
+
+    learns_lines: ClassVar[bool] = True
+
+    @classmethod
+    def learn_lines(cls, lines: Iterable[list[str]], size: int) -> bytes:
+        """Return a ``tokenizer.json`` of *size* byte-level symbols (Radford et al. 2019, section 2.2), or fewer.
+
+        Pairs that occur once are not merged. All bytes have symbols, so that nothing is unknown, and no prefix space
+        is added, so that every text comes back exactly.
+        """
+        if size < len(BYTES):
+            raise UserError(f"`learn_bpe` {size}: byte-level symbols include {len(BYTES)} bytes; give more")
+        library = import_tokenizers("hf")
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=size, min_frequency=2, initial_alphabet=sorted(BYTES), show_progress=False
+        )
+        tokenizer.train_from_iterator(lines, trainer)
+        return str(tokenizer.to_str()).encode()
+
+    @property
+    def symbols(self) -> Sequence[str]:
+        return self._vocabulary.line(range(self._tokenizer.get_vocab_size())).split() if self.byte_level else ()
 
     @property
     def words(self) -> WordRule:
@@ -120,7 +145,7 @@ def import_tokenizers(kind: str) -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise UserError(f"`bpe` {kind}: the package tokenizers is missing; {EXTRA}") from None
+        raise UserError(f"`bpe` {kind}: the package tokenizers is missing; pip install tokenizers") from None
     return tokenizers
 
 
