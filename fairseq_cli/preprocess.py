@@ -126,8 +126,7 @@ def _hints(config: PreprocessConfig, path: str | None, options: TextOptions) -> 
     if width is not None:
         yield f"{path}: looks hard-wrapped at {width} characters; --join-lines makes paragraphs of its lines"
     if config.tokenizer is None and config.bpe is None and config.srcdict is None and (sign := raw_text(lines)):
-        flags = "--bpe sentencepiece" if "separated" in sign else "--tokenizer moses --bpe subword_nmt"
-        yield f"{path}: looks like raw text ({sign}); {flags} --learn-bpe 6000 makes subwords of it"
+        yield f"{path}: looks like raw text ({sign}); --bpe hf --learn-bpe 6000 makes subwords of it"
 
 
 def _check_kept_splits(config: PreprocessConfig, dictionary: Dictionary, splits: Iterable[str]) -> None:

@@ -139,7 +139,7 @@ def test_raw_text_is_told_from_symbols() -> None:
 
 @pytest.mark.parametrize(
     "flags, hints",
-    [("", ["--join-lines", "--tokenizer moses --bpe subword_nmt"]), ("--join-lines --tokenizer space", [])],
+    [("", ["--join-lines", "--bpe hf --learn-bpe 6000"]), ("--join-lines --tokenizer space", [])],
 )
 def test_hints_name_the_missing_flags(
     flags: str, hints: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
