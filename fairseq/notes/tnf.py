@@ -155,12 +155,16 @@ class TNFBert(NotedModel):
 class TNFElectra(NotedModel):
     """ELECTRA with notes.
 
-    Generator and discriminator share their embeddings, so both read notes, unless told otherwise; notes are taken from
-    the discriminator, which is the finished model.
+    Generator and discriminator share their embeddings, but the generator alone reads notes, unless both are to; notes
+    are taken from the discriminator, which is the finished model.
     """
 
     encoder_class = ElectraModel
     decisive_settings = (*ElectraModel.decisive_settings, *NotedModel.decisive_settings, "note_readers")
+
+    @classmethod
+    def upgrade_settings(cls, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"note_readers": "both", **stored} if "note_lambda" in stored else stored
 
     @classmethod
     def build_model(cls, args: TNFElectraConfig, task: Any) -> NotedModel:
