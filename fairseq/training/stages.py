@@ -19,7 +19,7 @@ from fairseq.errors import UserError
 from fairseq.models import ModelConfig
 
 SYNTAX = "LENGTH:UPDATES[:TOKENS[:LR]], as in 128:140100,512:286000 or 128:140100:9216:0.5,512:286000::0.25"
-_STAGE = re.compile(r"(\d+):(\d+)(?::(\d+|(?=:))(?::(\S+))?)?")
+_STAGE = re.compile(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}|(?=:))(?::(\S+))?)?")  # int reads no text of any length
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ def test_stages_are_numbered_lengths_with_their_last_update() -> None:
 @pytest.mark.parametrize(
     "text",
     ["128", "128:", "a:1", "0:1", "8:0", "8:5,16:5", "8:5,16:4", "8:5,", "8:1:2", "8:-1", "8:5,0:6", "x8:5", "8:5x"]
-    + ["8:5:", "8:5::", "8:5:7", "8:5:64:", "8:5::0", "8:5::-1", "8:5::nan", "8:5::inf", "8:5::x", "8:5:64:1:2"],
+    + ["8:5:", "8:5::", "8:5:7", "8:5:64:", "8:5::0", "8:5::-1", "8:5::nan", "8:5::inf", "8:5::x", "8:5:64:1:2"]
+    + ["8:" + "9" * 5000, "9" * 10 + ":5", "8:5:" + "9" * 20],
 )
 def test_stages_that_are_malformed_or_do_not_go_on_are_refused(text: str) -> None:
     with user_error("^--stages "):
