@@ -98,8 +98,9 @@ class SentencePredictionConfig(Config):
     def _check_left_to_glue(self) -> None:
         for name in ("labels", "regression_target", "sentence_pairs"):
             if getattr(self, name) not in (getattr(SentencePredictionConfig, name), FORMER_LABELS):
-                flag = "--" + name.replace("_", "-")
-                raise UserError(f"{flag}: `glue_task` {self.glue_task} sets columns and labels; leave one of them out")
+                raise UserError(
+                    f"`{name}`: `glue_task` {self.glue_task} sets columns and labels; leave one of them out"
+                )
 
 
 @register_task("sentence_prediction", dataclass=SentencePredictionConfig)

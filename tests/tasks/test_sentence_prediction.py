@@ -293,6 +293,8 @@ def test_bad_flags_are_one_line(folders: tuple[Path, Path], tmp_path: Path) -> N
     }.items():
         with user_error(message):
             setup_task(runs.arguments(*flags_of(data_bin), flags, data=data))
+    with pytest.raises(UserError, match="^regression_target: glue_task MR sets"):  # in Python, names of settings
+        setup_task(runs.arguments(*flags_of(data_bin), "--regression-target", data=data))
     generic = [flag for flag in flags_of(data_bin) if flag not in ("--glue-task", "MR")]
     with user_error("--labels yes: expected two or more"):
         setup_task(runs.arguments(*generic, "--labels yes", data=data))
