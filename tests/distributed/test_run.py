@@ -227,6 +227,7 @@ def test_a_signal_ends_the_group_before_the_process() -> None:
     url = free_url()
 
     def main(value: Any, world: World) -> None:
+        world.barrier()  # the other one must have met this one before it ends
         sys.exit(143)
 
     def rank(number: int) -> Callable[[], Any]:
