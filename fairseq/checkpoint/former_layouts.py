@@ -7,12 +7,18 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 PARAMETER_NAMES = [  # (pattern, current name), applied in order
+    (r"^decoder\.(sentence_encoder|lm_head|classification_heads)\.", r"encoder.\1."),  # RoBERTa before 0.9
+    (r"sentence_encoder\.layernorm_embedding\.", "sentence_encoder.emb_layer_norm."),  # RoBERTa since 0.10.2
     (r"\.layer_norms\.0\.", ".self_attn_layer_norm."),
     (r"\.layer_norms\.[12]\.", ".final_layer_norm."),
 ]
+# Parameters of 0.12.2's encoder layers for a fast path: made from the others when a model is loaded, never trained.
+COPIES = re.compile(r".*\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
+BUFFERS = ("version", "_float_tensor")
 FUSED_PROJECTION = re.compile(r"(.*\.)in_proj_(weight|bias)")  # fairseq < 0.8: queries, keys and values in one matrix
 
 ARGUMENT_NAMES = {  # former name: current name
@@ -24,6 +30,7 @@ ARGUMENT_NAMES = {  # former name: current name
 LISTS = ("lr", "update_freq")  # once single numbers
 
 HALF_PRECISION = ("FP16Optimizer", "MemoryEfficientFP16Optimizer")  # wrappers, stored in place of the optimizer's name
+CRITERIONS = {"MaskedLmLoss": "MaskedLMCriterion"}  # fairseq's class: that of this package
 OPTIMIZERS = {
     "nag": "FairseqNAG",
     "adam": "FairseqAdam",
@@ -44,15 +51,17 @@ def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
     upgraded["args"] = args
     upgraded["model"] = upgrade_model(state["model"])
     upgraded["optimizer_history"] = [_history(entry, args) for entry in state.get("optimizer_history") or []]
-    upgraded["last_optimizer_state"] = state.get("last_optimizer_state")
+    upgraded["last_optimizer_state"] = _without_copies(state.get("last_optimizer_state"), state["model"])
     upgraded["extra_state"] = _extra_state(state.get("extra_state") or {})
     return upgraded
 
 
 def upgrade_model(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return parameters under current names, with fused attention projections split into three."""
+    """Return parameters under current names, with fused attention projections split into three, without copies."""
     upgraded: dict[str, Tensor] = {}
     for name, value in model.items():
+        if COPIES.fullmatch(name):
+            continue
         for pattern, replacement in PARAMETER_NAMES:
             name = re.sub(pattern, replacement, name)
         fused = FUSED_PROJECTION.fullmatch(name)
@@ -114,8 +123,38 @@ def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def _without_copies(optimizer: Any, model: Mapping[str, Tensor]) -> Any:
+    """The state of a numbered *optimizer* without the copies among the parameters of *model*.
+
+    fairseq numbers parameters in the order of *model*; tied ones, which it numbers once, come after all layers. Under
+    ``--fp16`` all are end to end in a single one.
+    """
+    names = [name for name in model if name.rpartition(".")[2] not in BUFFERS]
+    copies = {number for number, name in enumerate(names) if COPIES.fullmatch(name)}
+    groups = optimizer.get("param_groups") if isinstance(optimizer, Mapping) else None
+    if not copies or not isinstance(groups, list):
+        return optimizer
+    numbers = [number for group in groups for number in group["params"]]
+    if len(numbers) > 1:
+        removed = {number for place, number in enumerate(numbers) if place in copies}
+        left = [{**group, "params": [n for n in group["params"] if n not in removed]} for group in groups]
+        entries = {number: entry for number, entry in optimizer["state"].items() if number not in removed}
+        return {**optimizer, "state": entries, "param_groups": left}
+    trained = torch.cat([torch.full((model[name].numel(),), number not in copies) for number, name in enumerate(names)])
+    entries = {
+        number: {
+            key: value[trained[: len(value)]] if isinstance(value, Tensor) and value.dim() == 1 else value
+            for key, value in entry.items()
+        }
+        for number, entry in optimizer["state"].items()
+    }
+    return {**optimizer, "state": entries}
+
+
 def _history(entry: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
     upgraded = {"num_updates": 0, **entry}
+    if upgraded.get("criterion_name") in CRITERIONS:
+        upgraded["criterion_name"] = CRITERIONS[upgraded["criterion_name"]]
     if upgraded.get("optimizer_name") in HALF_PRECISION:
         upgraded["optimizer_name"] = OPTIMIZERS.get(args.get("optimizer", ""), upgraded["optimizer_name"])
     return upgraded

@@ -26,7 +26,7 @@ from fairseq.tasks.dictionary_digest import ADVICE, check_dictionary, dictionary
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 
-EMBEDDINGS = ("decoder.embed_tokens", "encoder.sentence_encoder.embed_tokens", "decoder.sentence_encoder.embed_tokens")
+EMBEDDINGS = ("decoder.embed_tokens", "encoder.sentence_encoder.embed_tokens")
 
 CHOICES = {"task": TASKS, "criterion": CRITERIONS}
 OF_THE_COMMAND = frozenset({*fields.defaults(CommonConfig), "dataset_impl", "num_workers"})  # not the checkpoint's

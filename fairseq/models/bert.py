@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq.checkpoint.former_layouts import BUFFERS
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.errors import SettingError, UserError
@@ -152,8 +153,7 @@ class BertModel(BaseFairseqModel):
         return hidden if features_only else self.encoder.lm_head(hidden), {"hidden": hidden}
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Rename parameters of all fairseq versions of RoBERTa."""
-        return upgrade_names(state, tied=not self.cfg.untie_weights_roberta)
+        return encoder_parameters(state, tied=not self.cfg.untie_weights_roberta)
 
 
 def vocabulary_of(task: Any) -> tuple[int, int]:
@@ -171,17 +171,13 @@ def vocabulary_of(task: Any) -> tuple[int, int]:
     return len(dictionary), dictionary.pad()
 
 
-def upgrade_names(state: dict[str, Tensor], tied: bool = True) -> dict[str, Tensor]:
-    """Return parameters under current names: fairseq before 0.9 has ``decoder.`` for ``encoder.``, later versions
-    have ``layernorm_embedding`` for ``emb_layer_norm``. Version markers and fine-tuning heads are dropped.
-    """
-    upgraded = {}
-    for name, value in state.items():
-        if name.startswith("decoder."):
-            name = "encoder." + name.removeprefix("decoder.")
-        name = name.replace("sentence_encoder.layernorm_embedding.", "sentence_encoder.emb_layer_norm.")
-        if name.rsplit(".", 1)[-1] not in ("version", "_float_tensor") and not name.startswith("classification_heads."):
-            upgraded[name] = value
+def encoder_parameters(state: dict[str, Tensor], tied: bool = True) -> dict[str, Tensor]:
+    """Return the parameters of fairseq's RoBERTa that an encoder has: without version markers and fine-tuning heads."""
+    upgraded = {
+        name: value
+        for name, value in state.items()
+        if name.rpartition(".")[2] not in BUFFERS and not name.startswith("classification_heads.")
+    }
     table = "encoder.sentence_encoder.embed_tokens.weight"
     if tied and table in upgraded:
         upgraded.setdefault("encoder.lm_head.weight", upgraded[table])

@@ -15,7 +15,7 @@ from fairseq.config.registry import register_model
 from fairseq.data.masking import special_symbols
 from fairseq.errors import SettingError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, upgrade_names, vocabulary_of
+from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, encoder_parameters, vocabulary_of
 from fairseq.models.heads import DiscriminatorHead, Masked
 from fairseq.modules.encoder import EncoderShape, TransformerEncoder
 from fairseq.modules.output_layer import OutputLayer, rows_per_chunk
@@ -197,4 +197,4 @@ class ElectraModel(BaseFairseqModel):
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """*state* without version markers and fine-tuning heads."""
-        return upgrade_names(state, tied=False)
+        return encoder_parameters(state, tied=False)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.bert import upgrade_names
+from fairseq.models.bert import encoder_parameters
 from fairseq.models.heads import ClassificationHead
 from fairseq.modules.encoder import TransformerEncoder
 
@@ -87,9 +87,9 @@ class SentenceModel(BaseFairseqModel):
         return output, {"hidden": hidden}
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Rename parameters of all fairseq versions of RoBERTa; keep the heads."""
+        """Parameters of fairseq's RoBERTa, with the heads."""
         heads = {name: value for name, value in state.items() if name.startswith(HEADS)}
-        return {**upgrade_names(state, tied=False), **heads}
+        return {**encoder_parameters(state, tied=False), **heads}
 
     def check_encoder(self, parameters: Mapping[str, Tensor], source: str) -> None:
         """Check that *parameters* of a checkpoint contain the whole encoder.

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import runs
 import torch
 import torch.nn.functional as F
 from runs import DATA, model_of
 from torch import Tensor
 
 from fairseq import checkpoint
+from fairseq.config.settings import training_settings
 from fairseq.errors import UserError
 from fairseq.hub import load_model
+from fairseq.tasks import setup_task
+from fairseq.training.trainer import Trainer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "roberta"
+KINDS = ("weight", "bias")
+ROBERTA = """--cpu --arch roberta_base --task masked_lm --criterion masked_lm --encoder-layers 2 --encoder-embed-dim 32
+    --encoder-ffn-embed-dim 64 --encoder-attention-heads 4 --max-positions 64 --tokens-per-sample 64 --batch-size 8
+    --dropout 0 --attention-dropout 0 --sample-break-mode none --seed 3 --optimizer adam --adam-betas 0.9,0.98
+    --adam-eps 1e-6 --weight-decay 0.01 --lr-scheduler polynomial_decay --lr 0.002 --warmup-updates 10
+    --total-num-update 100"""
 TINY = """--cpu --task masked_lm --criterion masked_lm --encoder-layers 2 --encoder-embed-dim 32
     --encoder-ffn-embed-dim 64 --encoder-attention-heads 2 --tokens-per-sample 16 --max-tokens 256"""
 
@@ -91,8 +102,66 @@ def test_fairseq_roberta_checkpoint_gives_fairseqs_logits_and_features(golden: d
     torch.testing.assert_close(features, golden["features"], atol=1e-5, rtol=0)
 
 
+def as_of_0_12_2(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """*parameters* in the order and under the names of fairseq 0.12.2, with the copies that each layer begins with."""
+    stem = "encoder.sentence_encoder."
+    renamed: dict[str, Tensor] = {f"{stem}version": torch.tensor([3.0])}
+    first = {name: p for name, p in parameters.items() if name.startswith((f"{stem}embed", f"{stem}emb_"))}
+    for name, p in {**first, **parameters}.items():
+        layer, _, part = name.partition(".self_attn.k_proj.weight")
+        if not part and layer != name:
+            attention = [[parameters[f"{layer}.self_attn.{x}_proj.{kind}"] for x in "qkv"] for kind in KINDS]
+            renamed |= {f"{layer}.in_proj_{kind}": torch.cat(x) for kind, x in zip(KINDS, attention, strict=True)}
+            for copy, source in (("out_proj", "self_attn.out_proj"), ("fc1", "fc1"), ("fc2", "fc2")):
+                renamed |= {f"{layer}.{copy}_{kind}": parameters[f"{layer}.{source}.{kind}"] for kind in KINDS}
+        renamed[name.replace("emb_layer_norm", "layernorm_embedding")] = p
+    return renamed
+
+
+def optimizer_of_0_12_2(
+    state: dict[str, Any], before: dict[str, Tensor], after: dict[str, Tensor], flat: bool
+) -> dict[str, Any]:
+    """Adam's *state* of the parameters *before*, numbered, as of those *after*, whose copies never had a gradient."""
+    tied = "encoder.lm_head.weight"
+    numbers = {name: number for number, name in enumerate(name for name in before if name != tied)}
+    order = [name.replace("layernorm_embedding", "emb_layer_norm") for name in after if "version" not in name]
+    entries = [state["state"].get(numbers.get(name)) for name in order if name != tied]
+    group = {**state["param_groups"][0], "params": [0] if flat else list(range(len(entries)))}
+    if not flat:
+        return {"state": {n: entry for n, entry in enumerate(entries) if entry}, "param_groups": [group]}
+    kept = [
+        p for name, p in zip(order, (p for n, p in after.items() if "version" not in n), strict=True) if name != tied
+    ]
+    moments = {
+        key: torch.cat([(entry[key] if entry else 0 * p).flatten() for entry, p in zip(entries, kept, strict=True)])
+        for key in ("exp_avg", "exp_avg_sq")
+    }
+    return {
+        "state": {0: {"step": next(entry["step"] for entry in entries if entry), **moments}},
+        "param_groups": [group],
+    }
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["fp32", "fp16"])
+def test_a_run_of_0_12_2_goes_on_with_its_optimizer(flat: bool, tmp_path: Path) -> None:
+    theirs = checkpoint.load(GOLDEN / "checkpoint.pt")
+    parameters = as_of_0_12_2(theirs["model"])
+    optimizer = optimizer_of_0_12_2(theirs["last_optimizer_state"], theirs["model"], parameters, flat)
+    checkpoint.save(tmp_path / "new.pt", {**theirs, "model": parameters, "last_optimizer_state": optimizer})
+    restored = []
+    for path in (GOLDEN / "checkpoint.pt", tmp_path / "new.pt"):
+        args = runs.arguments(ROBERTA)
+        task = setup_task(args)
+        trainer = Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
+        trainer.load_state_dict(checkpoint.load(path), str(path))
+        restored.append(trainer.state_dict())
+    assert len(restored[0]["last_optimizer_state"]["state"]) == 41
+    for key in ("model", "last_optimizer_state"):
+        assert runs.difference(restored[1][key], restored[0][key]) is None
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("version", ["decoder", "layernorm_embedding", "in_proj"])
+@pytest.mark.parametrize("version", ["decoder", "layernorm_embedding", "in_proj", "0.12.2"])
 def test_names_of_other_versions_of_roberta_load(golden: dict[str, Tensor], version: str, tmp_path: Path) -> None:
     state = checkpoint.load(GOLDEN / "checkpoint.pt")
     parameters = state["model"]
@@ -102,10 +171,12 @@ def test_names_of_other_versions_of_roberta_load(golden: dict[str, Tensor], vers
     elif version == "layernorm_embedding":  # since 0.10.2, which also marks a version
         parameters = {name.replace("emb_layer_norm", "layernorm_embedding"): p for name, p in parameters.items()}
         parameters["encoder.sentence_encoder.version"] = torch.tensor([3.0])
+    elif version == "0.12.2":
+        parameters = as_of_0_12_2(parameters)
     else:  # before 0.8
         for layer in range(2):
             at = f"encoder.sentence_encoder.layers.{layer}.self_attn."
-            for kind in ("weight", "bias"):
+            for kind in KINDS:
                 parts = [parameters.pop(f"{at}{name}_proj.{kind}") for name in "qkv"]
                 parameters[f"{at}in_proj_{kind}"] = torch.cat(parts)
     checkpoint.save(tmp_path / "other.pt", {**state, "model": parameters})
