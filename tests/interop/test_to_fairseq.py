@@ -15,6 +15,7 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.errors import UserError
+from fairseq.interop.fairseq.to_fairseq0x import to_fairseq
 from fairseq.tasks import setup_task
 from fairseq.training.trainer import Trainer
 from fairseq_cli import export_model
@@ -68,6 +69,19 @@ def test_what_fairseq_wrote_comes_back(name: str, tmp_path: Path) -> None:
     assert different == {}
 
 
+def test_a_roberta_of_fairseq_comes_back(tmp_path: Path) -> None:
+    path = GOLDEN.parent / "roberta" / "checkpoint.pt"
+    written, theirs = export(path, tmp_path / "out.pt"), checkpoint.read(path)
+    assert list(written["model"]) == list(theirs["model"])
+    assert runs.difference(written["model"], dict(theirs["model"])) is None
+    assert written["last_optimizer_state"] is None
+    settings, expected = vars(written["args"]), vars(theirs["args"])
+    both = settings.keys() & expected.keys()
+    assert len(both) > 35 and settings["task"] == "masked_lm" and "max_positions" in both
+    different = {key: (settings[key], expected[key]) for key in both if plain(settings[key]) != plain(expected[key])}
+    assert different == {}
+
+
 def test_settings_are_written_in_fairseqs_spelling_and_read_again(tmp_path: Path) -> None:
     runs.train(tmp_path, runs.BASELINE, "--optimizer adam --max-update 2 --no-epoch-checkpoints")
     written = export(tmp_path / "checkpoint_last.pt", tmp_path / "fairseq.pt")
@@ -100,3 +114,15 @@ def test_models_that_fairseq_lacks_are_refused(flags: str, message: str, tmp_pat
     with pytest.raises(UserError, match=message):
         export(tmp_path / "checkpoint_last.pt", tmp_path / "out.pt")
     assert not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("token_types", 2), ("layer_norm_eps", 1e-12), ("generator_size", 0.5), ("encoder_input_dim", 8),
+     ("head_activation_fn", "relu"), ("classification_head_name", "sentiment")],
+)  # fmt: skip
+def test_encoders_that_are_no_roberta_are_refused(name: str, value: Any) -> None:
+    args = {"encoder_attention_heads": 2, "encoder_embed_dim": 16, "encoder_input_dim": 16, "activation_fn": "gelu"}
+    assert to_fairseq({"args": args, "model": {}}, "FILE")["args"].arch == "roberta_base"
+    with pytest.raises(UserError, match=f"FILE has {name}={value}, which fairseq's roberta_base lacks"):
+        to_fairseq({"args": {**args, name: value}, "model": {}}, "FILE")

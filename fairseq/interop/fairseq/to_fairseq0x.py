@@ -8,7 +8,12 @@ from typing import Any
 
 from fairseq.errors import UserError
 
-MODELS = {"transformer_lm": "decoder_attention_heads", "lstm_lm": "decoder_out_embed_dim"}
+ROBERTA = "roberta_base"
+MODELS = {
+    "transformer_lm": "decoder_attention_heads",
+    "lstm_lm": "decoder_out_embed_dim",
+    ROBERTA: "encoder_attention_heads",
+}
 """Models that fairseq has, and a setting that only they have among those."""
 NOT_THERE = {  # setting: values that fairseq's model has
     "position_infused_attention": (False, None),
@@ -16,6 +21,12 @@ NOT_THERE = {  # setting: values that fairseq's model has
     "qk_norm": (False, None),
     "notes": (False, None),
     "streams": (False, None),
+    "token_types": (0, None),
+    "layer_norm_eps": (1e-5, None),
+    "encoder_input_dim": ("encoder_embed_dim", None),  # a name: the value of that setting
+    "head_activation_fn": ("activation_fn", None),
+    "generator_size": (None,),
+    "classification_head_name": (None,),
 }
 SETTINGS = """
 activation_dropout activation_fn adam_betas adam_eps adaptive_input adaptive_input_cutoff adaptive_input_factor
@@ -23,11 +34,13 @@ adaptive_softmax_cutoff adaptive_softmax_dropout adaptive_softmax_factor add_bos
 batch_size_valid character_embeddings clip_norm criterion curriculum data decoder_attention_heads decoder_dropout_in
 decoder_dropout_out decoder_embed_dim decoder_ffn_embed_dim decoder_hidden_size decoder_input_dim decoder_layerdrop
 decoder_layers decoder_learned_pos decoder_normalize_before decoder_out_embed_dim decoder_output_dim dropout
-force_anneal label_smoothing layernorm_embedding lr lr_period_updates lr_scheduler lr_shrink max_epoch max_lr
-max_target_positions max_tokens max_tokens_valid max_update min_lr momentum no_decoder_final_norm no_scale_embedding
-no_token_positional_embeddings optimizer required_batch_size_multiple residuals sample_break_mode seed sentence_avg
-share_decoder_input_output_embed stop_min_lr t_mult task tie_adaptive_proj tie_adaptive_weights tokens_per_sample
-train_subset update_freq valid_subset warmup_init_lr warmup_updates weight_decay
+encoder_attention_heads encoder_embed_dim encoder_ffn_embed_dim encoder_layers force_anneal label_smoothing
+layernorm_embedding leave_unmasked_prob lr lr_period_updates lr_scheduler lr_shrink mask_prob mask_whole_words
+max_epoch max_lr max_positions max_target_positions max_tokens max_tokens_valid max_update min_lr momentum
+no_decoder_final_norm no_scale_embedding no_token_positional_embeddings optimizer random_token_prob
+required_batch_size_multiple residuals sample_break_mode seed sentence_avg share_decoder_input_output_embed stop_min_lr
+t_mult task tie_adaptive_proj tie_adaptive_weights tokens_per_sample train_subset untie_weights_roberta update_freq
+valid_subset warmup_init_lr warmup_updates weight_decay
 """
 HISTORY = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}  # without training
 TEXT_LISTS = ("adaptive_input_cutoff", "adaptive_softmax_cutoff")  # fairseq reads "200,600"
@@ -44,12 +57,13 @@ def to_fairseq(state: Mapping[str, Any], source: str) -> dict[str, Any]:
     if model is None:
         raise UserError(f"--to fairseq: {source} is a model that fairseq lacks; known: {', '.join(MODELS)}")
     for name, there in NOT_THERE.items():
-        if args.get(name) not in there:
+        if args.get(name) not in (*there, *(args.get(value) for value in there if isinstance(value, str))):
             raise UserError(f"--to fairseq: {source} has {name}={args[name]}, which fairseq's {model} lacks")
     extra = state.get("extra_state") or {}
     kept = ("val_loss", "best", "previous_training_time")
     iterator = extra.get("train_iterator") or {"epoch": 1, "iterations_in_epoch": 0}
-    optimizer = _numbered(state.get("last_optimizer_state"), state["model"])
+    # The order of RoBERTa's parameters, and so their numbers, differ between versions of fairseq.
+    optimizer = _numbered(state.get("last_optimizer_state"), state["model"]) if model != ROBERTA else None
     return {
         "args": argparse.Namespace(**_settings(args, model)),
         "model": dict(state["model"]),
@@ -69,15 +83,18 @@ def _settings(args: Mapping[str, Any], model: str) -> dict[str, Any]:
     if model == "transformer_lm":
         for name in ("decoder_input_dim", "decoder_output_dim"):
             found.setdefault(name, args["decoder_embed_dim"])
-    found.setdefault("max_target_positions", args.get("tokens_per_sample", 1024))
+    if model == ROBERTA:
+        found.pop("max_target_positions", None)
+    else:
+        found.setdefault("max_target_positions", args.get("tokens_per_sample", 1024))
     for name in TEXT_LISTS:
-        if name in found:
+        if not isinstance(found.get(name, ""), str):
             found[name] = ",".join(map(str, found[name]))
-    if "adam_betas" in found:
+    if not isinstance(found.get("adam_betas", ""), str):  # text in what fairseq wrote
         found["adam_betas"] = str(tuple(found["adam_betas"]))
     if "batch_size" in found:
         found["max_sentences"] = found["batch_size"]  # the name before 0.10
-    return {**found, "task": "language_modeling"}
+    return {**found, "task": "masked_lm" if model == ROBERTA else "language_modeling"}
 
 
 def _numbered(state: Any, model: Mapping[str, Any]) -> dict[str, Any] | None:
