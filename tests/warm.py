@@ -210,11 +210,15 @@ def _become(words: list[str], environment: Mapping[str, str]) -> NoReturn:
 
 
 def _close_pipes() -> None:
-    """Close the pipes and sockets of the tests' process: their other ends wait. Files of data stay open."""
+    """Close the pipes and sockets of the tests' process: their other ends wait. Files of data stay open.
+
+    Their numbers stay taken: an object that still has one, and closes or writes to it, must not meet a new pipe.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
     for number in range(3, max(map(int, os.listdir("/dev/fd"))) + 1):
         with contextlib.suppress(OSError):
             if stat.S_ISFIFO(mode := os.fstat(number).st_mode) or stat.S_ISSOCK(mode):
-                os.close(number)
+                os.dup2(null, number, inheritable=False)
 
 
 def _new_main() -> types.ModuleType:
