@@ -143,7 +143,10 @@ def _without_copies(optimizer: Any, model: Mapping[str, Tensor]) -> Any:
     trained = torch.cat([torch.full((model[name].numel(),), number not in copies) for number, name in enumerate(names)])
     entries = {
         number: {
-            key: value[trained[: len(value)]] if isinstance(value, Tensor) and value.dim() == 1 else value
+            # A longer one is of another model, and is rejected as such when the optimizer reads it.
+            key: value[trained[: len(value)]]
+            if isinstance(value, Tensor) and value.dim() == 1 and len(value) <= len(trained)
+            else value
             for key, value in entry.items()
         }
         for number, entry in optimizer["state"].items()

@@ -33,10 +33,10 @@ class _Row:
 
 
 class PseudoScorer:
-    """Pseudo-log-likelihoods: a token is masked and predicted from all others (Salazar et al. 2020, §2.1).
+    """Pseudo-log-likelihoods: a token is masked and predicted from all others (Salazar et al. 2020).
 
     With *within_words*, the later tokens of its word are masked, too, so that a word's own tokens do not give it away
-    (PLL-word-l2r: Kauf and Ivanova 2023, §3).
+    (PLL-word-l2r: Kauf and Ivanova 2023).
 
     Args:
         model: BERT, or ELECTRA, whose generator predicts the tokens; in evaluation mode.

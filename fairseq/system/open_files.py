@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 
 from fairseq.system.opening import open_descriptor
 
-_MOST = 768  # select(), which libraries call on sockets opened later, rejects descriptors above 1,023
+_MOST = 4096
 
 
 class Descriptor:

@@ -105,11 +105,8 @@ class Run:
         extra = state.get("extra_state") or {}
         rows = 0
         if not self.saving.reset_dataloader and "train_iterator" in extra:
-            length, number = (
-                self.task.batch_settings().get("tokens_per_sample"),
-                self.stage.number if self.stage else None,
-            )
-            saved = SavedBy.of(state, length, number)
+            length = self.task.batch_settings().get("tokens_per_sample")
+            saved = SavedBy.of(state, length, self.stage.number if self.stage else None)
             same_rows = self.batches.load_state_dict(extra["train_iterator"], saved)
             rows = self.batches.sampler.rows if same_rows and self._memory_fits(extra.get("batches") or {}) else 0
             if not rows and self.trainer.model.memory_length and self.batches.iterations_in_epoch:

@@ -110,7 +110,7 @@ def _check_rates(settings: TrainingSettings) -> None:
     name = settings.chosen.lr_scheduler
     if "lr" in LR_SCHEDULERS[name].restored_settings:
         raise UserError(f"`stages`: `lr_scheduler` {name} goes on from the rate before; leave the stages' LR out")
-    if vars(settings.namespace).get("max_lr") is not None:
+    if settings.flat.get("max_lr") is not None:
         raise UserError("`stages`: `lr` is the minimum with `max_lr`; leave the stages' LR or `max_lr` out")
 
 

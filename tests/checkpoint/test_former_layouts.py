@@ -32,6 +32,16 @@ def test_fused_projections_are_cut_into_queries_keys_and_values() -> None:
         upgrade_model({"in_proj_bias": torch.ones(2), "a.in_proj_bias": torch.ones(2)})
 
 
+@pytest.mark.parametrize("length, left", [(5, [0, 3, 4]), (4, [0, 3]), (9, list(range(9)))])
+def test_copies_leave_an_optimizers_flat_state_unless_it_is_longer_than_the_model(length: int, left: list[int]) -> None:
+    model = {"a": torch.ones(1), "b.layers.0.fc1_weight": torch.ones(2), "c": torch.ones(2)}
+    sums = {"state": {0: {"sums": torch.arange(length), "step": 3}}, "param_groups": [{"params": [0]}]}
+    upgraded = upgrade({**state(), "model": model, "last_optimizer_state": sums})
+    assert list(upgraded["model"]) == ["a", "c"]
+    entry = upgraded["last_optimizer_state"]["state"][0]
+    assert entry["sums"].tolist() == left and entry["step"] == 3
+
+
 def test_norms_have_todays_names() -> None:
     names = ["layers.0.layer_norms.0.weight", "layers.0.layer_norms.1.bias", "layers.0.layer_norms.2.bias"]
     assert list(upgrade_model(dict.fromkeys(names[:2], torch.ones(1)))) == [
