@@ -115,7 +115,7 @@ class SelfAttention(nn.Module):
         bias: whether the four linear maps have biases.
         qk_norm: RMS norm of each head's queries and keys, with a gain [D] that the heads share: the scores cannot grow
             with the weights (Henry et al. 2020, "Query-key normalization for transformers"; Dehghani et al. 2023,
-            "Scaling vision transformers to 22 billion parameters", section 2, for the gain and 1 / √D).
+            "Scaling vision transformers to 22 billion parameters", for the gain and 1 / √D).
     """
 
     def __init__(

@@ -23,7 +23,7 @@ Infuse = Callable[[Tensor], Tensor]
 
 
 def relu_squared(x: Tensor) -> Tensor:
-    """The square of the positive part (So et al. 2021, "Primer", section 3.1)."""
+    """The square of the positive part (So et al. 2021, "Primer")."""
     return F.relu(x).square()
 
 
