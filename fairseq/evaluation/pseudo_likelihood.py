@@ -69,7 +69,7 @@ class PseudoScorer:
         rows = [row for line in lines for row in self._rows(line)]
         lprobs = torch.empty(len(rows))
         lengths = torch.tensor([len(row.source) for row in rows], dtype=torch.long)
-        for indices in lengths.argsort(stable=True).split(self.batch_size):
+        for indices in lengths.argsort(stable=True).split(self.batch_size) if rows else ():
             lprobs[indices] = self._predict([rows[index] for index in indices.tolist()])
         return list(lprobs.split([len(line) for line in lines]))
 

@@ -75,6 +75,14 @@ def test_tokens_in_batches_have_the_probabilities_of_a_literal_loop(arch: str, w
             torch.testing.assert_close(lprobs, want, atol=1e-5, rtol=0)
 
 
+def test_text_without_tokens_has_no_probabilities() -> None:
+    model, words = a_model("bert_tiny")
+    assert PseudoScorer(model, words).score([]) == []
+    assert [len(line) for line in PseudoScorer(model, words).score([[], []])] == [0, 0]
+    for symbols, lprobs in MaskedLanguageModel(model, words).score(["", "\n"]):
+        assert symbols == [] and len(lprobs) == 0
+
+
 def test_line_longer_than_the_positions_is_read_in_parts() -> None:
     model, words = a_model("bert_tiny")
     line = [words.index(symbol) for symbol in ["cat", "sat", "able"] * 4]
