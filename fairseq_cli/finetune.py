@@ -40,7 +40,7 @@ from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask, folder_beside
 from fairseq.text.tokenizers.tokenizer import TOKENIZATION
-from fairseq.training import launch
+from fairseq.training import training_job
 from fairseq_cli.common import get_training_parser
 
 BEST = "checkpoint_best.pt"
@@ -240,7 +240,8 @@ def _run(
     if done is not None:
         return FinetunedRun(lr, seed, done, str(folder))
     (folder / BEST).unlink(missing_ok=True)  # left by a run with other settings
-    launch(training_settings(_parse(settings, flags, folder, _world_size(settings))))
+    args = _parse(settings, flags, folder, _world_size(settings))
+    distributed.run(training_job(training_settings(args)))
     figures = _predict(settings, task, folder)
     result = {"flags": flags, "figures": figures, "inputs": inputs, "predictions": _predictions(folder, splits)}
     with atomic_file(folder / RESULT) as file:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 
+from fairseq import distributed
 from fairseq.config import options
-from fairseq.config.settings import (
-    training_settings,
-)
-from fairseq.training import launch
+from fairseq.config.settings import training_settings
+from fairseq.training import training_job
 from fairseq_cli.common import get_training_parser
 
 
 def main(args: argparse.Namespace) -> None:
     """Train the model that *args* describe, on the number of processes they give."""
-    launch(training_settings(args))
+    distributed.run(training_job(training_settings(args)))
 
 
 def cli_main() -> None:

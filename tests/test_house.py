@@ -6,10 +6,14 @@ import ast
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
 import runs
+import torch
 
 import fairseq
 
@@ -137,3 +141,20 @@ def test_flags_in_strings_are_found() -> None:
         'y = f"{x}: give --lr {x}, not --a-b_c", "run fairseq-preprocess --notes; add --x"',
     ]
     assert flags_in("\n".join(lines)) == {"--lr", "--a-b_c", "--x"}
+
+
+def test_a_backward_pass_is_eight_frames_in_four_files_from_main(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacks: list[list[tuple[str, str]]] = []
+    backward = torch.Tensor.backward
+
+    def watched(self: torch.Tensor, *args: Any) -> None:
+        frames = [(frame.filename, frame.name) for frame in traceback.extract_stack()]
+        stacks.append([(file, name) for file, name in frames if file in set(map(str, FILES.values()))])
+        backward(self, *args)
+
+    monkeypatch.setattr(torch.Tensor, "backward", watched)
+    runs.train(tmp_path, runs.SHORTFORMER, "--max-update 1 --no-save --disable-validation")
+    for stack in stacks:
+        assert stack[0][1] == "main" and len(stack) <= 8 and len({file for file, _ in stack}) <= 4, stack

@@ -1,6 +1,6 @@
 """Training: runs, stages, updates, weight averaging and loss scaling."""
 
-from fairseq.training.job import launch, train
+from fairseq.training.loop import train, training_job
 from fairseq.training.trainer import Trainer
 
-__all__ = ["Trainer", "launch", "train"]
+__all__ = ["Trainer", "train", "training_job"]

@@ -85,9 +85,9 @@ def validation_line(epoch: int, stage: Stage | None, report: Mapping[str, float]
     return {"epoch": epoch, **stage_line(stage), **metrics, "wps": wps, **sizes}
 
 
-def is_late(cfg: OptimizationConfig, wall: float) -> bool:
-    """Return whether *wall* seconds of training exceed ``--stop-time-hours``."""
-    return 0 < cfg.stop_time_hours * 3600 < wall
+def is_due(updates: int, interval: int) -> bool:
+    """Return whether something that is done every *interval* updates, 0 never, follows update *updates*."""
+    return interval > 0 and updates % interval == 0
 
 
 def total_updates(cfg: OptimizationConfig, done: int, batches: EpochIterator) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -14,7 +14,6 @@ from fairseq.models import BaseFairseqModel
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Samples = Sequence[Sample | None]
 Rebatch = Callable[[Any], Sample]
 """Returns the examples of the given numbers, int64 [B], as one sample on the device."""
@@ -49,35 +48,34 @@ class BatchSplitter:
                 "last pass"
             )
 
-    def run(
-        self,
-        passes: Callable[[Samples], T],
-        samples: Samples,
-        rebatch: Rebatch | None,
-        undo: Callable[[], None],
-        update: int,
-    ) -> T:
-        """Return ``passes(samples)``; after running out of memory *undo*, and the same with all batches halved.
+    def describe(self, error: Exception, samples: Samples, update: int) -> str:
+        """Return the message of *update*, whose *samples* exceed memory; an *error* of another kind is raised again."""
+        if not is_out_of_memory(error):
+            raise error
+        return out_of_memory_message(error, f"in update {update} on {_shapes(samples)}")
+
+    def halves(self, samples: Samples, rebatch: Rebatch | None, message: str) -> Samples:
+        """Return the examples of *samples* in batches of half their rows.
 
         Raises:
-            UserError: memory does not suffice, and batches are not or cannot be split further.
+            UserError: *message*, because batches are not split or have one row each.
         """
-        while True:
-            try:
-                return passes(samples)
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                message = out_of_memory_message(error, f"in update {update} on {_shapes(samples)}")
-            # Outside of the handler: the traceback would keep the activations alive.
-            halves = _halves(samples, rebatch) if self.enabled and rebatch is not None else None
-            if halves is None:
-                raise UserError(message)
-            undo()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            logger.warning("%s; repeated as %s", message.partition(":")[0], _shapes(halves))
-            samples = halves
+        if not self.enabled or rebatch is None:
+            raise UserError(message)
+        halves: list[Sample | None] = []
+        for sample in samples:
+            rows = 0 if sample is None else len(sample.get("id", ()))
+            if sample is None or rows < 2:
+                halves.append(sample)
+            else:
+                ids = sample["id"].cpu().numpy()
+                halves += [rebatch(ids[: rows // 2]), rebatch(ids[rows // 2 :])]
+        if len(halves) == len(samples):
+            raise UserError(message)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        logger.warning("%s; repeated as %s", message.partition(":")[0], _shapes(halves))
+        return halves
 
 
 def _shapes(samples: Samples) -> str:
@@ -86,16 +84,3 @@ def _shapes(samples: Samples) -> str:
     rows, tokens = max(shapes, key=lambda shape: shape.numel(), default=(0, 0))
     many = f"{len(samples)} batches of up to " if len(samples) > 1 else "a batch of "
     return f"{many}{rows} rows × {tokens} tokens"
-
-
-def _halves(samples: Samples, rebatch: Rebatch) -> Samples | None:
-    """The examples of *samples* in batches of half their rows; None where all have one row."""
-    halves: list[Sample | None] = []
-    for sample in samples:
-        rows = 0 if sample is None else len(sample.get("id", ()))
-        if sample is None or rows < 2:
-            halves.append(sample)
-        else:
-            ids = sample["id"].cpu().numpy()
-            halves += [rebatch(ids[: rows // 2]), rebatch(ids[rows // 2 :])]
-    return halves if len(halves) > len(samples) else None

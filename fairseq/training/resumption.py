@@ -1,15 +1,26 @@
-"""Settings of a run that resumes: those that differ from its checkpoint's, and which of the two are in force."""
+"""What a run goes on from, its restoring, and which settings are in force where the checkpoint's differ."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
+from fairseq import checkpoint
+from fairseq.checkpoint import CheckpointManager
+from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config.fields import differ, shown
 from fairseq.config.settings import CheckpointConfig, DistributedConfig, ProfileConfig, TrainingSettings
+from fairseq.distributed import World
+from fairseq.distributed.sharding import is_sharded, place_of
+from fairseq.errors import UserError
+from fairseq.models.architectures.transformer_lm import resumed
+from fairseq.models.loading import load_fitting
+from fairseq.tasks.dictionary_digest import check_dictionary, dictionary_of
 from fairseq.training import stages
+from fairseq.training.run import Run
 from fairseq.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -26,6 +37,80 @@ _APART = {
     *("log_format", "log_interval", "no_progress_bar", "tensorboard_logdir", "metrics_file", "log_file"),
     *("wandb_project", "valid_subset", "gen_subset", "max_tokens_valid", "batch_size_valid", "max_valid_steps"),
 }
+
+
+@dataclasses.dataclass
+class Origin:
+    """What a stage goes on from: a checkpoint, the weights of another run, the stage before, or nothing.
+
+    Attributes:
+        state: of a checkpoint, its file or the stage; None once the run has it, so that training does not hold it.
+        source: the file or the stage, as messages call it.
+    """
+
+    kind: Literal["checkpoint", "weights", "stage", "nothing"] = "nothing"
+    state: dict[str, Any] | None = None
+    source: str = ""
+
+    def updates(self, options: CheckpointConfig) -> int:
+        """The updates behind a run that goes on from here."""
+        state = self.state or {}
+        if self.kind == "weights" or options.reset_optimizer or state.get("last_optimizer_state") is None:
+            return 0
+        return int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
+
+
+def first_origin(settings: TrainingSettings, world: World, manager: CheckpointManager | None) -> Origin:
+    """Read what the first stage goes on from, the same file on every process."""
+    rows = place_of(settings.distributed, world) if is_sharded(settings.distributed, world) else None
+    path = world.share(str(manager.restore_path() or "") if manager is not None else None)
+    if path:
+        return Origin("checkpoint", checkpoint.load(path, rows=rows), path)
+    if settings.checkpoint.finetune_from_model:
+        path = str(find_checkpoint(settings.checkpoint.finetune_from_model))
+        return Origin("weights", checkpoint.load(path, rows=rows), path)
+    return Origin()
+
+
+def begin(run: Run, origin: Origin) -> None:
+    """Let *run* go on from *origin*, which gives its state away."""
+    state, origin.state = origin.state or {}, None
+    match origin.kind:
+        case "checkpoint":
+            with restoring(origin.source):
+                run.restore(state, origin.source)
+                log_differences(run.trainer, run.settings, state.get("args") or {}, origin.source)
+        case "weights":
+            check_dictionary(state, origin.source, dictionary_of(run.task))
+            load_fitting(run.trainer.model, state["model"], origin.source)
+        case "stage":
+            run.restore(state, origin.source, adopt=True)
+
+
+def at_version(settings: TrainingSettings, stored: Mapping[str, Any]) -> TrainingSettings:
+    """*settings* with ``--arch transformer_lm`` as the fairseq that *stored* a checkpoint's settings meant it."""
+    values = resumed(settings.model, stored) if settings.chosen.arch == "transformer_lm" else {}
+    if values:
+        text = ", ".join(f"{name}={value}" for name, value in values.items())
+        logger.info("`arch` transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: %s", text)
+    return settings.changed(**values)
+
+
+@contextlib.contextmanager
+def restoring(path: str) -> Iterator[None]:
+    """Turn any failure to restore the checkpoint at *path* into a UserError: its content may be of any kind."""
+    try:
+        yield
+    except UserError as error:  # parts of the state do not know the file
+        if str(error).startswith("checkpoint: "):
+            raise UserError(f"{path}: {error.args[0].removeprefix('checkpoint: ')}") from None
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(
+            f"{path}: its training state cannot be restored ({reason}); use another checkpoint, or its weights alone "
+            "with `finetune_from_model`"
+        ) from error
 
 
 def log_differences(trainer: Trainer, given: TrainingSettings, stored: Mapping[str, Any], source: str) -> None:

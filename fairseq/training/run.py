@@ -1,13 +1,12 @@
-"""A run: epochs of updates, validations and checkpoints, from the first or a restored update to the last."""
+"""A run: what is trained, its state between updates, and its validations, checkpoints and limits."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,27 +16,25 @@ import torch
 from fairseq.checkpoint import CheckpointManager
 from fairseq.config.fields import parse_dict
 from fairseq.config.settings import DataConfig, TrainingSettings
-from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.place import SavedBy
 from fairseq.distributed import Interruption, World
 from fairseq.distributed.sharding import build_device
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import ProgressBar, RunProgress, progress_bar
-from fairseq.logging.recorders import recording
+from fairseq.logging.recorders import Record
 from fairseq.tasks import FairseqTask, setup_task
-from fairseq.tasks.dictionary_digest import check_dictionary, dictionary_of
+from fairseq.tasks.dictionary_digest import check_dictionary, check_save_dir, dictionary_of
 from fairseq.training import log
-from fairseq.training.agreement import check_agreement
 from fairseq.training.best import Best
+from fairseq.training.effective import SETTINGS_FILE, describe, write_settings
 from fairseq.training.log import Clock
-from fairseq.training.nonfinite import FILE, Finding, NonFinite, check_weights
-from fairseq.training.profiling import profiling, window_of
+from fairseq.training.nonfinite import FILE, Finding, check_weights
+from fairseq.training.profiling import window_of
 from fairseq.training.saving import Saver
 from fairseq.training.stages import Stage
 from fairseq.training.stop import Limit, StopVote, describe_end, evaluation
 from fairseq.training.trainer import Trainer
-from fairseq.training.utilisation import token_share
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +52,10 @@ class Run:
     Attributes:
         settings: of the run, with what the task inferred from the data.
         inferred: the settings that the task inferred, such as the classes of a table.
+        record: writes figures to the recorders, while the run trains.
     """
+
+    record: Record
 
     def __init__(
         self,
@@ -93,11 +93,10 @@ class Run:
         self._check_metric()
         self.started = time.perf_counter()
         self.trained_before = 0.0
+        self.progress = RunProgress(0, 0)
         self.stopped = False
         self.saved_at = self.started
-        self.stop = StopVote(
-            world, lambda: (log.is_late(self.cfg, self.wall()), interruption.signal > 0, self._save_is_due())
-        )
+        self.stop = StopVote(world, lambda: (self.is_late(), interruption.signal > 0, self.save_is_due()))
 
     def restore(self, state: dict[str, Any], source: str, *, adopt: bool = False) -> None:
         """Continue from a loaded checkpoint, called *source* in messages; see :meth:`Trainer.load_state_dict`."""
@@ -118,34 +117,21 @@ class Run:
         if not self.saving.reset_meters:
             self.trained_before = float(extra.get("previous_training_time") or 0.0)
             self._restore_best(extra, state.get("args") or {})
-            self._check_patience()
+            self.check_patience()
         logger.info("restored %s: epoch %d, update %d", source, self.batches.epoch, self.trainer.num_updates)
 
-    def train(self) -> None:
-        """Train epochs until a limit is reached."""
-        self._describe()
-        check_agreement(
-            self.world, {self.settings.data.train_subset: self.batches, **self.validation}, self.trainer.num_updates
-        )
-        if self.cfg.stop_time_hours > 0:  # a restored run may be late already; clocks differ between ranks
-            late = torch.tensor(float(log.is_late(self.cfg, self.wall())), device=self.world.device)
-            self.stopped = self.stopped or bool(self.world.sum(late))
-        if limit := self.limit():
-            logger.info(limit.describe_nothing_to_do(self.trainer.num_updates))
-        self.progress = RunProgress(self.trainer.num_updates, self.trainer.num_updates)
-        recorded = self.common if self.world.is_first else None
-        with (
-            recording(recorded, self.saving.save_dir, self.trainer.num_updates) as self.record,
-            profiling(self.settings, self.world) as self.observed,
-        ):
-            compared = self.batches.epoch
-            while not self._at_limit():
-                if self.batches.changes_data and self.batches.epoch != compared:
-                    check_agreement(
-                        self.world, {self.settings.data.train_subset: self.batches}, self.trainer.num_updates
-                    )
-                self._train_epoch()
-        self.saver.wait()
+    def record_settings(self, settings: TrainingSettings, manager: CheckpointManager) -> None:
+        """Log the *settings* of all stages and write them and the dictionary to the checkpoint folder.
+
+        A run with nothing to do leaves the file, like the checkpoints, with the settings of the last update.
+        """
+        dictionary = dictionary_of(self.task)
+        if dictionary is not None and dictionary.path is not None:
+            check_save_dir(manager.folder, dictionary)
+            manager.keep_dictionary(dictionary.path)
+        logger.info("settings: %s", describe(settings))
+        if not self.saving.no_save and self.limit() is None:
+            write_settings(settings, manager.folder / SETTINGS_FILE)
 
     def describe_end(self, seconds: float) -> str | None:
         """Return the last message of a run of *seconds* that ended by its settings; None if no update was made."""
@@ -169,7 +155,7 @@ class Run:
         state = self.trainer.state_dict()
         state["extra_state"].update(
             train_iterator=self.batches.state_dict(),
-            batches=self._batches_signature(),
+            batches=self.batches_signature(),
             previous_training_time=self.wall(),
             **self.best.state_dict(),
         )
@@ -185,65 +171,7 @@ class Run:
         """Return seconds of training so far, restored ones included."""
         return self.trained_before + time.perf_counter() - self.started
 
-    def _train_epoch(self) -> None:
-        epoch, trainer = self.batches.epoch, self.trainer
-        if self.batches.iterations_in_epoch == 0:
-            self.task.restart()
-            for meter in trainer.meters.values():
-                meter.reset()
-        trainer.begin_epoch(epoch)
-        frequency = self.cfg.update_freq[min(epoch, len(self.cfg.update_freq)) - 1]
-        clock = Clock(trainer.meters, token_share(trainer))
-        done = math.ceil(self.batches.iterations_in_epoch / frequency)
-        groups = _groups(self.batches, frequency)
-        self.progress.total = log.total_updates(self.cfg, trainer.num_updates, self.batches)
-        with self._bar(groups, epoch, math.ceil(len(self.batches) / frequency), start=done, run=self.progress) as bar:
-            for samples in bar:
-                try:
-                    with self.observed(trainer.num_updates):
-                        updated = trainer.train_step(samples, self.stop, self.batches.rebatch)
-                except NonFinite as error:
-                    self._save_for_inspection(error.finding)
-                    raise
-                if updated:
-                    shown = bar.log(lambda: self._interval(clock), "train_inner", trainer.num_updates, self._eta)
-                    self.record(shown, "train_inner", trainer.num_updates)
-                if updated or self.batches.end_of_epoch:
-                    self._validate_and_save(epoch, bar, clock)
-                if self.batches.end_of_epoch or (updated and self._at_limit()):
-                    break
-        if self.batches.end_of_epoch:
-            self.batches.load_state_dict({"epoch": epoch + 1, "iterations_in_epoch": 0})
-
-    def _validate_and_save(self, epoch: int, bar: Any, clock: Clock) -> None:
-        updates, saving, end_of_epoch = self.trainer.num_updates, self.saving, self.batches.end_of_epoch
-        if end_of_epoch:
-            line = log.epoch_line(self.trainer, self.batches, self.stage, clock)
-            self.record(bar.print({**line, **self._clocks(clock)}, tag="train"), "train", updates)
-            self.task.restart()  # before a checkpoint is saved: the next epoch begins elsewhere in the corpus
-        due = _is_due(updates, saving.save_interval_updates) or end_of_epoch and epoch % saving.save_interval == 0
-        # An interrupted run saves without an extra validation: time is short, and the resumed run must equal an
-        # uninterrupted one.
-        last = self._at_limit() and not self.stop.interrupted
-        validate = (
-            ((due or last) and not end_of_epoch)
-            or last
-            or _is_due(updates, saving.validate_interval_updates)
-            or (end_of_epoch and epoch % saving.validate_interval == 0)
-        )
-        paused = time.perf_counter()
-        validate = validate and updates >= saving.validate_after_updates
-        figure = self._validate(epoch) if validate and self.validation else None
-        if figure is not None:
-            self.best = self.best.validated(figure)
-            self._check_patience()
-        if end_of_epoch:
-            self.trainer.end_epoch(epoch, figure)
-        if (due or last or self.stopped or self.stop.decided or self.stop.save_due) and not saving.no_save:
-            self._save(epoch, updates, end_of_epoch, figure)
-        clock.skip(paused)
-
-    def _save_for_inspection(self, finding: Finding) -> None:
+    def save_for_inspection(self, finding: Finding) -> None:
         """Save the state before an update that is not finite, and what is known of it, as ``nonfinite.pt``."""
         if self.saving.no_save:
             return
@@ -253,7 +181,7 @@ class Run:
         logger.error("saved %s for inspection", Path(self.saving.save_dir) / FILE)
         self.world.barrier()
 
-    def _save(self, epoch: int, updates: int, end_of_epoch: bool, figure: float | None) -> None:
+    def save(self, epoch: int, updates: int, end_of_epoch: bool, figure: float | None) -> None:
         check_weights(dict(self.trainer.reducer.named_parameters()), self.world, updates)
         saved = self.best.after_saving(figure)
         state = self.state_dict()
@@ -266,7 +194,7 @@ class Run:
         self.stop.saved()
         self.world.barrier()
 
-    def _validate(self, epoch: int) -> float:
+    def validate(self, epoch: int) -> float:
         """Validate on every split; return the first split's ``--best-checkpoint-metric``."""
         metric = self.saving.best_checkpoint_metric
         figures: list[float] = []
@@ -274,7 +202,7 @@ class Run:
             batches.load_state_dict({"epoch": 1, "iterations_in_epoch": 0})
             clock = Clock()
             steps = min(len(batches), self.settings.data.max_valid_steps or len(batches))
-            with self._bar(itertools.islice(batches, steps), epoch, steps, prefix=f"valid on {split!r} subset") as bar:
+            with self.bar(itertools.islice(batches, steps), epoch, steps, prefix=f"valid on {split!r} subset") as bar:
                 meter = self.trainer.validate(bar)
             report = meter.report(self.trainer.figures)
             best = report[metric] if figures else self._best_of(report[metric])
@@ -284,9 +212,19 @@ class Run:
             figures.append(report[metric])
         return figures[0]
 
-    def _save_is_due(self) -> bool:
+    def is_late(self) -> bool:
+        """Return whether training has taken longer than ``--stop-time-hours``, by this process's clock."""
+        return 0 < self.cfg.stop_time_hours * 3600 < self.wall()
+
+    def save_is_due(self) -> bool:
         """Return whether the last save is ``--save-interval-minutes`` ago, by this process's clock."""
         return 0 < self.saving.save_interval_minutes * 60 < time.perf_counter() - self.saved_at
+
+    def _best_of(self, figure: float) -> float:
+        """The better one of *figure* and the best figure seen so far."""
+        if self.best.seen is None:
+            return figure
+        return (max if self.best.maximize else min)(figure, self.best.seen)
 
     def _restore_best(self, extra: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         """Restore the best figures, unless they are another figure's or of blocks of another length.
@@ -310,13 +248,7 @@ class Run:
         if self.manager is not None:
             self.manager.set_best_aside((extra.get("stage") or {}).get("number"))
 
-    def _best_of(self, figure: float) -> float:
-        """The better one of *figure* and the best figure seen so far."""
-        if self.best.seen is None:
-            return figure
-        return (max if self.best.maximize else min)(figure, self.best.seen)
-
-    def _check_patience(self) -> None:
+    def check_patience(self) -> None:
         if 0 < self.saving.patience <= self.best.without_improvement:
             logger.info("stopping: %d validations without improvement", self.best.without_improvement)
             self.stopped = True
@@ -326,10 +258,6 @@ class Run:
         metric, known = self.saving.best_checkpoint_metric, [*self.trainer.figures, "wpb", "bsz"]
         if metric not in known:
             raise UserError(f"`best_checkpoint_metric` {metric}: not a figure of validation; {nearest(metric, known)}")
-
-    def _at_limit(self) -> bool:
-        """Return whether training ends here; equal on all ranks."""
-        return self.limit() is not None
 
     def limit(self) -> Limit | None:
         """Return the setting by which training ends here, None while it goes on; equal on all ranks."""
@@ -353,14 +281,14 @@ class Run:
             return Limit(f"`stop_min_lr` {stop_lr:g}", "lower")
         return None
 
-    def _interval(self, clock: Clock) -> dict[str, Any]:
-        ends = _is_due(self.trainer.num_updates, self.common.log_interval)
-        return {**log.interval_line(self.trainer, self.batches, self.stage, clock, ends), **self._clocks(clock)}
+    def interval(self, clock: Clock) -> dict[str, Any]:
+        ends = log.is_due(self.trainer.num_updates, self.common.log_interval)
+        return {**log.interval_line(self.trainer, self.batches, self.stage, clock, ends), **self.clocks(clock)}
 
-    def _eta(self, line: Mapping[str, Any]) -> float | None:
+    def seconds_left(self, line: Mapping[str, Any]) -> float | None:
         return log.seconds_left(line, self.cfg, self.batches, self.wall())
 
-    def _clocks(self, clock: Clock) -> dict[str, float]:
+    def clocks(self, clock: Clock) -> dict[str, float]:
         return {"train_wall": clock.elapsed(), "wall": self.wall()}
 
     def _iterator(self, split: str, training: bool) -> EpochIterator:
@@ -374,13 +302,13 @@ class Run:
             device=self.world.device,
         )
 
-    def _bar(self, items: Any, epoch: int, total: int, **place: Any) -> ProgressBar:
+    def bar(self, items: Any, epoch: int, total: int, **place: Any) -> ProgressBar:
         log_format = self.common.log_format or ("simple" if self.common.no_progress_bar else None)
         shown = log_format if self.world.is_first else "none"
         interval = self.common.log_interval
         return progress_bar(items, log_format=shown, log_interval=interval, epoch=epoch, total=total, **place)
 
-    def _batches_signature(self) -> dict[str, Any]:
+    def batches_signature(self) -> dict[str, Any]:
         """Settings of the batches that memory depends on, and that earlier versions locate a place by."""
         return {
             "batches": len(self.batches),
@@ -391,12 +319,12 @@ class Run:
 
     def _memory_fits(self, signature: Mapping[str, Any]) -> bool:
         """Return whether row memory saved under *signature* fits the rows of this run."""
-        own = self._batches_signature()
+        own = self.batches_signature()
         return all(
             signature.get(key) == own.get(key) for key in ("tokens_per_sample", "memory_length", "shuffled_with")
         )
 
-    def _describe(self) -> None:
+    def describe(self) -> None:
         model = self.trainer.model
         count = sum(p.numel() for p in model.parameters())
         stage = f", stage {self.stage.number} ({self.stage.tokens_per_sample} tokens)" if self.stage else ""
@@ -411,21 +339,10 @@ class Run:
         )
 
 
-def _groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
-    """The rest of the epoch in groups of *size* samples, one group an update, without reading ahead."""
-    samples = iter(batches)
-    for left in range(len(batches) - batches.iterations_in_epoch, 0, -size):
-        yield list(itertools.islice(samples, min(size, left)))
-
-
 def _inferred(task: FairseqTask, settings: TrainingSettings) -> dict[str, Any]:
     """The settings that *task* changed while it was set up; a plug-in that writes to its namespace has none."""
     before = settings.flat
     return {name: value for name, value in task.settings.flat.items() if value is not before.get(name)}
-
-
-def _is_due(updates: int, interval: int) -> bool:
-    return interval > 0 and updates % interval == 0
 
 
 def _splits(data: DataConfig) -> list[str]:

@@ -134,9 +134,16 @@ class Trainer:
         """
         self.graph.train()
         self.graph.update_num = self.num_updates
-        carried, sums, host_size = self.splitter.run(
-            self._forward_backward, samples, rebatch, self.optimizer.zero_grad, self.num_updates + 1
-        )
+        batches: Sequence[Sample | None] = samples
+        while True:
+            try:
+                carried, sums, host_size = self._forward_backward(batches)
+                break
+            except (MemoryError, RuntimeError) as error:
+                message = self.splitter.describe(error, batches, self.num_updates + 1)
+            # Outside of the handler: the traceback would keep the activations alive.
+            self.optimizer.zero_grad()
+            batches = self.splitter.halves(batches, rebatch, message)
 
         # Reduction: the gradients' last pieces, and all sums as one vector.
         self.reducer.reduce()

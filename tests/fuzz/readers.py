@@ -28,7 +28,8 @@ from fairseq.inference.loading import load_models
 from fairseq.notes.spans import NoteSpans
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
-from fairseq.training.job import restoring
+from fairseq.training.loop import train_stage
+from fairseq.training.resumption import restoring
 from fairseq.training.run import Run
 from fairseq_cli.common import get_training_parser
 from fuzz import mutations
@@ -147,7 +148,7 @@ def resume(path: Path) -> Any:
         run.restore(state, str(path))
     assert run.batches.epoch < 2**40
     if run.trainer.num_updates < 4:
-        run.train()
+        train_stage(run)
     return None
 
 

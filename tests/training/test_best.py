@@ -40,7 +40,7 @@ def test_a_restored_value_is_the_one_that_was_stored():
 def test_best_checkpoint_of_stages_in_one_run_is_that_of_one_command_a_stage(tmp_path, monkeypatch):
     """The first stage sees 1.0 between two checkpoints and saves 3.0; the 2.0 at the end of the second is better."""
     figures = {7: 1.0, 14: 2.0, 20: 3.0, 40: 2.0}
-    monkeypatch.setattr(Run, "_validate", lambda self, epoch: figures.get(self.trainer.num_updates, 9.0))
+    monkeypatch.setattr(Run, "validate", lambda self, epoch: figures.get(self.trainer.num_updates, 9.0))
     flags = [runs.SHORTFORMER, "--validate-interval-updates 7 --max-tokens-valid 64 --tokens-from-prev 16"]
     one, two = tmp_path / "one", tmp_path / "two"
     runs.train(one, flags, "--stages 16:20,32:40")

@@ -182,13 +182,6 @@ def test_the_time_left_is_known_at_any_speed() -> None:
     assert log.seconds_left(line, OptimizationConfig(max_update=6), at(1, 5), 100.0) == 4.0
 
 
-def test_a_run_is_late_after_its_hours_and_never_without_them() -> None:
-    assert not log.is_late(OptimizationConfig(), 1e9)
-    assert log.is_late(OptimizationConfig(stop_time_hours=1e-4), 0.5)
-    hours = OptimizationConfig(stop_time_hours=0.5)
-    assert [log.is_late(hours, seconds) for seconds in (1799.0, 1800.0, 1800.1)] == [False, False, True]
-
-
 def test_a_clock_leaves_out_pauses_and_laps_end_when_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(log.time, "perf_counter", lambda: now[0])

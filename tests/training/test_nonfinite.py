@@ -10,8 +10,7 @@ import torch
 
 from fairseq import checkpoint
 from fairseq.errors import UserError
-from fairseq.training import nonfinite
-from fairseq.training import run as run_module
+from fairseq.training import loop, nonfinite
 from fairseq.training import trainer as trainer_module
 from fairseq.training.run import Run
 
@@ -118,9 +117,9 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(precision, tmp_path):
 def test_skipped_updates_leave_no_trace(tmp_path, poisoned, caplog, monkeypatch):
     bad = examples_of(tmp_path, 3)
     with monkeypatch.context() as patch:  # a run that never reads the third batch
-        groups = run_module._groups
+        groups = loop.groups
         without = lambda *args: (group for number, group in enumerate(groups(*args), start=1) if number != 3)  # noqa: E731
-        patch.setattr(run_module, "_groups", without)
+        patch.setattr(loop, "groups", without)
         plain = runs.train(tmp_path / "plain", FLAGS)
     poisoned(bad)
     with caplog.at_level(logging.WARNING):

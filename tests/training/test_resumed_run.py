@@ -153,7 +153,7 @@ def test_rows_go_on_with_their_memory_where_it_fits(
 
 def test_memory_fits_segments_and_memory_of_the_same_length_in_the_same_order() -> None:
     run = a_run()
-    own = run._batches_signature()
+    own = run.batches_signature()
     assert own["batches"] == 5 and own["processes"] == 1 and own["tokens_per_sample"] == 16
     assert run._memory_fits(own) and run._memory_fits({**own, "batches": 7, "processes": 2})
     for name in ("tokens_per_sample", "memory_length"):

@@ -19,6 +19,8 @@ from fairseq import checkpoint
 from fairseq.config.settings import DataConfig, training_settings
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError, with_flags
+from fairseq.logging.progress import RunProgress, progress_bar
+from fairseq.training import log, loop
 from fairseq.training import run as run_module
 from fairseq.training.nonfinite import Finding
 from fairseq.training.run import Run
@@ -48,7 +50,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         end = "end" if point["end_of_epoch"] else ""
         found.append(("save", point["epoch"], point["updates"], end, best, point["figure"]))
 
-    monkeypatch.setattr(Run, "_validate", validate)
+    monkeypatch.setattr(Run, "validate", validate)
     monkeypatch.setattr(Saver, "save", save)
     return found
 
@@ -103,12 +105,12 @@ def test_a_run_saves_at_its_end_when_its_time_is_over(tmp_path: Path, events: li
 def test_a_signal_is_followed_by_a_save_without_a_validation() -> None:
     run = state(a_run(), updates=3, read=3)
     saved: list[Any] = []
-    run._save = lambda *point: saved.append(point)  # type: ignore[method-assign]
-    clock = run_module.Clock(run.trainer.meters)
-    run._validate_and_save(1, None, clock)
+    run.save = lambda *point: saved.append(point)  # type: ignore[method-assign]
+    clock, bar = run_module.Clock(run.trainer.meters), progress_bar([])
+    loop.validate_and_save(run, 1, bar, clock)
     assert saved == [], "nothing is due"
     run.stop.interrupted = True
-    run._validate_and_save(1, None, clock)
+    loop.validate_and_save(run, 1, bar, clock)
     assert saved == [(1, 3, False, None)]
 
 
@@ -120,7 +122,6 @@ def test_the_limit_is_the_first_setting_that_is_reached() -> None:
 
     def limit(**point: Any) -> tuple[str, str] | None:
         found = state(run, **point).limit()
-        assert run._at_limit() is (found is not None)
         return None if found is None else (with_flags(found.setting), found.remedy)
 
     assert limit() is None and limit(updates=8, epoch=2, read=3) is None
@@ -144,10 +145,10 @@ def test_patience_and_the_end_of_the_stages_are_limits() -> None:
     run = a_run("--patience 2 --max-update 9")
     for figure in (1.0, 2.0):
         run.best = run.best.validated(figure)
-        run._check_patience()
+        run.check_patience()
         assert not run.stopped and run.limit() is None
     run.best = run.best.validated(3.0)
-    run._check_patience()
+    run.check_patience()
     found = run.limit()
     assert run.stopped and found is not None and with_flags(found.setting) == "--patience 2"
     staged = state(a_run("--stages 8:4,16:9", stage=Stage(1, 8, 4)), updates=4)
@@ -159,7 +160,7 @@ def test_without_patience_no_number_of_validations_ends_a_run(caplog: pytest.Log
     run = a_run()
     for figure in range(50):
         run.best = run.best.validated(float(figure))
-    run._check_patience()
+    run.check_patience()
     assert not run.stopped and run.limit() is None and caplog.messages == []
 
 
@@ -168,7 +169,7 @@ def test_a_patience_of_one_validation_ends_a_run_and_one_of_none_does_not(patien
     run = a_run(f"--patience {patience}")
     for figure in (1.0, 2.0):
         run.best = run.best.validated(figure)
-    run._check_patience()
+    run.check_patience()
     assert run.stopped is (patience == 1)
     run.stopped = True
     found = run.limit()
@@ -189,9 +190,9 @@ def test_a_stage_is_done_at_its_last_update_unless_something_else_ended_it() -> 
 
 def test_a_run_without_an_update_has_no_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run("--max-update 4")
-    run.progress = run_module.RunProgress(4, 4)
+    run.progress = RunProgress(4, 4)
     assert state(run, updates=4).describe_end(1.0) is None
-    run.progress = run_module.RunProgress(0, 0)
+    run.progress = RunProgress(0, 0)
     assert state(run, updates=3).describe_end(1.0) is None, "it goes on"
     message = state(run, updates=4).describe_end(2.0)
     assert message is not None
@@ -213,15 +214,28 @@ def test_minutes_between_saves_count_from_the_last_one(monkeypatch: pytest.Monke
     run, never = a_run("--save-interval-minutes 2"), a_run("--save-interval-minutes 0")
     quick = a_run("--save-interval-minutes 0.01")
     now[0] = 1001.0
-    assert quick._save_is_due() and not run._save_is_due()
+    assert quick.save_is_due() and not run.save_is_due()
     due = []
     for now[0] in (1120.0, 1121.0, 1e9):
-        due.append((run._save_is_due(), never._save_is_due()))
+        due.append((run.save_is_due(), never.save_is_due()))
     assert due == [(False, False), (True, False), (True, False)]
     now[0] = 1060.0
     assert run.wall() == 60.0
     run.trained_before = 100.0
     assert run.wall() == 160.0
+
+
+def test_a_run_is_late_after_its_hours_and_never_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flags, seconds, late in (
+        ("", 1e9, False),
+        ("--stop-time-hours 1e-4", 0.5, True),
+        ("--stop-time-hours 0.5", 1799.0, False),
+        ("--stop-time-hours 0.5", 1800.0, False),
+        ("--stop-time-hours 0.5", 1800.1, True),
+    ):
+        run = a_run(flags)
+        monkeypatch.setattr(run, "wall", lambda seconds=seconds: seconds)
+        assert run.is_late() is late
 
 
 def test_wishes_are_the_processs_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +348,7 @@ def test_the_rest_of_an_epoch_comes_in_groups_without_reading_ahead(read: int, s
 
     epoch: Any = Epoch()
     found, taken = [], []
-    for group in run_module._groups(epoch, size):
+    for group in loop.groups(epoch, size):
         found.append(len(group))
         taken.append(epoch.taken)
     assert found == groups and taken == [sum(groups[: n + 1]) for n in range(len(groups))]
@@ -344,7 +358,7 @@ def test_the_rest_of_an_epoch_comes_in_groups_without_reading_ahead(read: int, s
     ("updates", "interval", "due"), [(6, 3, True), (7, 3, False), (6, 0, False), (6, -1, False), (1, 1, True)]
 )
 def test_intervals_of_updates(updates: int, interval: int, due: bool) -> None:
-    assert run_module._is_due(updates, interval) is due
+    assert log.is_due(updates, interval) is due
 
 
 # --- seeds
@@ -379,7 +393,7 @@ def test_an_update_that_is_not_finite_is_saved_for_inspection_unless_nothing_is(
     run = state(a_run("--no-epoch-checkpoints"), updates=7, epoch=2, read=2)
     written: list[Any] = []
     run.saver.save_as = lambda *args: written.append(args)  # type: ignore[method-assign]
-    run._save_for_inspection(Finding(8, [1], "the loss"))
+    run.save_for_inspection(Finding(8, [1], "the loss"))
     ((name, content, *point),) = written
     assert (name, point) == ("nonfinite.pt", [2, 7]) and content["extra_state"]["nonfinite"]["update"] == 8
 

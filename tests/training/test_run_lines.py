@@ -16,7 +16,9 @@ from small_runs import FIVE, a_run, state
 from fairseq.config.settings import training_settings
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
+from fairseq.training import loop
 from fairseq.training import run as run_module
+from fairseq.training.loop import train_stage
 from fairseq.training.run import Run
 from fairseq.training.stages import Stage
 
@@ -24,7 +26,7 @@ from fairseq.training.stages import Stage
 def told(caplog: pytest.LogCaptureFixture, run: Run) -> str:
     caplog.set_level(logging.INFO)
     caplog.clear()
-    run._describe()
+    run.describe()
     return caplog.messages[0]
 
 
@@ -46,7 +48,7 @@ def test_checkpoints_hold_place_stage_best_and_time(monkeypatch: pytest.MonkeyPa
     extra = run.state_dict()["extra_state"]
     assert extra["stage"] == {"number": 2, "tokens_per_sample": 16, "max_update": 9}
     assert (extra["best"], extra["best_saved"], extra["without_improvement"]) == (3.0, None, 0)
-    assert extra["previous_training_time"] == 12.0 and extra["batches"] == run._batches_signature()
+    assert extra["previous_training_time"] == 12.0 and extra["batches"] == run.batches_signature()
     assert (extra["train_iterator"]["epoch"], extra["train_iterator"]["iterations_in_epoch"]) == (1, 3)
     assert "stage" not in a_run().state_dict()["extra_state"]
 
@@ -66,7 +68,7 @@ def test_the_first_process_alone_shows_a_bar(
     run.world = World(0 if first else 1, 1)
     bars: list[dict[str, Any]] = []
     monkeypatch.setattr(run_module, "progress_bar", lambda items, **settings: bars.append(settings))
-    run._bar([], 3, 9, start=2)
+    run.bar([], 3, 9, start=2)
     assert bars == [{"log_format": kind, "log_interval": 7, "epoch": 3, "total": 9, "start": 2}]
 
 
@@ -78,7 +80,7 @@ def test_without_a_format_the_bar_chooses_one_unless_lines_are_asked_for(
     run = Run(settings, World(), None, None, Interruption())
     bars: list[dict[str, Any]] = []
     monkeypatch.setattr(run_module, "progress_bar", lambda items, **settings: bars.append(settings))
-    run._bar([], 1, 1)
+    run.bar([], 1, 1)
     assert bars[0]["log_format"] is kind or bars[0]["log_format"] == kind
 
 
@@ -95,14 +97,14 @@ def test_bars_count_the_updates_of_an_epoch_and_the_run_its_total(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bars: list[tuple[Any, ...]] = []
-    show = Run._bar
+    show = Run.bar
 
     def bar(self: Run, items: Any, epoch: int, total: int, **place: Any) -> Any:
         run = place.get("run")
         bars.append((epoch, total, place["start"], run.start, run.total))
         return show(self, items, epoch, total, **place)
 
-    monkeypatch.setattr(Run, "_bar", bar)
+    monkeypatch.setattr(Run, "bar", bar)
     flags = [FIVE, "--disable-validation --update-freq 2,5 --no-epoch-checkpoints --max-epoch 3 --max-update"]
     runs.train(tmp_path, *flags, "2")
     runs.train(tmp_path, *flags, "5")
@@ -112,7 +114,7 @@ def test_bars_count_the_updates_of_an_epoch_and_the_run_its_total(
 def test_folders_take_turns_and_processes_agree_on_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[Any, ...]] = []
     monkeypatch.setattr(
-        run_module,
+        loop,
         "check_agreement",
         lambda world, splits, updates: compared.append((world.size, sorted(splits), updates)),
     )
@@ -126,13 +128,13 @@ def test_weights_that_are_not_finite_are_named_with_the_update_and_not_saved() -
     with torch.no_grad():
         next(run.trainer.model.parameters())[0] = torch.nan
     with pytest.raises(UserError, match="^update 7: the weights "):
-        run._save(1, 7, False, None)
+        run.save(1, 7, False, None)
 
 
 def test_a_line_of_a_stage_names_it() -> None:
     run = a_run("--log-interval 2", stage=Stage(2, 16, 9))
     clock = run_module.Clock(run.trainer.meters)
-    assert run._interval(clock).items() >= {"stage": 2, "tokens_per_sample": 16}.items()
+    assert run.interval(clock).items() >= {"stage": 2, "tokens_per_sample": 16}.items()
 
 
 def test_lines_within_an_interval_leave_its_sums(tmp_path: Path) -> None:
@@ -208,11 +210,11 @@ def test_each_line_is_shown_and_recorded_by_its_kind_and_update(
         recorded.append(args)
         yield lambda *values: records.append(values)
 
-    monkeypatch.setattr(run_module, "recording", recording)
+    monkeypatch.setattr(loop, "recording", recording)
     monkeypatch.setattr(run_module.Clock, "elapsed", lambda self: 2.0)
     flags = ["--stages 8:2,16:7 --max-update 7 --update-freq 2 --max-tokens 640 --no-save --save-dir", tmp_path]
     run = state(a_run(*flags, stage=Stage(2, 16, 7)), updates=2)
-    run.train()
+    train_stage(run)
     assert recorded == [(run.common, str(tmp_path), 2)] and run.progress.start == 2
     training, validation, *others = [bar.settings for bar in bars]
     assert (training["epoch"], training["total"], training["start"]) == (1, 3, 0)
@@ -232,7 +234,7 @@ def test_each_line_is_shown_and_recorded_by_its_kind_and_update(
 
 def test_a_bar_begins_at_the_updates_of_its_epoch_that_are_over(bars: list[Bar]) -> None:
     run = state(a_run("--update-freq 2 --max-update 8 --no-save --disable-validation"), updates=7, read=2)
-    run.train()
+    train_stage(run)
     assert (bars[0].settings["start"], bars[0].settings["total"]) == (1, 3)
     assert (run.progress.start, run.progress.updates, run.progress.total) == (7, 7, 8), "a bar counts them on"
 
@@ -242,7 +244,7 @@ def test_the_best_figure_is_of_the_first_split(bars: list[Bar]) -> None:
     records: list[Any] = []
     run.record = lambda *values: records.append(values)
     run.best = run.best.validated(0.01)
-    figure = run._validate(3)
+    figure = run.validate(3)
     (first, *_), (second, *_) = records
     assert (first["best_loss"], first["loss"]) == (0.01, figure) and figure > 1
     assert second["best_loss"] == second["loss"] != figure
@@ -256,8 +258,8 @@ def test_a_process_that_is_not_the_first_records_nothing(monkeypatch: pytest.Mon
         recorded.append(args[0])
         yield lambda *values: None
 
-    monkeypatch.setattr(run_module, "recording", recording)
-    a_run("--max-update 1 --no-save --disable-validation", world=World(1, 1)).train()
+    monkeypatch.setattr(loop, "recording", recording)
+    train_stage(a_run("--max-update 1 --no-save --disable-validation", world=World(1, 1)))
     assert recorded == [None]
 
 
@@ -270,9 +272,9 @@ def test_the_profile_observes_each_update_by_those_before_it(monkeypatch: pytest
         asked.append(args)
         yield lambda updates: seen.append(updates) or contextlib.nullcontext()
 
-    monkeypatch.setattr(run_module, "profiling", profiling)
+    monkeypatch.setattr(loop, "profiling", profiling)
     run = a_run("--max-update 3 --no-save --disable-validation")
-    run.train()
+    train_stage(run)
     assert asked == [(run.settings, run.world)] and seen == [0, 1, 2]
 
 
@@ -281,14 +283,14 @@ def test_an_update_has_the_runs_vote_and_other_batches_of_its_epoch(monkeypatch:
     given: list[Any] = []
     step = run.trainer.train_step
     monkeypatch.setattr(run.trainer, "train_step", lambda samples, *args: given.append(args) or step(samples, *args))
-    run.train()
+    train_stage(run)
     assert given == [(run.stop, run.batches.rebatch)] * 2
 
 
 def test_the_time_left_counts_the_time_that_is_over() -> None:
     run = a_run("--stop-time-hours 1")
     run.trained_before = 600.0
-    left = run._eta({"num_updates": 1, "ups": 1.0})
+    left = run.seconds_left({"num_updates": 1, "ups": 1.0})
     assert left is not None and 2900 < left <= 3000
 
 

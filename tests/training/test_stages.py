@@ -12,7 +12,7 @@ import torch
 
 from fairseq import checkpoint
 from fairseq.checkpoint.store import copied
-from fairseq.training import job
+from fairseq.training import loop
 from fairseq.training.run import Run
 
 # --- stages
@@ -111,21 +111,21 @@ def held(monkeypatch):
     """Bytes of all tensors at the end of a run's construction, after its restoration, and when it trains."""
     sizes = []
 
-    def measured(name, size_before=False):
-        method = getattr(Run, name)
+    def measured(owner, name, size_before=False):
+        method = getattr(owner, name)
 
-        def wrapper(self, *args, **keywords):
+        def wrapper(run, *args, **keywords):
             if size_before:
                 sizes.append(tensor_bytes())
-            method(self, *args, **keywords)
+            method(run, *args, **keywords)
             if not size_before:
                 sizes.append(tensor_bytes())
 
-        monkeypatch.setattr(Run, name, wrapper)
+        monkeypatch.setattr(owner, name, wrapper)
 
-    measured("__init__")
-    measured("restore")
-    measured("train", size_before=True)
+    measured(Run, "__init__")
+    measured(Run, "restore")
+    measured(loop, "train_stage", size_before=True)
     return sizes
 
 
@@ -145,22 +145,22 @@ def test_two_stages_never_hold_more_than_one_state_and_the_new_parameters(tmp_pa
 
 
 def test_no_tensor_of_a_stage_is_left_on_the_device_when_the_next_is_built(tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "copied", lambda state, again: copied(state))  # as if all of it were on a device
+    monkeypatch.setattr(loop, "copied", lambda state, again: copied(state))  # as if all of it were on a device
     tensors, left = [], []
-    build, train = Run.__init__, Run.train
+    build, train = Run.__init__, loop.train_stage
 
     def watched_build(self, *args):
         left.append(sum(reference() is not None for reference in tensors))
         build(self, *args)
 
-    def watched_train(self):
-        train(self)
-        trainer = self.trainer
+    def watched_train(run):
+        train(run)
+        trainer = run.trainer
         moments = [value for entry in trainer.optimizer.optimizer.state.values() for value in entry.values()]
         tensors.extend(map(weakref.ref, filter(torch.is_tensor, [*trainer.parameters, *moments])))
 
     monkeypatch.setattr(Run, "__init__", watched_build)
-    monkeypatch.setattr(Run, "train", watched_train)
+    monkeypatch.setattr(loop, "train_stage", watched_train)
     flags = "--stages 8:3,16:6 --no-save --disable-validation --checkpoint-activations"
     runs.train(tmp_path, runs.SHORTFORMER, runs.ADAM, flags)
     assert tensors and left == [0, 0]

@@ -16,7 +16,7 @@ from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager
 from fairseq.errors import with_flags
 from fairseq.optim.lr_scheduler import cosine
-from fairseq.training import log, stop
+from fairseq.training import log, loop, stop
 from fairseq.training import run as run_module
 from fairseq.training.stop import StopVote
 from fairseq.training.trainer import Trainer
@@ -73,7 +73,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return step(self, samples)
 
     monkeypatch.setattr(Trainer, "_forward_backward", forward_backward)
-    for module in (run_module, log):
+    for module in (loop, run_module, log):
         monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     return now
 

@@ -198,15 +198,12 @@ def run(
     enabled: bool, samples: list[dict[str, object] | None], error: BaseException, most: int = 2
 ) -> tuple[list[list[int]], int]:
     """The examples of the batches, of *most* rows at most, that were computed in the end, and the repetitions."""
-    undone = []
-
-    def passes(batches):
-        if any(batch is not None and len(batch["id"]) > most for batch in batches):
-            raise error
-        return [[] if batch is None else batch["id"].tolist() for batch in batches]
-
-    arguments = (lambda ids: sample(*ids.tolist()), lambda: undone.append(1), 7)
-    return splitter(enabled).run(passes, samples, *arguments), len(undone)
+    repetitions, batches = 0, samples
+    while any(batch is not None and len(batch["id"]) > most for batch in batches):
+        message = splitter(enabled).describe(error, batches, 7)
+        batches = splitter(enabled).halves(batches, lambda ids: sample(*ids.tolist()), message)
+        repetitions += 1
+    return [[] if batch is None else batch["id"].tolist() for batch in batches], repetitions
 
 
 OUT = RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
@@ -231,14 +228,12 @@ def test_without_the_flag_or_a_reader_of_examples_no_batch_is_halved() -> None:
         run(False, [sample(1, tokens=9), sample(1, 2, 3), sample(*range(4), tokens=2)], OUT)
     with pytest.raises(UserError, match="out of GPU memory in update 7 on 2 batches of up to 1 rows"):
         run(False, [sample(1), None], OUT, 0)
-
-    def passes(samples):
-        raise OUT
-
+    message = splitter().describe(OUT, [sample(1, 2, 3)], 7)
     with pytest.raises(UserError, match="in update 7 on a batch of 3 rows × 5 tokens"):
-        splitter().run(passes, [sample(1, 2, 3)], None, lambda: pytest.fail("nothing to repeat"), 7)
-    with pytest.raises(UserError, match="on a batch of 0 rows × 0 tokens"):
-        splitter().run(passes, [None], lambda ids: sample(*ids), lambda: None, 7)
+        splitter().halves([sample(1, 2, 3)], None, message)
+    assert "on a batch of 0 rows × 0 tokens" in splitter().describe(OUT, [None], 7)
+    with pytest.raises(UserError):
+        splitter().halves([None], lambda ids: sample(*ids), "")
 
 
 def test_other_errors_of_a_batch_are_not_lack_of_memory() -> None:

@@ -146,6 +146,6 @@ def test_mfu_is_the_share_of_the_peaks_of_all_processes(monkeypatch: pytest.Monk
 def test_the_log_has_mfu_only_where_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = runs.train(tmp_path / "a", PLAIN, "--max-update 2 --disable-validation --no-save")
     assert "mfu" not in lines[0] and "wps" in lines[0]
-    monkeypatch.setattr("fairseq.training.run.token_share", lambda trainer: 0.5)
+    monkeypatch.setattr("fairseq.training.loop.token_share", lambda trainer: 0.5)
     lines = runs.train(tmp_path / "b", PLAIN, "--max-update 2 --disable-validation --no-save")
     assert float(lines[0]["mfu"]) == pytest.approx(0.5 * float(lines[0]["wps"]), rel=0.02)

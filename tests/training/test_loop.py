@@ -15,9 +15,9 @@ from mistakes import logged
 
 from fairseq import checkpoint
 from fairseq.config.settings import CheckpointConfig, training_settings
-from fairseq.distributed import Interruption, World
+from fairseq.distributed import Interruption, Job, World
 from fairseq.errors import UserError
-from fairseq.training import job
+from fairseq.training import loop, resumption, run, training_job
 from fairseq.training.run import Run
 from fairseq.training.trainer import Trainer
 
@@ -36,12 +36,9 @@ def last(folder: Path) -> dict[str, Any]:
 # --- processes
 
 
-def test_a_launch_hands_settings_to_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[Any] = []
-    monkeypatch.setattr(job.distributed, "run", jobs.append)
+def test_a_job_hands_settings_to_each_process(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
-    job.launch(settings)
-    assert jobs == [job.Job(job.run_process, settings, settings.common, settings.distributed)]
+    assert training_job(settings) == Job(loop.run_process, settings, settings.common, settings.distributed)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -58,13 +55,13 @@ def test_a_process_ends_with_the_code_of_its_signal(
         logging.getLogger("fairseq").error("a message")
         return next(answers)
 
-    monkeypatch.setattr(job, "train", train)
+    monkeypatch.setattr(loop, "train", train)
     levels: list[int] = []
-    monkeypatch.setattr(job, "log_to_stderr", levels.append)
+    monkeypatch.setattr(loop, "log_to_stderr", levels.append)
     settings, world = settings_of(tmp_path, "--log-file", tmp_path / "log.txt"), World(0 if first else 1, 1)
-    job.run_process(settings, world)
+    loop.run_process(settings, world)
     with pytest.raises(SystemExit) as end:
-        job.run_process(settings, world)
+        loop.run_process(settings, world)
     assert end.value.code == 143 and calls == [(settings, world, True)] * 2
     assert levels == [logging.INFO if first else logging.ERROR] * 2
     assert (tmp_path / "log.txt").exists() is first, "one process writes the file"
@@ -89,10 +86,10 @@ def test_a_signal_ends_the_job_in_any_stage_and_is_told(
 ) -> None:
     caplog.set_level(logging.INFO)
     settings = settings_of(tmp_path, "--stages 8:2,16:5")
-    assert job.train(settings, World(), interrupted_at(2, monkeypatch)) == signal.SIGUSR1
+    assert loop.train(settings, World(), interrupted_at(2, monkeypatch)) == signal.SIGUSR1
     assert last(tmp_path)["optimizer_history"][-1]["num_updates"] == 3
     assert caplog.messages[-1].startswith(f"stopped by SIGUSR1 after update 3; saved {tmp_path}/checkpoint_last.pt; ")
-    assert job.train(settings, World()) == 0
+    assert loop.train(settings, World()) == 0
     assert last(tmp_path)["optimizer_history"][-1]["num_updates"] == 5
 
 
@@ -154,7 +151,7 @@ def test_what_is_reset_begins_with_the_first_stage_and_is_kept_by_the_next_ones(
 ) -> None:
     runs.train(done, SHORTFORMER, THREE, flags)
     assert lengths(made) == expected
-    resets = [{getattr(settings.checkpoint, name) for name in job.RESETS_OFF} for settings in made]
+    resets = [{getattr(settings.checkpoint, name) for name in loop.RESETS_OFF} for settings in made]
     assert resets == [{bool(flags)}, {False}, {False}][: len(made)]
 
 
@@ -234,18 +231,18 @@ def test_the_architecture_is_that_of_the_checkpoints_fairseq(tmp_path: Path, cap
         ("transformer_lm_tiny", plain, True),  # which it has by itself
     ):
         settings = training_settings(runs.arguments(QUICK, "--arch", arch))
-        found = job._at_version(settings, stored)
+        found = resumption.at_version(settings, stored)
         assert found.model.decoder_normalize_before is expected
         assert vars(found.namespace)["decoder_normalize_before"] is expected
     widths = {"decoder_input_dim": None, "decoder_output_dim": None}
     named = training_settings(runs.arguments(QUICK, "--decoder-input-dim 512 --decoder-output-dim 512"))
-    assert job._at_version(named, widths).model.decoder_input_dim == 512, "of another architecture"
+    assert resumption.at_version(named, widths).model.decoder_input_dim == 512, "of another architecture"
     (message,) = logged(caplog)
     assert message == (
         "--arch transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: decoder_normalize_before=True"
     )
     both = training_settings(runs.arguments(QUICK, "--arch transformer_lm"))
-    job._at_version(both, {**former, **widths})
+    resumption.at_version(both, {**former, **widths})
     assert logged(caplog)[-1] == f"{message}, decoder_input_dim=32, decoder_output_dim=32"
     state = {"args": former, "model": {}, "optimizer_history": []}
     checkpoint.save(tmp_path / "former.pt", state)
@@ -284,7 +281,7 @@ def test_settings_are_written_once_and_with_what_a_checkpoint_put_in_force(
     runs.train(tmp_path, SHORTFORMER, runs.ADAM, "--max-tokens 64 --stages 8:2,16:4 --save-interval-updates 1")
     (tmp_path / "checkpoint_1_1.pt").rename(tmp_path / "checkpoint_last.pt")
     written: list[Any] = []
-    monkeypatch.setattr(job, "write_settings", lambda settings, path: written.append((vars(settings.namespace), path)))
+    monkeypatch.setattr(run, "write_settings", lambda settings, path: written.append((vars(settings.namespace), path)))
     flags = "--max-tokens 64 --stages 8:2,16:4 --adam-eps 0.5"
     runs.train(tmp_path, SHORTFORMER, runs.ADAM, flags)
     ((values, path),) = written
@@ -294,9 +291,9 @@ def test_settings_are_written_once_and_with_what_a_checkpoint_put_in_force(
 
 def test_two_jobs_do_not_write_to_one_folder(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "--max-update 1")
-    with job.CheckpointManager(settings.checkpoint).locked(), pytest.raises(UserError, match=f"{tmp_path}"):
-        job.train(settings, World())
-    assert job.train(settings, World()) == 0
+    with loop.CheckpointManager(settings.checkpoint).locked(), pytest.raises(UserError, match=f"{tmp_path}"):
+        loop.train(settings, World())
+    assert loop.train(settings, World()) == 0
 
 
 # --- a state that cannot be restored
@@ -304,7 +301,7 @@ def test_two_jobs_do_not_write_to_one_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RuntimeError])
 def test_any_failure_to_restore_names_the_file_and_a_way_out(error: type[Exception]) -> None:
-    with pytest.raises(UserError) as found, job.restoring("x.pt"):
+    with pytest.raises(UserError) as found, resumption.restoring("x.pt"):
         raise error("no  such\nthing " + "x" * 300)
     line = found.value.with_flags
     assert line.startswith(f"x.pt: its training state cannot be restored ({error.__name__}: ")
@@ -314,10 +311,10 @@ def test_any_failure_to_restore_names_the_file_and_a_way_out(error: type[Excepti
 
 def test_an_error_of_a_part_is_that_of_its_file(tmp_path: Path) -> None:
     for text, expected in (("checkpoint: bad", "x.pt: bad"), ("--lr 1: bad", "--lr 1: bad"), ("a checkpoint: b",) * 2):
-        with pytest.raises(UserError) as found, job.restoring("x.pt"):
+        with pytest.raises(UserError) as found, resumption.restoring("x.pt"):
             raise UserError(text)
         assert found.value.with_flags == expected
-    with pytest.raises(KeyboardInterrupt), job.restoring("x.pt"):
+    with pytest.raises(KeyboardInterrupt), resumption.restoring("x.pt"):
         raise KeyboardInterrupt
 
 
@@ -343,5 +340,5 @@ def test_a_state_that_cannot_be_restored_is_named(tmp_path: Path, monkeypatch: p
 )
 def test_updates_are_those_of_the_last_optimizer_whose_state_is_restored(state: Any, reset: bool, updates: int) -> None:
     options = CheckpointConfig(reset_optimizer=reset)
-    assert job._updates(job._Origin("checkpoint", state, "x.pt"), options) == updates
-    assert job._updates(job._Origin("weights", state, "x.pt"), options) == 0, "of another run"
+    assert resumption.Origin("checkpoint", state, "x.pt").updates(options) == updates
+    assert resumption.Origin("weights", state, "x.pt").updates(options) == 0, "of another run"

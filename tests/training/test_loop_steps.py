@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import signal
@@ -23,7 +24,8 @@ from fairseq.config.settings import training_settings
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
 from fairseq.text.dictionary import Dictionary
-from fairseq.training import job
+from fairseq.training import loop, resumption
+from fairseq.training.run import Run
 
 DICTIONARY = Dictionary.load(runs.DATA / "dict.txt")
 STAGES = "--arch shortformer_tiny --max-tokens 64 --stages 8:2,16:4,32:6"
@@ -60,6 +62,7 @@ class Script:
         made = SimpleNamespace(
             given=(world, manager, stage, interruption),
             settings=settings,
+            saving=settings.checkpoint,
             inferred=self.inferred,
             trainer=trainer,
             task=SimpleNamespace(source_dictionary=self.dictionary),
@@ -76,6 +79,7 @@ class Script:
             },
             moments=moments,
         )
+        made.record_settings = functools.partial(Run.record_settings, made)
         self.made.append(made)
         return made
 
@@ -84,8 +88,8 @@ class Script:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The arguments of what compares settings, and of what loads weights."""
     found: list[Any] = []
-    monkeypatch.setattr(job.resumption, "log_differences", lambda *args: found.append(("differences", *args)))
-    monkeypatch.setattr(job, "load_fitting", lambda *args: found.append(("load", *args)))
+    monkeypatch.setattr(resumption, "log_differences", lambda *args: found.append(("differences", *args)))
+    monkeypatch.setattr(resumption, "load_fitting", lambda *args: found.append(("load", *args)))
     return found
 
 
@@ -102,9 +106,10 @@ def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: list[Any]) -> 
     """Run a job by a script; its checkpoints go to ``tmp_path``."""
 
     def train(script: Script, *flags: Any, world: World | None = None, interruption: Any = None) -> int:
-        monkeypatch.setattr(job, "Run", script.run)
+        monkeypatch.setattr(loop, "Run", script.run)
+        monkeypatch.setattr(loop, "train_stage", lambda run: run.train())
         settings = training_settings(runs.arguments(runs.BASELINE, "--save-dir", tmp_path, *flags))
-        return job.train(settings, world or World(), interruption)
+        return loop.train(settings, world or World(), interruption)
 
     return train
 
@@ -178,7 +183,7 @@ def test_settings_of_the_data_and_of_a_checkpoint_hold_for_all_stages_and_are_wr
     follow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Any] = []
-    monkeypatch.setattr(job, "write_settings", lambda settings, path: written.append((settings, path)))
+    monkeypatch.setattr("fairseq.training.run.write_settings", lambda settings, path: written.append((settings, path)))
     save(tmp_path / "checkpoint_last.pt", 1)
     script = Script([2, 4, 6], inferred={"seed": 7}, restored={"clip_norm": 0.75})
     assert follow(script, STAGES) == 0
@@ -302,7 +307,7 @@ class Job:
     def __call__(self, world: World) -> int:
         interruption = Interruption()
         interruption.signal = self.signals[world.rank]
-        return job.train(self.settings, world, interruption)
+        return loop.train(self.settings, world, interruption)
 
     def run(self, *args: Any) -> Any:
         return self.scripts[args[1].rank].run(*args)
@@ -312,7 +317,8 @@ def on_two(monkeypatch: pytest.MonkeyPatch, folder: Path, *flags: Any, **script:
     """The results and scripts of two ranks; a signal has reached the second one."""
     settings = training_settings(runs.arguments(runs.BASELINE, "--save-dir", folder, *flags))
     two = Job([Script([2], **script), Script([2], **script)], settings, [0, signal.SIGUSR1])
-    monkeypatch.setattr(job, "Run", two.run)
+    monkeypatch.setattr(loop, "Run", two.run)
+    monkeypatch.setattr(loop, "train_stage", lambda run: run.train())
     return in_threads(two, 2), two.scripts
 
 
@@ -340,7 +346,9 @@ def test_each_process_reads_its_shard_of_a_checkpoint(
 ) -> None:
     read: list[Any] = []
     content = {"model": {}, "optimizer_history": []}
-    monkeypatch.setattr(job.checkpoint, "load", lambda path, rows=None: read.append((path, rows)) or dict(content))
+    monkeypatch.setattr(
+        resumption.checkpoint, "load", lambda path, rows=None: read.append((path, rows)) or dict(content)
+    )
     for name, flag in (("restored", "--restore-file"), ("initial", "--finetune-from-model")):
         path = tmp_path / f"{name}.pt"
         save(path, 1)

@@ -1,0 +1,196 @@
+"""The training loop: a process trains stages, a stage epochs, an epoch updates; after an update a run may be saved."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+
+import torch
+
+from fairseq.checkpoint import CheckpointManager
+from fairseq.checkpoint.store import copied
+from fairseq.config.settings import CheckpointConfig, TrainingSettings
+from fairseq.criterions.fairseq_criterion import Sample
+from fairseq.data.iterator import EpochIterator
+from fairseq.distributed import Interruption, Job, World
+from fairseq.logging.progress import ProgressBar, RunProgress
+from fairseq.logging.recorders import log_file, recording
+from fairseq.system.terminal import log_to_stderr
+from fairseq.training import log, resumption, stages
+from fairseq.training.agreement import check_agreement
+from fairseq.training.effective import check_outputs
+from fairseq.training.log import Clock
+from fairseq.training.nonfinite import NonFinite
+from fairseq.training.profiling import Observer, profiling
+from fairseq.training.run import Run
+from fairseq.training.stop import describe_interruption
+from fairseq.training.utilisation import token_share
+
+logger = logging.getLogger(__name__)
+
+RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.name.startswith("reset_")}
+
+
+def training_job(settings: TrainingSettings) -> Job:
+    """Return the job of a training run, which :func:`fairseq.distributed.run` runs on as many processes as it needs."""
+    return Job(run_process, settings, settings.common, settings.distributed)
+
+
+def run_process(settings: TrainingSettings, world: World) -> None:
+    """Train as one process of *world*, with a log on stderr.
+
+    Raises:
+        SystemExit: a signal stopped the run, with 128 plus its number.
+    """
+    log_to_stderr(logging.INFO if world.is_first else logging.ERROR)
+    with Interruption() as interruption, log_file(settings.common.log_file if world.is_first else None):
+        number = train(settings, world, interruption)
+    if number:
+        sys.exit(128 + number)
+
+
+def train(settings: TrainingSettings, world: World, interruption: Interruption | None = None) -> int:
+    """Train what *settings* describe, on one process of *world*: restore, run every stage that is left, save.
+
+    Args:
+        settings: those of the run.
+        world: the processes.
+        interruption: the signal that asks this process to stop; polled after each update.
+
+    Returns:
+        The number of the signal that stopped the run, the same on every rank; 0 if it ended by its settings.
+
+    Raises:
+        UserError: the settings, the data or the checkpoint are invalid.
+    """
+    started = time.perf_counter()  # of all stages
+    interruption = interruption or Interruption()
+    manager = CheckpointManager(settings.checkpoint) if world.is_first else None
+    with manager.locked() if manager is not None else contextlib.nullcontext():
+        if manager is not None:
+            check_outputs(settings)
+        planned = stages.plan(settings)
+        origin = resumption.first_origin(settings, world, manager)
+        settings = resumption.at_version(settings, (origin.state or {}).get("args") or {})
+        while True:
+            stage = stages.stage_at(planned, origin.updates(settings.checkpoint)) if planned else None
+            of_stage = stages.settings_at(settings, planned, stage) if stage else settings
+            run = Run(of_stage, world, manager, stage, interruption)
+            resumption.begin(run, origin)
+            settings = settings.changed(**{**run.inferred, **run.trainer.restored})
+            run.batches.open()  # what is wrong with the data is found before anything is written
+            if manager is not None and origin.kind != "stage":
+                run.record_settings(settings, manager)
+            train_stage(run)
+            if run.stop.interrupted:
+                number = max(world.gather(interruption.signal, everywhere=True))
+                logger.info(describe_interruption(number, run.trainer.num_updates, settings.checkpoint))
+                return number
+            if stage is None or stage is planned[-1] or not run.stage_is_done():
+                if end := run.describe_end(time.perf_counter() - started):
+                    logger.info(end)
+                return 0
+            logger.info("stage %d is done after %d updates", stage.number, run.trainer.num_updates)
+            # From here on the state is on the host alone: a device never holds the models and moments of two stages.
+            origin = resumption.Origin("stage", copied(run.state_dict(), again=False), f"stage {stage.number}")
+            run.batches.close()  # what opens the next data folder refers to the model
+            del run
+            gc.collect()  # wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer leaves
+            settings = settings.changed(**RESETS_OFF)
+
+
+def train_stage(run: Run) -> None:
+    """Train the epochs of *run* until it reaches a limit."""
+    run.describe()
+    updates, read = run.trainer.num_updates, {run.settings.data.train_subset: run.batches}
+    check_agreement(run.world, {**read, **run.validation}, updates)
+    if run.cfg.stop_time_hours > 0:  # a restored run may be late already; clocks differ between ranks
+        run.stopped |= bool(run.world.sum(torch.tensor(float(run.is_late()), device=run.world.device)))
+    if limit := run.limit():
+        logger.info(limit.describe_nothing_to_do(updates))
+    run.progress = RunProgress(updates, updates)
+    with (
+        recording(run.common if run.world.is_first else None, run.saving.save_dir, updates) as run.record,
+        profiling(run.settings, run.world) as observed,
+    ):
+        compared = run.batches.epoch
+        while run.limit() is None:
+            if run.batches.changes_data and run.batches.epoch != compared:
+                check_agreement(run.world, read, run.trainer.num_updates)
+            train_epoch(run, observed)
+    run.saver.wait()
+
+
+def train_epoch(run: Run, observed: Observer) -> None:
+    """Train *run* to the end of its epoch, or to a limit."""
+    batches, trainer, epoch = run.batches, run.trainer, run.batches.epoch
+    if batches.iterations_in_epoch == 0:
+        run.task.restart()
+        for meter in trainer.meters.values():
+            meter.reset()
+    trainer.begin_epoch(epoch)
+    frequency = run.cfg.update_freq[min(epoch, len(run.cfg.update_freq)) - 1]
+    clock = Clock(trainer.meters, token_share(trainer))
+    done, total = math.ceil(batches.iterations_in_epoch / frequency), math.ceil(len(batches) / frequency)
+    run.progress.total = log.total_updates(run.cfg, trainer.num_updates, batches)
+    with run.bar(groups(batches, frequency), epoch, total, start=done, run=run.progress) as bar:
+        for samples in bar:
+            try:
+                with observed(trainer.num_updates):
+                    updated = trainer.train_step(samples, run.stop, batches.rebatch)
+            except NonFinite as error:
+                run.save_for_inspection(error.finding)
+                raise
+            if updated:
+                shown = bar.log(lambda: run.interval(clock), "train_inner", trainer.num_updates, run.seconds_left)
+                run.record(shown, "train_inner", trainer.num_updates)
+            if updated or batches.end_of_epoch:
+                validate_and_save(run, epoch, bar, clock)
+            if batches.end_of_epoch or (updated and run.limit() is not None):
+                break
+    if batches.end_of_epoch:
+        batches.load_state_dict({"epoch": epoch + 1, "iterations_in_epoch": 0})
+
+
+def groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
+    """The rest of the epoch in groups of *size* samples, one group an update, without reading ahead."""
+    samples = iter(batches)
+    for left in range(len(batches) - batches.iterations_in_epoch, 0, -size):
+        yield list(itertools.islice(samples, min(size, left)))
+
+
+def validate_and_save(run: Run, epoch: int, bar: ProgressBar, clock: Clock) -> None:
+    """Log the line of an epoch at its end, validate and save, as far as these are due after this update."""
+    updates, saving, end_of_epoch = run.trainer.num_updates, run.saving, run.batches.end_of_epoch
+    if end_of_epoch:
+        line = log.epoch_line(run.trainer, run.batches, run.stage, clock)
+        run.record(bar.print({**line, **run.clocks(clock)}, tag="train"), "train", updates)
+        run.task.restart()  # before a checkpoint is saved: the next epoch begins elsewhere in the corpus
+    due = log.is_due(updates, saving.save_interval_updates) or end_of_epoch and epoch % saving.save_interval == 0
+    # An interrupted run saves without an extra validation: time is short, and the resumed run must equal an
+    # uninterrupted one.
+    last = run.limit() is not None and not run.stop.interrupted
+    validate = (
+        ((due or last) and not end_of_epoch)
+        or last
+        or log.is_due(updates, saving.validate_interval_updates)
+        or (end_of_epoch and epoch % saving.validate_interval == 0)
+    )
+    paused = time.perf_counter()
+    validate = validate and updates >= saving.validate_after_updates
+    figure = run.validate(epoch) if validate and run.validation else None
+    if figure is not None:
+        run.best = run.best.validated(figure)
+        run.check_patience()
+    if end_of_epoch:
+        run.trainer.end_epoch(epoch, figure)
+    if (due or last or run.stopped or run.stop.decided or run.stop.save_due) and not saving.no_save:
+        run.save(epoch, updates, end_of_epoch, figure)
+    clock.skip(paused)
