@@ -92,6 +92,8 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
         upgraded.setdefault("decoder_normalize_before", True)
         upgraded.setdefault("decoder_input_dim", None)
         upgraded.setdefault("decoder_output_dim", None)
+    if not upgraded.pop("store_ema", True):
+        upgraded.pop("ema_decay", None)  # 0.12 stores a decay although it averages nothing
     if "no_tie_adaptive_proj" in upgraded:  # written before models had a final norm
         upgraded["no_decoder_final_norm"] = True
         if not upgraded.pop("no_tie_adaptive_proj"):

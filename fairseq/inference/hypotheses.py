@@ -99,14 +99,17 @@ def hypotheses(
                 texts, lprobs = texts * how.beam, lprobs.expand(how.beam, -1)
                 predictor.select_rows(torch.zeros(how.beam, dtype=torch.long))
             chosen = _sampled(lprobs, how.sampling, generator) if how.sampling else _best(lprobs, texts, how, eos)
-            ended += [texts[row].extended(token, lprobs[row]) for row, token in chosen if token == eos]
+            ends = [texts[row].extended(token, lprobs[row]) for row, token in chosen if token == eos]
+            ended += ends[
+                : how.beam - len(ended)
+            ]  # fairseq's rule: of the last step's ends the most probable fill the beam
             live = [(row, token) for row, token in chosen if token != eos]
             if not live or len(ended) >= how.beam:
                 break
         texts = [texts[row].extended(token, lprobs[row]) for row, token in live]
         predictor.select_rows(torch.tensor([row for row, _ in live]))
         following = [[token] for _, token in live]
-    return sorted(ended, key=lambda hypothesis: -hypothesis.score)[: how.beam]
+    return sorted(ended, key=lambda hypothesis: -hypothesis.score)
 
 
 def _restrict(lprobs: Tensor, texts: list[Hypothesis], how: Search, eos: int) -> None:
