@@ -8,7 +8,7 @@ from typing import Any
 from fairseq.config.fields import flag
 from fairseq.config.registry import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyConfig, CrossEntropyCriterion
-from fairseq.criterions.fairseq_criterion import Loss, Sample
+from fairseq.criterions.fairseq_criterion import Loss, Sample, TrainedModel
 from fairseq.errors import UserError
 from fairseq.modules.adaptive_softmax import BandedSoftmax
 
@@ -31,7 +31,7 @@ class AdaptiveLoss(CrossEntropyCriterion):
         super().__init__(task, sentence_avg)
         self.band_padding = adaptive_loss_legacy_padding
 
-    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
         if not isinstance(model.output_layer, BandedSoftmax) or len(model.output_layer.bounds) == 2:
             raise UserError(
                 "`criterion` adaptive_loss: the model's softmax has no bands; use `criterion` cross_entropy"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq.config.registry import register_criterion
 from fairseq.config.shared import MeanConfig
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, logging_output
 from fairseq.criterions.subsets import subset_sums
 from fairseq.errors import UserError
 from fairseq.modules.output_layer import OutputLayer, move_partition
@@ -31,8 +31,8 @@ class CrossEntropyCriterion(FairseqCriterion):
         super().__init__(task)
         self.sentence_avg = sentence_avg
 
-    def check(self, model: Any) -> None:
-        if not getattr(model, "predicts_next_token", True):
+    def check(self, model: TrainedModel) -> None:
+        if not model.predicts_next_token:
             raise UserError(
                 f"`criterion`: {type(model).__name__} is an encoder, which does not predict the next token; "
                 "use `criterion` masked_lm (electra for ELECTRA) with `task` masked_lm"
@@ -43,15 +43,15 @@ class CrossEntropyCriterion(FairseqCriterion):
                 "use `task` language_modeling"
             )
 
-    def prepare(self, model: Any, sample: Sample) -> Sample:
-        layer = getattr(model, "output_layer", None)
+    def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
+        layer = model.output_layer
         if isinstance(layer, OutputLayer):
             sample["partition"] = self._partition(layer, sample)
         return sample
 
-    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
         hidden = net_output[0]
-        layer = getattr(model, "output_layer", None)
+        layer = model.output_layer
         if isinstance(layer, OutputLayer):
             partition = sample.get("partition")
             if partition is None:

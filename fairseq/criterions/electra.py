@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, logging_output
 from fairseq.criterions.masked_lm import mask_prob, output_layer
 from fairseq.criterions.subsets import subset_sums_of
 from fairseq.errors import UserError
@@ -39,21 +39,21 @@ class ElectraCriterion(FairseqCriterion):
         self.discriminator_weight = cfg.discriminator_weight
         self.mask_prob = mask_prob("electra", task)
 
-    def check(self, model: Any) -> None:
+    def check(self, model: TrainedModel) -> None:
         if getattr(model, "generator", None) is None:
             raise UserError(
                 f"`criterion` electra: {type(model).__name__} has no generator; use an electra architecture "
                 "with `generator_size` above 0"
             )
 
-    def prepare(self, model: Any, sample: Sample) -> Sample:
+    def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
         """Find the chosen tokens on the host, for the generator to fill."""
         target = sample["target"].reshape(-1)
         rows = (target != self.padding_idx).nonzero().squeeze(1)
         masked = (rows, target[rows])
         return {**sample, "net_input": {**sample["net_input"], "masked": masked, "noise": sample.get("noise")}}
 
-    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
         logits, extra = net_output
         net_input = sample["net_input"]
         masked = move_partition(net_input["masked"], logits.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fairseq.config.fields import flag
 from fairseq.config.registry import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyConfig, CrossEntropyCriterion
-from fairseq.criterions.fairseq_criterion import Loss, Sample, logging_output
+from fairseq.criterions.fairseq_criterion import Loss, Sample, TrainedModel, logging_output
 from fairseq.modules.output_layer import LinearOutput, OutputLayer, move_partition
 
 
@@ -32,8 +32,8 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
         super().__init__(task, sentence_avg)
         self.eps = label_smoothing
 
-    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
-        layer = getattr(model, "output_layer", None)
+    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
+        layer = model.output_layer
         if isinstance(layer, LinearOutput) and layer.bias is None:
             loss, nll = self._linear(layer, net_output[0], sample)
         else:
@@ -56,7 +56,7 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
         of_all = kept.sum(0) @ weight.sum(0)
         return nll + self.eps * (of_target - of_all / weight.size(0)), nll
 
-    def _full(self, model: Any, layer: Any, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:
+    def _full(self, model: TrainedModel, layer: Any, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:
         if isinstance(layer, OutputLayer):
             lprobs, target = layer.log_probs(net_output[0]), sample["target"]
         else:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, logging_output
 from fairseq.criterions.subsets import subset_sums
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
@@ -27,21 +27,21 @@ class MaskedLMCriterion(FairseqCriterion):
         super().__init__(task)
         mask_prob("masked_lm", task)
 
-    def check(self, model: Any) -> None:
-        if getattr(model, "predicts_next_token", True):
+    def check(self, model: TrainedModel) -> None:
+        if model.predicts_next_token:
             raise UserError(
                 f"`criterion` masked_lm: {type(model).__name__} is not an encoder; use `criterion` cross_entropy"
             )
         if hasattr(model, "generator") or model.output_layer is None:
             raise UserError(f"`criterion` masked_lm: {type(model).__name__} is not BERT; use `criterion` electra")
 
-    def prepare(self, model: Any, sample: Sample) -> Sample:
+    def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
         """Find the chosen tokens on the host, and ask the model for hidden states."""
         rows, target = output_layer(model).partition(sample["target"].reshape(-1), self.padding_idx)
         net_input = {**sample["net_input"], "features_only": True}
         return {**sample, "net_input": net_input, "partition": (rows, target)}
 
-    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
         output = net_output[0].flatten(0, 1)
         if "partition" in sample:
             chosen = len(sample["partition"][1])
@@ -72,7 +72,7 @@ def mask_prob(criterion: str, task: Any) -> float:
     return share
 
 
-def output_layer(model: Any) -> OutputLayer:
+def output_layer(model: TrainedModel) -> OutputLayer:
     """The output layer of *model*, which predicts words from hidden states."""
     layer = model.output_layer
     assert isinstance(layer, OutputLayer)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, logging_output
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, Gathered, Values, ratio
 
@@ -46,14 +46,14 @@ class SentencePredictionCriterion(FairseqCriterion):
         for metric in self.metrics:
             _library(metric)
 
-    def check(self, model: Any) -> None:
+    def check(self, model: TrainedModel) -> None:
         if not hasattr(model, "classification_heads"):
             raise UserError(
                 f"`criterion` sentence_prediction: {type(model).__name__} has no classification head; "
                 "use `task` sentence_prediction"
             )
 
-    def compute_loss(self, model: Any, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
         if "target" not in sample:
             raise UserError("the split has no labels to compute a loss; give a split with a label column")
         target = sample["target"]

@@ -59,7 +59,7 @@ def token_flops(trainer: Trainer) -> float | None:
     Rows count as full.
     """
     length = trainer.task.batch_settings().get("tokens_per_sample")
-    if length is None or getattr(trainer.model, "output_layer", None) is None:
+    if length is None or trainer.model.output_layer is None:
         return None
     settings = trainer.settings.task
     reading = Reading(

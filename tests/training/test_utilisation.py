@@ -137,7 +137,7 @@ def test_mfu_is_the_share_of_the_peaks_of_all_processes(monkeypatch: pytest.Monk
     run.world = World(rank=0, size=4, device=torch.device("cuda", 1))
     share = token_share(run)
     assert share == pytest.approx(100 * (token_flops(run) or 0) / (4 * 66.9e12))
-    whole, run.model = run.model, SimpleNamespace(memory_length=0)
+    whole, run.model = run.model, SimpleNamespace(memory_length=0, output_layer=None)
     assert token_flops(run) is None and token_share(run) is None, "of a model without an output layer"
     run.model, run.task = whole, SimpleNamespace(batch_settings=dict)
     assert token_flops(run) is None, "of a task without blocks"
