@@ -132,3 +132,26 @@ def test_a_masked_language_model_goes_on_with_its_optimizer(tmp_path: Path) -> N
             # One update changes a second moment by a thousandth of itself and of the squared gradient.
             pair = torch.stack([after["exp_avg_sq"].flatten(), entry["exp_avg_sq"].flatten()])
             assert torch.corrcoef(pair)[0, 1] > 0.95, name
+
+
+@pytest.mark.parametrize("infused", [True, False])
+def test_a_model_of_the_shortformers_fork_without_a_cache_has_position_infused_attention(
+    infused: bool, tmp_path: Path
+) -> None:
+    golden = GOLDEN.parent / "language_model"
+    state = torch.load(golden / "shortformer_stage2.pt", weights_only=False)  # as the fork wrote it
+    state["args"].tokens_from_prev = 0
+    if not infused:  # as this package stores it, whose models may lack it
+        state["args"].position_infused_attention = False
+    torch.save(state, tmp_path / "model.pt")
+    flags = "--cpu --batch-size 1 --gen-subset test"
+    scores = tmp_path / "scores.npz"
+    words = runs.words(str(golden / "data-bin"), flags, "--path", tmp_path / "model.pt", "--save-token-scores", scores)
+    eval_lm.main(options.parse_args_and_arch(eval_lm.get_eval_lm_parser(), words))
+    # The fork's own model with a cache reads its first segment with an empty one.
+    expected = np.load(golden / "expected" / "shortformer.test.nonoverlap.npz")["lprobs"][:64]
+    got = np.load(scores)["lprobs"][:64]
+    assert (np.abs(got - expected).max() < 1e-5) == infused
+    bits = [f"{-mean / np.log(2):.4f}" for mean in (expected.mean(dtype=float), got.mean(dtype=float))]
+    name = "bits a token of the Shortformer's fork without a cache, first segment"
+    assert (row(name) == bits) == infused
