@@ -72,9 +72,15 @@ class CheckpointManager:
             self._is_new = _prepare(self.folder)
 
     def names(
-        self, epoch: int, updates: int, end_of_epoch: bool, is_best: bool, figure: float | None = None
+        self,
+        epoch: int,
+        updates: int,
+        end_of_epoch: bool,
+        is_best: bool,
+        figure: float | None = None,
+        milestone: str | None = None,
     ) -> list[str]:
-        """Return the names of the files that a save at this point writes; *figure* is that of a validation here."""
+        """Return the names of the files that a save at this point writes; see :meth:`due`."""
         config = self.config
         chosen = {
             f"checkpoint{epoch}.pt": end_of_epoch
@@ -83,6 +89,7 @@ class CheckpointManager:
             f"checkpoint_{epoch}_{updates}.pt": not end_of_epoch
             and config.save_interval_updates > 0
             and updates % config.save_interval_updates == 0,
+            milestone or "": milestone is not None,
             BEST: is_best,
             f"checkpoint.best_{config.best_checkpoint_metric}_{figure or 0:.4f}.pt": figure is not None
             and self._is_among_best(figure),
@@ -91,7 +98,14 @@ class CheckpointManager:
         return [name for name, wanted in chosen.items() if wanted]
 
     def due(
-        self, *, epoch: int, updates: int, end_of_epoch: bool, is_best: bool, figure: float | None = None
+        self,
+        *,
+        epoch: int,
+        updates: int,
+        end_of_epoch: bool,
+        is_best: bool,
+        figure: float | None = None,
+        milestone: str | None = None,
     ) -> list[Path]:
         """Return the files that a save at this point writes.
 
@@ -99,10 +113,11 @@ class CheckpointManager:
             epoch, updates: how far training is; both count from 1.
             is_best: its validation figure is the best saved so far.
             figure: the validation figure, None without a validation.
+            milestone: name of the checkpoint that is due by words or tokens, if one is.
         """
         if self.config.no_save:
             return []
-        return [self.folder / name for name in self.names(epoch, updates, end_of_epoch, is_best, figure)]
+        return [self.folder / name for name in self.names(epoch, updates, end_of_epoch, is_best, figure, milestone)]
 
     def save(self, state: Mapping[str, Any], paths: Sequence[Path]) -> None:
         """Write a checkpoint under all of *paths*, and remove those that need not be kept.

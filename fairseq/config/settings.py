@@ -225,6 +225,12 @@ class CheckpointConfig(Config):
     save_interval: int = flag(1, "epochs between checkpoints", low=1)
     save_interval_minutes: float = flag(30.0, "minutes between saves of checkpoint_last.pt (0: no limit)", low=0)
     save_interval_updates: int = flag(0, "updates between checkpoints (0: only after epochs)", low=0)
+    save_interval_words: str | None = flag(
+        None, "words of raw text between checkpoints, as in 1M:10,10M", metavar="EVERY[:TIMES],…"
+    )
+    save_interval_tokens: str | None = flag(
+        None, "tokens between checkpoints, as in 1M:10,10M", metavar="EVERY[:TIMES],…"
+    )
     keep_interval_updates: int = flag(-1, "number of `save_interval_updates` checkpoints to keep (-1: all)", low=-1)
     keep_interval_updates_pattern: int = flag(
         -1, "keep checkpoints at multiples of this update for good (-1: none)", low=-1

@@ -33,6 +33,10 @@ class Best:
             return replace(self, seen=figure, without_improvement=0)
         return replace(self, without_improvement=self.without_improvement + 1)
 
+    def better(self, figure: float) -> float:
+        """The better one of *figure* and the best figure seen."""
+        return figure if self.seen is None else (max if self.maximize else min)(figure, self.seen)
+
     def is_worth_saving(self, figure: float | None) -> bool:
         """Return whether a checkpoint with *figure* becomes ``checkpoint_best.pt``: ties do, NaN never does."""
         if figure is None or math.isnan(figure):

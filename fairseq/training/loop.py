@@ -173,7 +173,11 @@ def validate_and_save(run: Run, epoch: int, bar: ProgressBar, clock: Clock) -> N
         line = log.epoch_line(run.trainer, run.batches, run.stage, clock)
         run.record(bar.print({**line, **run.clocks(clock)}, tag="train"), "train", updates)
         run.task.restart()  # before a checkpoint is saved: the next epoch begins elsewhere in the corpus
-    due = log.is_due(updates, saving.save_interval_updates) or end_of_epoch and epoch % saving.save_interval == 0
+    due = (
+        run.milestones.passed(run.batches)
+        or log.is_due(updates, saving.save_interval_updates)
+        or (end_of_epoch and epoch % saving.save_interval == 0)
+    )
     # An interrupted run saves without an extra validation: time is short, and the resumed run must equal an
     # uninterrupted one.
     last = run.limit() is not None and not run.stop.interrupted

@@ -29,6 +29,7 @@ from fairseq.training import log
 from fairseq.training.best import Best
 from fairseq.training.effective import SETTINGS_FILE, describe, write_settings
 from fairseq.training.log import Clock
+from fairseq.training.milestones import Milestones
 from fairseq.training.nonfinite import FILE, Finding, check_weights
 from fairseq.training.profiling import window_of
 from fairseq.training.saving import Saver
@@ -73,6 +74,7 @@ class Run:
         self.max_update = stage.max_update if stage else self.cfg.max_update
         data = settings.data
         _check(settings)
+        self.milestones = Milestones(settings)
         torch.manual_seed(self.common.seed)
         self.task: FairseqTask = setup_task(settings)
         self.inferred = _inferred(self.task, settings)
@@ -107,6 +109,7 @@ class Run:
             length = self.task.batch_settings().get("tokens_per_sample")
             saved = SavedBy.of(state, length, self.stage.number if self.stage else None)
             same_rows = self.batches.load_state_dict(extra["train_iterator"], saved)
+            self.milestones.restore(extra["train_iterator"], self.batches)
             rows = self.batches.sampler.rows if same_rows and self._memory_fits(extra.get("batches") or {}) else 0
             if not rows and self.trainer.model.memory_length and self.batches.iterations_in_epoch:
                 logger.info(
@@ -187,8 +190,8 @@ class Run:
         state = self.state_dict()
         state["extra_state"].update(val_loss=figure, **saved.state_dict())
         is_best = self.best.is_worth_saving(figure)
-        place = {"epoch": epoch, "updates": updates}
-        self.saver.save(state, **place, end_of_epoch=end_of_epoch, is_best=is_best, figure=figure)
+        point: dict[str, Any] = {"epoch": epoch, "updates": updates, "end_of_epoch": end_of_epoch, "figure": figure}
+        self.saver.save(state, **point, is_best=is_best, milestone=self.milestones.name)
         self.best = saved  # only now: a checkpoint that could not be written is not the best one saved
         self.saved_at = time.perf_counter()
         self.stop.saved()
@@ -205,7 +208,7 @@ class Run:
             with self.bar(itertools.islice(batches, steps), epoch, steps, prefix=f"valid on {split!r} subset") as bar:
                 meter = self.trainer.validate(bar)
             report = meter.report(self.trainer.figures)
-            best = report[metric] if figures else self._best_of(report[metric])
+            best = report[metric] if figures else self.best.better(report[metric])
             stats = log.validation_line(epoch, self.stage, report, meter.tokens / clock.elapsed())
             stats |= {"num_updates": self.trainer.num_updates, f"best_{metric}": best, "wall": self.wall()}
             self.record(bar.print(stats, tag=split), split, self.trainer.num_updates)
@@ -219,12 +222,6 @@ class Run:
     def save_is_due(self) -> bool:
         """Return whether the last save is ``--save-interval-minutes`` ago, by this process's clock."""
         return 0 < self.saving.save_interval_minutes * 60 < time.perf_counter() - self.saved_at
-
-    def _best_of(self, figure: float) -> float:
-        """The better one of *figure* and the best figure seen so far."""
-        if self.best.seen is None:
-            return figure
-        return (max if self.best.maximize else min)(figure, self.best.seen)
 
     def _restore_best(self, extra: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         """Restore the best figures, unless they are another figure's or of blocks of another length.

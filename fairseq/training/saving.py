@@ -58,6 +58,7 @@ class Saver:
         end_of_epoch: bool,
         is_best: bool,
         figure: float | None = None,
+        milestone: str | None = None,
     ) -> None:
         """Write *state*, to be called on every process.
 
@@ -66,6 +67,7 @@ class Saver:
             epoch, updates: how far training is; both count from 1.
             is_best: its validation figure is the best saved so far.
             figure: the validation figure, None without a validation.
+            milestone: see :meth:`CheckpointManager.due`.
 
         Raises:
             UserError: this checkpoint, or the one before in the background, cannot be written.
@@ -74,7 +76,12 @@ class Saver:
         paths: list[Path] = []
         if self.manager is not None:
             paths = self.manager.due(
-                epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best, figure=figure
+                epoch=epoch,
+                updates=updates,
+                end_of_epoch=end_of_epoch,
+                is_best=is_best,
+                figure=figure,
+                milestone=milestone,
             )
         if self.cfg.no_save_optimizer_state:
             state = {key: value for key, value in state.items() if key != "last_optimizer_state"}

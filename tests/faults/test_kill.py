@@ -13,7 +13,7 @@ KILLS = kills.KILLS
 FLAGS = [
     runs.SHORTFORMER,
     f"--stages 16:{50 * KILLS},32:{80 * KILLS} --save-interval-updates 8 --max-tokens-valid 800",
-    "--keep-interval-updates 2 --keep-last-epochs 1",
+    "--keep-interval-updates 2 --keep-last-epochs 1 --save-interval-tokens 3K",
     "--dropout 0.2 --attention-dropout 0.1 --optimizer adam --lr 0.002",
     "--lr-scheduler cosine --max-lr 0.01 --warmup-updates 20 --lr-period-updates 500",
 ]
@@ -37,6 +37,10 @@ def test_run_killed_at_random_instants_ends_bit_identical_to_the_uninterrupted_o
             assert process.wait() == -signal.SIGKILL
         assert start(folder, log).wait(runs.TIMEOUT) == 0
     assert runs.difference(whole, runs.content(folder / "checkpoint_last.pt")) is None
+    milestones = sorted((tmp_path / "whole").glob("checkpoint_tokens_*.pt"))
+    assert milestones
+    for path in milestones:
+        assert runs.difference(runs.content(path), runs.content(folder / path.name)) is None, path.name
     assert {p.name for p in folder.iterdir()} == {p.name for p in (tmp_path / "whole").iterdir()}, (
         "nothing is left over"
     )

@@ -86,10 +86,18 @@ def test_what_is_due_is_written_as_the_manager_says(flags: str) -> None:
     saver = a_saver(files, flags)
     state = {"model": {"w": torch.ones(2)}, "last_optimizer_state": {"m": torch.ones(2)}, "extra_state": {}}
     for updates, is_best, figure in ((9, True, 2.5), (10, False, None), (11, False, 3.0)):
-        saver.save(state, epoch=3, updates=updates, end_of_epoch=is_best, is_best=is_best, figure=figure)
+        point = {"end_of_epoch": is_best, "is_best": is_best, "figure": figure}
+        saver.save(state, epoch=3, updates=updates, **point, milestone=f"{updates}.pt")
     saver.wait()
     assert files.points == [
-        {"epoch": 3, "updates": updates, "end_of_epoch": best, "is_best": best, "figure": figure}
+        {
+            "epoch": 3,
+            "updates": updates,
+            "end_of_epoch": best,
+            "is_best": best,
+            "figure": figure,
+            "milestone": f"{updates}.pt",
+        }
         for updates, best, figure in ((9, True, 2.5), (10, False, None), (11, False, 3.0))
     ]
     assert [name for name, _ in files.written] == ["9", "11"], "nothing is due at update 10"

@@ -1,0 +1,107 @@
+"""Checkpoints by text read: at which words or tokens a run saves, and how many it has read.
+
+An epoch reads all text of its data folder, and a place in an epoch its share of that. So the amount follows from the
+place in the data alone: it is the sum over processes, and the same in a resumed run and in the next stage.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fairseq.config.settings import TrainingSettings
+from fairseq.data.folders import check_split, corpus_prefixes, data_folders
+from fairseq.data.indexed_dataset import token_count
+from fairseq.data.iterator import EpochIterator
+from fairseq.errors import UserError
+from fairseq.text.tokenization import load_counts
+
+SYNTAX = "EVERY[:TIMES][,EVERY…] with growing ends, as in 1M:10,10M:10,100M or 500K"
+_RANGE = re.compile(r"([1-9]\d{0,11})([KMB]?)(?::([1-9]\d{0,8}))?")
+_FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+
+
+class Milestones:
+    """The amounts of text at which a run saves a checkpoint of its own name, and the amount that it has read.
+
+    Raises:
+        UserError: a setting is malformed, or the data do not know their words.
+
+    Attributes:
+        amount: words or tokens read so far; 0 where no checkpoint is saved by them.
+        name: of the checkpoint that is due here, after the last milestone reached; None: none is.
+    """
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        texts = {unit: getattr(settings.checkpoint, f"save_interval_{unit}") for unit in ("words", "tokens")}
+        given = {unit: text for unit, text in texts.items() if text}
+        if len(given) == 2:
+            raise UserError("`save_interval_words`: cannot be combined with `save_interval_tokens`; give one of them")
+        self.amount = 0
+        self.name: str | None = None
+        self._unit, text = next(iter(given.items()), ("", ""))
+        self._ranges = _ranges(f"`save_interval_{self._unit}` {text}", text) if text else []
+        folders = data_folders(settings.data_path) if text else []
+        self._epochs = [sum(_amounts(folder, settings.data.train_subset, self._unit)) for folder in folders]
+
+    def restore(self, state: Mapping[str, Any], batches: EpochIterator) -> None:
+        """Go on from the place *state* that a run saved; *batches* stand at that of this run, which may be earlier."""
+        read = state.get("iterations_in_epoch") and state.get("read") or {"count": 0, "units": 1}
+        self.amount = max(self._at(batches), self._amount(state["epoch"] or 1, read["count"], read["units"]))
+
+    def passed(self, batches: EpochIterator) -> bool:
+        """Go to the place of *batches*; return whether a milestone was reached since the last call."""
+        before, self.amount = self.amount, max(self.amount, self._at(batches))
+        milestone = previous = 0
+        for every, end in self._ranges:
+            last = int(min(self.amount, end)) // every * every
+            milestone = last if last > max(before, previous) else milestone
+            previous = int(min(self.amount, end))
+        self.name = f"checkpoint_{self._unit}_{milestone}.pt" if milestone else None
+        return self.name is not None
+
+    def _at(self, batches: EpochIterator) -> int:
+        # At the start of an epoch its data need not be open.
+        return self._amount(batches.epoch, batches.read, batches.sampler.layout.units if batches.read else 1)
+
+    def _amount(self, epoch: int, read: int, units: int) -> int:
+        if not self._epochs:
+            return 0
+        turns, number = divmod(epoch - 1, len(self._epochs))
+        before = turns * sum(self._epochs) + sum(self._epochs[:number])
+        return before + self._epochs[number] * read // units
+
+
+def _ranges(setting: str, text: str) -> list[tuple[int, float]]:
+    """The intervals of a setting, each with the amount up to which it holds.
+
+    Raises:
+        UserError: *text* is malformed, or an interval ends before the one before.
+    """
+    ranges: list[tuple[int, float]] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        every = int(match[1]) * _FACTORS[match[2]] if match else 0
+        end = every * int(match[3]) if match and match[3] else math.inf
+        if match is None or (ranges and end <= ranges[-1][1]):
+            raise UserError(f"{setting}: {part!r} is not the next part of {SYNTAX}")
+        ranges.append((every, end))
+    return ranges
+
+
+def _amounts(folder: Path, split: str, unit: str) -> Iterator[int]:
+    """The words or tokens of each file of a split."""
+    check_split(folder, split)
+    for prefix in corpus_prefixes(folder, split, combine=True):
+        if unit == "tokens":
+            yield token_count(prefix)
+        elif (counts := load_counts(prefix)) is not None:
+            yield counts.words
+        else:
+            raise UserError(
+                f"{prefix}.raw.json: file not found; fairseq-preprocess counts the words of raw text, with `tokenizer` "
+                "or `bpe`; use `save_interval_tokens`"
+            )
