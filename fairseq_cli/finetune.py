@@ -76,7 +76,7 @@ def get_finetune_parser() -> Parser:
         [FinetuneConfig, SentencePredictionConfig, CommonConfig, DistributedConfig],
         examples=examples,
     )
-    parser.add_argument("data", metavar="DATA", help="folder with train.tsv and dev.tsv")
+    parser.add_argument("data", metavar="DATA", help="folder with train.tsv and dev.tsv, or with input0 and label")
     return parser
 
 
@@ -118,13 +118,13 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _completed(settings: Settings) -> Settings:
-    """*settings* with the data folder of pre-training, beside ``--path``, and the classes in the training table."""
+    """*settings* with the data folder of pre-training, beside ``--path``, and the classes in the training data."""
     folder = data_folders(settings.data_path)[0]
-    cfg = fields.typed(SentencePredictionConfig, settings.flat).with_labels_of(folder)
+    cfg = fields.typed(SentencePredictionConfig, settings.flat).completed(folder)
     data_bin = cfg.data_bin
     if data_bin is None and not (folder / DICTIONARY).exists():
         data_bin = folder_beside(settings.command.path)
-    return settings.changed(data_bin=data_bin, labels=cfg.labels)
+    return settings.changed(data_bin=data_bin, labels=cfg.labels, sentence_pairs=cfg.sentence_pairs)
 
 
 def _check_runs(cfg: FinetuneConfig) -> None:
@@ -212,7 +212,7 @@ def _checked_task(
     task = setup_task(run)
     model, criterion = task.build_model(run), task.build_criterion(run)
     assert isinstance(task, SentencePredictionTask) and isinstance(model, SentenceModel)
-    model.check_encoder(parameters, str(settings.command.path))
+    model.check_start(parameters, str(settings.command.path))
     for split in dict.fromkeys(["valid", *_splits(settings.command)]):
         task.dataset(split)
     batches = task.iterator("train", model, criterion, training=True, world_size=size)
@@ -264,13 +264,15 @@ def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: li
 
 
 def _digests(settings: Settings, task: SentencePredictionTask) -> dict[str, str]:
-    """A digest of each file that the runs read: tables, checkpoint, dictionary, tokenizer and subword codes."""
-    tables = [table for folder in data_folders(settings.data_path) for table in sorted(folder.glob("*.tsv"))]
+    """A digest of each file that the runs read: data, checkpoint, dictionary, tokenizer and subword codes."""
+    patterns = ("*.tsv", "input?/*", "label/*")
+    folders = data_folders(settings.data_path)
+    data = [file for folder in folders for pattern in patterns for file in sorted(folder.glob(pattern))]
     weights = Path(find_checkpoint(settings.command.path))
     weights = weights / parts.MANIFEST if parts.is_folder(weights) else weights
     dictionary = Path(task.dictionary.path or settings.data_path)
     codes = [Path(task.cfg.bpe_codes)] if task.cfg.bpe_codes else []
-    files = [*tables, weights, dictionary, dictionary.parent / TOKENIZATION, *codes]
+    files = [*data, weights, dictionary, dictionary.parent / TOKENIZATION, *codes]
     return {str(path): _digest(path) for path in files if path.is_file()}
 
 

@@ -10,6 +10,7 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
+from fairseq_cli import preprocess
 from fairseq_cli.common import get_training_parser
 
 WORDS = [f"w{number}" for number in range(20)]
@@ -57,6 +58,21 @@ def write_task(folder: Path, train: int = 60, dev: int = 40) -> Path:
     write_tsv(folder / "dev.tsv", ["sentence", "label"], separable(2, dev))
     write_tsv(folder / "test.tsv", ["index", "sentence"], [[i, row[0]] for i, row in enumerate(separable(4, 7))])
     return folder
+
+
+def write_folders(data: Path, split: str, columns: dict[str, list[Any]], dictionary: Path) -> Path:
+    """The folders ``input0``, ``input1`` and ``label`` of *data* for a split, made as fairseq's documentation does."""
+    for name, lines in columns.items():
+        text = data.with_name(f"{split}.{name}")
+        text.parent.mkdir(parents=True, exist_ok=True)
+        text.write_text("".join(f"{line}\n" for line in lines))
+        flags = ["--only-source", f"--{split}pref", str(text), "--destdir", str(data / name)]
+        if name != "label":
+            flags += ["--srcdict", str(dictionary / "dict.txt")]
+        elif split != "train":
+            flags += ["--srcdict", str(data / "label" / "dict.txt")]
+        preprocess.main(options.parse_args_and_arch(preprocess.get_preprocessing_parser(), flags))
+    return data
 
 
 def write_pretrained(path: Path, data: Path, *flags: str, tnf: bool = False) -> Path:

@@ -18,7 +18,6 @@ from fairseq.logging.figures import SIZE, Figure, Gathered, Values, ratio
 
 PREDICTIONS = "predictions"
 LIBRARIES = {
-    "accuracy": "sklearn.metrics",
     "f1": "sklearn.metrics",
     "mcc": "sklearn.metrics",
     "pearson": "scipy.stats",
@@ -43,8 +42,9 @@ class SentencePredictionCriterion(FairseqCriterion):
             raise UserError("`criterion` sentence_prediction: needs `task` sentence_prediction")
         self.is_regression: bool = layout.is_regression
         self.metrics: tuple[str, ...] = layout.metrics
-        for metric in self.metrics:
-            _library(metric)
+        for name in self.metrics:
+            if name in LIBRARIES:
+                _library(name)
 
     def check(self, model: TrainedModel) -> None:
         if not hasattr(model, "classification_heads"):
@@ -92,14 +92,16 @@ def metric_figures(metrics: tuple[str, ...]) -> dict[str, Figure]:
 
 
 def metric(name: str, predicted: Tensor, target: Tensor) -> float:
-    """A metric in percent, from scikit-learn or scipy.
+    """A metric in percent, but for accuracy from scikit-learn or scipy.
 
     A correlation with a constant is 0, as in scikit-learn's Matthews correlation; so is F1 without positive rows.
 
     Args:
-        name: a key of :data:`LIBRARIES`; of F1 the positive class is 1.
+        name: ``accuracy`` or a key of :data:`LIBRARIES`; of F1 the positive class is 1.
         predicted, target: classes or scores [n].
     """
+    if name == "accuracy":
+        return 100 * float((predicted == target).double().mean())
     library = _library(name)
     x, y = predicted.numpy(), target.numpy()
     if name in ("pearson", "spearman"):
@@ -109,8 +111,6 @@ def metric(name: str, predicted: Tensor, target: Tensor) -> float:
             warnings.simplefilter("ignore")  # nearly constant inputs
             return 100 * float(getattr(library, f"{name}r")(x, y).statistic)
     x, y = x.astype(int), y.astype(int)
-    if name == "accuracy":
-        return 100 * float(library.accuracy_score(y, x))
     if name == "f1":
         return 100 * float(library.f1_score(y, x, zero_division=0.0))
     return 100 * float(library.matthews_corrcoef(y, x))

@@ -113,7 +113,7 @@ def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Exa
         UserError: the file is missing, empty or not UTF-8, or lacks a column; a row lacks a field, has an empty
             sentence or an unknown label.
     """
-    lines = _lines(path)
+    lines = read_lines(path)
     header, first = _header(path, lines, layout)
     wanted = [_column(path, header, name) for name in layout.sentences]
     label = header.index(layout.label) if layout.label in header else None
@@ -125,7 +125,7 @@ def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Exa
         fields = line.split("\t")
         problem = _problem(fields, columns, wanted, header)
         if problem is None:
-            value = None if label is None else _label(f"{path}: line {number}", fields[label].strip(), layout)
+            value = None if label is None else label_of(f"{path}: line {number}", fields[label].strip(), layout)
             examples.append(Example(number, tuple(fields[column].strip() for column in wanted), value))
         elif layout.ragged:
             incomplete += 1
@@ -138,15 +138,15 @@ def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Exa
     return examples
 
 
-def check_labels(path: Path, examples: Sequence[Example]) -> None:
+def check_labels(path: Path, labels: Sequence[Label | None]) -> None:
     """See that there is something to learn.
 
     Raises:
-        UserError: all *examples* have one label.
+        UserError: all *labels* are the same.
     """
-    if len({example.label for example in examples}) < 2:
+    if len(set(labels)) < 2:
         raise UserError(
-            f"{path}: all {len(examples)} examples have the same label; training needs at least two different ones"
+            f"{path}: all {len(labels)} examples have the same label; training needs at least two different ones"
         )
 
 
@@ -157,7 +157,7 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
         UserError: the table cannot be read, has fewer than two classes or more than :data:`MOST_CLASSES`, or a label
             is empty or has a comma, which separates ``--labels``.
     """
-    lines = _lines(path)
+    lines = read_lines(path)
     header, first = _header(path, lines, layout)
     column = _column(path, header, layout.label)
     found: set[str] = set()
@@ -181,7 +181,12 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
         return sorted(found)
 
 
-def _lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file.
+
+    Raises:
+        UserError: it cannot be read, is empty or not UTF-8.
+    """
     try:
         content = read_regular(path)
     except OSError as error:
@@ -222,7 +227,12 @@ def _problem(fields: list[str], columns: list[int], sentences: list[int], header
     return f"empty {empty[0]}" if empty else None
 
 
-def _label(where: str, text: str, layout: Layout) -> Label:
+def label_of(where: str, text: str, layout: Layout) -> Label:
+    """The number of the class *text*, or the score.
+
+    Raises:
+        UserError: it is neither; the message begins with *where*.
+    """
     if layout.is_regression:
         try:
             value = float(text)

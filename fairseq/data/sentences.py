@@ -46,7 +46,9 @@ class SentenceRows:
         rows: the ids of each example's sentences.
         labels: a class number or score for each example; None: unknown.
         dictionary: of the ids.
-        limit: most tokens of a row.
+        limit: most tokens of a row; None: rows are not cut.
+        begin: id of the first token; None: ``<s>``.
+        separator: id of a token before the second sentence; None: there is none.
         token_types: whether samples hold the number of the sentence (0, 1) that a token belongs to.
         regression: whether labels are scores.
         name: of the file, for messages.
@@ -58,17 +60,22 @@ class SentenceRows:
         labels: Sequence[Label | None],
         dictionary: Dictionary,
         *,
-        limit: int,
+        limit: int | None,
+        begin: int | None = None,
+        separator: int | None = None,
         token_types: bool = False,
         regression: bool = False,
         name: str = "",
     ) -> None:
-        cut = [_cut(row, limit - 1 - len(row)) for row in rows]
-        shortened = sum(sum(map(len, row)) < sum(map(len, old)) for row, old in zip(cut, rows, strict=True))
-        if shortened:
-            logger.warning("%s: truncated %d of %d examples to %d tokens", name, shortened, len(rows), limit)
-        self._rows = [self._row(row, dictionary) for row in cut]
-        self._firsts = np.array([2 + len(row[0]) for row in cut])  # tokens with type 0
+        before = [[dictionary.bos() if begin is None else begin], [] if separator is None else [separator]]
+        if limit is not None:
+            cut = [_cut(row, limit - sum(1 + len(ids) for _, ids in zip(row, before, strict=False))) for row in rows]
+            shortened = sum(sum(map(len, row)) < sum(map(len, old)) for row, old in zip(cut, rows, strict=True))
+            if shortened:
+                logger.warning("%s: truncated %d of %d examples to %d tokens", name, shortened, len(rows), limit)
+            rows = cut
+        self._rows = [self._row(row, before, dictionary.eos()) for row in rows]
+        self._firsts = np.array([2 + len(row[0]) for row in rows])  # tokens with type 0
         self._labels = labels
         self._pad = dictionary.pad()
         self._token_types = token_types
@@ -77,10 +84,11 @@ class SentenceRows:
         self._sizes = np.array([len(row) for row in self._rows], dtype=np.int64)
 
     @staticmethod
-    def _row(sentences: tuple[np.ndarray, ...], dictionary: Dictionary) -> np.ndarray:
-        parts: list[Any] = [[dictionary.bos()]]
-        for sentence in sentences:
-            parts += [sentence, [dictionary.eos()]]
+    def _row(sentences: tuple[np.ndarray, ...], before: list[list[int]], eos: int) -> np.ndarray:
+        """The *sentences*, each with the ids *before* it and its end."""
+        parts: list[Any] = []
+        for first, sentence in zip(before, sentences, strict=False):
+            parts += [first, sentence, [eos]]
         return np.concatenate(parts).astype(np.int32)
 
     @property

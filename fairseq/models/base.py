@@ -134,6 +134,13 @@ class BaseFairseqModel(nn.Module):
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         """Raise UserError if the *parameters* of a checkpoint belong to other data than the model."""
 
+    def is_begun_by(self, parameters: Mapping[str, Tensor]) -> bool:
+        """Whether the *parameters* of a checkpoint lack a part that training begins anew, such as a head."""
+        return False
+
+    def check_start(self, parameters: Mapping[str, Tensor], source: str) -> None:
+        """Raise UserError if the *parameters* of another model, called *source*, are too few to begin training with."""
+
     def of_other_data(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Those of the *parameters* of a checkpoint that belong to other data than the model."""
         return {}

@@ -93,8 +93,9 @@ def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], sour
     """Load the *parameters* of a checkpoint that *model* has with the same shape and for the same data; log the others.
 
     Raises:
-        UserError: no parameter matches.
+        UserError: no parameter matches, or a part of the model cannot begin anew; see :meth:`check_start`.
     """
+    model.check_start(parameters, source)
     upgraded, wanted = model.upgrade_state_dict(dict(parameters)), model.state_dict()
     foreign = model.of_other_data(upgraded)
     fitting = {

@@ -87,11 +87,19 @@ class SentenceModel(BaseFairseqModel):
         return output, {"hidden": hidden}
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of fairseq's RoBERTa, with the heads."""
-        heads = {name: value for name, value in state.items() if name.startswith(HEADS)}
-        return {**encoder_parameters(state, tied=False), **heads}
+        """Parameters of fairseq's RoBERTa, with this head; beside it, fairseq keeps the output layer."""
+        head = {name: value for name, value in state.items() if name.startswith(f"{HEADS}{self.name}.")}
+        encoder = encoder_parameters(state, tied=False)
+        if head:
+            encoder = {name: value for name, value in encoder.items() if not name.startswith("encoder.lm_head.")}
+        return {**encoder, **head}
 
-    def check_encoder(self, parameters: Mapping[str, Tensor], source: str) -> None:
+    def is_begun_by(self, parameters: Mapping[str, Tensor]) -> bool:
+        """Whether *parameters* lack this head, or have one for other classes."""
+        head = self.classification_heads.state_dict(prefix=HEADS)
+        return any(name not in parameters or parameters[name].shape != value.shape for name, value in head.items())
+
+    def check_start(self, parameters: Mapping[str, Tensor], source: str) -> None:
         """Check that *parameters* of a checkpoint contain the whole encoder.
 
         Raises:

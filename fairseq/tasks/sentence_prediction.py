@@ -1,7 +1,8 @@
 """Classes or scores of single sentences and pairs: fine-tuning of encoders.
 
 Raw TSV files (:mod:`fairseq.data.glue` has the columns, labels and metrics of each GLUE task) are encoded as the
-pre-training text was, and their rows kept in memory. The model is the encoder of a ``bert`` or ``electra`` model with
+pre-training text was; fairseq's folders (:mod:`fairseq.data.sentence_folders`) are binarised text. Rows are kept in
+memory. The model is the encoder of a ``bert`` or ``electra`` model with
 a head over the first token, under fairseq's names ``classification_heads.NAME.…``; output layer and generator are
 dropped. Metrics are computed from gathered predictions.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
@@ -26,6 +28,7 @@ from fairseq.config.settings import Settings, typed_settings
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.folders import data_folders, load_dictionary
 from fairseq.data.glue import Label, Layout, check_labels, labels_of, layout_of, read_examples, split_file
+from fairseq.data.sentence_folders import classes_of, input_folders, read_labels, read_sentences
 from fairseq.data.sentences import SentenceEncoder, SentenceRows
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
@@ -51,7 +54,13 @@ class SentencePredictionConfig(Config):
         None, "without `glue_task`: classes (default: those of the training table)", metavar="LABEL,…"
     )
     regression_target: bool = flag(False, "without `glue_task`: the column label holds scores, not classes")
+    num_classes: int = flag(-1, "number of classes, as a check (-1: that of `labels`)", low=-1)
     sentence_pairs: bool = flag(False, "without `glue_task`: columns sentence1 and sentence2 instead of sentence")
+    init_token: int | None = flag(None, "id of the first token of a row (default: that of <s>)", low=0)
+    separator_token: int | None = flag(None, "id of a token between the end of a sentence and the next", low=0)
+    shorten_method: str = flag(
+        "truncate", "rows longer than `tokens_per_sample`: cut, or left as they are", choices=("none", "truncate")
+    )
     data_bin: str | None = flag(
         None, "data folder of pre-training (default: DATA, else beside the checkpoint)", metavar="DIR"
     )
@@ -67,30 +76,43 @@ class SentencePredictionConfig(Config):
         """Columns, labels and metrics.
 
         Raises:
-            UserError: unknown GLUE task, fewer than two classes, or settings that a GLUE task has already.
+            UserError: unknown GLUE task, fewer than two classes, or settings that contradict each other.
         """
+        layout = self._layout()
+        if self.num_classes not in (-1, layout.outputs):
+            kind = "a score is one number" if layout.is_regression else f"the classes are {', '.join(layout.labels)}"
+            raise UserError(f"`num_classes` {self.num_classes}: {kind}; give {layout.outputs}, or leave it out")
+        return layout
+
+    def _layout(self) -> Layout:
         if self.glue_task is not None:
             self._check_left_to_glue()
             return layout_of(self.glue_task)
         if self.regression_target:
             return Layout(self._sentences(), labels=(), metrics=("pearson", "spearman"))
-        if self.labels is None:
-            raise UserError("`labels`: not known without a training table; give the classes")
-        labels = tuple(label.strip() for label in self.labels.split(","))
+        if self.labels is None and self.num_classes < 2:
+            raise UserError("`labels`: not known without training data; give the classes")
+        # A checkpoint of fairseq has their number only.
+        names = self.labels if self.labels is not None else ",".join(map(str, range(self.num_classes)))
+        labels = tuple(label.strip() for label in names.split(","))
         if len(set(labels)) < 2 or len(set(labels)) < len(labels) or "" in labels:
             raise UserError(f"`labels` {self.labels}: expected two or more different classes, such as no,yes")
         return Layout(self._sentences(), labels=labels)
 
-    def with_labels_of(self, folder: str | Path) -> SentencePredictionConfig:
-        """These settings with the classes of the training table in *folder*, unless they are known.
+    def completed(self, folder: str | Path) -> SentencePredictionConfig:
+        """These settings with the classes of the training data in *folder*, unless they are known, and whether its
+        folders hold pairs.
 
         Raises:
-            UserError: the table cannot be read or has no classes.
+            UserError: the data cannot be read or have no classes.
         """
+        inputs = input_folders(folder)
+        own = dataclasses.replace(self, sentence_pairs=len(inputs) == 2) if inputs and self.glue_task is None else self
         if self.labels is not None or self.glue_task is not None or self.regression_target:
-            return self
+            return own
         layout = Layout(self._sentences())
-        return dataclasses.replace(self, labels=",".join(labels_of(split_file(folder, "train", layout), layout)))
+        labels = classes_of(folder) if inputs else labels_of(split_file(folder, "train", layout), layout)
+        return dataclasses.replace(own, labels=",".join(labels))
 
     def _sentences(self) -> tuple[str, ...]:
         return ("sentence1", "sentence2") if self.sentence_pairs else ("sentence",)
@@ -105,10 +127,10 @@ class SentencePredictionConfig(Config):
 
 @register_task("sentence_prediction", dataclass=SentencePredictionConfig)
 class SentencePredictionTask(FairseqTask):
-    """Prediction of a class or a score of each row of the TSV files in the data folder.
+    """Prediction of a class or a score of each row of the TSV files, or of binarised text, in the data folder.
 
-    Text is encoded like the pre-training text, with tokenizer and dictionary of ``--data-bin``, to which ``<mask>`` is
-    added as in pre-training. Rows are ``<s> a </s>`` or ``<s> a </s> b </s>``.
+    Text of tables is encoded like the pre-training text, with tokenizer and dictionary of ``--data-bin``, to which
+    ``<mask>`` is added as in pre-training. Rows are ``<s> a </s>`` or ``<s> a </s> b </s>``.
     """
 
     def __init__(self, args: Settings, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:
@@ -125,6 +147,10 @@ class SentencePredictionTask(FairseqTask):
                     f"{dictionary.path or DICTIONARY}: `task` sentence_prediction needs a {role} symbol, which the "
                     f"dictionary lacks; name one as {role}=WORD in its #specials line"
                 )
+        for name in ("init_token", "separator_token"):
+            index = getattr(self.cfg, name) or 0
+            if index >= len(dictionary):
+                raise UserError(f"`{name}` {index}: the dictionary has ids up to {len(dictionary) - 1}")
         self._rows: dict[Path, SentenceRows] = {}
 
     @classmethod
@@ -133,8 +159,10 @@ class SentencePredictionTask(FairseqTask):
         cfg = fields.typed(SentencePredictionConfig, settings.flat)
         data = data_folders(settings.data_path)[0]
         if not data.is_file():
-            settings = settings.changed(labels=cfg.with_labels_of(data).labels)
-        folder = cfg.data_bin or _dictionary_folder(settings)
+            known = cfg.completed(data)
+            settings = settings.changed(labels=known.labels, sentence_pairs=known.sentence_pairs)
+        inputs = input_folders(data)
+        folder = ":".join(map(str, inputs)) or cfg.data_bin or _dictionary_folder(settings)
         if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, DICTIONARY)):
             raise UserError(
                 f"`data_bin` {os.path.join(folder, DICTIONARY)}: file not found; give the data folder of pre-training"
@@ -145,6 +173,14 @@ class SentencePredictionTask(FairseqTask):
     @property
     def source_dictionary(self) -> Dictionary:
         return self.dictionary
+
+    @property
+    def label_dictionary(self) -> Dictionary:
+        """The classes, as scripts written for fairseq number them: after the special symbols."""
+        dictionary = Dictionary()
+        for label in self.layout.labels:
+            dictionary.add_symbol(label)
+        return dictionary
 
     def build_model(self, args: Settings) -> BaseFairseqModel:
         """The encoder of the chosen architecture, with a classification head instead of the pre-training head."""
@@ -161,28 +197,44 @@ class SentencePredictionTask(FairseqTask):
         return {"tokens_per_sample": self.cfg.tokens_per_sample}
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> SentenceRows:
-        """The rows of ``SPLIT.tsv``, encoded once and kept in memory; ``valid`` is the development file."""
-        path = split_file(folder or data_folders(self.settings.data_path)[0], split, self.layout)
+        """The rows of *split*, read once and kept in memory; of tables, ``valid`` is the development file."""
+        data = Path(folder or data_folders(self.settings.data_path)[0])
+        inputs = input_folders(data)
+        path = data / split if inputs else split_file(data, split, self.layout)
         if path not in self._rows:
-            self._rows[path] = self._read(path, split, training)
+            labelled = not split.startswith(UNLABELLED)
+            if inputs:
+                sentences = read_sentences(data, split, self.dictionary)
+                labels = read_labels(data, split, self.layout, len(sentences), labelled)
+            else:
+                examples = read_examples(path, self.layout, labelled)
+                sentences = [self._encoded(example.sentences) for example in examples]
+                labels = [example.label for example in examples]
+            if training:
+                check_labels(path, labels)
+            self._rows[path] = self._of_ids(sentences, labels, str(path))
         return self._rows[path]
-
-    def _read(self, path: Path, split: str, training: bool) -> SentenceRows:
-        examples = read_examples(path, self.layout, labelled=not split.startswith(UNLABELLED))
-        if training:
-            check_labels(path, examples)
-        texts, labels = ([getattr(example, name) for example in examples] for name in ("sentences", "label"))
-        return self.rows(texts, labels, str(path))
 
     def rows(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Label | None], name: str) -> SentenceRows:
         """The rows of *texts*, one or two sentences each, with their *labels*; *name* stands in warnings."""
+        return self._of_ids([self._encoded(text) for text in texts], labels, name)
+
+    def _encoded(self, sentences: tuple[str, ...]) -> tuple[np.ndarray, ...]:
+        return tuple(map(self.encode, sentences))
+
+    def _of_ids(
+        self, sentences: Sequence[tuple[np.ndarray, ...]], labels: Sequence[Label | None], name: str
+    ) -> SentenceRows:
         model: Any = self.settings.model
         known = vars(model) if model is not None else {}
+        limit = min(self.cfg.tokens_per_sample, known.get("max_positions", self.cfg.tokens_per_sample))
         return SentenceRows(
-            [tuple(self.encode(text) for text in sentences) for sentences in texts],
+            sentences,
             labels,
             self.dictionary,
-            limit=min(self.cfg.tokens_per_sample, known.get("max_positions", self.cfg.tokens_per_sample)),
+            limit=limit if self.cfg.shorten_method == "truncate" else None,
+            begin=self.cfg.init_token,
+            separator=self.cfg.separator_token,
             token_types=known.get("token_types", 0) > 1,
             regression=self.layout.is_regression,
             name=name,

@@ -17,7 +17,7 @@ from fairseq.distributed import World
 from fairseq.distributed.sharding import is_sharded, place_of
 from fairseq.errors import UserError
 from fairseq.models.architectures.transformer_lm import resumed
-from fairseq.models.loading import load_fitting
+from fairseq.models.loading import check_settings, load_fitting
 from fairseq.tasks.dictionary_digest import check_dictionary, dictionary_of
 from fairseq.training import stages
 from fairseq.training.run import Run
@@ -76,15 +76,25 @@ def begin(run: Run, origin: Origin) -> None:
     """Let *run* go on from *origin*, which gives its state away."""
     state, origin.state = origin.state or {}, None
     match origin.kind:
+        case "checkpoint" if run.trainer.model.is_begun_by(state["model"]):
+            if not run.settings.checkpoint.reset_optimizer:
+                advice = "`reset_optimizer` begins a new one with its weights"
+                raise UserError(f"{origin.source}: lacks the head of this model; {advice}")
+            check_settings(run.trainer.model, state.get("args") or {}, run.settings.model, origin.source)
+            _load_weights(run, state, origin.source)
         case "checkpoint":
             with restoring(origin.source):
                 run.restore(state, origin.source)
                 log_differences(run.trainer, run.settings, state.get("args") or {}, origin.source)
         case "weights":
-            check_dictionary(state, origin.source, dictionary_of(run.task))
-            load_fitting(run.trainer.model, state["model"], origin.source)
+            _load_weights(run, state, origin.source)
         case "stage":
             run.restore(state, origin.source, adopt=True)
+
+
+def _load_weights(run: Run, state: dict[str, Any], source: str) -> None:
+    check_dictionary(state, source, dictionary_of(run.task))
+    load_fitting(run.trainer.model, state["model"], source)
 
 
 def at_version(settings: TrainingSettings, stored: Mapping[str, Any]) -> TrainingSettings:

@@ -1,0 +1,153 @@
+"""Fine-tuning on fairseq's folders ``input0``, ``input1`` and ``label``."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import runs
+import torch
+from mistakes import user_error
+from sentences import SMALL, separable, write_dictionary, write_folders, write_pretrained
+
+from fairseq.config import options
+from fairseq.evaluation.classifier import SentenceClassifier
+from fairseq.tasks import setup_task
+from fairseq_cli import finetune
+
+ROBERTA = f"{SMALL} --arch roberta_base --init-token 0 --separator-token 2"
+PAIRS = {"input0": ["w0 w1", "w3"], "input1": ["w2", "w4 nonsense"], "label": ["yes", "no"]}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return write_dictionary(tmp_path / "home")
+
+
+@pytest.fixture
+def classes(home: Path) -> Path:
+    """A separable task of the classes neg and pos."""
+    for split, seed, count in (("train", 1, 61), ("valid", 2, 40)):
+        texts, labels = zip(*separable(seed, count), strict=True)
+        columns = {"input0": list(texts), "label": ["pos" if label else "neg" for label in labels]}
+        write_folders(home / "data", split, columns, home)
+    return home / "data"
+
+
+def task_on(data: Path, *flags: Any) -> Any:
+    return setup_task(runs.arguments(ROBERTA, *flags, data=data))
+
+
+def tokens(task: Any, split: str = "train") -> list[list[int]]:
+    dataset = task.dataset(split)
+    return dataset.batch(np.arange(len(dataset)))["net_input"]["src_tokens"].tolist()
+
+
+def test_rows_of_pairs_have_fairseqs_separator(home: Path) -> None:
+    data = write_folders(home / "data", "train", PAIRS, home)
+    a, b, c, d, e = (4 + number for number in range(5))
+    task = task_on(data)
+    assert tokens(task) == [[0, a, b, 2, 2, c, 2], [0, d, 2, 2, e, 3, 2]]
+    assert tokens(task_on(data, "--init-token 5 --separator-token 7"))[0] == [5, a, b, 2, 7, c, 2]
+    assert task.layout.labels == ("no", "yes") and task.layout.sentences == ("sentence1", "sentence2")
+    assert task.dataset("train").batch(np.arange(2))["target"].tolist() == [1, 0]
+    assert [task.label_dictionary.string([n + task.label_dictionary.nspecial]) for n in range(2)] == ["no", "yes"]
+    assert task.dictionary.mask() == len(task.dictionary) - 1
+    assert tokens(task_on(data, "--token-types 2"))[0] == [0, a, b, 2, 2, c, 2]
+
+
+def test_classes_are_numbered_by_the_settings_whatever_the_labels_dictionary(home: Path) -> None:
+    data = write_folders(home / "data", "train", PAIRS, home)
+    assert task_on(data, "--labels yes,no").dataset("train").batch(np.arange(2))["target"].tolist() == [0, 1]
+
+
+def test_scores_are_text_and_a_test_split_needs_no_labels(home: Path) -> None:
+    pairs = {name: lines for name, lines in PAIRS.items() if name != "label"}
+    data = write_folders(home / "data", "train", pairs, home)
+    write_folders(data, "test", pairs, home)
+    (data / "label").mkdir()
+    (data / "label" / "train.label").write_text("0.25\n1e0\n")
+    task = task_on(data, "--regression-target --num-classes 1")
+    assert task.dataset("train").batch(np.arange(2))["target"].tolist() == [0.25, 1.0]
+    assert "target" not in task.dataset("test").batch(np.arange(2))
+
+
+def test_long_rows_are_cut_or_left_out(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    columns = {"input0": ["w1 " * 40, "w2", "w3"], "input1": ["w4 " * 5, "w5 " * 30, "w6"], "label": [0, 1, 0]}
+    data = write_folders(home / "data", "train", columns, home)
+    rows = [[token for token in row if token != 1] for row in tokens(task_on(data))]
+    assert [len(row) for row in rows] == [24, 24, 6]
+    assert rows[0] == [0, *[5] * 15, 2, 2, *[8] * 5, 2]
+    task = task_on(data, "--shorten-method none")
+    model = task.build_model(task.settings)
+    with caplog.at_level(logging.WARNING):
+        batches = task.iterator("train", model, task.build_criterion(task.settings), training=True)
+        assert sum(sample["nsentences"] for sample in batches) == 1
+    assert "left out 2 blocks longer than 24 positions" in caplog.text
+
+
+def test_fine_tuning_begins_with_restore_file_learns_and_goes_on_to_the_bit(classes: Path, tmp_path: Path) -> None:
+    source = write_pretrained(tmp_path / "model.pt", classes.parent, "--arch roberta_base")
+    flags = f"{ROBERTA} --num-classes 2 --classification-head-name imdb_head --best-checkpoint-metric accuracy"
+    flags += " --maximize-best-checkpoint-metric --shorten-method truncate --save-interval-updates 20"
+    first = f"--restore-file {source} --reset-optimizer --reset-dataloader --reset-meters"
+    whole = runs.train(tmp_path / "whole", flags, first, "--max-update 40", data=classes)
+    assert max(line["accuracy"] for line in runs.summaries(whole, "valid")) > 90
+    start = runs.checkpoint.read(source)["model"]
+    runs.train(tmp_path / "none", flags, first, "--max-update 1 --lr 1e-9", data=classes)
+    saved = runs.checkpoint.read(tmp_path / "none" / "checkpoint_last.pt")["model"]
+    assert {name.split(".")[0] for name in saved} == {"encoder", "classification_heads"}
+    for name in ("encoder.sentence_encoder.layers.0.fc1.weight", "encoder.sentence_encoder.embed_tokens.weight"):
+        torch.testing.assert_close(saved[name], start[name], atol=1e-6, rtol=0)
+    runs.train(tmp_path / "parts", flags, first, "--max-update 20", data=classes)
+    rest = runs.train(tmp_path / "parts", flags, "--max-update 40", data=classes)
+    assert runs.updates(rest) == runs.updates(whole)[20:]
+    last = [runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "parts")]
+    assert runs.difference(*last) is None
+    best = SentenceClassifier.from_pretrained(tmp_path / "whole" / "checkpoint_best.pt")
+    assert set(best.labels) == {"neg", "pos"} and best.classify(["w1 w11"])[0].label == "pos"
+
+
+def test_a_checkpoint_of_other_classes_or_another_vocabulary_is_not_gone_on_from(classes: Path, tmp_path: Path) -> None:
+    source = write_pretrained(tmp_path / "model.pt", classes.parent, "--arch roberta_base")
+    with user_error("model.pt: lacks the head of this model; --reset-optimizer begins a new one"):
+        runs.train(tmp_path / "run", ROBERTA, "--max-update 1 --restore-file", source, data=classes)
+    state = runs.checkpoint.load(source)
+    for name in ("encoder.sentence_encoder.embed_tokens.weight", "encoder.lm_head.weight", "encoder.lm_head.bias"):
+        state["model"][name] = state["model"][name][:-1]
+    runs.checkpoint.save(tmp_path / "other.pt", state)
+    for flag in ("--finetune-from-model", "--reset-optimizer --restore-file"):
+        with user_error("other.pt: was trained with a dictionary of 24 symbols, but --data-bin has 25"):
+            runs.train(tmp_path / "run", ROBERTA, "--max-update 1", flag, tmp_path / "other.pt", data=classes)
+
+
+def test_the_finetuning_command_reads_the_folders(classes: Path, tmp_path: Path) -> None:
+    source = write_pretrained(tmp_path / "model.pt", classes.parent, "--arch roberta_base")
+    words = ["--cpu --log-format none --seeds 1 --lrs 0.02 --max-epoch 2 --batch-size 8 --path", source]
+    words = runs.words(classes, *words, "--save-dir", tmp_path / "out")
+    report = finetune.main(options.parse_args_and_arch(finetune.get_finetune_parser(), words))
+    assert report["runs"][0]["figures"].keys() == {"accuracy", "score"}
+    result = runs.json.loads((tmp_path / "out" / "lr0.02-seed1" / "result.json").read_text())
+    assert {str(classes / "input0" / "train.bin"), str(classes / "label" / "train.idx")} <= result["inputs"].keys()
+
+
+def test_folders_that_do_not_fit_together_are_one_line(home: Path) -> None:
+    data = write_folders(home / "data", "train", PAIRS, home)
+    for flags, message in {
+        "--num-classes 3": "--num-classes 3: the classes are no, yes; give 2, or leave it out",
+        "--num-classes 1 --regression-target": "label/train.label: file not found",
+        "--num-classes 2 --regression-target": "--num-classes 2: a score is one number; give 1",
+        "--init-token 99": "--init-token 99: the dictionary has ids up to 24",
+        "--labels a,b": "label/train: line 1: label 'yes': not one of a, b",
+    }.items():
+        with user_error(message):
+            task_on(data, flags).dataset("train", training=True)
+    write_folders(data, "train", {"label": ["yes", "no", "no"]}, home)
+    with user_error("label/train: 3 lines where input0 has 2; preprocess both from the same examples"):
+        task_on(data).dataset("train")
+    write_folders(data, "train", {"label": ["a,b", "c"]}, home)
+    with user_error("label/dict.txt: label 'a,b' has a comma"):
+        task_on(data)
