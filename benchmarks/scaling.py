@@ -26,7 +26,7 @@ from benchmarks import machine
 from fairseq import checkpoint, distributed
 from fairseq.checkpoint import CheckpointManager
 from fairseq.config import options
-from fairseq.config.settings import CommonConfig, DistributedConfig, training_settings
+from fairseq.config.settings import CommonConfig, DistributedConfig, TrainingSettings, training_settings
 from fairseq.distributed import Job, World
 from fairseq.distributed.sharding import build_device
 from fairseq.models.flops import OPERATIONS
@@ -230,7 +230,7 @@ def _trainer(args: argparse.Namespace, backend: str, world: World) -> Trainer:
     task = setup_task(settings)
     with build_device(settings.distributed, world):
         model = task.build_model(settings)
-    return Trainer(settings, task, model, task.build_criterion(settings), world)
+    return Trainer.from_settings(settings, task, model, task.build_criterion(settings), world)
 
 
 def _median(work: Callable[[], object], world: World, repeats: int = 5) -> float:
@@ -258,10 +258,10 @@ def _saving_seconds(args: argparse.Namespace, trainers: dict[str, Trainer], worl
     for kind in ("replicated", "sharded"):
         for name, background in (("blocking", False), ("background", True)):
             trainer = trainers[kind]
-            cfg = replace(
-                trainer.settings.checkpoint, async_save=background, save_interval_updates=1, keep_interval_updates=1
-            )
-            saver = Saver(cfg, trainer.settings.distributed, world, CheckpointManager(cfg) if world.is_first else None)
+            settings = trainer.task.settings
+            assert isinstance(settings, TrainingSettings)
+            cfg = replace(settings.checkpoint, async_save=background, save_interval_updates=1, keep_interval_updates=1)
+            saver = Saver(cfg, settings.distributed, world, CheckpointManager(cfg) if world.is_first else None)
             savers[f"{kind} checkpoint, {name}"] = trainer, saver
     seconds: dict[str, list[float]] = {name: [] for name in savers}
     for number in range(args.saves * len(savers)):

@@ -84,7 +84,7 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
             of_stage = stages.settings_at(settings, planned, stage) if stage else settings
             run = Run(of_stage, world, manager, stage, interruption)
             resumption.begin(run, origin)
-            settings = settings.changed(**{**run.inferred, **run.trainer.restored})
+            settings = settings.changed(**{**run.inferred, **run.restored})
             run.batches.open()  # what is wrong with the data is found before anything is written
             if manager is not None and origin.kind != "stage":
                 run.record_settings(settings, manager)

@@ -6,7 +6,7 @@ In this order: device, precision, recomputed activations, then one execution of 
 
 from __future__ import annotations
 
-from fairseq.config.settings import DistributedConfig, TrainingSettings
+from fairseq.config.settings import DistributedConfig
 from fairseq.distributed import DataParallel, GradientReducer, World
 from fairseq.distributed.sharding import BACKEND, ShardedReducer, is_sharded
 from fairseq.errors import UserError
@@ -16,19 +16,28 @@ from fairseq.optim import FairseqOptimizer
 from fairseq.tasks.fairseq_task import LossGraph
 
 
-def data_parallel(graph: LossGraph, precision: Precision, settings: TrainingSettings, world: World) -> DataParallel:
+def data_parallel(
+    graph: LossGraph, precision: Precision, cfg: DistributedConfig, compiled: bool, world: World
+) -> DataParallel:
     """Place *graph* on the device of *world*, and return its execution on the data of all processes.
+
+    Args:
+        graph: model and criterion.
+        precision: of the model.
+        cfg: settings of the processes.
+        compiled: ``--compile``.
+        world: the processes.
 
     Raises:
         UserError: settings contradict each other.
     """
-    cfg, model = settings.distributed, graph.model
-    _check(settings)
+    model = graph.model
+    _check(cfg, compiled)
     sharded = is_sharded(cfg, world)
     precision.place(graph.model, None if sharded else world.device)  # sharded, it may never be whole on a device
     if not sharded:
         graph.criterion.to(world.device)
-    if settings.common.compile:
+    if compiled:
         compile_model(model)
     if cfg.checkpoint_activations:
         checkpoint_activations(model)
@@ -55,10 +64,9 @@ def check_optimizer(optimizer: FairseqOptimizer, cfg: DistributedConfig, world: 
         )
 
 
-def _check(settings: TrainingSettings) -> None:
-    cfg = settings.distributed
+def _check(cfg: DistributedConfig, compiled: bool) -> None:
     if cfg.ddp_backend == BACKEND:
-        if settings.common.compile:
+        if compiled:
             raise UserError(f"`compile`: cannot be combined with `ddp_backend` {BACKEND}; leave one of them out")
         return
     for name in ("cpu_offload", "shard_group_size"):

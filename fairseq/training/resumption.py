@@ -21,7 +21,6 @@ from fairseq.models.loading import check_settings, load_fitting
 from fairseq.tasks.dictionary_digest import check_dictionary, dictionary_of
 from fairseq.training import stages
 from fairseq.training.run import Run
-from fairseq.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +83,9 @@ def begin(run: Run, origin: Origin) -> None:
             _load_weights(run, state, origin.source)
         case "checkpoint":
             with restoring(origin.source):
+                given = run.settings
                 run.restore(state, origin.source)
-                log_differences(run.trainer, run.settings, state.get("args") or {}, origin.source)
+                log_differences(run, given, state.get("args") or {}, origin.source)
         case "weights":
             _load_weights(run, state, origin.source)
         case "stage":
@@ -123,16 +123,16 @@ def restoring(path: str) -> Iterator[None]:
         ) from error
 
 
-def log_differences(trainer: Trainer, given: TrainingSettings, stored: Mapping[str, Any], source: str) -> None:
+def log_differences(run: Run, given: TrainingSettings, stored: Mapping[str, Any], source: str) -> None:
     """Log one warning with the settings that differ from those of the checkpoint; nothing where none does.
 
     Args:
-        trainer: restored from the checkpoint; it has the settings in force.
+        run: restored from the checkpoint; it has the settings in force.
         given: the settings that the user gave.
         stored: those in the checkpoint, which may be of another version or of fairseq.
         source: the checkpoint.
     """
-    now, restored = trainer.stored_settings(), trainer.restored
+    now, restored = run.stored_settings(), run.restored
     names = sorted(now.keys() & stored.keys() - _APART - _of_stages(given))
     names = [name for name in names if _is_flat(now[name]) and _is_flat(stored[name])]
     changed = [name for name in names if differ(now[name], stored[name])]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fairseq.checkpoint import CheckpointManager
-from fairseq.config.fields import parse_dict
+from fairseq.config.fields import differ, parse_dict
 from fairseq.config.settings import DataConfig, TrainingSettings
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.place import SavedBy
@@ -23,6 +23,7 @@ from fairseq.distributed.sharding import build_device
 from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import ProgressBar, RunProgress, progress_bar
 from fairseq.logging.recorders import Record
+from fairseq.models.loading import check_settings, stored_settings
 from fairseq.tasks import FairseqTask, setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary, check_save_dir, dictionary_of
 from fairseq.training import log
@@ -51,8 +52,9 @@ class Run:
         interruption: the signal that asks this process to stop.
 
     Attributes:
-        settings: of the run, with what the task inferred from the data.
+        settings: those in force: of the run, with what the task inferred from the data and what was restored.
         inferred: the settings that the task inferred, such as the classes of a table.
+        restored: those that a restored state put in place of the ones given, by name.
         record: writes figures to the recorders, while the run trains.
     """
 
@@ -78,6 +80,7 @@ class Run:
         torch.manual_seed(self.common.seed)
         self.task: FairseqTask = setup_task(settings)
         self.inferred = _inferred(self.task, settings)
+        self.restored: dict[str, Any] = {}
         self.settings = settings = settings.changed(**self.inferred) if self.inferred else settings
         with build_device(settings.distributed, world):
             model = self.task.build_model(settings)
@@ -86,7 +89,7 @@ class Run:
             torch.manual_seed(self.common.seed + world.rank)
         self.manager = manager
         self.saver = Saver(settings.checkpoint, settings.distributed, world, manager)
-        self.trainer = Trainer(settings, self.task, model, criterion, world)
+        self.trainer = Trainer.from_settings(settings, self.task, model, criterion, world)
         self.batches = self._iterator(data.train_subset, training=True)
         self.validation: dict[str, EpochIterator] = {}
         if not self.saving.disable_validation:
@@ -116,10 +119,16 @@ class Run:
                     "%s: memory dropped, because rows, segments or memory have another length",
                     source,
                 )
-        self.trainer.load_state_dict(state, source, rows, adopt=adopt)
+        stored, model = state.get("args") or {}, self.trainer.model
+        # First, because it names the setting by which parameters have other names or shapes.
+        check_settings(model, stored, self.settings.model, source, self.settings.extensions)
+        in_force = self.trainer.load_state_dict(state, source, self.saving, rows, adopt=adopt)
+        given = self.settings.flat
+        self.restored = {n: value for n, value in in_force.items() if n in given and differ(given[n], value)}
+        self.settings = self.settings.changed(**self.restored)
         if not self.saving.reset_meters:
             self.trained_before = float(extra.get("previous_training_time") or 0.0)
-            self._restore_best(extra, state.get("args") or {})
+            self._restore_best(extra, stored)
             self.check_patience()
         logger.info("restored %s: epoch %d, update %d", source, self.batches.epoch, self.trainer.num_updates)
 
@@ -155,7 +164,7 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything a run needs to continue; to be called on every process."""
-        state = self.trainer.state_dict()
+        state = {"args": self.stored_settings(), **self.trainer.state_dict()}
         state["extra_state"].update(
             train_iterator=self.batches.state_dict(),
             batches=self.batches_signature(),
@@ -169,6 +178,10 @@ class Run:
                 "max_update": self.stage.max_update,
             }
         return state
+
+    def stored_settings(self) -> dict[str, Any]:
+        """Return the settings in force, as a checkpoint stores them."""
+        return stored_settings(self.settings, self.trainer.model)
 
     def wall(self) -> float:
         """Return seconds of training so far, restored ones included."""

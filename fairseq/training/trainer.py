@@ -16,21 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.checkpoint.optimizer_state import ParameterNames, convert_state
-from fairseq.config.fields import differ, parse_dict
-from fairseq.config.settings import CheckpointConfig, TrainingSettings
+from fairseq.config.fields import parse_dict
+from fairseq.config.settings import CheckpointConfig, CommonConfig, OptimizationConfig, TrainingSettings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
-from fairseq.distributed import World
+from fairseq.distributed import DataParallel, World
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Meter, NamedSums
 from fairseq.models import BaseFairseqModel
-from fairseq.models.loading import check_settings, layers_of, load_parameters, stored_parameters, stored_settings
+from fairseq.models.loading import layers_of, load_parameters, stored_parameters
 from fairseq.modules.precision import Precision
-from fairseq.optim import OPTIMIZERS, build_optimizer, hidden_matrices, parameter_groups
+from fairseq.optim import OPTIMIZERS, FairseqOptimizer, build_optimizer, hidden_matrices, parameter_groups
 from fairseq.optim.elementwise import ElementwiseOptimizer
-from fairseq.optim.lr_scheduler import build_lr_scheduler
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, build_lr_scheduler
 from fairseq.tasks import dictionary_digest
 from fairseq.tasks.carried import Carried
-from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 from fairseq.training import gradients, nonfinite
 from fairseq.training.averaging import restore_weights, weight_average
 from fairseq.training.loss_scaler import LossScaler
@@ -47,63 +47,89 @@ class Trainer:
     """Model, criterion, optimizer and schedule of one run, on one process of *world*.
 
     Args:
-        settings: those of the run.
+        cfg: settings of updates.
         task: whose memory the steps carry along.
-        model, criterion: what is trained, on what.
+        graph: model and criterion.
+        reducer: the execution of *graph* on the data of all processes.
+        optimizer, lr_scheduler: of the reducer's parameters.
+        splitter: repeats batches that exceed memory.
+        precision: of the forward pass.
+        scaler: of the loss; None: it is not scaled.
         world: the processes that train together.
-
-    Attributes:
-        settings: those in force, which checkpoints hold.
-        restored: those of them that a restored state put in place of the ones given, by name.
     """
 
     def __init__(
         self,
+        cfg: OptimizationConfig,
+        task: FairseqTask,
+        graph: LossGraph,
+        reducer: DataParallel,
+        optimizer: FairseqOptimizer,
+        lr_scheduler: FairseqLRScheduler,
+        splitter: BatchSplitter,
+        precision: Precision,
+        scaler: LossScaler | None,
+        world: World,
+    ) -> None:
+        self.cfg = cfg
+        self.task = task
+        self.graph = graph
+        self.model, self.criterion = graph.model, graph.criterion
+        self.reducer = reducer
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.splitter = splitter
+        self.precision = precision
+        self.scaler = scaler
+        self.world = world
+        self.names = ParameterNames(self.model, self.criterion, self._source_groups())
+        self.parameters = optimizer.params
+        self.average = weight_average(cfg, self._trained())
+        self.num_updates = 0
+        self.figures = task.figures(self.criterion)
+        self.meters = {name: Meter(world.device) for name in ("train", "train_inner")}
+        self.skipped = NonFiniteUpdates(cfg.skip_nonfinite)
+        lr_scheduler.step_update(0)
+
+    @classmethod
+    def from_settings(
+        cls,
         settings: TrainingSettings,
         task: FairseqTask,
         model: BaseFairseqModel,
         criterion: FairseqCriterion,
         world: World | None = None,
-    ) -> None:
-        self.settings = settings
-        self.task = task
-        self.model = model
-        self.criterion = criterion
-        self.world = world or World()
-        self.cfg = settings.optimization
-        self.precision = Precision(settings.common)
-        self.graph = task.loss_graph(model, criterion)
-        self.reducer = data_parallel(self.graph, self.precision, settings, self.world)
+    ) -> Trainer:
+        """Return the trainer of *model* that *settings* describe; the model is placed on the device of *world*.
+
+        Raises:
+            UserError: settings contradict each other, the model or the optimizer.
+        """
+        world = world or World()
+        cfg, precision, graph = settings.optimization, Precision(settings.common), task.loss_graph(model, criterion)
+        reducer = data_parallel(graph, precision, settings.distributed, settings.common.compile, world)
         hidden = {id(p) for p in hidden_matrices(layers_of(model))}
         groups = parameter_groups(
-            [(name.removeprefix("model."), p) for name, p in self.reducer.named_parameters()],
-            self.cfg.no_decay_on_norms_and_biases,
-            [p for _, p in self.reducer.named_parameters() if id(self.reducer.source(p)) in hidden],
+            [(name.removeprefix("model."), p) for name, p in reducer.named_parameters()],
+            cfg.no_decay_on_norms_and_biases,
+            [p for _, p in reducer.named_parameters() if id(reducer.source(p)) in hidden],
             OPTIMIZERS[settings.chosen.optimizer].group_of,
         )
-        self.optimizer = build_optimizer(settings, groups)
-        check_optimizer(self.optimizer, settings.distributed, self.world)
-        if self.precision.half_parameters and not self.optimizer.supports_half_parameters:
+        optimizer = build_optimizer(settings, groups)
+        check_optimizer(optimizer, settings.distributed, world)
+        if precision.half_parameters and not optimizer.supports_half_parameters:
             raise UserError(
-                f"`memory_efficient_fp16`: the state of {type(self.optimizer).__name__} would be float16, too; "
+                f"`memory_efficient_fp16`: the state of {type(optimizer).__name__} would be float16, too; "
                 "use `fp16` or another `optimizer`"
             )
-        self.names = ParameterNames(model, criterion, self._source_groups())
-        self.parameters = self.optimizer.params
-        self.lr_scheduler = build_lr_scheduler(settings, self.optimizer)
-        self.scaler = _loss_scaler(settings, self.world) if self.precision.needs_scaling else None
-        self.average = weight_average(self.cfg, self._trained())
-        self.num_updates = 0
-        self.restored: dict[str, Any] = {}
-        self.figures = task.figures(criterion)
-        self.meters = {name: Meter(self.world.device) for name in ("train", "train_inner")}
-        self.skipped = NonFiniteUpdates(self.cfg.skip_nonfinite)
-        self.splitter = BatchSplitter(
-            self.cfg.oom_retry,
-            model,
-            self.world.size == 1 or settings.distributed.reduces_after_backward,
-        )
-        self.lr_scheduler.step_update(0)
+        repeatable = world.size == 1 or settings.distributed.reduces_after_backward
+        return cls(
+            cfg, task, graph, reducer, optimizer, build_lr_scheduler(settings, optimizer),
+            splitter=BatchSplitter(cfg.oom_retry, model, repeatable),
+            precision=precision,
+            scaler=_loss_scaler(settings.common, cfg, world) if precision.needs_scaling else None,
+            world=world,
+        )  # fmt: skip
 
     def begin_epoch(self, epoch: int) -> None:
         """Tell the schedule that *epoch* (from 1) begins."""
@@ -241,7 +267,6 @@ class Trainer:
         Tensors are the live ones: only the process that writes the checkpoint copies them to the host.
         """
         state: dict[str, Any] = {
-            "args": self.stored_settings(),
             "model": self._stored_model(),
             "optimizer_history": [
                 {
@@ -272,29 +297,35 @@ class Trainer:
             state["extra_state"]["loss_scaler"] = self.scaler.state_dict()
         return state
 
-    def stored_settings(self) -> dict[str, Any]:
-        """Return the settings in force, as a checkpoint stores them."""
-        return stored_settings(self.settings, self.model)
-
-    def load_state_dict(self, state: Mapping[str, Any], source: str, rows: int = 0, *, adopt: bool = False) -> None:
+    def load_state_dict(
+        self,
+        state: Mapping[str, Any],
+        source: str,
+        options: CheckpointConfig = CheckpointConfig(),  # noqa: B008 - frozen
+        rows: int = 0,
+        *,
+        adopt: bool = False,
+    ) -> dict[str, Any]:
         """Continue from *state*, ours or fairseq's.
 
         Args:
             state: a loaded checkpoint.
             source: what to call it in messages.
+            options: what is left aside (``--reset-…``), and what is overridden.
             rows: rows of a batch on one rank that go on where they stopped when *state* was saved, so that their
                 memory still fits; 0: none do.
             adopt: nothing else uses the tensors of the optimizer's state, so that they need not be copied.
 
+        Returns:
+            The settings that are in force now by the optimizer's state or the schedule's, by name.
+
         Raises:
             UserError: its parameters are not the model's, or its optimizer not the one asked for.
         """
-        options = self.settings.checkpoint
-        # First, because it names the flag where parameters have other names or shapes by a setting.
-        check_settings(self.model, state.get("args") or {}, self.settings.model, source, self.settings.extensions)
         load_parameters(self.model, state["model"], source)
         extra = state.get("extra_state") or {}
         history = (state.get("optimizer_history") or [{}])[-1]
+        in_force: dict[str, Any] = {}
         if "average" in extra and not options.reset_optimizer:
             average = self._each(self.reducer.own, extra["average"])
             if self.average is not None:
@@ -307,9 +338,12 @@ class Trainer:
             self._load_optimizer(state, history, source, options, adopt)
             if not options.reset_lr_scheduler:
                 self.lr_scheduler.load_state_dict(history.get("lr_scheduler_state") or {})
+            names = () if options.reset_lr_scheduler else self.lr_scheduler.restored_settings
             if self.scaler is not None and "loss_scaler" in extra:
                 self.scaler.load_state_dict(extra["loss_scaler"])
-            self._adopt_settings(state.get("args") or {}, "loss_scaler" in extra)
+                names = (*names, "fp16_init_scale")
+            of_others = {name: value for name, value in (state.get("args") or {}).items() if name in names}
+            in_force = {**self.optimizer.settings_in_force(), **of_others}
             self.num_updates = int(history.get("num_updates", 0))
             self.skipped.count = int(extra.get("skipped_nonfinite", 0))
         self.lr_scheduler.step_update(self.num_updates)
@@ -322,6 +356,7 @@ class Trainer:
         # Version 0.1 saved the memory of rows beside the other entries.
         saved = extra.get("carried") or {"memory": extra.get("memory") or []}
         self.task.load_carried(saved, rows, self.world)
+        return in_force
 
     def _stored_model(self) -> dict[str, Any]:
         """The model as a checkpoint stores it: where a mean of the weights is asked for, in place of the parameters."""
@@ -362,18 +397,6 @@ class Trainer:
             **({"adopt": adopt} if isinstance(self.optimizer.optimizer, ElementwiseOptimizer) else {}),
         )
 
-    def _adopt_settings(self, stored: Mapping[str, Any], has_scale: bool) -> None:
-        """Record the settings that a restored state put in force: the groups' of the optimizer, others as *stored*."""
-        names = () if self.settings.checkpoint.reset_lr_scheduler else self.lr_scheduler.restored_settings
-        if self.scaler is not None and has_scale:
-            names = (*names, "fp16_init_scale")
-        in_force = {**self.optimizer.settings_in_force(), **{name: stored[name] for name in names if name in stored}}
-        given = self.settings.flat
-        self.restored = {
-            name: value for name, value in in_force.items() if name in given and differ(given[name], value)
-        }
-        self.settings = self.settings.changed(**self.restored)
-
     def _source_groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups with the parameters of the model, of which it may have parts."""
         source = self.reducer.source
@@ -404,9 +427,8 @@ class Trainer:
                 torch.cuda.set_rng_state(own["cuda"].cpu(), self.world.device)
 
 
-def _loss_scaler(settings: TrainingSettings, world: World) -> LossScaler:
-    cfg, frequencies = settings.common, settings.optimization.update_freq
-    window = cfg.fp16_scale_window or max(1, 2**14 // world.size // frequencies[0])
+def _loss_scaler(common: CommonConfig, cfg: OptimizationConfig, world: World) -> LossScaler:
+    window = common.fp16_scale_window or max(1, 2**14 // world.size // cfg.update_freq[0])
     return LossScaler(
-        cfg.fp16_init_scale, window, cfg.fp16_scale_tolerance, cfg.min_loss_scale, cfg.threshold_loss_scale
+        common.fp16_init_scale, window, common.fp16_scale_tolerance, common.min_loss_scale, common.threshold_loss_scale
     )

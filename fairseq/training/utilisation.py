@@ -61,7 +61,7 @@ def token_flops(trainer: Trainer) -> float | None:
     length = trainer.task.batch_settings().get("tokens_per_sample")
     if length is None or trainer.model.output_layer is None:
         return None
-    settings = trainer.settings.task
+    settings = trainer.task.settings.task
     reading = Reading(
         segment=length,
         memory=trainer.model.memory_length,
@@ -73,7 +73,7 @@ def token_flops(trainer: Trainer) -> float | None:
 
 def token_share(trainer: Trainer) -> float | None:
     """Return the percentage of the devices' peak that one token per second needs; None where it is not known."""
-    peak = _peak(trainer.world, trainer.settings.common)
+    peak = _peak(trainer.world, trainer.task.settings.common)
     flops = token_flops(trainer) if peak is not None else None
     return None if peak is None or flops is None else 100 * flops / (peak * trainer.world.size)
 

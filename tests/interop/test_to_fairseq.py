@@ -16,6 +16,7 @@ from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.to_fairseq0x import to_fairseq
+from fairseq.models.loading import stored_settings
 from fairseq.tasks import setup_task
 from fairseq.training.trainer import Trainer
 from fairseq_cli import export_model
@@ -44,9 +45,10 @@ def test_what_fairseq_wrote_comes_back(name: str, tmp_path: Path) -> None:
     former = "--decoder-normalize-before --decoder-input-dim 24 --decoder-output-dim 24"  # defaults up to 0.10.2
     args = runs.arguments(VARIANTS[name]["flags"], former, data=GOLDEN / "data-bin")
     task = setup_task(args)
-    trainer = Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
+    settings, model = training_settings(args), task.build_model(args)
+    trainer = Trainer.from_settings(settings, task, model, task.build_criterion(args))
     trainer.load_state_dict(checkpoint.load(GOLDEN / f"{name}.pt"), name)
-    checkpoint.save(tmp_path / "ours.pt", trainer.state_dict())
+    checkpoint.save(tmp_path / "ours.pt", {"args": stored_settings(settings, model), **trainer.state_dict()})
     written, theirs = export(tmp_path / "ours.pt", tmp_path / "out.pt"), checkpoint.read(GOLDEN / f"{name}.pt")
 
     assert list(written["model"]) == list(theirs["model"])

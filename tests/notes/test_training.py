@@ -6,6 +6,7 @@ import copy
 import functools
 import operator
 import shutil
+from typing import Any
 
 import noted
 import pytest
@@ -18,8 +19,10 @@ from fairseq import checkpoint
 from fairseq.errors import UserError
 from fairseq.hub import load_model
 from fairseq.inference.loading import load_models
+from fairseq.models import loading
 from fairseq.notes.settings import without_notes
 from fairseq.tasks import setup_task
+from fairseq.training import Trainer
 
 PAIRS = {"bert": (noted.BERT, noted.TNF_BERT), "electra": (noted.ELECTRA, noted.TNF_ELECTRA)}
 NARROW = "--encoder-input-dim 8"
@@ -71,21 +74,33 @@ def test_weights_and_rates_from_python_lie_between_0_and_1(setting, value, data)
         noted.trainer(data, noted.TNF_BERT, **{setting: value})
 
 
+def stored(trainer: Trainer) -> dict[str, Any]:
+    return loading.stored_settings(trainer.task.settings, trainer.model)
+
+
+def check_settings(trainer: Trainer, args: dict[str, Any]) -> None:
+    """The check of a run before it restores a checkpoint with the settings *args*."""
+    settings = trainer.task.settings
+    loading.check_settings(trainer.model, args, settings.model, "x.pt", settings.extensions)
+
+
 @pytest.mark.parametrize("forms", [("", CENTRED), (CENTRED, "")])
 def test_a_checkpoint_with_the_other_form_of_notes_names_the_flag(forms, data):
     saved, resumed = (noted.trainer(data, noted.TNF_BERT, form) for form in forms)
     values = [form.removeprefix("--note-form ") or "literal" for form in forms]
     with user_error(f"^--note-form {values[1]}: x.pt was trained with {values[0]}, "):
-        resumed.load_state_dict(saved.state_dict(), "x.pt")
+        check_settings(resumed, stored(saved))
 
 
 def test_in_a_checkpoint_older_than_their_setting_both_networks_of_electra_read_notes(data, tmp_path):
-    state = noted.trainer(data, noted.TNF_ELECTRA).state_dict()
+    saved = noted.trainer(data, noted.TNF_ELECTRA)
+    state = {"args": stored(saved), **saved.state_dict()}
     del state["args"]["note_readers"]
     one, both = (noted.trainer(data, noted.TNF_ELECTRA, f"--note-readers {who}") for who in ("generator", "both"))
+    check_settings(both, state["args"])
     both.load_state_dict(copy.deepcopy(state), "x.pt")
     with user_error("^--note-readers generator: x.pt was trained with both, "):
-        one.load_state_dict(state, "x.pt")
+        check_settings(one, state["args"])
     checkpoint.save(tmp_path / "x.pt", state)
     (model,), _, _ = load_models([tmp_path / "x.pt"], data, {"keep_notes": True})
     assert model.readers == both.model.readers != one.model.readers

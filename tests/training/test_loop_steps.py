@@ -48,12 +48,12 @@ class Script:
         """A run without a model, which is made and used as :class:`fairseq.training.run.Run` is."""
         number = len(self.made) + 1
         log = self.log.append
-        trainer = SimpleNamespace(model=f"model {number}", restored={}, num_updates=0)
+        trainer = SimpleNamespace(model=f"model {number}", num_updates=0)
         moments = torch.tensor([float(number)])
 
         def restore(state: Any, source: str, *, adopt: bool = False) -> None:
             log(("restore", state, source, adopt))
-            trainer.restored = self.restored
+            made.restored = self.restored
 
         def train() -> None:
             log(("train", number))
@@ -64,6 +64,7 @@ class Script:
             settings=settings,
             saving=settings.checkpoint,
             inferred=self.inferred,
+            restored={},
             trainer=trainer,
             task=SimpleNamespace(source_dictionary=self.dictionary),
             batches=SimpleNamespace(open=lambda: log(("open", number)), close=lambda: log(("close", number))),
@@ -224,7 +225,7 @@ def test_a_checkpoint_is_restored_and_its_settings_compared(follow: Any, tmp_pat
     (_, state, source, adopt), *_ = steps(script, "restore")
     assert (source, adopt, state["args"]) == (str(path), False, {"seed": 4})
     first = script.made[0]
-    assert told == [("differences", first.trainer, first.settings, {"seed": 4}, str(path))]
+    assert told == [("differences", first, first.settings, {"seed": 4}, str(path))]
 
 
 def test_weights_of_another_run_are_loaded_into_the_first_stages_model(

@@ -16,7 +16,8 @@ from fairseq.training.trainer import _loss_scaler
 
 def a_scaler(flags: str = "", world: World | None = None) -> LossScaler:
     """The scaler of a run with *flags*."""
-    return _loss_scaler(training_settings(runs.arguments(runs.BASELINE, "--fp16", flags)), world or World())
+    settings = training_settings(runs.arguments(runs.BASELINE, "--fp16", flags))
+    return _loss_scaler(settings.common, settings.optimization, world or World())
 
 
 def scales(scaler: LossScaler, history: Sequence[bool]) -> list[float]:

@@ -38,7 +38,9 @@ class Steps:
 
     def run(self) -> list[tuple[Any, ...]]:
         precision: Any = SimpleNamespace(place=self.recorder("place"), dtype=torch.bfloat16)
-        parallel.data_parallel(self.graph, precision, self.settings, self.world)
+        parallel.data_parallel(
+            self.graph, precision, self.settings.distributed, self.settings.common.compile, self.world
+        )
         return self.done
 
 

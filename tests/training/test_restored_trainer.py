@@ -10,11 +10,15 @@ import runs
 import torch
 from mistakes import logged, user_error
 from ranks import in_threads
+from small_runs import a_run
 from small_trainers import TINY, XL, a_trainer, batches
 
+from fairseq.config.settings import CheckpointConfig, training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
+from fairseq.models.loading import stored_settings
 from fairseq.text.dictionary import Dictionary
+from fairseq.training import run as run_module
 from fairseq.training import trainer as trainer_module
 from fairseq.training.trainer import Trainer
 
@@ -30,7 +34,7 @@ def test_a_trainer_goes_on_from_a_state_as_if_it_had_not_stopped() -> None:
     state = one.state_dict()
     torch.manual_seed(99)
     other.load_state_dict(state, "a run")
-    assert other.num_updates == 4 and other.restored == {}
+    assert other.num_updates == 4
     # The optimizer's state is copied: both go on from it.
     assert runs.difference(other.state_dict(), state) is None
     random = torch.get_rng_state()
@@ -55,7 +59,7 @@ def test_tensors_of_a_state_that_nothing_else_uses_are_adopted() -> None:
 
 def test_a_state_has_what_the_run_has() -> None:
     plain = a_trainer("--optimizer adam").state_dict()
-    assert set(plain) == {"args", "model", "optimizer_history", "last_optimizer_state", "extra_state", "dictionary"}
+    assert set(plain) == {"model", "optimizer_history", "last_optimizer_state", "extra_state", "dictionary"}
     assert plain["dictionary"] == Dictionary.load(runs.DATA / "dict.txt").digest()
     assert set(plain["extra_state"]) == {"random", "carried", "sums"}
     (history,) = plain["optimizer_history"]
@@ -80,13 +84,25 @@ def state() -> dict[str, Any]:
     for sample in batches(trainer, 3):
         trainer.train_step([sample])
     trainer.skipped.count = 1
-    return trainer.state_dict()
+    return {"args": stored_settings(trainer.task.settings, trainer.model), **trainer.state_dict()}
 
 
 def restored(state: dict[str, Any], *flags: str, base: str = TINY) -> Trainer:
     trainer = a_trainer(FULL, "--lr 0.01", *flags, base=base)
-    trainer.load_state_dict(state, "x.pt")
+    trainer.load_state_dict(state, "x.pt", options(*flags))
     return trainer
+
+
+def options(*flags: str) -> CheckpointConfig:
+    return training_settings(runs.arguments(TINY, FULL, *flags)).checkpoint
+
+
+def in_force(state: dict[str, Any], *flags: str) -> dict[str, Any]:
+    """The settings that a run restores: those that differ from the given ones."""
+    run = a_run(FULL, "--lr 0.01", *flags)
+    run.restore(state, "x.pt")
+    assert all(run.stored_settings()[name] == value for name, value in run.restored.items())
+    return run.restored
 
 
 def test_a_reset_leaves_aside_what_it_names(state: dict[str, Any]) -> None:
@@ -94,7 +110,7 @@ def test_a_reset_leaves_aside_what_it_names(state: dict[str, Any]) -> None:
         trainer = a_trainer(FULL, "--lr 0.01", *flags)
         torch.manual_seed(5)
         before = torch.get_rng_state()
-        trainer.load_state_dict(state, "x.pt")
+        trainer.load_state_dict(state, "x.pt", options(*flags))
         assert trainer.average is not None and trainer.scaler is not None
         return {
             "updates": trainer.num_updates,
@@ -123,28 +139,28 @@ def test_a_schedule_is_restored_unless_it_is_reset() -> None:
         one.end_epoch(epoch, figure)
     saved = one.state_dict()
     kept, reset = a_trainer(flags, "0.3"), a_trainer(flags, "0.3 --reset-lr-scheduler")
-    for trainer in (kept, reset):
-        trainer.load_state_dict(saved, "x.pt")
+    saved["args"] = {"lr": [0.4]}
+    assert kept.load_state_dict(saved, "x.pt")["lr"] == [0.4], "the first rate, which the schedule lowered"
+    assert "lr" not in reset.load_state_dict(saved, "x.pt", options("--reset-lr-scheduler"))
     assert (kept.get_lr(), reset.get_lr()) == (0.2, 0.3)
     assert kept.lr_scheduler.state_dict() == one.lr_scheduler.state_dict() != reset.lr_scheduler.state_dict()
-    assert kept.restored == {"lr": [0.4]} and reset.restored == {}, "the first rate, which the schedule lowered"
 
 
-def test_settings_that_the_state_puts_in_force_are_those_of_the_trainer(state: dict[str, Any]) -> None:
-    trainer = restored(state, "--adam-eps 0.5 --fp16-init-scale 32 --weight-decay 0.3")
-    assert trainer.restored == {"adam_eps": 1e-8, "fp16_init_scale": 8.0, "weight_decay": 0.0}
-    assert trainer.settings.common.fp16_init_scale == 8.0 and trainer.stored_settings()["weight_decay"] == 0.0
+def test_settings_that_the_state_puts_in_force_are_those_of_the_run(state: dict[str, Any]) -> None:
+    found = in_force(state, "--adam-eps 0.5 --fp16-init-scale 32 --weight-decay 0.3")
+    assert found == {"adam_eps": 1e-8, "fp16_init_scale": 8.0, "weight_decay": 0.0}
+    assert in_force(state) == {}
     without = {**state, "extra_state": {**state["extra_state"]}}
     del without["extra_state"]["loss_scaler"]
-    assert restored(without, "--fp16-init-scale 32").restored == {}
-    overridden = restored(state, "--optimizer-overrides {'weight_decay':0.7} --weight-decay 0.3")
-    assert overridden.restored == {"weight_decay": 0.7}
+    assert in_force(without, "--fp16-init-scale 32") == {}
+    found = in_force(state, "--optimizer-overrides {'weight_decay':0.7} --weight-decay 0.3")
+    assert found == {"weight_decay": 0.7}
 
 
 def test_states_of_fairseq_and_of_earlier_versions_have_less(state: dict[str, Any]) -> None:
     bare = {"model": state["model"]}
     trainer = restored(bare)
-    assert trainer.num_updates == 0 and trainer.restored == {}
+    assert trainer.num_updates == 0
     loaded = trainer.model.state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in state["model"].items())
     none = {**state, "args": None, "extra_state": None, "optimizer_history": state["optimizer_history"]}
@@ -194,15 +210,16 @@ def test_a_setting_of_an_extension_that_parameters_depend_on_is_that_of_the_stat
     state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[Any] = []
-    monkeypatch.setattr(trainer_module, "check_settings", lambda *args: checked.append(args))
-    trainer = restored(state)
-    settings = trainer.settings
-    assert checked == [(trainer.model, state["args"], settings.model, "x.pt", settings.extensions)]
+    monkeypatch.setattr(run_module, "check_settings", lambda *args: checked.append(args))
+    run = a_run(FULL, "--lr 0.01")
+    settings = run.settings
+    run.restore(state, "x.pt")
+    assert checked == [(run.trainer.model, state["args"], settings.model, "x.pt", settings.extensions)]
 
 
 def test_a_setting_that_parameters_depend_on_is_that_of_the_state(state: dict[str, Any]) -> None:
     with user_error("^--activation-fn gelu: x.pt was trained with relu"):
-        restored(state, "--activation-fn gelu")
+        in_force(state, "--activation-fn gelu")
     with user_error(r"^--optimizer-overrides \["):
         restored(state, "--optimizer-overrides [")
     with pytest.raises(UserError, match="^x.pt: does not fit this model"):
@@ -231,8 +248,8 @@ def test_a_criterion_has_a_state_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(type(one.criterion), "load_state_dict", load)
     saved = one.state_dict()
     assert saved["extra_state"]["criterion"] == {"seen": 3}
-    for trainer in (other, reset):
-        trainer.load_state_dict(saved, "x.pt")
+    other.load_state_dict(saved, "x.pt")
+    reset.load_state_dict(saved, "x.pt", options("--reset-optimizer"))
     assert loaded == [(other.criterion, {"seen": 3})]
 
 

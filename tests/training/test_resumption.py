@@ -198,9 +198,9 @@ def test_a_setting_that_the_checkpoints_optimizer_lacks_is_that_of_the_command_l
 
 def line(now: dict[str, Any], stored: dict[str, Any], restored: dict[str, Any], flags: str, warned: Any) -> str:
     """The warning of a run with the settings *now* in force, of which some are *restored* ones."""
-    trainer: Any = SimpleNamespace(stored_settings=lambda: now, restored=restored)
+    run: Any = SimpleNamespace(stored_settings=lambda: now, restored=restored)
     given = training_settings(runs.arguments(runs.BASELINE, flags))
-    resumption.log_differences(trainer, given, stored, "checkpoint_last.pt")
+    resumption.log_differences(run, given, stored, "checkpoint_last.pt")
     return "".join(warned())
 
 

@@ -413,7 +413,7 @@ def test_settings_that_the_task_infers_from_the_data_are_the_runs(monkeypatch: p
     monkeypatch.setattr(run_module, "setup_task", infer)
     run = a_run()
     assert run.inferred == {"clip_norm": 0.75}
-    assert run.settings.optimization.clip_norm == run.trainer.settings.optimization.clip_norm == 0.75
+    assert run.settings.optimization.clip_norm == run.trainer.cfg.clip_norm == 0.75
 
 
 def test_training_and_validation_have_batches_of_their_own_sizes() -> None:

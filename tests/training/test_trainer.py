@@ -13,7 +13,7 @@ import torch
 from mistakes import user_error
 from small_trainers import SGD, TINY, a_trainer, batches, naive_gradients, norm, weights
 
-from fairseq.config.settings import training_settings
+from fairseq.config.settings import CheckpointConfig, training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import NamedSums
@@ -231,7 +231,7 @@ def test_an_overflow_lowers_the_scale_and_no_update_is_skipped_for_it() -> None:
 )
 def test_the_window_of_the_loss_scale_counts_batches(flags: str, size: int, window: int) -> None:
     settings = training_settings(runs.arguments(TINY, "--fp16 --fp16-init-scale 4", flags))
-    scaler = trainer_module._loss_scaler(settings, World(0, size))
+    scaler = trainer_module._loss_scaler(settings.common, settings.optimization, World(0, size))
     assert (scaler.window, scaler.scale) == (window, 4.0) and isinstance(scaler.window, int)
 
 
@@ -261,8 +261,8 @@ def test_a_checkpoint_has_the_mean_of_the_weights_and_training_goes_on_from_the_
     plain = a_trainer("--optimizer adam")
     plain.load_state_dict({**trainer.state_dict()}, "x.pt")
     assert all(torch.equal(value, reached[-1][name]) for name, value in weights(plain).items()), "without the mean"
-    alone = a_trainer("--optimizer adam --reset-optimizer")
-    alone.load_state_dict(trainer.state_dict(), "x.pt")
+    alone = a_trainer("--optimizer adam")
+    alone.load_state_dict(trainer.state_dict(), "x.pt", CheckpointConfig(reset_optimizer=True))
     assert all(torch.equal(value, saved[name]) for name, value in weights(alone).items()), "the mean is the model"
 
 
