@@ -170,13 +170,19 @@ def _scoring(
     return speeds
 
 
-def make_corpus(folder: Path, vocabulary: int) -> None:
-    """Write random words with frequencies 1/rank: 600,000 tokens for training, 65,536 and 4,096 for evaluation."""
+def make_corpus(folder: Path, vocabulary: int, frequencies: np.ndarray | None = None) -> None:
+    """Write random words: 600,000 tokens for training, 65,536 and 4,096 for evaluation.
+
+    Args:
+        folder: the data-bin.
+        vocabulary: its symbols, four special ones included.
+        frequencies: of the words, falling; 1/rank by default.
+    """
+    frequencies = 1 / np.arange(1, vocabulary - 3) if frequencies is None else frequencies
     dictionary = Dictionary()
-    for i in range(vocabulary - 4):
-        dictionary.add_symbol(f"w{i}", max(1, 10**7 // (i + 1)))
+    for i, frequency in enumerate(frequencies):
+        dictionary.add_symbol(f"w{i}", max(1, int(10**7 * frequency / frequencies[0])))
     dictionary.save(str(folder / "dict.txt"))
-    frequencies = 1 / np.arange(1, vocabulary - 3)
     rng = np.random.default_rng(1)
     for split, size in (("train", 600_000), ("valid", 65_536), ("test", 4_096)):
         tokens = (rng.choice(vocabulary - 4, size=size, p=frequencies / frequencies.sum()) + 4).astype(np.int64)

@@ -299,14 +299,45 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUS
     if isinstance(visible, Causal) and visible.window is None and queries > 1:
         if queries == keys:
             return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
-        # A mask tensor would keep the flash kernel away; but torch.compile cannot trace a CausalBias.
-        if not is_cpu(query) and not torch.compiler.is_compiling():
-            from torch.nn.attention.bias import causal_lower_right  # which loads the compiler: not at start-up
-
-            bias = causal_lower_right(queries, keys)
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout_p)
+        if has_flash(query):
+            return _flash(query, key, value, dropout_p)
     mask = visible.mask(queries, keys, query.device)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
+
+
+def has_flash(query: Tensor) -> bool:
+    """Return True where torch's flash kernel computes attention of *query*: in half precision, on Ampere and later."""
+    if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16) or query.size(-1) > 256:
+        return False
+    return _is_ampere(query.device)
+
+
+def _is_ampere(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+# A constant in compiled graphs, as by torch.compiler.assume_constant_result, which would load the compiler at start-up.
+_is_ampere._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:
+    """Causal attention whose last query stands at the last key, by the flash kernel.
+
+    The kernel has this alignment. ``F.scaled_dot_product_attention`` has it as a mask only, which flash rejects, or as
+    a ``CausalBias``, which torch.compile cannot trace.
+    """
+    dim = query.size(-1)
+    query, key, value = pad_heads(query, key, value)
+    attended = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, True, scale=1 / math.sqrt(dim)
+    )[0]
+    return attended[..., :dim]
+
+
+def pad_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """*tensors* [..., D] with D a multiple of 8, as fused kernels want it; zeros in more channels change nothing."""
+    missing = -tensors[0].size(-1) % 8
+    return tuple(F.pad(x, (0, missing)) for x in tensors) if missing else tensors
 
 
 def is_cpu(x: Tensor) -> bool:

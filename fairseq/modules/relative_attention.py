@@ -17,12 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairseq.modules.attention import CAUSAL, Causal, SelfAttention, Visibility, on_cpu
+from fairseq.modules.attention import CAUSAL, Causal, SelfAttention, Visibility, on_cpu, pad_heads
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import LayerCache, RelativeLayerCache
 
 _CACHED_SCORES = 1 << 18  # attention scores that fit a CPU's cache, with what else is in it
-_HEAD_MULTIPLE = 8  # channels of a head that torch's fused kernels with a bias are made for
 
 
 @dataclass(frozen=True)
@@ -277,15 +276,11 @@ def attend_by_distance(
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, scores: Tensor, dropout_p: float) -> Tensor:
-    """torch's fused attention with *scores* [B, H, T, K] as additive bias and scaled queries.
-
-    The kernels that take a bias want heads of a multiple of 8 channels; zeros in the missing ones change nothing.
-    """
+    """torch's fused attention with *scores* [B, H, T, K] as additive bias and scaled queries."""
     dim = query.size(-1)
-    if missing := -dim % _HEAD_MULTIPLE:
-        query, key, value = (F.pad(x, (0, missing)) for x in (query, key, value))
+    query, key, value = pad_heads(query, key, value)
     attended = F.scaled_dot_product_attention(query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0)
-    return attended[..., :dim] if missing else attended
+    return attended[..., :dim]
 
 
 def _attend(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import runs
 import torch
 import torch.fx.experimental._config
+from functorch.compile import make_boxed_func
 from mistakes import logged
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.models import FairseqLanguageModel, loading
+from fairseq.modules import attention
 from fairseq.tasks import setup_task
 
 XL = """--arch transformer_xl --n-layer 2 --d-model 16 --n-head 2 --d-inner 24 --mem-len 16 --cpu --tokens-per-sample 16
@@ -133,3 +137,53 @@ def test_a_model_without_our_layers_is_compiled_as_a_whole(graphs: list[Any]) ->
     loading.compile_model(model)
     model(torch.zeros(2, 3))
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_attention_to_a_cache_is_flash_attention_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, dynamic: bool
+) -> None:
+    """One graph forward and one backward, each with the flash kernel, causal and with dropout, and without a mask.
+
+    Traced with tensors without data, on a device that stands for a GPU.
+    """
+    found: list[list[tuple[str, tuple[Any, ...]]]] = []
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        found.append([(str(node.target), node.args) for node in graph.graph.nodes if node.op == "call_function"])
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(attention, "has_flash", lambda query: True)
+    attend = torch.compile(
+        attention.attend, dynamic=dynamic, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    )
+    query, key = (torch.empty(3, 2, n, 12, device="meta", dtype=torch.bfloat16, requires_grad=True) for n in (8, 13))
+    assert attend(query, key, key, dropout_p=0.1).shape == query.shape
+    attend(query, key, key, dropout_p=0.1).sum().backward()
+    forward, backward = ([call for call in calls if "attention" in call[0]] for calls in found)
+    ((name, arguments),) = forward
+    assert name == "aten._scaled_dot_product_flash_attention.default" and arguments[3:5] == (0.1, True)
+    assert [name for name, _ in backward] == ["aten._scaled_dot_product_flash_attention_backward.default"]
+    assert not any("where" in name or "iota" in name for calls in found for name, _ in calls)
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_flash_attention_runs_in_half_precision_since_ampere(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: bool
+) -> None:
+    def query(channels: int, dtype: torch.dtype) -> Any:
+        return SimpleNamespace(device=torch.device("cuda:0"), dtype=dtype, size=lambda dim: channels)
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert attention.has_flash(query(64, torch.bfloat16)) is attention.has_flash(query(64, torch.float16)) is expected
+    assert not attention.has_flash(query(64, torch.float32))
+    assert not attention.has_flash(query(264, torch.bfloat16))
+    assert not attention.has_flash(torch.empty(1, 1, 2, 64, dtype=torch.bfloat16))
+
+    def chosen(x: Tensor) -> Tensor:
+        return x + 1 if attention._is_ampere(torch.device("cuda:0")) else x
+
+    torch._dynamo.reset()
+    once = torch.compile(chosen, fullgraph=True, backend="eager")
+    assert bool(once(torch.zeros(()))) is expected

@@ -1,0 +1,62 @@
+"""The predicted time of a training step on a GPU, from operators that are counted without one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import ROOT
+
+from benchmarks import roofline
+
+DATA = "tests/golden/language_model/data-bin"
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The prediction for a small Shortformer; in a process of its own, in which torch has one device more."""
+    path = tmp_path_factory.mktemp("roofline") / "out.json"
+    arguments = ["shortformer_tiny", "--data", DATA, "--json", str(path)]
+    subprocess.run([sys.executable, "-m", "benchmarks.roofline", *arguments], cwd=ROOT, check=True, capture_output=True)
+    return json.loads(path.read_text())[0]
+
+
+def test_a_kernel_takes_the_longest_of_operations_bytes_and_launch() -> None:
+    assert roofline.Kernel("", "matmul", 7e11, 1e3).seconds(1e12, 1e12) == pytest.approx(1.0)
+    assert roofline.Kernel("", "layers", 7e10, 8e11).seconds(1e12, 1e12) == pytest.approx(1.0)
+    assert roofline.Kernel("", "layers", 1.0, 1.0).seconds(1e12, 1e12) == 2.5e-6
+
+
+def test_an_update_waits_once(result: dict[str, Any]) -> None:
+    assert result["waits"] == 1
+
+
+def test_attention_with_a_cache_is_flash_attention(result: dict[str, Any]) -> None:
+    launches = {name: sums[0] for name, sums in result["operators"]["attention"].items()}
+    name = "_scaled_dot_product_flash_attention"
+    assert launches == {name: 2, f"{name}_backward": 2}  # in each of two layers
+
+
+def test_operations_of_attention_are_those_of_the_keys_that_are_read(result: dict[str, Any]) -> None:
+    # 4 rows of 32 tokens after a memory of 32, 2 layers of width 64: scores and sums of values, 2 operations each;
+    # going back five products for two.
+    read = 4 * sum(32 + i for i in range(1, 33))
+    assert sum(sums[1] for sums in result["operators"]["attention"].values()) == 2 * (4 + 10) * read * 64
+
+
+def test_a_precision_that_a_gpu_lacks_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        roofline.main(["--gpu", "H100", "V100", "--precision", "bf16"])
+    assert str(exit.value) == "python -m benchmarks.roofline: --precision bf16: V100 does not have it"
+
+
+def test_a_measurement_stands_beside_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predicted = {"arch": "bert_base", "precision": "bf16", "tokens_per_second": 2000.0}
+    assert roofline.beside([predicted], {"bert_base, bf16": 1500.0}).endswith("| 2,000 | 1,500 | 0.75 |")
+    (tmp_path / "gpu.json").write_text(json.dumps({"machine": {"device": "AMD EPYC"}, "results": []}))
+    roofline.main(["--measured", str(tmp_path / "gpu.json")])
+    assert capsys.readouterr().out.startswith("No prediction for AMD EPYC; there are predictions for NVIDIA H200, ")
