@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fairseq import distributed
+from fairseq.analysis import plots
 from fairseq.checkpoint.manager import find_checkpoint, is_model
 from fairseq.config import fields
-from fairseq.config.command_settings import ModelPathConfig, TextFormatConfig
+from fairseq.config.command_settings import FrequencyConfig, ModelPathConfig, TextFormatConfig
 from fairseq.config.parser import Parser
 from fairseq.config.settings import (
     CheckpointConfig,
@@ -167,6 +168,18 @@ def results_folder(path: str | None) -> Iterator[None]:
         if is_new:
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
+
+
+def prepare_report(cfg: FrequencyConfig, results_path: str | None) -> None:
+    """Make the folder of ``--results-path``, if given, and check that what ``--by-frequency`` puts there can be drawn.
+
+    Raises:
+        UserError: it cannot be written, or matplotlib is missing.
+    """
+    if results_path is not None:
+        if cfg.by_frequency:
+            plots.require("--results-path")
+        prepare_folder("--results-path", results_path)
 
 
 def evaluation_parser(

@@ -1,40 +1,51 @@
-"""Evaluate a language model: perplexity, probabilities of words, speed and memory."""
+"""Evaluate a language model: perplexity, probabilities of words, losses of rare words, speed and memory."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairseq.analysis import plots
+from fairseq.analysis.recl import distinct_names
+from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields, options
-from fairseq.config.command_settings import ShardConfig, SubwordMarkConfig, TextFormatConfig
+from fairseq.config.command_settings import FrequencyConfig, ShardConfig, SubwordMarkConfig, TextFormatConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig, DistributedConfig, MemoryConfig, Settings, typed_settings
-from fairseq.data.folders import data_folders
+from fairseq.data.folders import data_folders, reopen_corpus
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
-from fairseq.errors import UserError
+from fairseq.errors import SettingError, UserError
 from fairseq.evaluation import Scorer, Scoring, report
-from fairseq.evaluation.scorer import Scores
+from fairseq.evaluation.by_frequency import WordGroups, WordLosses, by_frequency, table, word_counts
+from fairseq.evaluation.pseudo_likelihood import PseudoScorer
+from fairseq.evaluation.scorer import Progress, Scores
 from fairseq.inference import Decoding, generator_of, stream
-from fairseq.inference.loading import load_language_models
+from fairseq.inference.loading import load_models
 from fairseq.inference.text import never_written
+from fairseq.models import BaseFairseqModel
+from fairseq.models.language_model import language_model
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.system.files import ARCHIVE, atomic_files, prepare_file, prepare_folder
+from fairseq.system.files import ARCHIVE, atomic_files, prepare_file
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr, printable
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import STDIN, RawCounts
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
 from fairseq_cli.common import (
     evaluation_parser,
+    prepare_report,
     progress,
     read_text,
     run_on_processes,
@@ -45,13 +56,20 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_TOKENS, SAMPLE_TOP_K, SAMPLE_SEED = 100, 40, 1  # fairseq-interactive has flags for them
 
+PICTURE = "by-frequency.png"
+ROWS = 32  # of an encoder, read at once
+OF_DECODERS = (  # settings that encoders do not read
+    *("tokens_per_sample", "sample_break_mode", "add_bos_token", "context_window", "sliding_inf", "softmax_batch"),
+    *("int8", "sample"),
+)
+
 
 @dataclass(frozen=True)
-class EvalLMConfig(ShardConfig, TextFormatConfig, SubwordMarkConfig):
+class EvalLMConfig(ShardConfig, FrequencyConfig, TextFormatConfig, SubwordMarkConfig):
     """Evaluation: settings of ``fairseq-eval-lm``."""
 
     text: str | None = flag(None, "file of text to evaluate instead of `gen_subset` (-: stdin)", metavar="FILE")
-    results_path: str | None = flag(None, "folder for results.json", metavar="DIR")
+    results_path: str | None = flag(None, "folder for results.json, and the plot of `by_frequency`", metavar="DIR")
     score_documents: str | None = flag(None, "JSON lines with a score for each line or row of `text`", metavar="FILE")
     save_token_scores: str | None = flag(
         None, "NPZ file for tokens and their log-probabilities, in corpus order", metavar="FILE"
@@ -68,6 +86,16 @@ class EvalLMConfig(ShardConfig, TextFormatConfig, SubwordMarkConfig):
     softmax_batch: int | None = flag(None, "maximum tokens in one softmax, to bound memory", low=1)
     int8: bool = flag(False, "int8 weights, one scale per output; also prints their effect on perplexity")
     sample: str | None = flag(None, "file for a text that the model writes, also printed", metavar="FILE")
+    within_words: bool = flag(False, "encoders mask the rest of a token's word too")
+    baseline: str | None = flag(None, "checkpoint to compare with in `by_frequency`", metavar="FILE")
+
+    def check(self) -> None:
+        """Raise SettingError if flags of the table of losses by frequency contradict each other."""
+        super().check()
+        if self.baseline is not None and not self.by_frequency:
+            raise SettingError("`baseline`: is compared in `by_frequency`; add it, or leave this out")
+        if self.by_frequency and self.score_documents is not None:
+            raise SettingError("`by_frequency`: excludes `score_documents`; run one after the other")
 
 
 def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
@@ -102,11 +130,51 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     """Do the part of this process of *world*; see :func:`main`."""
     settings = typed_settings(args, EvalLMConfig)
     cfg: EvalLMConfig = settings.command
-    common, data = settings.common, settings.data
     settings, paths = with_models(settings)
-    if cfg.results_path is not None:
-        prepare_folder("--results-path", cfg.results_path)
-    inputs = {**{f"--path {path}": path for path in paths}, "--text": cfg.text}
+    _prepare_files(cfg, paths)
+    model = _load(paths, settings, args, world)
+    name, corpus, counts = _evaluated_text(cfg, settings, model, world)
+    in_training = word_counts(cfg.word_counts, settings.data_path, model.dictionary) if cfg.by_frequency else {}
+    start = time.perf_counter()
+    scores = model.score(corpus, progress(settings.common, name) if world.is_first else None)
+    seconds = time.perf_counter() - start
+
+    words = report.join_words(scores, model.dictionary, cfg.remove_bpe)
+    figures = report.figures(words, seconds)
+    if counts is not None and len(scores) == len(corpus.tokens):
+        figures |= report.raw_figures(words, counts)
+    figures |= report.peak_memory(world.device)
+    if model.exact is not None:
+        exact_words = report.join_words(model.exact.score(corpus), model.dictionary, cfg.remove_bpe)
+        figures["perplexity_without_int8"] = report.figures(exact_words, seconds)["perplexity"]
+    if cfg.by_frequency:
+        losses = {paths[0] if len(paths) == 1 else "model": _word_losses(model, scores)}
+        if cfg.baseline is not None:
+            losses |= _baseline_losses(cfg.baseline, settings, args, world)
+        names = distinct_names(list(losses), None)
+        figures["by_frequency"] = by_frequency(names, list(losses.values()), in_training, cfg.frequency_bands)
+    if not world.is_first:
+        return figures
+    _print_words(cfg, words)
+    print(*report.summary(figures, "Perplexity" if model.scorer else "Pseudo-perplexity"), sep="\n", flush=True)
+    if cfg.by_frequency:
+        print("", *table(figures["by_frequency"]), sep="\n", flush=True)
+    about = {"checkpoints": paths, "data": settings.data_path, "split": name, "mode": model.mode}
+    text = None
+    if cfg.sample is not None and model.scorer is not None:
+        text = _sample(model.scorer, TextReader.of(settings.data_path, model.dictionary))
+    _write(cfg, scores, text, {**figures, **about, "device": str(world.device), "settings": model.used})
+    if text is not None:
+        print(f"Sample, saved to {printable(str(cfg.sample))}:", text, sep="\n", flush=True)
+    return figures
+
+
+def _prepare_files(cfg: EvalLMConfig, paths: Sequence[str]) -> None:
+    """See before any work is done that the files to write can be written."""
+    prepare_report(cfg, cfg.results_path)
+    if cfg.baseline is not None and str(find_checkpoint(cfg.baseline)) in paths:
+        raise UserError(f"--baseline {cfg.baseline}: is the checkpoint that is evaluated; give another")
+    inputs = {**{f"--path {path}": path for path in paths}, "--text": cfg.text, "--word-counts": cfg.word_counts}
     if cfg.save_token_scores is not None:
         prepare_file("--save-token-scores", cfg.save_token_scores, inputs, ARCHIVE)
     if cfg.sample is not None:
@@ -115,13 +183,80 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         if cfg.text is None or cfg.sliding_inf == 1 or cfg.num_shards > 1:
             raise UserError("--score-documents: needs --text, and excludes --sliding-inf 1 and --num-shards")
         prepare_file("--score-documents", cfg.score_documents, inputs)
-    device = world.device
-    overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    given = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
-    models, task, trained = load_language_models(paths, settings.data_path, overrides, vars(given))
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A loaded model, or several whose probabilities are averaged, and how it is scored.
+
+    Attributes:
+        task: of the first.
+        score: from a corpus and a progress bar to the scores of its tokens: a decoder's after those before them, an
+            encoder's among the others of their line.
+        mode: of scoring.
+        used: its settings.
+        scorer: of decoders; None: an encoder.
+        exact: the scorer without ``--int8``.
+    """
+
+    task: FairseqTask
+    score: Callable[[Corpus, Progress | None], Scores]
+    mode: str
+    used: dict[str, Any]
+    scorer: Scorer | None = None
+    exact: Scorer | None = None
+
+    @property
+    def dictionary(self) -> Dictionary:
+        """The dictionary of its tokens."""
+        return self.task.source_dictionary
+
+
+def _load(paths: Sequence[str], settings: Settings, args: argparse.Namespace, world: World) -> _Model:
+    """Load the checkpoints *paths* for scoring with *settings*, those of *args*."""
+    overrides = parse_dict("--model-overrides", settings.command.model_overrides)
+    given = {"sample_break_mode": "none", **vars(args)}
+    models, task, trained = load_models(paths, settings.data_path, overrides, given)
+    if len(paths) == 1 and not models[0].predicts_next_token:
+        usual = fields.defaults(EvalLMConfig)
+        if unread := [name for name in OF_DECODERS if getattr(args, name, None) not in (None, usual.get(name))]:
+            raise UserError(f"`{unread[0]}`: {paths[0]} is an encoder, which reads whole lines; leave it out")
+        model = _encoder(models[0], task, settings, world)
+    else:
+        for path, one in zip(paths, models, strict=True):
+            language_model(one, path)
+        model = _decoder(models, task, settings, given["sample_break_mode"], world)
+        model.used.update(_memory(trained))
+    model.used.update(_precision(settings.common), model_overrides=overrides)
+    return model
+
+
+def _encoder(model: BaseFairseqModel, task: FairseqTask, settings: Settings, world: World) -> _Model:
+    cfg: EvalLMConfig = settings.command
+    data, precision, longest = settings.data, Precision(settings.common), model.max_positions() or 1
+    rows = data.batch_size or max(1, (data.max_tokens or ROWS * longest) // longest)
+    precision.place(model, world.device)
+    if settings.common.compile:
+        compile_model(model)
+    scorer = PseudoScorer(model, task.source_dictionary, cfg.within_words, rows, precision)
+    return _Model(
+        task,
+        lambda corpus, show: scorer.score_corpus(corpus, show, world, cfg.shard_id, cfg.num_shards),
+        "pseudo-log-likelihood" + " within words" * cfg.within_words,
+        {"batch_size": rows, "within_words": cfg.within_words, "shard": cfg.shard_id, "shards": cfg.num_shards},
+    )
+
+
+def _decoder(
+    models: Sequence[BaseFairseqModel], task: FairseqTask, settings: Settings, break_mode: str, world: World
+) -> _Model:
+    cfg: EvalLMConfig = settings.command
+    data, precision = settings.data, Precision(settings.common)
+    if cfg.within_words:
+        raise UserError("--within-words: the model is a decoder, which masks nothing; leave it out")
     scoring = Scoring(
         tokens_per_sample=task.cfg.tokens_per_sample,
-        break_mode=given.sample_break_mode,
+        break_mode=break_mode,
         context_window=cfg.context_window,
         token_by_token=cfg.sliding_inf == 1,
         batch_size=data.batch_size,
@@ -133,40 +268,33 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         shard=cfg.shard_id,
         shards=cfg.num_shards,
     )
-    scorer = Scorer(models, task.source_dictionary, scoring, Precision(common), device, int8=cfg.int8, world=world)
+    dictionary, device = task.source_dictionary, world.device
+    scorer = Scorer(models, dictionary, scoring, precision, device, int8=cfg.int8, world=world)
     if cfg.sample is not None and not all(model.can_generate for model in models):
         raise UserError("--sample: the model has no cache to generate with; leave it out")
-    if common.compile:
+    if settings.common.compile:
         for reader in scorer.readers:
             compile_model(reader.module)
-    name, corpus, counts = _evaluated_text(cfg, settings.data_path, data.gen_subset, task, world)
-    start = time.perf_counter()
-    scores = scorer.score(corpus, progress(common, name) if world.is_first else None)
-    seconds = time.perf_counter() - start
+    exact = Scorer(models, dictionary, scoring, precision, device, world=world) if cfg.int8 else None
+    return _Model(task, scorer.score, _mode(scoring), {**vars(scoring), "int8": cfg.int8}, scorer, exact)
 
-    words = report.join_words(scores, task.source_dictionary, cfg.remove_bpe)
-    figures = report.figures(words, seconds)
-    if counts is not None and len(scores) == len(corpus.tokens):
-        figures |= report.raw_figures(words, counts)
-    figures |= report.peak_memory(device)
-    if cfg.int8:
-        exact = Scorer(models, task.source_dictionary, scoring, Precision(common), device, world=world).score(corpus)
-        exact_words = report.join_words(exact, task.source_dictionary, cfg.remove_bpe)
-        figures["perplexity_without_int8"] = report.figures(exact_words, seconds)["perplexity"]
-    if not world.is_first:
-        return figures
-    _print_words(cfg, words)
-    print(*report.summary(figures), sep="\n", flush=True)
-    used = {**vars(scoring), **_memory(trained), **_precision(common), "int8": cfg.int8}
-    used["model_overrides"] = overrides
-    about = {"checkpoints": paths, "data": settings.data_path, "split": name, "mode": _mode(scoring)}
-    text = None
-    if cfg.sample is not None:
-        text = _sample(scorer, TextReader.of(settings.data_path, task.source_dictionary))
-    _write(cfg, scores, text, {**figures, **about, "device": str(device), "settings": used})
-    if text is not None:
-        print(f"Sample, saved to {printable(str(cfg.sample))}:", text, sep="\n", flush=True)
-    return figures
+
+def _word_losses(model: _Model, scores: Scores) -> WordLosses:
+    return WordLosses.of(WordGroups(model.dictionary), scores.tokens, scores.lprobs, lines=scores.lines)
+
+
+def _baseline_losses(path: str, settings: Settings, args: argparse.Namespace, world: World) -> dict[str, WordLosses]:
+    """The losses of the words of the same text with the model ``--baseline``, by its path.
+
+    With ``--text`` it reads the text with the dictionary and the tokenizer beside it, if there are any.
+    """
+    found = find_checkpoint(path)
+    if settings.command.text is not None and (found.parent / DICTIONARY).is_file():
+        settings = dataclasses.replace(settings, data_path=str(found.parent))
+    model = _load([str(found)], settings, args, world)
+    name, corpus, _ = _evaluated_text(settings.command, settings, model, world)
+    scores = model.score(corpus, progress(settings.common, f"{name}, baseline") if world.is_first else None)
+    return {str(found): _word_losses(model, scores)}
 
 
 def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[str, Any]) -> None:
@@ -181,6 +309,8 @@ def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[
             with files.file(cfg.sample, "--sample") as file:
                 file.write(sample.encode() + b"\n")
         if cfg.results_path is not None:
+            if "by_frequency" in results:
+                plots.draw_bands(Path(cfg.results_path) / PICTURE, results["by_frequency"], files.file)
             report.write_results(Path(cfg.results_path), {**results, **about_run()}, files.file)
 
 
@@ -193,20 +323,22 @@ def _sample(scorer: Scorer, reader: TextReader) -> str:
 
 
 def _evaluated_text(
-    cfg: EvalLMConfig, data: str, split: str, task: FairseqTask, world: World
+    cfg: EvalLMConfig, settings: Settings, model: _Model, world: World
 ) -> tuple[str, Corpus, RawCounts | None]:
     """Return what ``--text`` or ``--gen-subset`` names: its name, its tokens, and the size of the raw text if known.
 
     Raises:
         UserError: the file or the split cannot be read, or the tokenizer is invalid.
     """
+    data, split, task = settings.data_path, settings.data.gen_subset, model.task
     if cfg.text is None:
-        corpus = task.corpus(split)  # type: ignore[attr-defined]
-        counts = load_counts(data_folders(data)[0] / split)
+        folder = data_folders(data)[0]
+        corpus = reopen_corpus(folder, split, model.dictionary) if model.scorer is None else task.corpus(split)  # type: ignore[attr-defined]
+        counts = load_counts(folder / split)
         return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
-    text = read_text(cfg.text, cfg, data, task.source_dictionary, world, cfg.score_documents is not None)
+    text = read_text(cfg.text, cfg, data, model.dictionary, world, cfg.score_documents is not None)
     if text.counts is None:
-        log_tokens(task.source_dictionary)
+        log_tokens(model.dictionary)
     return "stdin" if cfg.text == STDIN else cfg.text, text, text.counts
 
 

@@ -4,30 +4,51 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fairseq.analysis import plots
+from fairseq.analysis.recl import distinct_names
 from fairseq.config import fields, options
-from fairseq.config.command_settings import ShardConfig
+from fairseq.config.command_settings import FrequencyConfig, ShardConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
 from fairseq.config.settings import DataConfig, DistributedConfig, Settings, typed_settings
+from fairseq.criterions.subsets import TOKEN_LOSSES
 from fairseq.data.dataset import Sample
+from fairseq.data.token_blocks import TokenBlocks
 from fairseq.distributed import World
 from fairseq.errors import UserError
+from fairseq.evaluation.by_frequency import (
+    WordGroups,
+    WordLosses,
+    blocks_of,
+    by_frequency,
+    table,
+    with_places,
+    word_counts,
+)
+from fairseq.evaluation.report import write_results
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
 from fairseq.inference.loading import load_models
 from fairseq.logging import progress_bar
+from fairseq.logging.figures import Meter
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.notes.control import control_figures, distance_table, mark_distances
 from fairseq.notes.state import dictionary_of
+from fairseq.system.files import atomic_files
+from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.text.dictionary import Dictionary
 from fairseq.training.validation import validate
-from fairseq_cli.common import evaluation_parser, run_on_processes, with_models
+from fairseq_cli.common import evaluation_parser, prepare_report, run_on_processes, with_models
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +56,12 @@ BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_vali
 
 
 @dataclass(frozen=True)
-class ValidateConfig(ShardConfig):
+class ValidateConfig(ShardConfig, FrequencyConfig):
     """Model: settings of ``fairseq-validate``."""
 
     keep_notes: bool = flag(False, "read notes of rare words; losses by distance, and of two controls")
     rare_words: bool = flag(False, "losses over rare words of notes.txt, and by distance to them")
+    results_path: str | None = flag(None, "folder for results.json, and plots of `by_frequency`", metavar="DIR")
 
 
 def get_validation_parser(default_task: str | None = None) -> Parser:
@@ -56,6 +78,8 @@ def get_validation_parser(default_task: str | None = None) -> Parser:
 
 def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     """Validate each checkpoint of ``--path`` on every split of ``--valid-subset``, and print a line for each.
+
+    With ``--by-frequency`` a table of each split follows, of one checkpoint or of two and their difference.
 
     Criterion, blocks and batches default to those of the training run; with the same batches the figures equal those
     of the training log.
@@ -80,18 +104,47 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     splits = [split.strip() for split in settings.data.valid_subset.split(",") if split.strip()]
     results: dict[str, dict[str, dict[str, float]]] = {}
     settings, paths = with_models(settings)
+    prepare_report(cfg, cfg.results_path)
+    names = distinct_names(paths, None) if cfg.by_frequency else list(paths)
+    words: dict[str, list[WordLosses]] = {}
     for path in paths:
         models, task, trained = load_models([path], settings.data_path, overrides, vars(_own_settings(args)))
         if cfg.keep_notes and dictionary_of(models[0]) is None:
             raise UserError(f"--keep-notes: {path} has no notes; leave the flag out")
         if cfg.keep_notes or cfg.rare_words:
             mark_distances(task)
+        task.gives_places = cfg.by_frequency
         run = task.settings = trained.changed(**_batches(trained.data, settings.data))
         Precision(common).place(models[0], world.device)
         if common.compile:
             compile_model(models[0])
-        results[path] = {split: _validate(split, models[0], task, run, world, cfg) for split in splits}
+        results[path] = {split: _validate(split, models[0], task, run, world, cfg, words) for split in splits}
+    if world.is_first:
+        _report(cfg, settings, names, results, words, task.source_dictionary)
     return results
+
+
+def _report(
+    cfg: ValidateConfig,
+    settings: Settings,
+    names: Sequence[str],
+    results: Mapping[str, Any],
+    words: Mapping[str, list[WordLosses]],
+    dictionary: Dictionary,
+) -> None:
+    """Print the tables of ``--by-frequency``, and write what ``--results-path`` asks for."""
+    reports = {}
+    counts = word_counts(cfg.word_counts, settings.data_path, dictionary) if words else {}
+    for split, models in words.items():
+        reports[split] = by_frequency(names, models, counts, cfg.frequency_bands)
+        print(f"\n{split}", *table(reports[split]), sep="\n", flush=True)
+    if cfg.results_path is not None:
+        folder = Path(cfg.results_path)
+        with atomic_files() as files:
+            for split, report in reports.items():
+                plots.draw_bands(folder / f"by-frequency-{split}.png", report, files.file)
+            about = {"checkpoints": list(results), "data": settings.data_path, **about_run()}
+            write_results(folder, {"figures": results, "by_frequency": reports, **about}, files.file)
 
 
 def _own_settings(args: argparse.Namespace) -> argparse.Namespace:
@@ -113,9 +166,15 @@ def _batches(trained: DataConfig, given: DataConfig) -> dict[str, Any]:
 
 
 def _validate(
-    split: str, model: BaseFairseqModel, task: FairseqTask, run: Settings, world: World, cfg: ValidateConfig
+    split: str,
+    model: BaseFairseqModel,
+    task: FairseqTask,
+    run: Settings,
+    world: World,
+    cfg: ValidateConfig,
+    words: dict[str, list[WordLosses]],
 ) -> dict[str, float]:
-    """Compute and print the figures of one split."""
+    """Compute and print the figures of one split; with ``--by-frequency`` add the losses of its words to *words*."""
     criterion = task.build_criterion(run).to(world.device)
     graph = task.loss_graph(model, criterion)
     batches = task.iterator(
@@ -129,8 +188,13 @@ def _validate(
     )
     common = run.common
 
-    def measure(samples: Iterable[Sample | None]) -> dict[str, float]:
-        meter = validate(graph, task, samples, Precision(common), world)
+    blocks = blocks_of(batches.dataset, run.chosen.task) if cfg.by_frequency else None
+
+    def measure(samples: Iterable[Sample | None]) -> Meter:
+        placed = samples if blocks is None else with_places(samples, blocks)
+        return validate(graph, task, placed, Precision(common), world)
+
+    def figures_of(meter: Meter) -> dict[str, float]:
         return {**meter.report(task.figures(criterion)), "ntokens": meter.tokens}
 
     log_format = common.log_format or ("simple" if common.no_progress_bar else None)
@@ -140,14 +204,27 @@ def _validate(
         log_interval=common.log_interval,
         prefix=f"valid on {split!r} subset",
     ) as bar:
-        figures = measure(bar)
+        meter = measure(bar)
+        figures = figures_of(meter)
         if cfg.keep_notes:
-            figures |= control_figures(model, figures, lambda: measure(batches))
+            figures |= control_figures(model, figures, lambda: figures_of(measure(batches)))
         bar.print(figures, tag=split)
     if cfg.keep_notes and world.is_first:
         for line in distance_table(figures):
             logger.info("%s", line)
+    if blocks is not None:
+        words.setdefault(split, []).append(_word_losses(meter, blocks, task, run))
     return figures
+
+
+def _word_losses(meter: Meter, blocks: TokenBlocks, task: FairseqTask, run: Settings) -> WordLosses:
+    """The losses of the words of *blocks* that a validation gathered."""
+    rows = meter.totals.rows.get(TOKEN_LOSSES)
+    if rows is None:
+        raise UserError(f"--by-frequency: --criterion {run.chosen.criterion} has no losses of tokens; leave it out")
+    places, losses = rows[rows[:, 0] >= 0].cpu().numpy().T
+    tokens = np.asarray(blocks.corpus.tokens[:]).astype(np.int64)
+    return WordLosses.of(WordGroups(task.source_dictionary), tokens, -losses, places.astype(np.int64))
 
 
 def cli_main() -> None:

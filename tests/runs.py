@@ -20,6 +20,7 @@ import torch
 from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.errors import UserError
+from fairseq.models.loading import stored_parameters
 from fairseq.tasks import setup_task
 from fairseq_cli import train as train_command
 from fairseq_cli.common import get_training_parser
@@ -87,6 +88,18 @@ def model_of(*flags: Any, data: Path = DATA) -> Any:
 
 
 @errors_of_a_command()
+def saved(path: Path, *flags: Any, data: Path = DATA, seed: int = 1) -> Path:
+    """A checkpoint at *path* of a model with random weights, larger than initial ones."""
+    model, generator = model_of(*flags, data=data), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    args = {key: value for key, value in vars(arguments(*flags, data=data)).items() if key != "data"}
+    state = {"args": args, "model": stored_parameters(model), "optimizer_history": [], "extra_state": {}}
+    checkpoint.save(path, state)
+    return path
+
+
 def train(save_dir: Path, *flags: Any, data: Path = DATA) -> list[dict[str, Any]]:
     """Run ``fairseq-train`` in this process, on :data:`DEVICE`; returns the lines of its JSON log."""
     if DEVICE == "cuda" and not torch.cuda.is_available():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fairseq.analysis.recl import ContextLosses, Gains
 from fairseq.errors import UserError
 from fairseq.evaluation.labels import without_overlap
 from fairseq.notes.study import Note
-from fairseq.system.files import atomic_file
+from fairseq.system.files import Create, atomic_file
 
 # Okabe and Ito's colour-blind-safe palette; dashes and markers differ, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -247,15 +247,42 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: floa
     _save(figure, path, path.suffix[1:])
 
 
+def draw_bands(path: Path, report: Mapping[str, Any], create: Create = atomic_file) -> None:
+    """Plot the losses of words by their counts in training, with standard errors; one line a model.
+
+    Args:
+        path: a PNG file.
+        report: of :func:`fairseq.evaluation.by_frequency.by_frequency`.
+        create: of the group that the file belongs to.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    figure = _figure(7, 4.5)
+    panel = figure.subplots()
+    bands = [band for band in report["bands"] if "low" in band and band["words"]]
+    for i, name in enumerate(report["models"]):
+        means, errors = (
+            np.array([band[column][i] for band in bands], dtype=float) for column in ("bits_per_word", "standard_error")
+        )
+        panel.errorbar(range(len(bands)), means, np.nan_to_num(errors), label=_escaped(name), capsize=3, **_line(i))
+    panel.set_xticks(range(len(bands)), [f"{band['band']}\n{band['words']:,} words" for band in bands], fontsize=8)
+    panel.set_xlabel("count in the training text")
+    panel.set_ylabel("loss (bits per word)")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=9)
+    _save(figure, path, create=create)
+
+
 def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, path: Path, kind: str = "png") -> None:
+def _save(figure: Any, path: Path, kind: str = "png", create: Create = atomic_file) -> None:
     choose_fonts(figure)
-    with atomic_file(path, "`results_path`") as file:
+    with create(path, "`results_path`") as file:
         figure.savefig(file, format=kind, dpi=120)
 
 

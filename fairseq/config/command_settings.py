@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from fairseq.config.fields import Config, flag
 from fairseq.errors import SettingError
+
+_BANDS = [1, 10, 100, 1000, 10_000, 100_000]
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,29 @@ class ShardConfig(ModelPathConfig):
 
     def check(self) -> None:
         """Raise SettingError if there is no such part."""
+        super().check()
         if self.shard_id >= self.num_shards:
             raise SettingError(f"`shard_id` {self.shard_id}: `num_shards` {self.num_shards} are numbered from 0")
+
+
+@dataclass(frozen=True)
+class FrequencyConfig(Config):
+    """Rare words: losses by the count of a word in the training text."""
+
+    by_frequency: bool = flag(False, "losses of whole words by their counts in the training split")
+    word_counts: str | None = flag(
+        None, "counts for `by_frequency`: file of lines `word count`, or another data folder", metavar="PATH"
+    )
+    frequency_bands: list[int] = flag(_BANDS, "lowest count of each band of `by_frequency` but the first", low=1)
+
+    def check(self) -> None:
+        """Raise SettingError if the bands do not rise."""
+        super().check()
+        if any(low >= high for low, high in itertools.pairwise(self.frequency_bands)):
+            raise SettingError(f"`frequency_bands` {','.join(map(str, self.frequency_bands))}: must rise")
+        if not self.by_frequency and (self.word_counts is not None or self.frequency_bands != _BANDS):
+            name = "word_counts" if self.word_counts is not None else "frequency_bands"
+            raise SettingError(f"`{name}`: needs `by_frequency`; add it, or leave this out")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Validation losses over subsets of tokens, which a task names and marks in its samples.
+"""Validation losses over subsets of tokens, which a task names and marks in its samples, and of single tokens.
 
-``sample["subsets"]`` holds a mask for each of the task's ``subsets``, bool [B, T] or broadcastable to it.
+``sample["subsets"]`` holds a mask for each of the task's ``subsets``, bool [B, T] or broadcastable to it;
+``sample["places"]``, where there is one, the place of each target in the corpus, int64 [B, T], −1 for none.
 """
 
 from __future__ import annotations
@@ -9,16 +10,24 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fairseq.criterions.fairseq_criterion import Sample
-from fairseq.logging.figures import Figure, ratio
+from fairseq.logging.figures import Figure, Gathered, ratio
 from fairseq.modules.output_layer import OutputLayer, move_partition
+
+TOKEN_LOSSES = "token losses"
+"""Name of gathered rows (place in the corpus, loss in nats), float64 [n, 2]."""
 
 
 def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx: int) -> dict[str, Any]:
     """Summed losses and numbers of the targets of each subset, for hidden states [N, C] of all tokens."""
     sums: dict[str, Any] = {}
+    if "places" in sample:
+        target = sample["target"].reshape(-1)
+        rows = (target != padding_idx).nonzero().squeeze(1)
+        sums[TOKEN_LOSSES] = _gathered(sample, rows, -layer.target_log_probs(hidden[rows], target[rows]))
     for name, mask in sample.get("subsets", {}).items():
         target = sample["target"].masked_fill(~mask, padding_idx).reshape(-1)
         count = int((target != padding_idx).sum())
@@ -30,9 +39,17 @@ def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx:
 def subset_sums_of(losses: Tensor, real: Tensor, sample: Sample) -> dict[str, Any]:
     """The sums of :func:`subset_sums` from all tokens' losses [B, T]; *real*, bool [B, T], is false at padding."""
     sums: dict[str, Any] = {}
+    if "places" in sample:
+        rows = real.reshape(-1).nonzero().squeeze(1)
+        sums[TOKEN_LOSSES] = _gathered(sample, rows, losses.reshape(-1)[rows])
     for name, mask in sample.get("subsets", {}).items():
         sums |= {f"{name}_loss": (losses * (real & mask)).sum(), f"{name}_targets": (real & mask).sum()}
     return sums
+
+
+def _gathered(sample: Sample, rows: Tensor, losses: Tensor) -> Gathered:
+    """The *losses* [n] of the targets *rows* [n] of *sample*, with their places."""
+    return Gathered(torch.stack([sample["places"].reshape(-1)[rows].double(), losses.double()], 1))
 
 
 def subset_figures(names: Iterable[str]) -> dict[str, Figure]:

@@ -9,12 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq.data.masking import word_parts, word_rule
+from fairseq.data.indexed_dataset import Corpus
+from fairseq.distributed import World
+from fairseq.distributed.tensor_part import rows_of
 from fairseq.errors import UserError
+from fairseq.evaluation.scorer import Progress, Scores
+from fairseq.evaluation.word_groups import WordGroups
 from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
+from fairseq.modules.precision import Precision
 from fairseq.text.dictionary import Dictionary
+
+TOGETHER = 4096  # tokens, of whole lines, whose rows are sorted by length
 
 
 @dataclass(frozen=True)
@@ -43,13 +50,19 @@ class PseudoScorer:
         dictionary: of the model, with begin, padding, end and mask symbols.
         within_words: mask the rest of the word, too.
         batch_size: rows at once; a row has the masks of one token.
+        precision: of the forward pass (default: float32).
 
     Raises:
         UserError: the model does not predict masked tokens, or the dictionary lacks a symbol.
     """
 
     def __init__(
-        self, model: BaseFairseqModel, dictionary: Dictionary, within_words: bool = False, batch_size: int = 32
+        self,
+        model: BaseFairseqModel,
+        dictionary: Dictionary,
+        within_words: bool = False,
+        batch_size: int = 32,
+        precision: Precision | None = None,
     ) -> None:
         name = type(model).__name__
         if not isinstance(model, BertModel | ElectraModel) or model.masked_lm is None:
@@ -58,10 +71,16 @@ class PseudoScorer:
             raise UserError(f"{name}: the dictionary has no {missing[0]} symbol; give the dictionary of the model")
         self.encoder, self.dictionary, self.batch_size = model.masked_lm, dictionary, batch_size
         self.longest = model.max_positions() - 2  # between begin and end
-        self.parts = word_parts(dictionary, word_rule(dictionary)) if within_words else None
+        self.precision = precision or Precision()
+        self.words = WordGroups(dictionary) if within_words else None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return next(self.encoder.parameters()).device
 
     @torch.inference_mode()
-    def score(self, lines: Sequence[Sequence[int]]) -> list[Tensor]:
+    def score(self, lines: Sequence[Sequence[int] | np.ndarray]) -> list[Tensor]:
         """Log-probabilities (natural) of the tokens of independent *lines* of ids, without ``</s>``: float32 [T] each.
 
         A line longer than the model's positions is read in non-overlapping parts.
@@ -69,11 +88,75 @@ class PseudoScorer:
         rows = [row for line in lines for row in self._rows(line)]
         lprobs = torch.empty(len(rows))
         lengths = torch.tensor([len(row.source) for row in rows], dtype=torch.long)
-        for indices in lengths.argsort(stable=True).split(self.batch_size) if rows else ():
-            lprobs[indices] = self._predict([rows[index] for index in indices.tolist()])
+        with self.precision.autocast(self.device):
+            for indices in lengths.argsort(stable=True).split(self.batch_size) if rows else ():
+                chosen, target = self._masked([rows[index] for index in indices.tolist()])
+                lprobs[indices] = self.encoder.lm_head.target_log_probs(chosen, target).float().cpu()
         return list(lprobs.split([len(line) for line in lines]))
 
-    def _rows(self, line: Sequence[int]) -> Iterator[_Row]:
+    def score_corpus(
+        self,
+        corpus: Corpus,
+        progress: Progress | None = None,
+        world: World | None = None,
+        shard: int = 0,
+        shards: int = 1,
+    ) -> Scores:
+        """Score every token of *corpus* but the ``</s>`` that end lines; memory is that of its tokens.
+
+        Args:
+            corpus: whose lines are independent.
+            progress: a bar over parts of the corpus.
+            world: processes that share the parts; all of them get all scores.
+            shard, shards: score the lines of part *shard*, from 0, of *shards* contiguous parts.
+        """
+        tokens, world = np.asarray(corpus.tokens[:]).astype(np.int64), world or World()
+        is_text = tokens != self.dictionary.eos()
+        before = np.concatenate([[0], np.cumsum(is_text)])
+        lines = before[np.union1d(corpus.offsets, np.flatnonzero(~is_text) + 1)]
+        first, last = lines[list(rows_of(len(lines) - 1, shard, shards))]
+        text, lines = tokens[is_text][first:last], lines[(lines >= first) & (lines <= last)] - first
+        ends = np.unique(np.append(lines[np.unique(lines // TOGETHER, return_index=True)[1]], len(text)))  # of parts
+        lprobs = torch.zeros(len(text))
+        parts = list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))[world.rank :: world.size]
+        for start, end in progress(parts, len(parts)) if progress is not None else parts:
+            inside = lines[(lines >= start) & (lines <= end)]
+            lprobs[start:end] = torch.cat(self.score(np.split(text[start:end], inside[1:-1] - start)))
+        if world.size > 1:  # each process adds zeros to what the others computed
+            lprobs = world.sum(lprobs.to(world.device)).cpu()
+        return Scores(text, lprobs.numpy(), np.clip(before[corpus.offsets] - first, 0, len(text)))
+
+    @torch.inference_mode()
+    def score_after(self, lines: Sequence[tuple[Sequence[int], int]]) -> list[tuple[float, bool]]:
+        """For each line of ids, the log-probability of those from a place on, and whether each is the most probable.
+
+        All tokens of the line are visible as far as the model has positions: those before the place are left out first,
+        and what is longer still is read in parts. ``</s>`` inside the line is read, and not scored.
+        """
+        rows = [(number, row) for number, (line, first) in enumerate(lines) for row in self._rows_after(line, first)]
+        rows.sort(key=lambda item: len(item[1].source))
+        totals, is_greedy = [0.0] * len(lines), [True] * len(lines)
+        for start in range(0, len(rows), self.batch_size):
+            numbers, batch = zip(*rows[start : start + self.batch_size], strict=True)
+            with self.precision.autocast(self.device):
+                chosen, target = self._masked(batch)
+                lprobs = self.encoder.lm_head.log_probs(chosen).float().cpu()  # (B, V)
+            found = lprobs.gather(1, target[:, None])[:, 0].tolist(), (lprobs.argmax(1) == target).tolist()
+            for number, lprob, greedy in zip(numbers, *found, strict=True):
+                totals[number] += lprob
+                is_greedy[number] &= greedy
+        return list(zip(totals, is_greedy, strict=True))
+
+    def _rows_after(self, line: Sequence[int], first: int) -> Iterator[_Row]:
+        end = len(line)
+        while end > first:
+            start = max(0, end - self.longest)
+            for row in self._rows(line[start:end]):
+                if start + row.token > first and row.source[row.token] != self.dictionary.eos():
+                    yield row
+            end = start
+
+    def _rows(self, line: Sequence[int] | np.ndarray) -> Iterator[_Row]:
         """A row for each token of *line*."""
         begin, end = self.dictionary.bos(), self.dictionary.eos()
         for start in range(0, len(line), self.longest):
@@ -85,21 +168,18 @@ class PseudoScorer:
     def _ends(self, ids: np.ndarray) -> list[int]:
         """For each of *ids*, the index behind the last token that is masked with it."""
         after = np.arange(1, len(ids) + 1)
-        if self.parts is None:
+        if self.words is None:
             return after.tolist()
-        continues, joins = self.parts
-        last = np.append(~(continues[ids[1:]] | joins[ids[:-1]]), True)  # whether a word ends here
-        ends = after[last]
+        ends = np.append(self.words.first(ids)[1:], len(ids))
         return ends[np.searchsorted(ends, after)].tolist()
 
-    def _predict(self, rows: Sequence[_Row]) -> Tensor:
-        """The log-probability of the token of each row: float32 [rows], on the CPU."""
-        device = next(self.encoder.parameters()).device
+    def _masked(self, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
+        """The hidden state at the masked token of each row, [rows, C], and the token, int64 [rows], on the CPU."""
+        device = self.device
         tokens = torch.nn.utils.rnn.pad_sequence([row.source for row in rows], True, self.dictionary.pad())  # (B, T)
         column = torch.arange(tokens.size(1))
         at, ends = torch.tensor([row.token for row in rows]), torch.tensor([row.end for row in rows])
         target = tokens.gather(1, at[:, None])[:, 0]  # (B)
         tokens[(column >= at[:, None]) & (column < ends[:, None])] = self.dictionary.mask()
         hidden = self.encoder.sentence_encoder(tokens.to(device))  # (B, T, C)
-        chosen = hidden[torch.arange(len(rows), device=device), at.to(device)]  # (B, C)
-        return self.encoder.lm_head.target_log_probs(chosen, target).float().cpu()
+        return hidden[torch.arange(len(rows), device=device), at.to(device)], target

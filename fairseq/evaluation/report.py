@@ -145,14 +145,17 @@ def peak_memory(device: torch.device) -> dict[str, float]:
     return memory
 
 
-def summary(report: Mapping[str, Any]) -> list[str]:
-    """The figures in fairseq's output format; with joined subwords the loss is per word, as in fairseq."""
+def summary(report: Mapping[str, Any], name: str = "Perplexity") -> list[str]:
+    """The figures in fairseq's output format; with joined subwords the loss is per word, as in fairseq.
+
+    *name* is that of the perplexity.
+    """
     lines = [
         f"Evaluated {report['tokens']} tokens in {report['seconds']:.1f} s ({report['tokens_per_second']:.2f} tokens/s)"
     ]
-    token = f"Loss (base 2): {report['loss_base2']:.4f}, Perplexity: {shown(report['perplexity'])}"
+    token = f"Loss (base 2): {report['loss_base2']:.4f}, {name}: {shown(report['perplexity'])}"
     if "words" in report:
-        word = f"Loss (base 2): {report['word_loss_base2']:.4f}, Perplexity: {shown(report['word_perplexity'])}"
+        word = f"Loss (base 2): {report['word_loss_base2']:.4f}, {name}: {shown(report['word_perplexity'])}"
         lines += [f"{word} per word, of {report['words']} words", f"{token} per subword"]
     else:
         lines.append(token)
@@ -160,7 +163,7 @@ def summary(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"Bits per character: {report['bits_per_character']:.4f}")
     if "unknown_share" in report:
         share, others = 100 * report["unknown_share"], report["perplexity_without_unknown"]
-        lines.append(f"Unknown: {share:.3g} % of the tokens, Perplexity of the others: {shown(others)}")
+        lines.append(f"Unknown: {share:.3g} % of the tokens, {name} of the others: {shown(others)}")
     if "raw_bytes" in report:
         lines.append(
             f"Raw text: {report['bits_per_byte']:.4f} bits per byte of {report['raw_bytes']}, "

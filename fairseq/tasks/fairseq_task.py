@@ -77,6 +77,7 @@ class FairseqTask:
         extensions: what changes data and models of the task from outside, by name.
         kinds: the kinds of state that a step hands to the next.
         subsets: names of the subsets of tokens that samples mark (:mod:`fairseq.criterions.subsets`).
+        gives_places: whether samples have the ``places`` of targets, so that the losses of tokens are gathered.
         carried: their values in training. Only :meth:`commit`, :meth:`restart` and :meth:`load_carried` set it.
     """
 
@@ -84,6 +85,7 @@ class FairseqTask:
     evaluated_by = "validate"
     kinds: tuple[CarriedState, ...] = (RowMemory(),)
     subsets: tuple[str, ...] = ()
+    gives_places = False
 
     def __init__(self, args: Settings) -> None:
         self.settings = typed_settings(args)
@@ -290,7 +292,8 @@ class FairseqTask:
         target = torch.full_like(tokens, self.target_dictionary.pad())
         empty = {name: torch.zeros_like(tokens, dtype=torch.bool) for name in self.subsets}
         net_input = {"src_tokens": tokens}
-        return {"nsentences": 0, "ntokens": 0, "net_input": net_input, "target": target, "subsets": empty}
+        sample = {"nsentences": 0, "ntokens": 0, "net_input": net_input, "target": target, "subsets": empty}
+        return {**sample, "places": torch.full_like(tokens, -1)} if self.gives_places else sample
 
     def loss_graph(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> LossGraph:
         """Return the loss graph of *model* and *criterion*.

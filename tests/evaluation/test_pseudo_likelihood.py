@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from exports import imported
@@ -12,9 +13,11 @@ from runs import model_of
 from torch import Tensor
 
 from fairseq.errors import UserError
+from fairseq.evaluation import pseudo_likelihood
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.hub import MaskedLanguageModel, load_model
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.text_corpus import TextReader
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hf_encoders" / "bert"
 SYMBOLS = ["un@@", "believ@@", "able", "cat", "##s", "sat"]
@@ -73,6 +76,49 @@ def test_tokens_in_batches_have_the_probabilities_of_a_literal_loop(arch: str, w
                 group if within_words else None,
             )
             torch.testing.assert_close(lprobs, want, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("within_words", [False, True])
+def test_corpus_has_the_scores_of_its_lines_whole_in_shards_and_in_parts(
+    within_words: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, words = a_model("bert_tiny")
+    scorer = PseudoScorer(model, words, within_words, batch_size=3)
+    text = "un@@ believ@@ able cat ##s\n\nsat\n\n\ncat sat un@@ able cat\nsat sat"
+    corpus, lines = TextReader(words, None).corpus(text), text.split("\n")
+    ids = [[words.index(symbol) for symbol in line.split()] for line in lines]
+    want = torch.cat(scorer.score(ids)).numpy()
+    for together in (1, 4, 4096):
+        monkeypatch.setattr(pseudo_likelihood, "TOGETHER", together)
+        found = scorer.score_corpus(corpus)
+        np.testing.assert_allclose(found.lprobs, want, atol=1e-6)
+        assert found.tokens.tolist() == [token for line in ids for token in line]
+        assert np.diff(found.lines).tolist() == [len(line) for line in ids]
+        shards = [scorer.score_corpus(corpus, shard=shard, shards=3) for shard in range(3)]
+        np.testing.assert_allclose(np.concatenate([part.lprobs for part in shards]), want, atol=1e-6)
+        assert sum(np.diff(part.lines) for part in shards).tolist() == [len(line) for line in ids]
+
+
+@pytest.mark.parametrize("within_words", [False, True])
+def test_end_of_a_line_has_the_scores_of_a_literal_loop(within_words: bool) -> None:
+    model, words = a_model("bert_tiny")
+    ids = [words.index(symbol) for symbol in ["cat", "un@@", "able", "</s>", "believ@@", "able", "sat"]]
+    lines = [(ids, 1), (ids[:3], 0), (ids, 7), (ids * 2, 9)]
+    found = PseudoScorer(model, words, within_words, batch_size=2).score_after(lines)
+    groups = [0, 1, 1, 2, 3, 3, 4] if within_words else None
+    predict = lambda rows: model(rows)[0]  # noqa: E731
+    whole, greedy = literal(predict, words, ids, groups), []
+    for place in (1, 2, 4, 5, 6):
+        row = torch.tensor([[words.bos(), *ids, words.eos()]])
+        later = {1: [1, 2], 4: [4, 5]}.get(place, [place]) if within_words else [place]
+        row[0, [1 + at for at in later]] = words.mask()
+        greedy.append(int(predict(row)[0, 1 + place].argmax()) == ids[place])
+    assert found[0] == (pytest.approx(float(whole[[1, 2, 4, 5, 6]].sum()), abs=1e-4), all(greedy))
+    alone = literal(predict, words, ids[:3], groups[:3] if groups else None)
+    assert found[1][0] == pytest.approx(float(alone.sum()), abs=1e-4)
+    assert found[2] == (0.0, True)
+    # Seven positions remain: the second copy alone, from its third token on.
+    assert found[3][0] == pytest.approx(float(whole[[2, 4, 5, 6]].sum()), abs=1e-4)
 
 
 def test_text_without_tokens_has_no_probabilities() -> None:

@@ -1,0 +1,240 @@
+"""Losses of whole words by their counts in the training text.
+
+A *word* is a word of the text before it was split into subwords, as with notes: the
+:class:`~fairseq.text.tokenizers.rules.WordRule` of the tokenizer groups tokens. Its loss is the sum of its tokens'
+losses, by the chain rule −log₂ of its probability, into how many subwords it may be cut; where only some of its tokens
+are predicted, as masked ones in a validation, it is their sum. Ends of lines and other special symbols are no words.
+
+Standard errors take words as independent draws; a difference is paired, word by word.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairseq.data.dataset import Dataset, Sample
+from fairseq.data.folders import data_folders, load_dictionary, reopen_corpus
+from fairseq.data.token_blocks import TokenBlocks
+from fairseq.errors import UserError, read_failure
+from fairseq.evaluation.tables import markdown
+from fairseq.evaluation.word_groups import WordGroups
+from fairseq.system.opening import read_regular
+from fairseq.text.dictionary import Dictionary
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN, ALL = "unknown", "all"
+
+
+@dataclass(frozen=True)
+class WordLosses:
+    """The scored words of a text, in its order.
+
+    Attributes:
+        words: their text.
+        is_unknown: whether the unknown symbol is part of a word, whose count is not known then; bool [n].
+        tokens: scored tokens of each, int64 [n].
+        losses: their sum in bits, float64 [n].
+    """
+
+    words: list[str]
+    is_unknown: np.ndarray
+    tokens: np.ndarray
+    losses: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        groups: WordGroups,
+        tokens: np.ndarray,
+        lprobs: np.ndarray,
+        places: np.ndarray | None = None,
+        lines: np.ndarray | None = None,
+    ) -> WordLosses:
+        """Return the words of a text.
+
+        Args:
+            groups: of the dictionary.
+            tokens: ids of the text, [N].
+            lprobs: natural logarithms, of all tokens or those at *places*.
+            places: indices of the scored tokens, [S]; None: all.
+            lines: see :meth:`WordGroups.first`.
+        """
+        places = np.arange(len(tokens)) if places is None else places
+        is_text = ~groups.special[tokens[places]]
+        first = groups.first(tokens, lines)
+        number = np.searchsorted(first, places[is_text], side="right") - 1
+        losses = np.bincount(number, -lprobs[is_text].astype(np.float64) / math.log(2), minlength=len(first))
+        counts = np.bincount(number, minlength=len(first))
+        scored = np.flatnonzero(counts)
+        ends = np.append(first[1:], len(tokens))
+        texts: dict[tuple[int, ...], str] = {}
+        words, is_unknown = [], np.zeros(len(scored), bool)
+        for index, (begin, end) in enumerate(zip(first[scored].tolist(), ends[scored].tolist(), strict=True)):
+            ids = tuple(tokens[begin:end].tolist())
+            words.append(texts[ids] if ids in texts else texts.setdefault(ids, groups.text(ids)))
+            is_unknown[index] = groups.unknown in ids
+        return cls(words, is_unknown, counts[scored], losses[scored])
+
+
+def blocks_of(dataset: Dataset, task: str) -> TokenBlocks:
+    """Return the blocks of text that *dataset* of *task* reads, masked or with notes or as they are.
+
+    Raises:
+        UserError: it reads no blocks of text.
+    """
+    blocks: Any = dataset
+    while blocks is not None and not isinstance(blocks, TokenBlocks):
+        blocks = getattr(blocks, "blocks", None)
+    if blocks is None:
+        raise UserError(f"`by_frequency`: `task` {task} does not predict the words of a text; leave the flag out")
+    return blocks
+
+
+def with_places(samples: Iterable[Sample | None], blocks: TokenBlocks) -> Iterator[Sample | None]:
+    """Yield *samples* with the places of their targets; see :mod:`fairseq.criterions.subsets`."""
+    for sample in samples:
+        if sample is not None:
+            target, indices = sample["target"], sample["id"].cpu().numpy()
+            begin = target.size(1) - int(blocks.sizes[indices].max())  # a symbol before the block
+            column = np.arange(target.size(1)) - begin
+            places = np.where(column < 0, -1, blocks.starts[indices][:, None] + column)
+            sample = {**sample, "places": torch.from_numpy(places).to(target.device)}
+        yield sample
+
+
+def word_counts(path: str | None, data: str | Path, dictionary: Dictionary) -> Counter[str]:
+    """Return the counts of words in a file or a data folder, *path*, or else in the training split of *data*.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    if path is None:
+        return training_counts(data, dictionary)
+    return training_counts(path, load_dictionary(path)) if Path(path).is_dir() else read_counts(path)
+
+
+def training_counts(data: str | Path, dictionary: Dictionary) -> Counter[str]:
+    """Return the count of each word in the training split of *data*, of all its folders.
+
+    Raises:
+        UserError: there is no training split, or it is damaged or of another dictionary.
+    """
+    groups, counter = WordGroups(dictionary), Counter[str]()
+    for folder in data_folders(data):
+        if not (folder / "train.idx").is_file():
+            raise UserError(f"`by_frequency`: {folder} has no training split to count; give `word_counts`")
+        logger.info("counting the words of %s/train", folder)
+        counter += groups.counts(reopen_corpus(folder, "train", dictionary, combine=True).tokens)
+    return counter
+
+
+def read_counts(path: str | Path) -> Counter[str]:
+    """Return the counts of a file with a line ``word count`` for each word, as ``notes.txt`` has them.
+
+    Raises:
+        UserError: it cannot be read, is not UTF-8, or has other lines or none.
+    """
+    try:
+        lines = read_regular(path).decode("utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = read_failure(error) if isinstance(error, OSError) else "not UTF-8"
+        raise UserError(f"`word_counts` {path}: {reason}; give a file with lines `word count`") from None
+    counter = Counter[str]()
+    for number, line in enumerate(lines, 1):
+        word, _, count = line.rstrip().replace("\t", " ").rpartition(" ")
+        if not word.strip() or not (count.isascii() and count.isdigit()) or len(count) > 18:
+            raise UserError(f"`word_counts` {path}: line {number}: expected word and count, found {line[:60]!r}")
+        counter[word.strip()] += int(count)
+    if not counter:
+        raise UserError(f"`word_counts` {path}: no words; give a file with lines `word count`")
+    return counter
+
+
+def by_frequency(
+    names: Sequence[str], models: Sequence[WordLosses], counts: Mapping[str, int], edges: Sequence[int]
+) -> dict[str, Any]:
+    """Return the mean loss of the words of each band of *counts*, of one model or of two and their difference.
+
+    Args:
+        names: of the models.
+        models: their losses over one text.
+        counts: of words in the training text; a word without one has 0.
+        edges: lowest count of each band, rising, but for the first band, which begins at 0.
+
+    Returns:
+        ``models``, their names, and ``bands``, see :func:`_band`; behind the bands of counts come that of words with
+        unknown symbols, if there are any, and that of all words.
+
+    Raises:
+        UserError: the models split the text into other words or predicted others.
+    """
+    first, *others = models
+    for other in others:
+        if first.words != other.words:
+            pairs = enumerate(itertools.zip_longest(first.words, other.words), 1)
+            number, (one, two) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+            raise UserError(
+                f"`by_frequency`: the models read other words ({number}: {one!r:.40}, {two!r:.40}); compare models "
+                "whose tokenizers make the same words of a text"
+            )
+    band = np.searchsorted(edges, [counts.get(word, 0) for word in first.words], side="right")
+    unknown = np.logical_or.reduce([model.is_unknown for model in models])
+    band[unknown] = -1
+    lows, highs = [0, *edges], [*(edge - 1 for edge in edges), None]
+    rows = [_band(_name(low, high), models, band == i) for i, (low, high) in enumerate(zip(lows, highs, strict=True))]
+    rows = [{**row, "low": low, "high": high} for row, low, high in zip(rows, lows, highs, strict=True)]
+    rows += [_band(UNKNOWN, models, unknown)] if unknown.any() else []
+    return {"models": list(names), "bands": [*rows, _band(ALL, models, np.ones(len(band), bool))]}
+
+
+def _name(low: int, high: int | None) -> str:
+    return f"{low:,}+" if high is None else f"{low:,}-{high:,}" if high > low else f"{low:,}"
+
+
+def _band(name: str, models: Sequence[WordLosses], mask: np.ndarray) -> dict[str, Any]:
+    """The number of words in *mask*; of each model their scored tokens, mean loss in bits, its standard error."""
+    means = [_mean(model.losses[mask]) for model in models]
+    row: dict[str, Any] = {
+        "band": name,
+        "words": int(mask.sum()),
+        "tokens": [int(model.tokens[mask].sum()) for model in models],
+        "bits_per_word": [mean for mean, _ in means],
+        "standard_error": [error for _, error in means],
+    }
+    if len(models) == 2:
+        row["difference"], row["difference_standard_error"] = _mean((models[1].losses - models[0].losses)[mask])
+    return row
+
+
+def _mean(values: np.ndarray) -> tuple[float | None, float | None]:
+    """The mean and its standard error; None where there are too few values for them."""
+    mean = float(values.mean()) if len(values) else None
+    return mean, float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def table(report: Mapping[str, Any]) -> list[str]:
+    """Lines in Markdown of a report of :func:`by_frequency`: means ± standard errors, in bits a word."""
+    models, compared = report["models"], len(report["models"]) == 2
+    head = ["count in training", "words", *(["bits per word"] if len(models) == 1 else models)]
+    rows = [[*head, "difference"] if compared else head]
+    for band in filter(lambda band: band["words"], report["bands"]):
+        cells = [_cell(*pair) for pair in zip(band["bits_per_word"], band["standard_error"], strict=True)]
+        if compared:
+            cells.append(_cell(band["difference"], band["difference_standard_error"], "+"))
+        rows.append([band["band"], f"{band['words']:,}", *cells])
+    return markdown(rows, left=1)
+
+
+def _cell(mean: float | None, error: float | None, sign: str = "") -> str:
+    return "" if mean is None else f"{mean:{sign}.3f}" + ("" if error is None else f" ± {error:.3f}")
