@@ -339,6 +339,8 @@ def load_scorer(
     model, task = load_model(checkpoint, data, device=device)
     dictionary, cfg = task.source_dictionary, task.cfg
     tokenizer = TextReader.of(_paths(checkpoint, data)[1], dictionary).tokenizer
+    if tokenizer is None:
+        log_tokens(dictionary)
     if not model.predicts_next_token:
         return MaskedLanguageModel(model, dictionary, tokenizer)
     return LanguageModel(model, dictionary, cfg.tokens_per_sample, cfg.add_bos_token, tokenizer)

@@ -29,7 +29,7 @@ class HarnessConfig(Config):
     data: str | None = flag(None, "data folder or dict.txt (default: beside the checkpoint)", metavar="DATA")
     tasks: str | None = flag(None, "comma-separated names of tasks", metavar="NAME,…")
     pairs: str | None = flag(None, "JSON lines of minimal pairs, as BLiMP's, instead of --tasks", metavar="FILE")
-    within_words: bool = flag(False, "with --pairs, encoders mask the rest of a token's word too")
+    within_words: bool = flag(False, "encoders mask the rest of a token's word too")
     include_path: str | None = flag(None, "folder with task files of one's own", metavar="DIR")
     num_fewshot: int | None = flag(None, "examples in the prompt (default: the task's)", low=0)
     limit: int | None = flag(None, "examples per task (default: all)", low=1)
@@ -66,8 +66,6 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     cfg = fields.typed(HarnessConfig, args)
     if cfg.pairs is not None:
         return _minimal_pairs(args.checkpoint, cfg.pairs, cfg)
-    if cfg.within_words:
-        raise UserError("--within-words: needs --pairs; leave it out")
     require_harness()
     names = [name for name in (cfg.tasks or "").split(",") if name]
     if not names:
@@ -78,7 +76,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         prepare_folder("--results-path", cfg.results_path)
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     device = "cpu" if cfg.cpu else "auto"
-    model = harness_model()(args.checkpoint, cfg.data, cfg.batch_size, device, cfg.max_gen_toks)
+    model = harness_model()(args.checkpoint, cfg.data, cfg.batch_size, device, cfg.max_gen_toks, cfg.within_words)
     metrics = _evaluate(model, names, cfg)
     for task, found in metrics.items():
         for name, value in found.items():

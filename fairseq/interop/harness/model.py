@@ -13,17 +13,18 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from fairseq.errors import UserError
-from fairseq.hub import LanguageModel
+from fairseq.hub import MaskedLanguageModel, load_scorer
+from fairseq.interop.harness.encoder_requests import EncoderRequests
 from fairseq.interop.harness.requests import Requests
 
 logger = logging.getLogger(__name__)
 
-ARGUMENTS = "path, data, batch_size, device, max_gen_toks"
+ARGUMENTS = "path, data, batch_size, device, max_gen_toks, within_words"
 
 
 @register_model("fairseq")
 class FairseqLM(LM):
-    """A language model, with the harness's three kinds of requests.
+    """A language model, with the harness's three kinds of requests; an encoder, without generation.
 
     Args:
         path: checkpoint.
@@ -31,6 +32,7 @@ class FairseqLM(LM):
         batch_size: rows read at once.
         device: of the model (None: a GPU if there is one).
         max_gen_toks: most generated tokens of a request that names no number.
+        within_words: whether an encoder masks the rest of a token's word, too.
         max_batch_size: not used; the harness gives it to every model.
 
     Raises:
@@ -44,6 +46,7 @@ class FairseqLM(LM):
         batch_size: int | str = 8,
         device: str | None = None,
         max_gen_toks: int | str = 256,
+        within_words: bool | str = False,
         max_batch_size: Any = None,
         **unknown: Any,
     ) -> None:
@@ -56,8 +59,17 @@ class FairseqLM(LM):
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
             logger.warning("device %s: there is no GPU, the CPU is used", device)  # the harness's default is a GPU
             device = "cpu"
-        model = LanguageModel.from_pretrained(path, data, device=device or "auto")
-        self.requests = Requests(model, int(batch_size), int(max_gen_toks))
+        if str(within_words).lower() not in ("true", "false"):
+            raise UserError(f"within_words {within_words}: expected true or false")
+        model = load_scorer(path, data, device=device or "auto")
+        within = str(within_words).lower() == "true"
+        self.requests: Requests | EncoderRequests
+        if isinstance(model, MaskedLanguageModel):
+            self.requests = EncoderRequests(model, int(batch_size), within)
+        elif within:
+            raise UserError("within_words: the model is a decoder, which masks nothing; leave it out")
+        else:
+            self.requests = Requests(model, int(batch_size), int(max_gen_toks))
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation, and whether it is the most probable."""

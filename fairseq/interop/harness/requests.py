@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.hub import LanguageModel
 from fairseq.inference import sample
+from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_corpus import TextCorpus, report_unknown
+from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.byte_level import GPT2
 from fairseq.text.tokenizers.hf import HuggingFace
 
@@ -68,25 +70,15 @@ class Requests:
         self.model, self.batch_size, self.max_tokens = model, batch_size, max_tokens
         self.eos, self.segment = model.dictionary.eos(), model.tokens_per_sample
         self.begin = model.dictionary.begin() if model.add_bos_token else None
-        self.keeps_lines = model.tokenizer is not None and LINE_FEED in model.dictionary
+        self.keeps_lines = keeps_lines(model.dictionary, model.tokenizer)
         scoring = Scoring(self.segment, batch_size=1, add_bos_token=model.add_bos_token)
         self.device = next(model.model.parameters()).device
         self.scorer = Scorer([model.model], model.dictionary, scoring, device=self.device)
-        if not _is_open(model):
-            logger.warning(
-                "the vocabulary is closed: other words are read as <unk>, so that results do not compare with those of "
-                "models that can read any text"
-            )
+        warn_closed(model.tokenizer)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of *text*; a line feed is the symbol between lines."""
-        lines = [text] if self.keeps_lines else re.split(r"\r\n|\r|\n", text)
-        dictionary, tokenizer = self.model.dictionary, self.model.tokenizer
-        symbols = lines if tokenizer is None else tokenizer.encode_lines(lines)
-        ids: list[int] = []
-        for number, line in enumerate(symbols):
-            ids += [self.eos] * (number > 0) + dictionary.encode_line(line, append_eos=False).tolist()
-        return ids
+        return encode(text, self.model.dictionary, self.model.tokenizer)
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """Return for each context and continuation the log-probability, and whether greedy search would choose it.
@@ -95,10 +87,7 @@ class Requests:
         """
         pieces, read = [], []
         for number, (context, continuation) in enumerate(pairs):
-            stem = context.rstrip()
-            whole, before = self.encode(context + continuation), self.encode(stem)
-            common = (a == b for a, b in zip(whole, before, strict=False))
-            first = next((place for place, same in enumerate(common) if not same), min(len(whole), len(before)))
+            whole, first = joined(self.encode, context, continuation)
             pieces += self._pieces(number, [self.eos, *whole], 1 + first)
             read += whole
         self._report(read)
@@ -215,7 +204,35 @@ class Requests:
         return [(float(total), not miss) for total, miss in zip(sums.tolist(), misses.tolist(), strict=True)]
 
 
-def _is_open(model: LanguageModel) -> bool:
-    """Return whether the model's vocabulary has symbols for any text."""
-    subwords = model.tokenizer.subwords if model.tokenizer is not None else None
-    return isinstance(subwords, GPT2) or (isinstance(subwords, HuggingFace) and subwords.byte_level)
+def keeps_lines(dictionary: Dictionary, tokenizer: Tokenizer | None) -> bool:
+    """Return whether a vocabulary has a symbol for line feeds."""
+    return tokenizer is not None and LINE_FEED in dictionary
+
+
+def encode(text: str, dictionary: Dictionary, tokenizer: Tokenizer | None) -> list[int]:
+    """Return the ids of *text*; ``</s>`` stands between lines where the vocabulary has no symbol for line feeds."""
+    lines = [text] if keeps_lines(dictionary, tokenizer) else re.split(r"\r\n|\r|\n", text)
+    ids: list[int] = []
+    for number, line in enumerate(lines if tokenizer is None else tokenizer.encode_lines(lines)):
+        ids += [dictionary.eos()] * (number > 0) + dictionary.encode_line(line, append_eos=False).tolist()
+    return ids
+
+
+def joined(encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], int]:
+    """Return the ids of *context* and *continuation*, and the place at which those of the continuation begin.
+
+    White space at the end of a context belongs to the continuation.
+    """
+    whole, before = encode(context + continuation), encode(context.rstrip())
+    common = (a == b for a, b in zip(whole, before, strict=False))
+    return whole, next((place for place, same in enumerate(common) if not same), min(len(whole), len(before)))
+
+
+def warn_closed(tokenizer: Tokenizer | None) -> None:
+    """Log a warning unless *tokenizer* has symbols for any text."""
+    subwords = tokenizer.subwords if tokenizer is not None else None
+    if not (isinstance(subwords, GPT2) or (isinstance(subwords, HuggingFace) and subwords.byte_level)):
+        logger.warning(
+            "the vocabulary is closed: other words are read as <unk>, so that results do not compare with those of "
+            "models that can read any text"
+        )
