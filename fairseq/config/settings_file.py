@@ -20,7 +20,19 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """The settings in a ``--config`` file: a flat mapping of field names (dashes or underscores).
 
     Raises:
-        UserError: the file is missing, larger than 64 KiB, no YAML, nested deeply, or not a mapping of settings.
+        UserError: the file cannot be read, or is not a mapping of settings.
+    """
+    settings = load_yaml(path, "--config")
+    for name, value in settings.items():
+        _check_setting(path, name, value)
+    return {name.replace("-", "_"): value for name, value in settings.items()}
+
+
+def load_yaml(path: str | Path, flag: str) -> dict[str, Any]:
+    """The mapping in a YAML file that *flag* names.
+
+    Raises:
+        UserError: the file is missing, larger than 64 KiB, no YAML, nested deeply, or not a mapping.
     """
     import yaml
 
@@ -28,27 +40,25 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         with open_regular(path) as file:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
-            raise UserError(f"--config {path}: larger than 64 KiB; give a file of flags")
+            raise UserError(f"{flag} {path}: larger than 64 KiB; give a file of flags")
         text = content.decode("utf-8")
         _check_depth(yaml.parse(text, Loader=yaml.SafeLoader))
         settings = yaml.safe_load(text)
     except OSError as error:
-        raise UserError(f"--config {path}: {read_failure(error)}; give a YAML file of flags") from None
+        raise UserError(f"{flag} {path}: {read_failure(error)}; give a YAML file of flags") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"--config {path}: byte offset {error.start}: not UTF-8; convert the file") from None
+        raise UserError(f"{flag} {path}: byte offset {error.start}: not UTF-8; convert the file") from None
     except Exception as error:  # constructors of tagged values fail in every way
         if isinstance(error, UserError):
             raise
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = f" at line {line + 1}" if line is not None else f" ({type(error).__name__}: {str(error)[:100]})"
-        raise UserError(f"--config {path}: not valid YAML{where}") from None
+        raise UserError(f"{flag} {path}: not valid YAML{where}") from None
     if settings is None:
         return {}
     if not isinstance(settings, dict):
-        raise UserError(f"--config {path}: expected `name: value` lines, found {type(settings).__name__}")
-    for name, value in settings.items():
-        _check_setting(path, name, value)
-    return {name.replace("-", "_"): value for name, value in settings.items()}
+        raise UserError(f"{flag} {path}: expected `name: value` lines, found {type(settings).__name__}")
+    return settings
 
 
 def for_another_run(settings: Mapping[str, Any], save_dir: str) -> dict[str, Any]:

@@ -1,0 +1,208 @@
+"""Hydra's command lines and fairseq's nested YAML files as flags of ``fairseq-train``, without Hydra's code.
+
+fairseq groups its settings (``optimization.lr``); flags have the last part of the name. A group such as ``optimizer``
+is also a choice: its ``_name`` or its option in the list of ``defaults`` is the flag of that name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq.config.settings_file import load_yaml
+from fairseq.errors import UserError
+
+Tree = dict[str, Any]
+
+GROUPS = (  # of settings
+    *("common", "common_eval", "distributed_training", "dataset", "optimization", "checkpoint", "bmuf"),
+    *("generation", "eval_lm", "interactive", "ema"),
+)
+PARTS = {"model": "arch"} | {name: name for name in ("task", "criterion", "optimizer", "lr_scheduler")}  # their flags
+OTHERS = ("scoring", "bpe", "tokenizer")  # choices of translation
+OUTPUTS = ("save_dir", "tensorboard_logdir", "log_file")  # relative to the folder of the run
+OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?", re.DOTALL)
+REFERENCE = re.compile(r"\$\{([^${}]*)\}")
+MISSING = "???"
+LONGEST = 1 << 12  # characters of a value
+
+
+def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
+    """Return the words of ``fairseq-train`` that mean the same.
+
+    Args:
+        config: the primary file (``CONFIG_DIR/CONFIG_NAME.yaml``); beside it are the folders of groups.
+        overrides: ``group.name=value``, ``group=option``, ``+group.name=value``, ``~group.name``.
+
+    Raises:
+        UserError: a file or an override is malformed, a sweep, or contradicts another setting.
+    """
+    parsed = [_override(text) for text in overrides]
+    chosen = {key: value for _, key, value in parsed if "." not in key and "/" not in key}
+    folder, own = (config.parent, load_yaml(config, "--config-name")) if config is not None else (Path(), {})
+    listed = _defaults(folder, own.pop("defaults", None) or [])
+    tree: Tree = {"criterion": {"_name": "cross_entropy"}, "lr_scheduler": {"_name": "fixed"}}  # fairseq's own
+    for group, option in listed.items():
+        _merge(tree, _of_option(folder, group, chosen.get(group, option)))
+    _merge(tree, {name: {"_name": value} if isinstance(value, str) else value for name, value in own.items()})
+    for group in chosen.keys() - listed.keys():
+        _merge(tree, _of_option(folder, group, chosen[group]))
+    for sign, key, value in parsed:
+        if key not in chosen and "/" not in key:  # hydra/launcher and the like
+            _assign(tree, key.split("."), value, remove=sign == "~")
+    return _flags(tree)
+
+
+def _defaults(folder: Path, entries: Any) -> dict[str, Any]:
+    """The options by group in a list of ``defaults``; those of Hydra itself are left out."""
+    options: dict[str, Any] = {}
+    for entry in entries if isinstance(entries, list) else [entries]:
+        if entry == "_self_":
+            continue
+        if not isinstance(entry, dict) or len(entry) != 1:
+            raise UserError(f"--config-name: defaults: expected `group: option`, found {str(entry)[:100]}")
+        [(group, option)] = entry.items()
+        options[str(group).removeprefix("override ").lstrip("/")] = option
+    return {group: option for group, option in options.items() if not group.startswith("hydra")}
+
+
+def _override(text: str) -> tuple[str, str, Any]:
+    """Sign, key and value of an override on the command line."""
+    import yaml
+
+    match = OVERRIDE.fullmatch(text)
+    if match is None or (match["value"] is None and match["sign"] != "~"):
+        raise UserError(f"{text[:100]}: expected group.name=value")
+    value = match["value"] or ""
+    if _has_outer_comma(value):
+        raise UserError(f"{text[:100]}: sweeps are not supported; start one run for each value")
+    if value[:1] in "'\"" and value[-1:] == value[:1] and len(value) > 1:
+        return match["sign"] or "", match["key"], value[1:-1]
+    try:
+        return match["sign"] or "", match["key"], yaml.safe_load(value) if value[:1] != "(" else value
+    except yaml.YAMLError:
+        raise UserError(f"{text[:100]}: the value is not valid YAML; quote it") from None
+
+
+def _has_outer_comma(value: str) -> bool:
+    """Return whether *value* has a comma outside of quotes and brackets, which separates the values of a sweep."""
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", value)
+    while (inner := re.sub(r"\([^()]*\)|\[[^][]*\]|\{[^{}]*\}", "", bare)) != bare:
+        bare = inner
+    return "," in bare
+
+
+def _of_option(folder: Path, group: str, option: Any) -> Tree:
+    """The settings that *option* of *group* stands for: those in its file, or a part of this package by that name."""
+    if option is None:
+        return {group: {}}
+    path = folder / group / f"{option}.yaml"
+    name = str(option).rpartition("/")[2]
+    if group not in PARTS and group not in OTHERS:
+        return {group: load_yaml(path, f"{group}={option}")}
+    return {group: {"_name": name, **(load_yaml(path, f"{group}={option}") if path.is_file() else {})}}
+
+
+def _merge(tree: Tree, other: Mapping[str, Any]) -> None:
+    """Put *other* into *tree*; a part of another name replaces the former part with all its settings."""
+    for name, value in other.items():
+        former = tree.get(name)
+        if isinstance(value, dict) and isinstance(former, dict) and value.get("_name") in (None, former.get("_name")):
+            _merge(former, value)
+        else:
+            tree[name] = value
+
+
+def _assign(tree: Tree, names: Sequence[str], value: Any, *, remove: bool) -> None:
+    for name in names[:-1]:
+        inner = tree.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise UserError(f"{'.'.join(names)}: {name} is a value, not a group")
+        tree = inner
+    if remove:
+        tree.pop(names[-1], None)
+    else:
+        tree[names[-1]] = value
+
+
+def _flags(tree: Tree) -> list[str]:
+    """The words of the command line for a composed *tree*."""
+    match tree.pop("hydra", None):
+        case {"run": {"dir": text}}:
+            folder = _resolved(text, tree)
+        case _:
+            folder = ""
+    settings = _by_name(tree)
+    if folder:
+        settings.setdefault("save_dir", "")
+        settings |= {name: str(Path(folder, settings[name])) for name in OUTPUTS if name in settings}
+    data = settings.pop("data", MISSING)
+    if data == MISSING:
+        raise UserError("task.data: missing; give the folder of the binarised data, task.data=DIR")
+    flags = {f"--{name.replace('_', '-')}": text for name, text in settings.items()}
+    return [data, *(flag if text == "true" else f"{flag}={text}" for flag, text in flags.items())]
+
+
+def _by_name(tree: Tree) -> dict[str, str]:
+    """The settings of all groups, as text; several groups may give one the same value."""
+    settings: dict[str, str] = {}
+    keys: dict[str, str] = {}
+    for group, values in tree.items():
+        if group not in (*PARTS, *GROUPS, *OTHERS):
+            raise UserError(f"{group}: no such group of settings; one of {', '.join([*PARTS, *GROUPS])}")
+        if group in GROUPS and not isinstance(values, dict):
+            raise UserError(f"{group}: expected settings, {group}.name=value, found {str(values)[:100]}")
+        for name, value in values.items() if isinstance(values, dict) else [("_name", values)]:
+            key = f"{group}.{name}"
+            name = PARTS.get(group, group) if name == "_name" else name
+            text = _text(key, value, tree)
+            if text is None:
+                continue
+            if settings.get(name, text) != text:
+                raise UserError(f"{key}={text}: {keys[name]} is {settings[name]}; give both the same value")
+            settings[name], keys[name] = text, key
+    return settings
+
+
+def _text(key: str, value: Any, tree: Tree) -> str | None:
+    """*value* as a flag takes it, None where it is no setting; lists are separated by commas."""
+    if isinstance(value, str):
+        value = _resolved(value, tree)
+        if value == MISSING and key != "task.data":
+            raise UserError(f"{key}: missing; give {key}=VALUE")
+        return value
+    if isinstance(value, list):
+        return ",".join(_resolved(str(item), tree) for item in value)
+    if value is None or value is False:
+        return None
+    return "true" if value is True else str(value)
+
+
+def _resolved(text: Any, tree: Tree, depth: int = 8) -> str:
+    """*text* with the values of its references: ``${group.name}``, ``${env:NAME}``, ``${now:%Y-%m-%d}``."""
+
+    def value(match: re.Match[str]) -> str:
+        kind, _, rest = match[1].partition(":")
+        if kind == "now":
+            return time.strftime(rest)
+        if kind in ("env", "oc.env") and rest.partition(",")[0] in os.environ:
+            return os.environ[rest.partition(",")[0]]
+        found: Any = tree
+        for name in match[1].split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        if isinstance(found, list):
+            return ",".join(map(str, found))
+        if found is None or isinstance(found, dict):
+            raise UserError(f"${{{match[1][:100]}}}: refers to no value")
+        return str(found)
+
+    text = str(text)
+    while REFERENCE.search(text):
+        if not depth or len(text) > LONGEST:
+            raise UserError(f"{text[:100]}: refers to itself")
+        text, depth = REFERENCE.sub(value, text), depth - 1
+    return text

@@ -1,0 +1,53 @@
+"""``fairseq-hydra-train``: fairseq-train with a command line and nested YAML files in Hydra's form."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from fairseq import distributed
+from fairseq.config import options
+from fairseq.config.parser import version
+from fairseq.config.settings import training_settings
+from fairseq.interop.fairseq.hydra import training_flags
+from fairseq.training import training_job
+from fairseq_cli.common import get_training_parser
+
+DESCRIPTION = "Train a model with settings in groups: group.name=value on the command line, and nested YAML files."
+EXAMPLE = "fairseq-hydra-train --config-dir config --config-name base task.data=data-bin hydra.run.dir=runs/base"
+
+
+def translate() -> None:
+    """Make the process's command line that of ``fairseq-train``, and show it."""
+    parser = argparse.ArgumentParser(description=DESCRIPTION, epilog=f"example: {EXAMPLE}", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=version(), help="show the version")
+    parser.add_argument("--config-dir", "-cd", "--config-path", "-cp", metavar="DIR", help="folder of YAML files")
+    parser.add_argument("--config-name", "-cn", metavar="NAME", help="the file NAME.yaml in it")
+    parser.add_argument("--multirun", "-m", action="store_true", help="rejected: start one run for each value")
+    help = "settings, which replace those of the file; group=option takes DIR/group/option.yaml"
+    parser.add_argument("overrides", nargs="*", metavar="group.name=value", help=help)
+    args = parser.parse_args()
+    if args.multirun:
+        parser.error("--multirun: sweeps are not supported; start one run for each value")
+    if (args.config_dir is None) != (args.config_name is None):
+        parser.error("--config-dir and --config-name: give both, or only group.name=value")
+    config = args.config_name and Path(args.config_dir, f"{args.config_name.removesuffix('.yaml')}.yaml")
+    sys.argv[1:] = training_flags(config, args.overrides)
+    print(f"fairseq-train {shlex.join(sys.argv[1:])}", file=sys.stderr)
+
+
+def main(args: argparse.Namespace) -> None:
+    """Train the model that *args*, those of ``fairseq-train``, describe."""
+    distributed.run(training_job(training_settings(args)))
+
+
+def cli_main() -> None:
+    """Run the command."""
+    options.run_program(translate)
+    options.run_command(main, get_training_parser)
+
+
+if __name__ == "__main__":
+    cli_main()

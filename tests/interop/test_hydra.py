@@ -1,0 +1,144 @@
+"""Command lines and nested YAML files in Hydra's form mean what they mean to fairseq."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+
+from fairseq.errors import UserError
+from fairseq.interop.fairseq.hydra import training_flags
+from fairseq_cli import hydra_train
+
+PRETRAINING = """# @package _group_
+common:
+  fp16: false
+  log_format: json
+  log_interval: 1
+checkpoint: {no_epoch_checkpoints: true}
+task:
+  _name: masked_lm
+  data: ???
+  sample_break_mode: complete
+  tokens_per_sample: 32
+criterion: masked_lm
+dataset: {batch_size: 16, ignore_unused_valid_subsets: true}
+optimizer: {_name: adam, weight_decay: 0.01, adam_betas: "(0.9,0.98)", adam_eps: 1e-06}
+lr_scheduler:
+  _name: polynomial_decay
+  warmup_updates: 2
+  total_num_update: ${optimization.max_update}
+optimization: {clip_norm: 0, lr: [0.0005], max_update: 4, update_freq: [2]}
+model: {_name: roberta, max_positions: 128, dropout: 0.1, attention_dropout: 0.1}
+"""
+SMALL = [
+    "model.encoder_layers=1",
+    "+model.encoder_embed_dim=16",
+    "++model.encoder_attention_heads=2",
+    "common.cpu=true",
+]
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / f"{name.replace('__', '/')}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return folder / "base.yaml"
+
+
+def flags(config: Path | None, *overrides: str) -> dict[str, str]:
+    data, *words = training_flags(config, ["task.data=d", *overrides])
+    assert data == "d"
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def test_a_file_of_pretraining_is_a_run_of_fairseq_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "config", base=PRETRAINING)
+    words = [
+        *("--config-dir", str(tmp_path / "config"), "--config-name", "base", f"task.data={runs.DATA}"),
+        *(f"hydra.run.dir={tmp_path}/run", "optimization.lr=[0.001]", "model.encoder_ffn_embed_dim=16", *SMALL),
+    ]
+    monkeypatch.setattr(sys, "argv", ["fairseq-hydra-train", *words])
+    hydra_train.cli_main()
+    output = capsys.readouterr()
+    assert (tmp_path / "run" / "checkpoint_last.pt").is_file()
+    updates = runs.updates(runs.records(output.out))
+    assert [line["num_updates"] for line in updates] == [1, 2, 3, 4]
+    assert [line["lr"] for line in updates] == pytest.approx([5e-4, 1e-3, 5e-4, 0], abs=1e-12)
+    assert f"fairseq-train {runs.DATA} --criterion=masked_lm --lr-scheduler=polynomial_decay" in output.err
+
+
+def test_groups_take_files_options_and_values_in_hydras_order(tmp_path: Path) -> None:
+    base = write(
+        tmp_path,
+        base="defaults:\n  - _self_\n  - model: big\n  - override hydra/launcher: slurm\nmodel: {dropout: 0.2}\n",
+        model__big="# @package _group_\n_name: transformer_lm\ndecoder_layers: 9\ndropout: 0.4\n",
+        optimizer__quick="_name: adam\nlr: ${optimization.lr}\n",
+    )
+    assert flags(base) == {
+        "--criterion": "cross_entropy",
+        "--lr-scheduler": "fixed",  # fairseq's own defaults
+        "--arch": "transformer_lm",
+        "--decoder-layers": "9",
+        "--dropout": "0.2",
+    }
+    given = flags(base, "model=transformer_lm/transformer_lm_gpt", "optimizer=quick", "optimization.lr=[0.1,0.2]")
+    assert given["--arch"] == "transformer_lm_gpt" and "--decoder-layers" not in given
+    assert given["--optimizer"] == "adam" and given["--lr"] == "0.1,0.2"
+    assert flags(base, "model=null")["--dropout"] == "0.2"
+    assert "--dropout" not in flags(base, "~model.dropout")
+    assert flags(None, "task=language_modeling", "optimizer.adam_betas='(0.9, 0.98)'", "common.fp16=true") == {
+        "--criterion": "cross_entropy",
+        "--lr-scheduler": "fixed",
+        "--task": "language_modeling",
+        "--adam-betas": "(0.9, 0.98)",
+        "--fp16": "",
+    }
+
+
+def test_the_folder_of_a_run_holds_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNS", "/runs")
+    run = "hydra.run.dir=${env:RUNS}/${common.seed}"
+    assert flags(None, run, "common.seed=3")["--save-dir"] == "/runs/3"
+    both = flags(None, run, "common.seed=3", "checkpoint.save_dir=best", "common.tensorboard_logdir=/curves")
+    assert both["--save-dir"] == "/runs/3/best" and both["--tensorboard-logdir"] == "/curves"
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (
+            ["optimization.lr=0.1,0.2"],
+            "optimization.lr=0.1,0.2: sweeps are not supported; start one run for each value",
+        ),
+        (["optimization"], "optimization: expected group.name=value"),
+        (["--fp16"], "--fp16: expected group.name=value"),
+        (["optimisation.lr=1"], "optimisation: no such group of settings; one of model, task, criterion,"),
+        (["model.dropout=["], "model.dropout=[: the value is not valid YAML; quote it"),
+        (["model.lr=1", "optimization.lr=2"], "optimization.lr=2: model.lr is 1; give both the same value"),
+        (["model.x=${a.b}"], "${a.b}: refers to no value"),
+        (["model.x=${model.x}"], "${model.x}: refers to itself"),
+        (["model.x=${common}", "common.seed=1"], "${common}: refers to no value"),
+        (["model.dropout=???"], "model.dropout: missing; give model.dropout=VALUE"),
+        (["model.x.y=1", "model.x.y.z=2"], "model.x.y.z: y is a value, not a group"),
+    ],
+)
+def test_what_cannot_be_translated_is_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        training_flags(None, ["task.data=d", *overrides])
+    assert message in str(error.value)
+
+
+def test_missing_data_and_files_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="task.data: missing"):
+        training_flags(write(tmp_path, base=PRETRAINING), [])
+    with pytest.raises(UserError, match=r"--config-name .*none\.yaml: "):
+        training_flags(tmp_path / "none.yaml", [])
+    for text in ("defaults: [a]", "defaults: [{a: b, c: d}]", "- 1", "common: 3"):
+        with pytest.raises(UserError):
+            training_flags(write(tmp_path, base=text), ["task.data=d"])
