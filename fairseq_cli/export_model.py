@@ -21,7 +21,7 @@ from fairseq.evaluation.classifier import SentenceClassifier
 from fairseq.interop.fairseq.to_fairseq0x import to_fairseq
 from fairseq.interop.hugging_face import encoders, export
 from fairseq.interop.hugging_face.encoder_names import EncoderSizes, classifier_parameters
-from fairseq.interop.hugging_face.export import Export, write_json, write_texts
+from fairseq.interop.hugging_face.export import Export, write_texts
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE
 from fairseq.interop.hugging_face.sources import sources
 from fairseq.interop.hugging_face.tokenizer_files import tokenizer_files
@@ -41,7 +41,7 @@ def get_export_parser() -> Parser:
     """The flags of ``fairseq-export``."""
     examples = [
         "fairseq-export checkpoints/checkpoint_best.pt --to hf --out exported --data data-bin --results results.json",
-        "fairseq-export electra/checkpoint_best.pt --to hf --out generator --half generator",
+        "fairseq-export electra --to hf --out generator --half generator --revisions",
     ]
     description = "Export a model to a folder for Hugging Face transformers, or a language model to fairseq."
     parser = Parser(description, examples=examples)
@@ -53,6 +53,7 @@ def get_export_parser() -> Parser:
     parser.add_argument(
         "--half", choices=("discriminator", "generator"), default="discriminator", help="ELECTRA network to write"
     )
+    parser.add_argument("--revisions", action="store_true", help="also checkpoints by words, as subfolders chck_1M, …")
     parser.add_argument("--results", metavar="FILE", help="results.json of an evaluation, for the model card")
     return parser
 
@@ -65,8 +66,9 @@ def main(args: argparse.Namespace) -> None:
     """
     out = Path(args.out)
     if args.target_format == "fairseq":
-        if args.results is not None:
-            raise UserError("--results: only --to hf writes a model card; leave it out")
+        for flag, given in (("--results", args.results is not None), ("--revisions", args.revisions)):
+            if given:
+                raise UserError(f"{flag}: is for --to hf; leave it out")
         _write_fairseq(args.source, args.data, out)
         return
     if importlib.util.find_spec("safetensors") is None:
@@ -75,18 +77,31 @@ def main(args: argparse.Namespace) -> None:
         raise UserError(f"--out {out}: is a file or not empty; give a new folder")
     path = find_checkpoint(args.source)
     state = checkpoint.load(path)
+    revisions = export.revisions(path.parent) if args.revisions else {}
+    if args.revisions and not revisions:
+        raise UserError(f"--revisions: {path.parent} has no checkpoint_words_….pt; train with --save-interval-words")
+    with atomic_folder(out, flag="--out") as folder:
+        written = _export(args, path, state, Export(args.source, folder, args.data, args.results))
+        for name, revision in revisions.items():
+            (folder / name).mkdir()
+            _export(args, revision, checkpoint.load(revision), Export(str(revision), folder / name, args.data))
+    print(f"Wrote {out}: {written}")
+    if revisions:
+        print(f"Wrote {len(revisions)} revisions, as subfolders: {', '.join(revisions)}")
+
+
+def _export(args: argparse.Namespace, path: Path, state: dict[str, Any], job: Export) -> str:
+    """Write the model of the checkpoint *path*, which holds *state*; return a description of the files."""
     if state["args"].get("task") == "sentence_prediction":
         _check_encoder_flags(args, discriminates=True)
-        _export_classifier(SentenceClassifier.from_pretrained(path, args.data, state=state), args.source, out)
-        return
-    model, task = hub.load_model(path, args.data, state=state)
+        return _export_classifier(SentenceClassifier.from_pretrained(path, job.data, state=state), job)
+    model, task = hub.load_model(path, job.data, state=state)
     if model.predicts_next_token:
         if args.half == "generator":
             raise UserError(f"--half generator: {args.source} is not an ELECTRA model; leave the flag out")
-        export.export(model, task, state, Export(args.source, out, args.data, args.results))
-        return
+        return export.export(model, task, state, job)
     _check_encoder_flags(args)
-    _export_encoder(model, task.source_dictionary, args.half, str(state["args"].get("arch")), args.source, out)
+    return _export_encoder(model, task.source_dictionary, args.half, str(state["args"].get("arch")), job)
 
 
 def _check_encoder_flags(args: argparse.Namespace, discriminates: bool = False) -> None:
@@ -97,29 +112,27 @@ def _check_encoder_flags(args: argparse.Namespace, discriminates: bool = False) 
         raise UserError(f"--half generator: {args.source} is a classifier; leave the flag out")
 
 
-def _export_encoder(
-    model: BaseFairseqModel, dictionary: Dictionary, half: str, arch: str, source: str, out: Path
-) -> None:
+def _export_encoder(model: BaseFairseqModel, dictionary: Dictionary, half: str, arch: str, job: Export) -> str:
     """Write an encoder, with the tokenizer beside its *dictionary*."""
-    kind, shape, state = _half(model, half, arch, source)
+    kind, shape, state = _half(model, half, arch, job.source)
     sizes = _sizes(kind, shape, state)
     config = encoders.configuration(sizes, asdict(shape), _special_ids(dictionary))
     tokenizer = None
     if dictionary.path is not None:  # whose file lacks the mask symbol that the task adds
         tokenizer = find_tokenizer(dictionary.path, Dictionary.load(dictionary.path).symbols)
-    _write(out, encoders.write(state, sizes), config, dictionary, tokenizer)
+    return _write(job.out, encoders.write(state, sizes), config, dictionary, tokenizer)
 
 
-def _export_classifier(classifier: SentenceClassifier, source: str, out: Path) -> None:
+def _export_classifier(classifier: SentenceClassifier, job: Export) -> str:
     """Write a fine-tuned encoder with its classification head, for ``AutoModelForSequenceClassification``."""
     model, task = classifier.model, classifier.task
     shape, state = model.encoder.sentence_encoder.shape, model.state_dict()
     head = task.cfg.pooler_activation_fn
-    sizes = _sizes(_classifier_kind(shape, head, str(task.settings.chosen.arch), source), shape, state)
+    sizes = _sizes(_classifier_kind(shape, head, str(task.settings.chosen.arch), job.source), shape, state)
     roles = _special_ids(task.dictionary)
     config = encoders.classifier_configuration(sizes, asdict(shape), roles, classifier.labels, task.cfg.pooler_dropout)
     names = classifier_parameters(sizes, model.name, task.layout.outputs)
-    _write(out, encoders.write(state, sizes, names), config, task.dictionary, task.encode.tokenizer)
+    return _write(job.out, encoders.write(state, sizes, names), config, task.dictionary, task.encode.tokenizer)
 
 
 def _classifier_kind(shape: EncoderShape, head: str, arch: str, source: str) -> str:
@@ -139,27 +152,22 @@ def _classifier_kind(shape: EncoderShape, head: str, arch: str, source: str) -> 
 
 
 def _write(
-    out: Path,
+    folder: Path,
     tensors: dict[str, Tensor],
     config: Mapping[str, Any],
     dictionary: Dictionary,
     tokenizer: Tokenizer | None,
-) -> None:
-    from safetensors.torch import save_file
-
+) -> str:
     longest = config["max_position_embeddings"]
     longest -= dictionary.pad() + 1 if config["model_type"] == "roberta" else 0
     files = tokenizer_files(tokenizer, dictionary, longest, config["type_vocab_size"])
-    with atomic_folder(out, flag="--out") as folder:
-        save_file(tensors, folder / SAFE, {"format": "pt"})
-        (folder / WORDS).write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
-        if tokenizer is not None:
-            tokenizer.save(folder, dictionary.symbols)
-        write_texts(folder, {**sources(files.adapters, files.parts), **files.texts})
-        write_json(folder / CONFIG, config)
-    print(
-        f"Wrote {out}: {CONFIG}, {SAFE}, tokenizer: {config['architectures'][0]}; the tokenizer needs trust_remote_code"
-    )
+    (folder / WORDS).write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
+    if tokenizer is not None:
+        tokenizer.save(folder, dictionary.symbols)
+    write_texts(folder, {**sources(files.adapters, files.parts), **files.texts})
+    export.write_model(folder, tensors, config)
+    code = "; the tokenizer needs trust_remote_code" if files.adapters else ""
+    return f"{CONFIG}, {SAFE}, tokenizer: {config['architectures'][0]}{code}"
 
 
 def _write_fairseq(source: str, data: str | None, out: Path) -> None:

@@ -30,6 +30,7 @@ NAMES = (BEST, "checkpoint.pt", LAST)  # in a folder, the first that exists is r
 DICTIONARY = "dict.txt"
 EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
+MILESTONE = re.compile(r"checkpoint_(words|tokens)_(\d+)\.pt")
 BEST_OF_STAGE = re.compile(r"checkpoint_best(\d+)\.pt")
 AMONG_BEST = re.compile(r"checkpoint\.best_.*_(-?[\d.]+)\.pt")
 FOLDER = re.compile(r"checkpoint_\d+_\d+(-\d+)?\.parts")  # of sharded training; the names above are links to it

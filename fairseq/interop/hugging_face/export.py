@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import Tensor
 
-from fairseq.checkpoint.manager import DICTIONARY
+from fairseq.checkpoint.manager import DICTIONARY, MILESTONE
 from fairseq.inference.loading import check_no_begin
 from fairseq.interop.hugging_face import decoders
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE, read_json
 from fairseq.interop.hugging_face.sources import sources
 from fairseq.interop.hugging_face.tokenizer_files import tokenizer_files
 from fairseq.models import BaseFairseqModel
-from fairseq.system.files import atomic_folder
 from fairseq.system.terminal import printable
 from fairseq.system.version import __version__
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -52,11 +52,11 @@ FIGURES = {  # of a results.json: name, format
 
 @dataclass(frozen=True)
 class Export:
-    """Flags of an export.
+    """What is exported.
 
     Attributes:
         source: the checkpoint.
-        out: the folder to write.
+        out: an empty folder.
         data: data folder or ``dict.txt``; None: beside the checkpoint.
         results: ``results.json`` of ``fairseq-eval-lm`` or ``fairseq-harness``, or None.
     """
@@ -67,14 +67,12 @@ class Export:
     results: str | None = None
 
 
-def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any], job: Export) -> None:
-    """Write *model*, which was loaded from the checkpoint *state*.
+def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any], job: Export) -> str:
+    """Write *model*, which was loaded from the checkpoint *state*; return a description of the files.
 
     Raises:
-        UserError: the model cannot be expressed, a file cannot be read, or the folder cannot be written.
+        UserError: the model cannot be expressed, or a file cannot be read.
     """
-    from safetensors.torch import save_file
-
     dictionary = task.source_dictionary
     config = decoders.configuration(model, dictionary, job.source)
     check_no_begin(task, job.source)
@@ -83,19 +81,42 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
     results = read_json(Path(job.results)) if job.results is not None else {}
     tensors = decoders.tensors(model)
     card = "\n".join(_card(config, state, results, sum(value.numel() for value in tensors.values()))) + "\n"
-    with atomic_folder(job.out, flag="`out`") as folder:
-        save_file(tensors, folder / SAFE, {"format": "pt"})
-        code = sources((*CODE, *files.adapters), {"decoder_parts": decoders.parts(model), **files.parts})
-        write_texts(folder, {**code, **files.texts})
-        dictionary.save(folder / DICTIONARY)
-        if tokenizer is not None:
-            tokenizer.save(folder, dictionary.symbols)
-        (folder / CARD).write_text(card, encoding="utf-8")
-        write_json(folder / "generation_config.json", _generation_config(dictionary))
-        write_json(folder / CONFIG, {**_header(dictionary), **config})
-        # The weights are as readable as the rest, by the umask; safetensors gives them to their owner alone.
-        (folder / SAFE).chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))
-    print(f"Wrote {job.out}: {CONFIG}, {SAFE}, {CARD}, tokenizer and code; transformers needs trust_remote_code=True")
+    code = sources((*CODE, *files.adapters), {"decoder_parts": decoders.parts(model), **files.parts})
+    write_texts(job.out, {**code, **files.texts})
+    dictionary.save(job.out / DICTIONARY)
+    if tokenizer is not None:
+        tokenizer.save(job.out, dictionary.symbols)
+    (job.out / CARD).write_text(card, encoding="utf-8")
+    write_json(job.out / "generation_config.json", _generation_config(dictionary))
+    write_model(job.out, tensors, {**_header(dictionary), **config})
+    return f"{CONFIG}, {SAFE}, {CARD}, tokenizer and code; transformers needs trust_remote_code=True"
+
+
+def revisions(folder: Path) -> dict[str, Path]:
+    """Return the checkpoints by words or tokens of *folder* by the names of their revisions.
+
+    The names are the BabyLM challenge's, ``chck_1M`` after a million words; after as many tokens it is ``tokens_1M``.
+    """
+    matches = [(match, path) for path in folder.iterdir() if (match := MILESTONE.fullmatch(path.name))]
+    found = sorted((match[1], int(match[2]), path) for match, path in matches)
+    return {f"{'chck' if unit == 'words' else unit}_{_short(amount)}": path for unit, amount, path in found}
+
+
+def _short(amount: int) -> str:
+    for suffix, factor in (("M", 10**6), ("K", 10**3)):
+        if amount % factor == 0:
+            return f"{amount // factor}{suffix}"
+    return str(amount)
+
+
+def write_model(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Write the weights and the configuration to *folder*."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, folder / SAFE, {"format": "pt"})
+    write_json(folder / CONFIG, config)
+    # The weights are as readable as the rest, by the umask; safetensors gives them to their owner alone.
+    (folder / SAFE).chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
