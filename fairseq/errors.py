@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 LONGEST = 1500
 _SETTING = re.compile(r"`(\w+)`")
@@ -56,6 +56,11 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     if close:
         return "did you mean " + " or ".join(close) + "?"
     return "known: " + ", ".join(names)
+
+
+def first_of(names: Sequence[str], count: int = 3) -> str:
+    """The first *count* of *names*, for a message."""
+    return ", ".join(names[:count]) + (", …" if len(names) > count else "")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -19,7 +19,6 @@ from fairseq.config.command_settings import ModelPathConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
 from fairseq.config.settings import DataConfig, Settings, StreamConfig, typed_settings
-from fairseq.data.indexed_dataset import Corpus
 from fairseq.data.samplers import rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
@@ -131,7 +130,9 @@ def _load(
     if cfg.terms is None and not has_terms(modules):
         logger.info("the terms of the score are not plotted: only relative attention has them")
     dictionary, length = task.source_dictionary, task.cfg.tokens_per_sample
-    corpus = _first_tokens(task.corpus(settings.data.gen_subset), cfg.first_tokens)  # type: ignore[attr-defined]
+    corpus = task.corpus(settings.data.gen_subset)  # type: ignore[attr-defined]
+    if cfg.first_tokens is not None:
+        corpus = _Part(corpus.tokens[: cfg.first_tokens])
     rows = _rows(settings.data, length, model.memory_length)
     reader = AttentionReader(
         model,
@@ -178,10 +179,6 @@ class _Part:
     @property
     def offsets(self) -> np.ndarray:
         return np.array([0, len(self.tokens)], dtype=np.int64)
-
-
-def _first_tokens(corpus: Corpus, count: int | None) -> Corpus:
-    return corpus if count is None else _Part(corpus.tokens[:count])
 
 
 def _rows(data: DataConfig, length: int, memory: int) -> int:

@@ -34,41 +34,11 @@ MIN_ARTICLE_WORDS = 40
 SPLIT_EVERY = 30  # of this many articles one goes to valid and one to test (of fewer in small corpora)
 PACKAGES = ("numpy", "torch")
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "testing", "_bundled", "lib2to3", "turtledemo"}
-FUNCTION_WORDS = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "can",
-        "for",
-        "from",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "not",
-        "of",
-        "on",
-        "or",
-        "that",
-        "the",
-        "this",
-        "to",
-        "used",
-        "was",
-        "when",
-        "which",
-        "will",
-        "with",
-    ]
+_FUNCTION_WORDS = (
+    "a an and are as at be by can for from if in into is it its not of on or that the this to used was when which will "
+    "with"
 )
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 class Section(NamedTuple):

@@ -207,7 +207,8 @@ def _checked_task(
     """
     size = _world_size(settings)
     args = _parse(settings, flags, settings.command.save_dir, size)
-    _check_end(args.max_epoch, args.max_update)
+    if not args.max_epoch and not args.max_update:  # 0 is no limit to fairseq-train
+        raise UserError("--train-flags --max-epoch 0: the run would never end; give --max-epoch N or --max-update N")
     run = training_settings(args)
     task = setup_task(run)
     model, criterion = task.build_model(run), task.build_criterion(run)
@@ -217,12 +218,6 @@ def _checked_task(
         task.dataset(split)
     batches = task.iterator("train", model, criterion, training=True, world_size=size)
     return task, math.ceil(len(batches) / run.optimization.update_freq[0]) * settings.command.max_epoch
-
-
-def _check_end(max_epoch: int, max_update: int) -> None:
-    """Raise UserError for a run without end: 0 is no limit to ``fairseq-train``."""
-    if not max_epoch and not max_update:
-        raise UserError("--train-flags --max-epoch 0: the run would never end; give --max-epoch N or --max-update N")
 
 
 def _run(

@@ -74,7 +74,7 @@ def average(
         if first is not state and _shapes(parameters) != _shapes(first["model"]):
             raise UserError(f"{path}: has other parameters than {paths[0]}; {OF_ONE}")
         _check_settings(decisive(state.get("args") or {}), decisive(first.get("args") or {}), path, paths[0])
-        updates = _updates(state)
+        updates = int((state.get("optimizer_history") or [{}])[-1].get("num_updates") or 0)
         for name, value in parameters.items():
             if value.is_floating_point():
                 sums[name] = sums[name] + value.double() if name in sums else value.double()
@@ -97,11 +97,6 @@ def _check_settings(
             raise UserError(
                 f"{path}: was trained with `{name}` {value!s:.80}, and {first_path} with {first[name]!s:.80}; {OF_ONE}"
             )
-
-
-def _updates(state: dict[str, Any]) -> int:
-    """Updates that made the checkpoint; 0 where it does not tell."""
-    return int((state.get("optimizer_history") or [{}])[-1].get("num_updates") or 0)
 
 
 def _shapes(parameters: dict[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]:

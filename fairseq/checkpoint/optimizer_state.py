@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.errors import UserError
+from fairseq.errors import UserError, first_of
 
 ADVICE = "it belongs to another model; use `reset_optimizer` to start without it"
 State = Mapping[str, Any]
@@ -61,13 +61,14 @@ class ParameterNames:
         """
         if not isinstance(state.get("param_groups"), list):
             return dict(state)
-        if not _is_named(state):
+        if not all(isinstance(name, str) for group in state["param_groups"] for name in group["params"]):
             state = self._named(state, stored)
         saved = {name: group for group in state["param_groups"] for name in group["params"]}
         if saved.keys() != set(self.names):
+            others = first_of(sorted(map(str, saved.keys() ^ set(self.names))))
             raise UserError(
-                f"checkpoint: its optimizer state is for {len(saved)} parameters, the model has {len(self.names)}"
-                f"{_examples(saved.keys() ^ set(self.names))}: {ADVICE}"
+                f"checkpoint: its optimizer state is for {len(saved)} parameters, the model has {len(self.names)} "
+                f"({others} differ): {ADVICE}"
             )
         regrouped = {frozenset(group["params"]) for group in state["param_groups"]} != set(map(frozenset, self.groups))
         restored = []
@@ -110,10 +111,6 @@ def convert_state(
     return {**state, "state": entries}
 
 
-def _is_named(state: State) -> bool:
-    return all(isinstance(name, str) for group in state["param_groups"] for name in group["params"])
-
-
 def _renamed(state: State, names: Mapping[Any, Any]) -> dict[str, Any]:
     entries = {names[key]: state["state"][key] for key in names if key in state["state"]}
     groups = [{**group, "params": [names[key] for key in group["params"]]} for group in state["param_groups"]]
@@ -135,8 +132,3 @@ def _unflatten(state: State, shapes: Sequence[torch.Size]) -> tuple[State, list[
         for index, piece in enumerate(pieces):
             cut[index][name] = piece
     return {**state, "state": cut, "param_groups": [{**group, "params": list(cut)}]}, list(cut)
-
-
-def _examples(names: Iterable[str], count: int = 3) -> str:
-    found = sorted(map(str, names))
-    return f" ({', '.join(found[:count])}{', …' if len(found) > count else ''} differ)"

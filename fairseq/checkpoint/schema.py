@@ -53,11 +53,6 @@ def _is_random_states(value: Any) -> bool:
     )
 
 
-def _is_entry(value: Any) -> bool:
-    """Return whether *value* is an optimizer's state of one parameter."""
-    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-
-
 HISTORY: dict[str, tuple[Check, str]] = {
     "criterion_name": (_is_name, "text"),
     "optimizer_name": (_is_name, "text"),
@@ -152,7 +147,8 @@ def _check_optimizer(state: Any, path: str | Path) -> None:
             _require(_is_number(value) or pair, path, f"{name}.param_groups.{setting}", "a number")
     _require(isinstance(entries, Mapping), path, f"{name}.state", "a dict")
     for key, entry in entries.items():
-        _require(_is_entry(entry), path, f"{name}.state[{key!r:.60}]", "a dict")
+        is_entry = isinstance(entry, Mapping) and all(isinstance(key, str) for key in entry)
+        _require(is_entry, path, f"{name}.state[{key!r:.60}]", "a dict")
         _require(_is_number(entry.get("step", 0)), path, f"{name}.state[{key!r:.60}].step", "a number")
 
 

@@ -29,7 +29,7 @@ from fairseq.checkpoint.integrity import (
 )
 from fairseq.checkpoint.standins import SAFE_GLOBALS
 from fairseq.distributed.tensor_part import TensorPart
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError, first_of, read_failure
 from fairseq.system.files import atomic_file
 from fairseq.system.opening import open_regular
 
@@ -170,7 +170,7 @@ def describe_mismatch(model_state: Mapping[str, Tensor], wanted: Mapping[str, Te
             if name in model_state and (_type(model_state[name]) in FLOATS) != (_type(wanted[name]) in FLOATS)
         ],
     }
-    parts = [f"{len(names)} {kind} ({_first(names)})" for kind, names in found.items() if names]
+    parts = [f"{len(names)} {kind} ({first_of(names)})" for kind, names in found.items() if names]
     if not parts:
         return None
     return (
@@ -180,10 +180,6 @@ def describe_mismatch(model_state: Mapping[str, Tensor], wanted: Mapping[str, Te
 
 def _type(value: Tensor | TensorPart) -> torch.dtype:
     return value.local.dtype if isinstance(value, TensorPart) else value.dtype
-
-
-def _first(names: list[str], count: int = 3) -> str:
-    return ", ".join(names[:count]) + (", …" if len(names) > count else "")
 
 
 def _first_bytes(path: Path) -> bytes:

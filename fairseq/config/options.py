@@ -128,7 +128,8 @@ def fail(message: str) -> NoReturn:
 def _first_look(argv: list[str]) -> dict[str, Any]:
     """What of *argv*, and of the --config file it names, decides which other flags there are."""
     look = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    look.error = _ignore  # type: ignore[method-assign, assignment]
+    # The full parser will complain, and knows better.
+    look.error = lambda message: None  # type: ignore[method-assign, assignment, return-value]
     look.add_argument("--config")
     look.add_argument("--user-dir")
     look.add_argument("--lr", "--learning-rate", dest="lr")
@@ -153,10 +154,6 @@ def _check_names(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
                 raise UserError(f"{name}: contains a NUL character; remove it")
             if text == "" and action.type is None:
                 raise UserError(f"{name}: an empty value; give a name")
-
-
-def _ignore(message: str) -> None:
-    """The full parser will complain, and knows better."""
 
 
 def _choose(parser: argparse.ArgumentParser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]]:

@@ -23,7 +23,7 @@ from fairseq.config.registry import (
     TASKS,
     Registry,
 )
-from fairseq.errors import UserError
+from fairseq.errors import UserError, first_of
 from fairseq.system.version import __version__
 
 
@@ -213,9 +213,8 @@ class Parser(argparse.ArgumentParser):
             choice = CHOICES[name]
             owners = [part for part in choice.parts if flag in _flags(choice.part(part))]
             if owners:
-                shown = ", ".join(owners[:3]) + (", …" if len(owners) > 3 else "")
                 chosen = self.chosen.get(name, choice.default)
-                return f"{flag}: belongs to {choice.flag} {shown}, not to {choice.flag} {chosen}"
+                return f"{flag}: belongs to {choice.flag} {first_of(owners)}, not to {choice.flag} {chosen}"
         return None
 
     def _close(self, flag: str) -> str:

@@ -40,11 +40,6 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    @property
-    def exit_code(self) -> int:
-        """Exit code of the process: 128 + the signal number, or 0 without a signal."""
-        return 128 + self.signal if self.signal else 0
-
     def _record(self, number: int, frame: FrameType | None) -> None:
         if self.signal and self.second_ends:
             os._exit(128 + number)

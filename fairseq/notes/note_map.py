@@ -61,17 +61,14 @@ def _point(note: Note, x: float, y: float, named: bool) -> str:
 
 
 def _row(note: Note | None, word: str, near: Sequence[Neighbour], tokens: Sequence[Neighbour]) -> list[str]:
-    numbers = ("", "", "", "") if note is None else (note.count, note.taken, _age(note), f"{note.norm:.3g}")
+    age = note and ("never written" if note.age is None else note.age)
+    numbers = ("", "", "", "") if note is None else (note.count, note.taken, age, f"{note.norm:.3g}")
     return [word, *map(str, numbers), listed(near), listed(tokens)]
 
 
 def listed(neighbours: Sequence[Neighbour]) -> str:
     """Words with their cosines in one line."""
     return ", ".join(f"{one.word} {one.cosine:.2f}" for one in neighbours)
-
-
-def _age(note: Note) -> str:
-    return "never written" if note.age is None else str(note.age)
 
 
 _STYLE = """

@@ -42,7 +42,8 @@ class WeightAverage:
         if self.count == 1:
             self.mean = [_float32(p) for p in self.parameters]
         else:
-            share = self._newest_share()
+            # The last update's weight in the mean: 1 / (1 + decay + … + decay^(count − 1)).
+            share = 1 / self.count if self.decay == 1 else (1 - self.decay) / (1 - self.decay**self.count)
             pairs = [(mean, p.detach()) for mean, p in zip(self.mean, self.parameters, strict=True)]
             if exact := [pair for pair in pairs if pair[0].dtype == pair[1].dtype]:
                 means, weights = zip(*exact, strict=True)
@@ -50,10 +51,6 @@ class WeightAverage:
             for mean, p in (pair for pair in pairs if pair[0].dtype != pair[1].dtype):
                 for piece, narrow in zip(slices(mean), slices(p), strict=True):  # widened a slice at a time
                     piece.lerp_(narrow.float(), share)
-
-    def _newest_share(self) -> float:
-        """The weight of the last update in the mean: 1 / (1 + decay + … + decay^(count − 1))."""
-        return 1 / self.count if self.decay == 1 else (1 - self.decay) / (1 - self.decay**self.count)
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

@@ -95,7 +95,9 @@ class Run:
         if not self.saving.disable_validation:
             self.validation = {split: self._iterator(split, training=False) for split in _splits(data)}
         self.best = Best(self.saving.maximize_best_checkpoint_metric)
-        self._check_metric()
+        metric, known = self.saving.best_checkpoint_metric, [*self.trainer.figures, "wpb", "bsz"]
+        if metric not in known:
+            raise UserError(f"`best_checkpoint_metric` {metric}: not a figure of validation; {nearest(metric, known)}")
         self.started = time.perf_counter()
         self.trained_before = 0.0
         self.progress = RunProgress(0, 0)
@@ -262,12 +264,6 @@ class Run:
         if 0 < self.saving.patience <= self.best.without_improvement:
             logger.info("stopping: %d validations without improvement", self.best.without_improvement)
             self.stopped = True
-
-    def _check_metric(self) -> None:
-        """Raise UserError if the criterion has no figure of the name of ``--best-checkpoint-metric``."""
-        metric, known = self.saving.best_checkpoint_metric, [*self.trainer.figures, "wpb", "bsz"]
-        if metric not in known:
-            raise UserError(f"`best_checkpoint_metric` {metric}: not a figure of validation; {nearest(metric, known)}")
 
     def limit(self) -> Limit | None:
         """Return the setting by which training ends here, None while it goes on; equal on all ranks."""

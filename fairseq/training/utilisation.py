@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from fairseq.config.settings import CommonConfig
-from fairseq.distributed import World
 from fairseq.models.flops import Reading, flops_per_token
 from fairseq.tasks.masked_lm import MaskedLMConfig
 from fairseq.training.trainer import Trainer
@@ -73,12 +72,8 @@ def token_flops(trainer: Trainer) -> float | None:
 
 def token_share(trainer: Trainer) -> float | None:
     """Return the percentage of the devices' peak that one token per second needs; None where it is not known."""
-    peak = _peak(trainer.world, trainer.task.settings.common)
+    device, common = trainer.world.device, trainer.task.settings.common
+    on_gpu = device.type == "cuda"
+    peak = peak_flops(torch.cuda.get_device_name(device), matrix_precision(common)) if on_gpu else None
     flops = token_flops(trainer) if peak is not None else None
     return None if peak is None or flops is None else 100 * flops / (peak * trainer.world.size)
-
-
-def _peak(world: World, common: CommonConfig) -> float | None:
-    if world.device.type != "cuda":
-        return None
-    return peak_flops(torch.cuda.get_device_name(world.device), matrix_precision(common))
