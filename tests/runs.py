@@ -100,6 +100,7 @@ def saved(path: Path, *flags: Any, data: Path = DATA, seed: int = 1) -> Path:
     return path
 
 
+@errors_of_a_command()
 def train(save_dir: Path, *flags: Any, data: Path = DATA) -> list[dict[str, Any]]:
     """Run ``fairseq-train`` in this process, on :data:`DEVICE`; returns the lines of its JSON log."""
     if DEVICE == "cuda" and not torch.cuda.is_available():
