@@ -300,7 +300,9 @@ def _split(value: Any) -> list[Any]:
 def _number(name: str, kind: type, value: Any) -> Any:
     wanted = WANTED[kind]
     if kind is str:
-        return _text(name, str(value))
+        if "\0" in str(value):
+            raise SettingError(f"{name}: contains a NUL character; remove it")
+        return str(value)
     try:
         if kind is int and isinstance(value, float):
             if not value.is_integer():
@@ -313,12 +315,6 @@ def _number(name: str, kind: type, value: Any) -> Any:
         limit = LARGEST_INT if kind is int else LARGEST_FLOAT
         raise SettingError(f"{name}: expected {wanted} up to {limit}, got {shortened(value)}")
     return converted
-
-
-def _text(name: str, value: str) -> str:
-    if "\0" in value:
-        raise SettingError(f"{name}: contains a NUL character; remove it")
-    return value
 
 
 def _check(name: str, field: dataclasses.Field[Any], value: Any, flags: bool) -> None:

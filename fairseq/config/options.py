@@ -32,10 +32,10 @@ EXTENSION = "extension"  # in place of a choice
 
 
 def parse_args_and_arch(
-    parser: argparse.ArgumentParser,
+    parser: Parser,
     input_args: Sequence[str] | None = None,
     parse_known: bool = False,
-    modify_parser: Callable[[argparse.ArgumentParser], None] | None = None,
+    modify_parser: Callable[[Parser], None] | None = None,
 ) -> Any:
     """Parse a command line, let the chosen parts add their flags, and fill in what is left open.
 
@@ -52,7 +52,7 @@ def parse_args_and_arch(
         UserError: the command line is wrong.
     """
     argv = list(sys.argv[1:] if input_args is None else input_args)
-    chosen = _first_look(argv) if getattr(parser, "settings_file", True) else {}
+    chosen = _first_look(argv) if parser.settings_file else {}
     if "user_dir" in chosen and chosen["user_dir"]:
         import_user_module(str(chosen["user_dir"]))
     recommended = _recommended(parser, chosen)
@@ -62,18 +62,18 @@ def parse_args_and_arch(
     for choice, name, part in parts:
         defaults.update(_add_part_flags(parser, choice, name, part))
     defaults.update(recommended)
-    if "arch" in getattr(parser, "choices", []) and {"-h", "--help"} & set(argv):
+    if "arch" in parser.choices and {"-h", "--help"} & set(argv):
         _show_architecture(parser, chosen, recommended)
     if modify_parser is not None:
         modify_parser(parser)
-    if getattr(parser, "takes_unused", False):  # last: a part may have a flag of that name
+    if parser.takes_unused:  # last: a part may have a flag of that name
         add_unused_flags(parser)
     # argparse would give an optional positional its default at the first flag, and reject `CHECKPOINT --cpu TEXT`.
     optional = any(not action.option_strings and action.nargs == "?" for action in parser._actions)
     parse = parser.parse_known_intermixed_args if optional else parser.parse_known_args
     args, unknown = parse(argv)
-    if getattr(parser, "unread", []):
-        print(f"note: {', '.join(parser.unread)}: no effect here", file=sys.stderr)  # type: ignore[attr-defined]
+    if parser.unread:
+        print(f"note: {', '.join(parser.unread)}: no effect here", file=sys.stderr)
     if unknown and not parse_known:
         parser.error(f"unrecognized arguments: {unknown[0]}")
     _check_names(parser, args)
@@ -141,7 +141,7 @@ def _first_look(argv: list[str]) -> dict[str, Any]:
     return {**(read_yaml(given["config"]) if "config" in given else {}), **given}
 
 
-def _check_names(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def _check_names(parser: Parser, args: argparse.Namespace) -> None:
     """Raise UserError for an empty file name, which would be the current folder, or one with a NUL character.
 
     Flags of dataclasses check their text themselves.
@@ -156,17 +156,17 @@ def _check_names(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
                 raise UserError(f"{name}: an empty value; give a name")
 
 
-def _choose(parser: argparse.ArgumentParser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]]:
+def _choose(parser: Parser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]]:
     """The parts that *chosen* names, or their defaults, and extensions: (name of the choice, the part's, the part)."""
     parts = []
-    for name in getattr(parser, "choices", []):
+    for name in parser.choices:
         choice: Choice = CHOICES[name]
         part = str(chosen.get(name, choice.default))
         if name == "arch":
             check_architecture(part)
-        parser.chosen[name] = part  # type: ignore[attr-defined]
+        parser.chosen[name] = part
         found = choice.part(part)
-        if name != "task" or "arch" in parser.choices:  # type: ignore[attr-defined]
+        if name != "task" or "arch" in parser.choices:
             parts.append((name, part, found))
     tasks = [part for choice, _, part in parts if choice == "task"]
     return parts + [(EXTENSION, n, EXTENSIONS[n]) for task in tasks for n in EXTENSIONS if EXTENSIONS[n].extends(task)]
@@ -188,7 +188,7 @@ def _leave_out_extensions(args: argparse.Namespace, parts: list[tuple[str, str, 
                 delattr(args, setting)
 
 
-def _add_part_flags(parser: argparse.ArgumentParser, choice: str, name: str, part: Any) -> dict[str, Any]:
+def _add_part_flags(parser: Parser, choice: str, name: str, part: Any) -> dict[str, Any]:
     """Add the flags of *part*; returns the defaults that its ``add_args`` names, which wait for ``--config``."""
     cls = getattr(part, "config_class", None)
     title = getattr(part, "__name__", name) if cls is None else title_of(cls, name)
@@ -208,21 +208,22 @@ def _add_part_flags(parser: argparse.ArgumentParser, choice: str, name: str, par
     return defaults
 
 
-def _recommended(parser: argparse.ArgumentParser, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+def _recommended(parser: Parser, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the architecture recommends for the choices and settings that the user leaves open."""
-    recommend = getattr(parser, "recommend", None)
-    return {} if recommend is None else recommend(str(chosen.get("arch", CHOICES["arch"].default)), chosen)
+    if parser.recommend is None:
+        return {}
+    return parser.recommend(str(chosen.get("arch", CHOICES["arch"].default)), chosen)
 
 
-def _show_architecture(parser: argparse.ArgumentParser, chosen: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+def _show_architecture(parser: Parser, chosen: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
     """Let ``--help`` show the defaults of the chosen architecture and of its recipe."""
-    parser.recommended.update({name: str(recipe[name]) for name in CHOICES if name in recipe})  # type: ignore
+    parser.recommended.update({name: str(recipe[name]) for name in CHOICES if name in recipe})
     filled = argparse.Namespace(**recipe)
     ARCHITECTURES[str(chosen.get("arch", CHOICES["arch"].default))].fill(filled)
-    parser.show_defaults(vars(filled))  # type: ignore[attr-defined]
+    parser.show_defaults(vars(filled))
 
 
-def _from_file(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
+def _from_file(parser: Parser, path: str) -> dict[str, Any]:
     """The settings in the --config file at *path*, by the names that parsing gives them."""
     known = {action.dest: action.dest for action in parser._actions}
     for action in parser._actions:
@@ -239,7 +240,7 @@ def _from_file(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
 
 
 def _fill(
-    parser: argparse.ArgumentParser,
+    parser: Parser,
     args: argparse.Namespace,
     chosen: dict[str, Any],
     parts: list[Any],
@@ -253,14 +254,14 @@ def _fill(
         if not hasattr(args, name):
             setattr(args, name, value)
     args.__dict__.pop("config", None)
-    for name in getattr(parser, "choices", []):
+    for name in parser.choices:
         setattr(args, name, str(chosen.get(name, CHOICES[name].default)))
     if hasattr(args, "arch"):
         ARCHITECTURES[args.arch].fill(args)
-    for settings in [*getattr(parser, "configs", []), *(getattr(part, "config_class", None) for part in parts)]:
+    for settings in [*parser.configs, *(getattr(part, "config_class", None) for part in parts)]:
         if settings is not None:
             fields.fill(args, settings)
-    if "arch" in getattr(parser, "choices", []) and args.max_tokens is None and args.batch_size is None:
+    if "arch" in parser.choices and args.max_tokens is None and args.batch_size is None:
         args.batch_size = DEFAULT_BATCH_SIZE
     if getattr(args, "fp16", False) and getattr(args, "bf16", False):
         raise UserError("--fp16 --bf16: choose one of the two")

@@ -45,10 +45,14 @@ class Registry(Generic[T]):
         self.base = base
         return base
 
-    def register(self, name: str, config_class: type | None = None) -> Callable[[P], P]:
-        """Decorator that registers a part as *name*, with the dataclass of its settings if it has one.
+    def register(self, name: str, dataclass: type | None = None) -> Callable[[P], P]:
+        """Decorator that registers a part as *name*.
 
         A part from outside this package is given the methods that this package calls.
+
+        Args:
+            name: the value of the flag that chooses the part.
+            dataclass: the config whose fields become flags; without one the part's own ``add_args(parser)`` makes them.
 
         Raises:
             ValueError: another part has that name, or the part does not extend the base class of its kind.
@@ -58,8 +62,8 @@ class Registry(Generic[T]):
             if self.base is not object and not (isinstance(part, type) and issubclass(part, self.base)):
                 part_name = getattr(part, "__name__", repr(part))
                 raise ValueError(f"{self.kind} {name!r} ({part_name}) must extend {self.base.__name__}")
-            if config_class is not None:  # a plug-in's for fairseq says how it is read here
-                translate = getattr(config_class, "as_config", lambda: config_class)
+            if dataclass is not None:  # a plug-in's for fairseq says how it is read here
+                translate = getattr(dataclass, "as_config", lambda: dataclass)
                 part.config_class = translate()  # type: ignore[attr-defined]
             if is_outside(part):
                 self.parts()  # whose names are taken
@@ -146,6 +150,10 @@ EXTENSIONS: Registry[Any] = Registry("extension", "a switch", ("fairseq.notes.ex
 TOKENIZERS: Registry[Any] = Registry("word tokenizer", "--tokenizer", ("fairseq.text.tokenizers",))
 BPES: Registry[Any] = Registry("subword encoding", "--bpe", ("fairseq.text.tokenizers",))
 
+register_task = TASKS.register
+register_criterion = CRITERIONS.register
+register_optimizer = OPTIMIZERS.register
+register_lr_scheduler = LR_SCHEDULERS.register
 register_tokenizer = TOKENIZERS.register
 register_bpe = BPES.register
 
@@ -188,39 +196,3 @@ def register_architectures(model: str, architectures: Mapping[str, Mapping[str, 
     """Register *architectures* of *model*: defaults by name, completed as :func:`completed` says."""
     for name, defaults in architectures.items():
         ARCHITECTURES.register(name)(Architecture(model, functools.partial(completed, defaults)))
-
-
-def register_task(name: str, dataclass: type | None = None) -> Callable[[C], C]:
-    """Class decorator: register a task as *name*, with the dataclass of its settings if it has one."""
-    return TASKS.register(name, dataclass)
-
-
-def register_criterion(name: str, dataclass: type | None = None) -> Callable[[C], C]:
-    """Class decorator: register a criterion as *name*, with the dataclass of its settings if it has one."""
-    return CRITERIONS.register(name, dataclass)
-
-
-def register_optimizer(name: str, dataclass: type | None = None) -> Callable[[C], C]:
-    """Class decorator: register a :class:`~fairseq.optim.FairseqOptimizer` under *name*.
-
-    Args:
-        name: the value of ``--optimizer``.
-        dataclass: the config whose fields become flags; without one the class's own ``add_args(parser)`` makes them.
-
-    Raises:
-        ValueError: the name is taken, or the class is not an optimizer.
-    """
-    return OPTIMIZERS.register(name, dataclass)
-
-
-def register_lr_scheduler(name: str, dataclass: type | None = None) -> Callable[[C], C]:
-    """Class decorator: register a :class:`~fairseq.optim.lr_scheduler.FairseqLRScheduler` under *name*.
-
-    Args:
-        name: the value of ``--lr-scheduler``.
-        dataclass: the config whose fields become flags; without one the class's own ``add_args(parser)`` makes them.
-
-    Raises:
-        ValueError: the name is taken, or the class is not a schedule.
-    """
-    return LR_SCHEDULERS.register(name, dataclass)
