@@ -16,7 +16,7 @@ from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
 from fairseq.config.shared import KernelConfig
 from fairseq.errors import SettingError
-from fairseq.optim.elementwise import CountingOptimizer
+from fairseq.optim.elementwise import CountingOptimizer, buckets, divisor, laid_out
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
 
 logger = logging.getLogger(__name__)
@@ -89,8 +89,6 @@ class Adam(CountingOptimizer):
     decay regularization", algorithm 2.
     """
 
-    largest_bucket = None
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -106,33 +104,36 @@ class Adam(CountingOptimizer):
     def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
         return {"step": 0, "exp_avg": zeros(), "exp_avg_sq": zeros()}
 
-    def update_at(
+    def scaled_update(
         self,
-        step: int,
         group: dict[str, Any],
         params: list[Tensor],
         grads: list[Tensor],
         states: list[dict[str, Any]],
+        factor: Tensor | float | None,
     ) -> None:
         """One call of PyTorch's kernel, told the ε that makes its formula ours: ε / √(1 − β₂ᵗ), or ε."""
         beta1, beta2 = group["betas"]
-        unbiased = 1.0 if group.get("torch_eps") else math.sqrt(1 - beta2**step)
-        steps = torch.full((), float(step), device=params[0].device)
-        torch._fused_adamw_(
-            params,
-            grads,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [steps] * len(params),
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"] / unbiased,
-            amsgrad=False,
-            maximize=False,
-        )
+        grads, device = laid_out(grads, params), params[0].device
+        scale = None if factor is None else divisor(factor, 1.0, device)
+        for step, indices in buckets(params, states, None):
+            unbiased = 1.0 if group.get("torch_eps") else math.sqrt(1 - beta2**step)
+            torch._fused_adamw_(
+                [params[i] for i in indices],
+                [grads[i] for i in indices],
+                [states[i]["exp_avg"] for i in indices],
+                [states[i]["exp_avg_sq"] for i in indices],
+                [],
+                [torch.full((), float(step), device=device)] * len(indices),
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=group["eps"] / unbiased,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=scale,
+            )
 
 
 def pair_of(betas: list[float]) -> tuple[float, float]:

@@ -28,8 +28,8 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 
     Where :attr:`sliceable` is false, an update needs whole parameters, which are widened one at a time.
 
-    Subclasses define :meth:`new_state` and :meth:`update`, and :meth:`begin_step` and :meth:`end_step` where
-    something changes once a step.
+    Subclasses define :meth:`new_state` and :meth:`update`, or :meth:`scaled_update` where a kernel scales gradients
+    itself, and :meth:`begin_step` and :meth:`end_step` where something changes once a step.
     """
 
     sliceable = True
@@ -55,6 +55,18 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         In a chunk the tensors are one-dimensional slices of the parameters and of their states.
         """
         raise NotImplementedError
+
+    def scaled_update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
+        factor: Tensor | float | None,
+    ) -> None:
+        """Multiply *grads* by *factor*, which may be done in place, and update as :meth:`update` does."""
+        scale_(grads, factor)
+        self.update(group, params, grads, states)
 
     def end_step(self, group: dict[str, Any]) -> None:
         """Advance what changes once a step, after the update."""
@@ -86,13 +98,11 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         full = [p for p in params if not is_half(p)]
         if full:
             grads = [p.grad for p in full if p.grad is not None]
-            scale_(grads, factor)
-            self.update(group, [p.detach() for p in full], grads, [self.state[p] for p in full])
+            self.scaled_update(group, [p.detach() for p in full], grads, [self.state[p] for p in full], factor)
         for pieces in _chunks([p for p in params if is_half(p)], self.state, self.sliceable):
             narrow = [piece[0] for piece in pieces]
             wide, grads = [p.float() for p in narrow], [piece[1].float() for piece in pieces]
-            scale_(grads, factor)
-            self.update(group, wide, grads, [piece[2] for piece in pieces])
+            self.scaled_update(group, wide, grads, [piece[2] for piece in pieces], factor)
             torch._foreach_copy_(narrow, wide)
         self.end_step(group)
 
@@ -156,9 +166,6 @@ class CountingOptimizer(ElementwiseOptimizer):
     Subclasses define :meth:`update_at`.
     """
 
-    largest_bucket: int | None = CHUNK
-    """Most elements of parameters that are updated together; None: any, for kernels without temporary tensors."""
-
     def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
         for state in states:
             state["step"] = int(state["step"]) + 1
@@ -166,7 +173,7 @@ class CountingOptimizer(ElementwiseOptimizer):
     def update(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
     ) -> None:
-        for step, indices in buckets(params, states, self.largest_bucket):
+        for step, indices in buckets(params, states, CHUNK):
             self.update_at(
                 step, group, [params[i] for i in indices], [grads[i] for i in indices], [states[i] for i in indices]
             )
@@ -189,6 +196,22 @@ def scale_(gradients: list[Tensor], factor: Tensor | float | None) -> None:
         torch._foreach_mul_(gradients, factor.to(gradients[0].device) if gradients else factor)  # --cpu-offload
     elif factor is not None:
         torch._foreach_mul_(gradients, float(factor))
+
+
+def divisor(factor: Tensor | float | None, multiple: float, device: torch.device) -> Tensor:
+    """What fused kernels divide gradients by, to multiply them by *factor* and *multiple*: a float32 scalar.
+
+    It is made on the device: a copy from the host would synchronise.
+    """
+    if isinstance(factor, Tensor):
+        return (factor.to(device, torch.float32) * multiple).reciprocal()
+    return torch.full((), multiple if factor is None else multiple * factor, device=device).reciprocal()
+
+
+def laid_out(tensors: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+    """*tensors*, copied where their strides are not those of *like*: fused kernels do not look at strides."""
+    pairs = zip(tensors, like, strict=True)
+    return [x if x.stride() == y.stride() else torch.empty_like(y).copy_(x) for x, y in pairs]
 
 
 def slices(tensor: Tensor) -> Iterator[Tensor]:

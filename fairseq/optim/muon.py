@@ -15,6 +15,7 @@ from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import PrecisionConfig
 from fairseq.errors import SettingError
 from fairseq.optim.adam import Adam, AdamConfig, FairseqAdam, pair_of
+from fairseq.optim.elementwise import scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.groups import HIDDEN, hidden_apart
 
@@ -112,12 +113,18 @@ class Muon(Adam):
         if group.get("group") != HIDDEN:
             super().begin_step(group, states)
 
-    def update(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+    def scaled_update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
+        factor: Tensor | float | None,
     ) -> None:
         if group.get("group") != HIDDEN:
-            super().update(group, params, grads, states)
+            super().scaled_update(group, params, grads, states, factor)
             return
+        scale_(grads, factor)
         buffers = [state["momentum_buffer"] for state in states]
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, grads)

@@ -12,10 +12,11 @@ from torch import Tensor
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
-from fairseq.optim.elementwise import ElementwiseOptimizer
+from fairseq.optim.elementwise import ElementwiseOptimizer, divisor, laid_out
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
-LARGEST = torch.finfo(torch.float32).max
+LARGEST = torch.finfo(torch.float32).max  # torch rejects factors beyond it, as of 1e-8 raised to 1e38
+LARGEST_CHANGE = 1e4
 
 
 @dataclass(frozen=True)
@@ -60,19 +61,40 @@ class NAG(ElementwiseOptimizer):
     def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
         return {"momentum_buffer": zeros()}
 
-    def update(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
+    def scaled_update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Any]],
+        factor: Tensor | float | None,
     ) -> None:
-        lr, lr_old, momentum = group["lr"], group["lr_old"], group["momentum"]
+        """One call of PyTorch's kernel of SGD with Nesterov's momentum.
+
+        With rate r, momentum m and dampening d it computes buf ← m·buf + (1 − d)·ĝ; p ← p − r·(ĝ + m·buf), which is the
+        update above for ĝ = −c·η·g, r = −1/c, m = μ·c and d = 1 − 1/c. It multiplies gradients itself.
+        """
+        lr, lr_old = group["lr"], group["lr_old"]
         change = lr / lr_old if lr_old > 0 else 1.0  # after a rate of 0 the buffer is 0
-        change = min(change, LARGEST)  # torch rejects factors beyond float32, as of 1e-8 raised to 1e38
         buffers = [state["momentum_buffer"] for state in states]
         if group["weight_decay"] != 0:
             torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-        torch._foreach_add_(params, buffers, alpha=momentum * momentum * change)
-        torch._foreach_add_(params, grads, alpha=-(1 + momentum) * lr)
-        torch._foreach_mul_(buffers, momentum * change)
-        torch._foreach_add_(buffers, grads, alpha=-lr)
+        if not 1 / LARGEST_CHANGE <= change <= LARGEST_CHANGE:  # beyond it c·η·g may not be a float32
+            torch._foreach_mul_(buffers, min(change, LARGEST))
+            change = 1.0
+        torch._fused_sgd_(
+            params,
+            laid_out(grads, params),
+            buffers,
+            lr=-1 / change,
+            momentum=group["momentum"] * change,
+            dampening=1 - 1 / change,
+            weight_decay=0.0,
+            nesterov=True,
+            maximize=False,
+            is_first_step=False,
+            grad_scale=divisor(factor, -change * lr, params[0].device),
+        )
 
     def end_step(self, group: dict[str, Any]) -> None:
         group["lr_old"] = group["lr"]

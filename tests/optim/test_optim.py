@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 from mistakes import logged, user_error
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq.checkpoint import load
 from fairseq.errors import UserError
@@ -138,6 +139,48 @@ def test_nag_takes_a_rate_that_rises_beyond_the_range_of_float32():
             p.grad = torch.zeros_like(p)
         optimizer.step()
     assert all(p.isfinite().all() for p in params)  # the buffers are 0
+
+
+class Operators(TorchDispatchMode):
+    """The operators that run, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("nag", "_fused_sgd_.default"), ("adam", "_fused_adamw_.default")])
+@pytest.mark.parametrize("factor", [0.25, torch.tensor(0.25)])
+def test_a_step_is_one_pass_over_the_parameters_that_scales_gradients_too(name, kernel, factor):
+    pair = [build(name, parameters(), weight_decay=0.0) for _ in range(2)]
+    for rate in RATES[:3]:
+        for optimizer, scale in zip(pair, (1.0, 4.0), strict=True):
+            for index, p in enumerate(optimizer.params):
+                p.grad = torch.full_like(p, scale * (index + 1))
+            optimizer.set_lr(rate)
+        pair[0].step()
+        with Operators() as operators:
+            pair[1].scaled_step(factor)
+        large = [n for n in operators.names if n.startswith("_foreach") or "fused" in n]
+        assert large == [kernel]
+    for one, other in zip(pair[0].params, pair[1].params, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["nag", "adam"])
+def test_a_gradient_may_be_laid_out_otherwise_than_its_parameter(name):
+    pair = [build(name, parameters()) for _ in range(2)]
+    for optimizer in pair:
+        for p in optimizer.params:
+            p.grad = torch.arange(float(p.numel())).view(p.shape)
+    pair[1].params[0].grad = pair[0].params[0].grad.t().contiguous().t()
+    for optimizer in pair:
+        optimizer.step()
+    assert all(torch.equal(*both) for both in zip(pair[0].params, pair[1].params, strict=True))
 
 
 @pytest.mark.parametrize("name", ["nag", "adam", "sgd"])
