@@ -285,7 +285,7 @@ class MaskedLanguageModel:
     """
 
     def __init__(self, model: BaseFairseqModel, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:
-        PseudoScorer(model, dictionary)  # checks both
+        self._encoder = PseudoScorer(model, dictionary).encoder
         self.model, self.reader = model, TextReader(dictionary, tokenizer)
 
     @classmethod
@@ -330,6 +330,33 @@ class MaskedLanguageModel:
             results.append((symbols, torch.cat(scored[part])))
             first = part.stop
         return results[0] if isinstance(text, str) else results
+
+    @torch.inference_mode()
+    def fill(self, text: str, count: int = 5) -> list[tuple[str, float, str]]:
+        """Return the *count* most probable symbols in place of the mask symbol of *text*, such as ``<mask>``.
+
+        Returns:
+            For each, the text with it, its probability, and the text of the symbol alone.
+
+        Raises:
+            ValueError: *text* does not have one mask symbol, or *count* is not a whole number of at least 1.
+        """
+        _check_length("count", count, 1)
+        dictionary, encoder = self.reader.dictionary, self._encoder
+        mask = dictionary[dictionary.mask()]
+        if text.count(mask) != 1:
+            raise ValueError(f"{reprlib.repr(text)}: expected one {mask}, found {text.count(mask)}")
+        # The space before a word belongs to its first symbol, where symbols hold spaces at all.
+        left, right = text.split(mask)
+        before, after = (self.reader.corpus(part).tokens.tolist()[:-1] for part in (left.rstrip(), right))
+        row = [dictionary.bos(), *before, dictionary.mask(), *after, dictionary.eos()]
+        hidden = encoder.sentence_encoder(torch.tensor([row], device=encoder.lm_head.weight.device))  # (1, T, C)
+        probabilities = encoder.lm_head(hidden[0, len(before) + 1]).float().softmax(-1)  # (V)
+        best = probabilities.topk(min(count, len(dictionary)))
+        return [
+            (self.reader.text([*before, token, *after]), probability, self.reader.text([token]))
+            for probability, token in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
 
 
 def load_scorer(

@@ -37,6 +37,7 @@ class BertConfig(ModelConfig):
     activation_dropout: float = flag(
         0.0, "dropout inside the feed-forward networks", aliases=("--relu-dropout",), low=0, below=1
     )
+    encoder_layerdrop: float = flag(0.0, "LayerDrop: probability of skipping a layer in training", low=0, below=1)
     max_positions: int = flag(512, "maximum tokens per row", low=1)
     token_types: int = flag(0, "number of token types (0: none)", low=0)
     layer_norm_eps: float = flag(1e-5, "constant added to the variance in layer norms", above=0)
@@ -70,6 +71,7 @@ class BertConfig(ModelConfig):
             layer_norm_eps=self.layer_norm_eps,
             apex=apex,
             init_std=self.init_std,
+            layerdrop=self.encoder_layerdrop,
         )
 
 
@@ -112,6 +114,7 @@ class BertModel(BaseFairseqModel):
         super().__init__()
         self.encoder = encoder
         self.cfg = cfg
+        self.skips_parameters = cfg.encoder_layerdrop > 0
 
     @classmethod
     def build_model(cls, args: BertConfig, task: Any) -> BertModel:

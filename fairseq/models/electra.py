@@ -83,6 +83,7 @@ class ElectraModel(BaseFairseqModel):
         self.encoder = encoder
         self.generator = generator
         self.cfg = cfg
+        self.skips_parameters = cfg.encoder_layerdrop > 0
         self.special = list(special)
 
     @classmethod

@@ -64,6 +64,7 @@ class SentenceModel(BaseFairseqModel):
         self.name = name
         self.config_class = pretrained.config_class
         self.cfg: Any = pretrained.cfg
+        self.skips_parameters = pretrained.skips_parameters
         self.decisive_settings = tuple(s for s in pretrained.decisive_settings if s not in ONLY_IN_PRETRAINING)
 
     def max_positions(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +30,7 @@ class EncoderShape:
         layer_norm_eps: added to the variance in every layer norm.
         apex: whether apex's fused layer norm is allowed.
         init_std: standard deviation of all initial weights.
+        layerdrop: probability of skipping a layer in training (Fan et al. 2020).
     """
 
     vocabulary: int
@@ -47,6 +50,7 @@ class EncoderShape:
     layer_norm_eps: float = 1e-5
     apex: bool = True
     init_std: float = INIT_STD
+    layerdrop: float = 0.0
 
 
 class TransformerEncoder(nn.Module):
@@ -105,7 +109,13 @@ class TransformerEncoder(nn.Module):
         return x + self.segment_embeddings(token_types)
 
     def forward(self, src_tokens: Tensor, token_types: Tensor | None = None, infuse: Infuse | None = None) -> Tensor:
-        """Hidden states of the last layer: [B, T] → [B, T, C].
+        """Hidden states of the last layer: [B, T] → [B, T, C]; see :meth:`states`."""
+        return collections.deque(self.states(src_tokens, token_types, infuse), maxlen=1).pop()
+
+    def states(
+        self, src_tokens: Tensor, token_types: Tensor | None = None, infuse: Infuse | None = None
+    ) -> Iterator[Tensor]:
+        """The input of the first layer, then the output of each: [B, T, C].
 
         Args:
             src_tokens: int64 [B, T]; padding is not attended to.
@@ -121,10 +131,13 @@ class TransformerEncoder(nn.Module):
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)  # (B, T, C)
+        yield x
         visible = Bidirectional(padding)
         for layer in self.layers:
-            x, _ = layer(x, visible=visible)
-        return x
+            # LayerDrop draws from the CPU's generator: reading a number that a GPU drew would synchronise.
+            skip = self.training and self.shape.layerdrop > 0 and float(torch.rand(())) < self.shape.layerdrop
+            x, _ = layer(x, visible=visible, skip=skip)
+            yield x
 
     def _padding(self, src_tokens: Tensor) -> Tensor | None:
         """Padding of *src_tokens*, bool [B, T]; None where the host knows that there is none.

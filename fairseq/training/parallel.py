@@ -43,9 +43,8 @@ def data_parallel(
         checkpoint_activations(model)
     if sharded:
         if model.skips_parameters:  # processes would wait for one another at different layers
-            raise UserError(
-                f"`decoder_layerdrop`: leaves out layers, which `ddp_backend` {BACKEND} cannot; leave it out"
-            )
+            setting = "decoder_layerdrop" if model.predicts_next_token else "encoder_layerdrop"
+            raise UserError(f"`{setting}`: leaves out layers, which `ddp_backend` {BACKEND} cannot; leave it out")
         return ShardedReducer(graph, layers_of(model), world, cfg, precision.dtype)
     find_unused = cfg.find_unused_parameters or model.skips_parameters
     return GradientReducer(graph, world, cfg.ddp_backend, cfg.bucket_cap_mb, find_unused)

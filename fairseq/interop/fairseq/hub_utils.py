@@ -118,6 +118,18 @@ def from_pretrained(
     Raises:
         UserError: the model or its dictionary is missing, or a setting does not exist.
     """
+    paths, data = located(model_name_or_path, checkpoint_file, data_name_or_path)
+    overrides = {name: value for name, value in settings.items() if name not in ("tokenizer", "bpe", "bpe_codes")}
+    models, task, used = load_language_models(paths, data, overrides)
+    return GeneratorHubInterface(used.namespace, task, models)
+
+
+def located(model_name_or_path: str, checkpoint_file: str, data_name_or_path: str) -> tuple[list[Path], Path]:
+    """Paths of the checkpoints, and of the dictionary or its folder; see :func:`from_pretrained`.
+
+    Raises:
+        UserError: there is no folder *model_name_or_path*.
+    """
     folder = Path(model_name_or_path)
     if not folder.is_dir():
         raise UserError(f"{folder}: folder not found; models are not downloaded, give the folder of a checkpoint")
@@ -125,7 +137,4 @@ def from_pretrained(
     data = data if data.exists() else Path(data_name_or_path)
     if (data / "dict.txt").is_file():
         data = data / "dict.txt"
-    overrides = {name: value for name, value in settings.items() if name not in ("tokenizer", "bpe", "bpe_codes")}
-    paths = [folder / name for name in checkpoint_file.split(":")]
-    models, task, used = load_language_models(paths, data, overrides)
-    return GeneratorHubInterface(used.namespace, task, models)
+    return [folder / name for name in checkpoint_file.split(":")], data

@@ -1,0 +1,205 @@
+"""``fairseq.models.roberta``: encoders for scripts, in the form that fairseq's ``RobertaModel`` returned."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq import checkpoint
+from fairseq.data.sentences import SentenceEncoder
+from fairseq.errors import UserError, read_failure
+from fairseq.hub import MaskedLanguageModel
+from fairseq.inference.loading import load_models
+from fairseq.interop.fairseq.hub_utils import located
+from fairseq.models.bert import BertModel
+from fairseq.models.heads import ClassificationHead
+from fairseq.models.sentence import HEADS
+from fairseq.system.json_files import read_json
+from fairseq.system.opening import read_regular
+from fairseq.text.text_corpus import log_tokens
+from fairseq.text.tokenizers import Tokenizer, find_tokenizer
+from fairseq.text.tokenizers.byte_level import GPT2
+
+__path__: list[str] = []  # fairseq has a package here: fairseq.models.roberta.hub_interface is this module, too
+
+FILES = {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
+IGNORED = ("load_checkpoint_heads", "tokenizer")  # arguments of fairseq's without meaning here
+HEAD_OUTPUT = re.compile(rf"{re.escape(HEADS)}(\w+)\.out_proj\.weight")
+
+
+@dataclass(frozen=True)
+class Numbered(GPT2):
+    """GPT-2's subwords as their numbers in an ``encoder.json``, the words of the dictionaries of fairseq's RoBERTa."""
+
+    numbers: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def load(cls, gpt2_encoder_json: Path, gpt2_vocab_bpe: Path) -> Numbered:
+        """Read both files.
+
+        Raises:
+            UserError: one is invalid, or they do not belong together.
+        """
+        advice = "give GPT-2's encoder.json and vocab.bpe"
+        numbers = read_json(gpt2_encoder_json, advice)
+        try:
+            subwords = cls(read_regular(gpt2_vocab_bpe), str(gpt2_vocab_bpe), numbers)
+        except OSError as error:
+            raise UserError(f"{gpt2_vocab_bpe}: {read_failure(error)}; {advice}") from None
+        subwords.check()
+        if not isinstance(numbers, dict) or not numbers.keys() >= set(subwords._symbols):
+            raise UserError(f"{gpt2_encoder_json}: lacks numbers of subwords in {gpt2_vocab_bpe}; {advice}")
+        return subwords
+
+    def encode(self, lines: Sequence[str]) -> list[str]:
+        return [" ".join(str(self.numbers[symbol]) for symbol in line.split()) for line in super().encode(lines)]
+
+    def decode(self, symbols: Sequence[str]) -> str:
+        return super().decode([self._subwords.get(symbol, symbol) for symbol in symbols])
+
+    @functools.cached_property
+    def _subwords(self) -> dict[str, str]:
+        return {str(number): symbol for symbol, number in self.numbers.items()}
+
+
+class RobertaHubInterface(nn.Module):
+    """An encoder under the method names of fairseq's hub.
+
+    Attributes:
+        model: the encoder.
+        task: with the dictionary, and the dictionary of labels of a fine-tuned model.
+        bpe: the tokenizer; None: text is tokens between white space.
+    """
+
+    def __init__(self, cfg: Any, task: Any, model: Any, tokenizer: Tokenizer | None = None) -> None:
+        super().__init__()
+        self.cfg = self.args = cfg
+        self.task, self.model, self.bpe = task, model, tokenizer
+        self._ids = SentenceEncoder(task.source_dictionary, tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def encode(self, sentence: str, *addl_sentences: str, no_separator: bool = False) -> Tensor:
+        """The ids of ``<s> a </s>``, with further sentences ``<s> a </s> </s> b </s>``: int64 [T].
+
+        Args:
+            no_separator: leave out the first ``</s>`` of the pair between sentences.
+        """
+        dictionary = self.task.source_dictionary
+        ids = [dictionary.bos()]
+        for number, text in enumerate((sentence, *addl_sentences)):
+            separator = [dictionary.eos()] if number and not no_separator else []
+            ids += [*separator, *self._ids(text).tolist(), dictionary.eos()]
+        return torch.tensor(ids)
+
+    def decode(self, tokens: Tensor) -> Any:
+        """The text of ids [T]; a list of texts where separators divide them."""
+        dictionary = self.task.source_dictionary
+        ends = {dictionary.bos(), dictionary.pad(), dictionary.eos()}
+        parts: list[list[str]] = [[]]
+        for before, token in zip([None, *tokens.tolist()], tokens.tolist(), strict=False):
+            if token == before == dictionary.eos():
+                parts.append([])
+            elif token not in ends:
+                parts[-1].append(dictionary[token])
+        texts = [self.bpe.decode(part) if self.bpe is not None else " ".join(part) for part in parts]
+        return texts[0] if len(texts) == 1 else texts
+
+    def extract_features(self, tokens: Tensor, return_all_hiddens: bool = False) -> Any:
+        """Hidden states of the last layer: [T] or [B, T] → [B, T, C]; or a list of the embeddings' and each layer's."""
+        encoder, rows = self.model.encoder.sentence_encoder, torch.atleast_2d(tokens).to(self.device)
+        return list(encoder.states(rows)) if return_all_hiddens else encoder(rows)
+
+    def extract_features_aligned_to_words(self, sentence: str, return_all_hiddens: bool = False) -> Any:
+        """Refused: words were spaCy's."""
+        raise UserError("extract_features_aligned_to_words: not implemented; use encode() and extract_features()")
+
+    def fill_mask(self, masked_input: str, topk: int = 5) -> list[tuple[str, float, str]]:
+        """The *topk* best fillings of ``<mask>``: text, probability, text of the symbol.
+
+        Raises:
+            UserError: the model was fine-tuned, and has no output layer.
+        """
+        return MaskedLanguageModel(self.model, self.task.source_dictionary, self.bpe).fill(masked_input, topk)
+
+    def register_classification_head(
+        self, name: str, num_classes: int, pooler_dropout: float = 0.0, pooler_activation_fn: str = "tanh"
+    ) -> None:
+        """Add a new head over the first token."""
+        if not hasattr(self.model, "classification_heads"):
+            self.model.classification_heads = nn.ModuleDict()
+        dim = self.model.encoder.sentence_encoder.shape.dim
+        head = ClassificationHead(dim, num_classes, pooler_dropout, pooler_activation_fn)
+        self.model.classification_heads[name] = head.to(self.device).train(self.training)
+
+    def predict(self, head: str, tokens: Tensor, return_logits: bool = False) -> Tensor:
+        """Log-probabilities of classes from a head, or logits, as for scores: [T] or [B, T] → [B, n].
+
+        Raises:
+            UserError: there is no such head.
+        """
+        heads = getattr(self.model, "classification_heads", {})
+        if head not in heads:
+            raise UserError(f"predict: no head {head}; there are {', '.join(heads) or 'none: register one'}")
+        logits = heads[head](self.extract_features(tokens)[:, 0])
+        return logits if return_logits else logits.log_softmax(-1)
+
+
+class RobertaModel(BertModel):
+    """BERT and RoBERTa, under the name that scripts import."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_name_or_path: str,
+        checkpoint_file: str = "model.pt",
+        data_name_or_path: str = ".",
+        bpe: str | None = "gpt2",
+        **settings: Any,
+    ) -> RobertaHubInterface:
+        """The encoder in the folder *model_name_or_path*, in evaluation mode, with the heads of its checkpoint.
+
+        Args:
+            model_name_or_path: folder of the checkpoint.
+            checkpoint_file: its name in the folder.
+            data_name_or_path: folder of the dictionary, or of fine-tuning, inside the model's folder or anywhere.
+            bpe: subwords where the dictionary has no tokenizer beside it; ``gpt2`` are numbers in the files
+                ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default *encoder.json* and *vocab.bpe* in the folder.
+            settings: those files, and settings of the checkpoint to change.
+
+        Raises:
+            UserError: a file is missing or invalid, or a setting does not exist.
+        """
+        [path], data = located(model_name_or_path, checkpoint_file, data_name_or_path)
+        files = {name: Path(settings.get(name, path.parent / file)) for name, file in FILES.items()}
+        overrides = {name: value for name, value in settings.items() if name not in (*IGNORED, *FILES)}
+        state = checkpoint.load(path)
+        heads = {found[1]: len(value) for name, value in state["model"].items() if (found := HEAD_OUTPUT.match(name))}
+        stored, name = state["args"], "classification_head_name"
+        if heads and stored.get("task") == "sentence_prediction" and stored.get(name) not in heads:
+            overrides[name] = next(iter(heads))
+        [model], task, used = load_models([path], data, overrides, states=[state])
+        dictionary = task.source_dictionary
+        tokenizer = find_tokenizer(dictionary.path or data, dictionary.symbols)
+        named = settings.keys() & FILES.keys()
+        if tokenizer is None and bpe == "gpt2" and (named or all(file.is_file() for file in files.values())):
+            tokenizer = Tokenizer(subwords=Numbered.load(**files))
+        if tokenizer is None:
+            log_tokens(dictionary)
+        roberta = RobertaHubInterface(used.namespace, task, model, tokenizer)
+        for name in heads.keys() - set(getattr(model, "classification_heads", ())):
+            roberta.register_classification_head(name, heads[name])
+            prefix = f"{HEADS}{name}."
+            own = {key.removeprefix(prefix): value for key, value in state["model"].items() if key.startswith(prefix)}
+            roberta.model.classification_heads[name].load_state_dict(own)
+        return roberta.eval()
