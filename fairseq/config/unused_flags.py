@@ -15,20 +15,20 @@ SWITCHES = """
 average-sync azureml-logging broadcast-buffers checkpoint-activations combine-val combine-valid-subsets cpu-offload
 fast-stat-sync fix-batches-to-gpus fp16-no-flatten-grads fp32-reduce-scatter future-target gradient-as-bucket-view
 grouped-shuffling ignore-unused-valid-subsets iter-decode-force-max-iter iter-decode-with-external-reranker
-load-checkpoint-on-all-dp-ranks no-beamable-mm no-early-stop no-reshard-after-forward
-no-seed-provided not-fsdp-flatten-parameters offload-activations on-cpu-convert-precision pad-to-fixed-bsz
-pad-to-fixed-length print-step quiet report-accuracy reset-logging retain-iter-history save-async
-skip-remainder-batch suppress-crashes update-epoch-batch-itr update-ordered-indices-seed use-nbm use-old-adam
-use-plasma-view use-sharded-state write-checkpoints-asynchronously
+layernorm-embedding load-checkpoint-heads load-checkpoint-on-all-dp-ranks no-beamable-mm no-early-stop
+no-reshard-after-forward no-seed-provided no-shuffle not-fsdp-flatten-parameters offload-activations
+on-cpu-convert-precision pad-to-fixed-bsz pad-to-fixed-length print-step quiet report-accuracy reset-logging
+retain-iter-history save-async skip-remainder-batch suppress-crashes truncate-sequence update-epoch-batch-itr
+update-ordered-indices-seed use-nbm use-old-adam use-plasma-view use-sharded-state write-checkpoints-asynchronously
 """
 VALUES = """
 aim-repo aim-run-hash all-gather-list-size amp-batch-retries amp-init-scale amp-scale-window base-shuffle
 base-sublayers block-lr block-momentum bpe buffer-size char-embedder-highway-layers character-embedding-dim
-character-filters data-buffer-size ddp-comm-hook diverse-beam-strength ema-seed-model ema-start-update
-ema-update-freq empty-cache-freq eos-token fixed-validation-seed global-sync-iter heartbeat-timeout
-iter-decode-eos-penalty iter-decode-max-iter iter-decode-with-beam localsgd-frequency min-params-to-wrap
-pipeline-balance pipeline-checkpoint pipeline-chunks pipeline-decoder-balance pipeline-decoder-devices
-pipeline-devices pipeline-encoder-balance pipeline-encoder-devices plasma-path quant-noise-pq-block-size
+character-filters data-buffer-size ddp-comm-hook diverse-beam-strength ema-seed-model ema-start-update ema-update-freq
+empty-cache-freq eos-token fixed-validation-seed global-sync-iter heartbeat-timeout iter-decode-eos-penalty
+iter-decode-max-iter iter-decode-with-beam localsgd-frequency min-params-to-wrap pipeline-balance pipeline-checkpoint
+pipeline-chunks pipeline-decoder-balance pipeline-decoder-devices pipeline-devices pipeline-encoder-balance
+pipeline-encoder-devices plasma-path pooler-activation-fn pooler-dropout quant-noise-pq-block-size
 required-seq-len-multiple retain-dropout-modules scoring shorten-data-split-list slowmo-base-algorithm slowmo-momentum
 tokenizer warmup-iterations
 """
@@ -56,6 +56,13 @@ _INSTEAD = {  # flag: (values that change nothing, what to do)
     "quantization-config-path": (("",), "not implemented; fairseq-eval-lm --int8 casts weights"),
     "output-dictionary-size": (("-1",), "output and input have one dictionary; use -1"),
     "shorten-method": (("none",), "lines are not shortened; use none"),
+    "mask-multiple-length": (("1",), "spans are not masked; use 1, or --mask-whole-words"),
+    "mask-stdev": (("0", "0.0"), "spans are not masked; use 0, or --mask-whole-words"),
+    "skip-masking": ((), "rows are always masked; leave it out"),
+    "encoder-normalize-before": ((), "encoders have post-norm layers; leave it out"),
+    "encoder-layers-to-keep": (("",), "encoders are not pruned; leave it out"),
+    "spectral-norm-classification-head": ((), "not implemented; leave it out"),
+    "add-prev-output-tokens": ((), "there is no decoder; leave it out"),
     "decoder-embed-path": ((), "not implemented; leave it out"),
     "decoder-attention": (("0", "False"), "there is no encoder; use 0"),
     "fp16-adam-stats": ((), "not implemented; leave it out"),
@@ -79,11 +86,15 @@ _INSTEAD = {  # flag: (values that change nothing, what to do)
     "base-layers": (("0",), "not implemented; use 0"),
     "decoder-xformers-att-config": (("",), "not implemented; leave it out"),
 }
-_FAMILIES = {  # beginning of an architecture: why it is refused
-    "fconv_lm": "convolutional language models",
-    "lightconv_lm": "lightweight convolutions",
-    "hf_gpt2": "Hugging Face's models inside fairseq",
-    "transformer_ulm": "models of speech units",
+_LANGUAGE_MODELS = "transformer_lm, transformer_xl or lstm_lm"
+_FAMILIES = {  # beginning of an architecture: what is refused, and what to choose
+    "fconv_lm": ("convolutional language models", _LANGUAGE_MODELS),
+    "lightconv_lm": ("lightweight convolutions", _LANGUAGE_MODELS),
+    "hf_gpt2": ("Hugging Face's models inside fairseq", _LANGUAGE_MODELS),
+    "transformer_ulm": ("models of speech units", _LANGUAGE_MODELS),
+    "roberta_prenorm": ("encoders with pre-norm", "roberta_base"),
+    "roberta_enc_dec": ("encoders with decoders", "roberta_base"),
+    "xlm_roberta": ("names of XLM-R's sizes, which are RoBERTa's,", "roberta_base or roberta_large"),
 }
 
 
@@ -126,11 +137,9 @@ def check_architecture(name: str) -> None:
     Raises:
         UserError: it is one.
     """
-    for beginning, kind in _FAMILIES.items():
+    for beginning, (kind, instead) in _FAMILIES.items():
         if name.startswith(beginning):
-            raise UserError(
-                f"--arch {name}: {kind} are not implemented; choose transformer_lm, transformer_xl or lstm_lm"
-            )
+            raise UserError(f"--arch {name}: {kind} are not implemented; choose {instead}")
 
 
 def _add(parser: argparse.ArgumentParser, names: list[str], nargs: int | None, action: type[argparse.Action]) -> None:

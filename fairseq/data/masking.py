@@ -39,6 +39,7 @@ class Masking:
         special: bool [V], symbols that are never chosen and never used as random replacements.
         continues: bool [V], symbols that continue the word before them; None: every token is a word.
         joins: bool [V], symbols that the next token continues; None as *continues*.
+        counts: float64 [V], by which random symbols are drawn; None: all are equally probable.
     """
 
     seed: int
@@ -49,6 +50,7 @@ class Masking:
     special: np.ndarray
     continues: np.ndarray | None = None
     joins: np.ndarray | None = None
+    counts: np.ndarray | None = None
 
 
 def special_symbols(dictionary: Dictionary) -> np.ndarray:
@@ -112,6 +114,7 @@ class MaskedBlocks:
         self.fixed = fixed
         self.epoch = 0
         self._drawn = np.flatnonzero(~masking.special)
+        self._shares = None if masking.counts is None else np.cumsum(masking.counts[self._drawn] / masking.counts.sum())
 
     @property
     def sizes(self) -> np.ndarray:
@@ -197,7 +200,12 @@ class MaskedBlocks:
     def _replace(self, tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Replacement of each token if it is chosen: int64 [B, T]."""
         action = self._uniform(_ACTIONS, places)
-        symbols = self._drawn[(self._uniform(_SYMBOLS, places) * len(self._drawn)).astype(np.int64)]
+        drawn = self._uniform(_SYMBOLS, places)
+        if self._shares is None:
+            symbols = self._drawn[(drawn * len(self._drawn)).astype(np.int64)]
+        else:
+            at = np.searchsorted(self._shares, drawn * self._shares[-1], side="right")
+            symbols = self._drawn[np.minimum(at, len(self._drawn) - 1)]  # rounding may reach the last share
         leave, draw = self.masking.leave_prob, self.masking.random_prob
         return np.where(action < leave, tokens, np.where(action < leave + draw, symbols, self.masking.mask))
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_task
 from fairseq.config.settings import BREAK_MODES, Settings, typed_settings
@@ -32,6 +34,7 @@ class MaskedLMConfig(Config):
     leave_unmasked_prob: float = flag(0.1, "fraction of chosen tokens left unchanged", low=0, high=1)
     random_token_prob: float = flag(0.1, "fraction of chosen tokens replaced by random ones", low=0, high=1)
     mask_whole_words: bool = flag(False, "choose all tokens of a word together")
+    freq_weighted_replacement: bool = flag(False, "draw random replacements by their counts in the dictionary")
 
     def check(self) -> None:
         """Raise SettingError if the shares exceed 1."""
@@ -105,6 +108,11 @@ class MaskedLMTask(FairseqTask):
         special = special_symbols(self.dictionary)
         if special.all():
             raise UserError(f"{self.dictionary.path or 'dict.txt'}: no words; make the dictionary again")
+        counts = np.where(special, 0.0, self.dictionary.count) if self.cfg.freq_weighted_replacement else None
+        if counts is not None and not counts.any():
+            raise UserError(
+                f"`freq_weighted_replacement`: {self.dictionary.path or 'dict.txt'} counts no word; leave it out"
+            )
         continues, joins = word_parts(self.dictionary, self.word_rule) if self.cfg.mask_whole_words else (None, None)
         return Masking(
             seed=self.settings.common.seed,
@@ -115,6 +123,7 @@ class MaskedLMTask(FairseqTask):
             special=special,
             continues=continues,
             joins=joins,
+            counts=counts,
         )
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import random
 import re
 import shlex
 import shutil
@@ -15,10 +16,13 @@ import runs
 
 from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq_cli import eval_lm
+from fairseq.interop.fairseq.roberta import RobertaModel
+from fairseq.text.dictionary import Dictionary
+from fairseq_cli import eval_lm, preprocess
 from fairseq_cli import train as train_command
 from fairseq_cli.common import get_training_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.preprocess import get_preprocessing_parser
 
 TRAIN = {
     "language_model/README.md": """fairseq-train --task language_modeling \\
@@ -64,6 +68,62 @@ TRAIN = {
     --log-format json --log-interval 25 \\
     --fp16""",
 }
+ROBERTA = {
+    "README.pretraining.md of 0.10": """fairseq-train --fp16 data-bin/wikitext-103 \\
+    --task masked_lm --criterion masked_lm \\
+    --arch roberta_base --sample-break-mode complete --tokens-per-sample 512 \\
+    --optimizer adam --adam-betas '(0.9,0.98)' --adam-eps 1e-6 --clip-norm 0.0 \\
+    --lr-scheduler polynomial_decay --lr 0.0005 --warmup-updates 10000 --total-num-update 125000 \\
+    --dropout 0.1 --attention-dropout 0.1 --weight-decay 0.01 \\
+    --batch-size 16 --update-freq 16 \\
+    --max-update 125000 --log-format simple --log-interval 1""",
+    "README.custom_classification.md": """CUDA_VISIBLE_DEVICES=0 fairseq-train IMDB-bin/ \\
+    --restore-file /path/to/roberta.large/model.pt \\
+    --max-positions 512 \\
+    --batch-size 8 \\
+    --max-tokens 4400 \\
+    --task sentence_prediction \\
+    --reset-optimizer --reset-dataloader --reset-meters \\
+    --required-batch-size-multiple 1 \\
+    --init-token 0 --separator-token 2 \\
+    --arch roberta_large \\
+    --criterion sentence_prediction \\
+    --classification-head-name imdb_head \\
+    --num-classes 2 \\
+    --dropout 0.1 --attention-dropout 0.1 \\
+    --weight-decay 0.1 --optimizer adam --adam-betas "(0.9, 0.98)" --adam-eps 1e-06 \\
+    --clip-norm 0.0 \\
+    --lr-scheduler polynomial_decay --lr 1e-05 --total-num-update 7812 --warmup-updates 469 \\
+    --fp16 --fp16-init-scale 4 --threshold-loss-scale 1 --fp16-scale-window 128 \\
+    --max-epoch 10 \\
+    --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric \\
+    --shorten-method "truncate" \\
+    --find-unused-parameters \\
+    --update-freq 4""",
+    "README.glue.md of 0.10, STS-B": """CUDA_VISIBLE_DEVICES=0 fairseq-train STS-B-bin/ \\
+    --restore-file /path/to/roberta/model.pt \\
+    --max-positions 512 \\
+    --batch-size 16 \\
+    --max-tokens 4400 \\
+    --task sentence_prediction \\
+    --reset-optimizer --reset-dataloader --reset-meters \\
+    --required-batch-size-multiple 1 \\
+    --init-token 0 --separator-token 2 \\
+    --arch roberta_large \\
+    --criterion sentence_prediction \\
+    --num-classes 1 --regression-target \\
+    --dropout 0.1 --attention-dropout 0.1 \\
+    --weight-decay 0.1 --optimizer adam --adam-betas "(0.9, 0.98)" --adam-eps 1e-06 \\
+    --clip-norm 0.0 \\
+    --lr-scheduler polynomial_decay --lr 2e-05 --total-num-update 3598 --warmup-updates 214 \\
+    --fp16 --fp16-init-scale 4 --threshold-loss-scale 1 --fp16-scale-window 128 \\
+    --max-epoch 10 \\
+    --find-unused-parameters \\
+    --best-checkpoint-metric loss;""",
+}
+PREPROCESS = (
+    """fairseq-preprocess --only-source --trainpref train.{0} --validpref dev.{0} --destdir {1}-bin/{0} --workers 60"""
+)
 EVALUATE = {
     "language_model/README.md": """fairseq-eval-lm data-bin/wikitext-103 \\
     --path checkpoints/transformer_wiki103/checkpoint_best.pt \\
@@ -100,6 +160,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "truncated_bptt/README.md": {"n_layer": 16, "untie_r": True, "cutoffs": [20000, 40000, 200000], "lr": [0.00025]},
     "truncated_bptt/README.md of 0.10": {"lr": [0.0], "max_lr": 0.00025, "memory_start": "zeros"},
 }  # fmt: skip
+ROBERTA_SMALL = """--cpu --bf16 --encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32
+    --encoder-attention-heads 2 --max-positions 32 --update-freq 1 --no-epoch-checkpoints"""
 BPTT_SMALL = """--cpu --bf16 --n-layer 2 --d-model 32 --n-head 2 --d-head 16 --d-inner 32 --mem-len 16 --batch-size 4
     --tokens-per-sample 16 --max-update 3 --train-subset valid --valid-subset test --cutoffs 200,600,1000000"""
 LM_SMALL = """--cpu --bf16 --decoder-layers 1 --decoder-embed-dim 32 --decoder-ffn-embed-dim 32 --max-tokens 64
@@ -163,6 +225,78 @@ def test_the_readmes_model_trains_and_is_evaluated_with_a_context(folder: Path) 
     shorter = "--cpu --tokens-per-sample 16 --context-window 8"
     assert perplexity(parsed(EVALUATE["language_model/README.md"], shorter)) > 1
     assert perplexity(parsed(EVALUATE["language_model/README.md of 0.9"], shorter)) > 1
+
+
+@pytest.mark.parametrize("name", ROBERTA)
+def test_commands_of_roberta_parse_verbatim(name: str, folder: Path) -> None:
+    args = parsed(ROBERTA[name].rstrip(";"))
+    assert args.adam_betas == [0.9, 0.98] and args.max_positions == 512
+    if args.task == "sentence_prediction":
+        assert (args.init_token, args.separator_token, args.restore_file[:9]) == (0, 2, "/path/to/")
+
+
+def preprocess_texts(name: str, texts: dict[str, list[str]], *columns: str) -> None:
+    """Run the documented preprocessing of *columns*, such as ``input0``, of texts by file name."""
+    for file, lines in texts.items():
+        Path(file).write_text("".join(f"{line}\n" for line in lines))
+    for column in columns:
+        flags = words(PREPROCESS.format(column, name).replace("60", "1"))
+        dictionary = [] if column == "label" else ["--srcdict", "data-bin/wikitext-103/dict.txt"]
+        preprocess.main(options.parse_args_and_arch(get_preprocessing_parser(), [*flags, *dictionary]))
+
+
+def test_roberta_is_pretrained_fine_tuned_to_classes_and_scores_and_predicts(folder: Path) -> None:
+    symbols = Dictionary.load(runs.DATA / "dict.txt").symbols[4:44]
+    draw = random.Random(1)
+    lines = [draw.choices(symbols[10:], k=4) + [draw.choice(symbols[:2])] for _ in range(96)]
+    good = [line[-1] == symbols[0] for line in lines]
+    parts = {"train": slice(0, 64), "dev": slice(64, 96)}
+    subsets = "--train-subset valid --valid-subset test --tokens-per-sample 16 --max-update 3 --warmup-updates 1"
+    train_command.main(
+        parsed(ROBERTA["README.pretraining.md of 0.10"], ROBERTA_SMALL, subsets, "--save-dir pretrained")
+    )
+
+    texts = {f"{split}.input0": [" ".join(line) for line in lines[part]] for split, part in parts.items()}
+    labels = {
+        f"{split}.label": ["pos" if is_good else "neg" for is_good in good[part]] for split, part in parts.items()
+    }
+    preprocess_texts("IMDB", texts | labels, "input0", "label")
+    small = [ROBERTA_SMALL, "--dropout 0 --attention-dropout 0 --lr 0.01 --total-num-update 200 --warmup-updates 5"]
+    small.append("--restore-file pretrained/checkpoint_best.pt --log-interval 100")
+    train_command.main(parsed(ROBERTA["README.custom_classification.md"], small))
+    roberta = RobertaModel.from_pretrained("checkpoints", "checkpoint_best.pt", "IMDB-bin", bpe=None)
+    classes, correct = roberta.task.label_dictionary, 0
+    for text, label in zip(texts["dev.input0"], labels["dev.label"], strict=True):
+        best = roberta.predict("imdb_head", roberta.encode(text)).argmax().item()
+        correct += classes.string([best + classes.nspecial]) == label
+    assert correct >= 30
+
+    pairs = {name.replace("0", "1"): [" ".join(symbols[10:12])] * len(text) for name, text in texts.items()}
+    preprocess_texts("STS-B", texts | pairs, "input0", "input1")
+    Path("STS-B-bin/label").mkdir()
+    for split, part in {"train": parts["train"], "valid": parts["dev"]}.items():
+        Path(f"STS-B-bin/label/{split}.label").write_text("".join(f"{float(is_good)}\n" for is_good in good[part]))
+    train_command.main(
+        parsed(ROBERTA["README.glue.md of 0.10, STS-B"].rstrip(";"), small, "--save-dir scores --batch-size 4")
+    )
+    roberta = RobertaModel.from_pretrained("scores", "checkpoint_best.pt")
+    rows = [roberta.encode(*pair) for pair in zip(texts["dev.input0"], pairs["dev.input1"], strict=True)]
+    scores = [roberta.predict("sentence_classification_head", row, return_logits=True).item() for row in rows]
+    assert [score > 0.5 for score in scores] == good[parts["dev"]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--mask-multiple-length 3", "--mask-multiple-length 3: spans are not masked; use 1, or --mask-whole-words"),
+        ("--skip-masking", "--skip-masking: rows are always masked; leave it out"),
+        ("--arch roberta_prenorm", "--arch roberta_prenorm: encoders with pre-norm are not implemented"),
+        ("--arch xlm_roberta", "--arch xlm_roberta: .*choose roberta_base or roberta_large"),
+    ],
+)
+def test_what_is_not_there_of_roberta_is_refused_in_one_line(flags: str, message: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        parsed(ROBERTA["README.pretraining.md of 0.10"], flags)
 
 
 def test_convolutional_models_are_refused_by_name() -> None:

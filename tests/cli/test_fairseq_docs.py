@@ -93,7 +93,7 @@ def taken() -> dict[str, set[type]]:
     """Every flag of the commands of language modelling, and what kinds of action take it."""
     command = {"--optimizer": OPTIMIZERS, "--lr-scheduler": LR_SCHEDULERS}
     lines = [["--arch", arch, "--criterion", "label_smoothed_cross_entropy"] for arch in ("transformer_lm", "lstm_lm")]
-    lines.append(["--arch", "roberta_base", "--task", "sentence_prediction"])
+    lines += [["--arch", "roberta_base", "--task", task] for task in ("masked_lm", "sentence_prediction")]
     for flag, registry in command.items():
         lines += [[flag, name] for name in registry if not is_outside(registry[name])]
     parsers: list[Any] = [get_preprocessing_parser()]

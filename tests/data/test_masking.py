@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import subword_encodings
 import torch
+from mistakes import user_error
 from runs import DATA, arguments
 
 from fairseq.data.indexed_dataset import IndexedCorpus
@@ -86,6 +87,31 @@ def test_special_symbols_are_neither_chosen_nor_drawn_and_other_tokens_stay(
         assert torch.equal(torch.where(chosen, target, source)[:, 1:], text)
         assert batch["ntokens"] == int((source != PAD).sum())
         assert len(batch["noise"]) == int(chosen.sum())
+
+
+def test_random_symbols_are_drawn_by_their_counts(
+    blocks: TokenBlocks, masking: Masking, dictionary: Dictionary
+) -> None:
+    counts = np.where(masking.special, 0.0, dictionary.count)
+    counts[9] = 0
+    dataset = MaskedBlocks(blocks, replace(masking, leave_prob=0.0, random_prob=1.0, counts=counts), BOS)
+    drawn = np.zeros(len(dictionary))
+    for epoch in range(1, 9):
+        for batch in batches(dataset.at_epoch(epoch), 64):
+            drawn += np.bincount(batch["src_tokens"][batch["target"] != PAD].numpy(), minlength=len(dictionary))
+    assert not drawn[counts == 0].any()
+    expected = counts / counts.sum()
+    np.testing.assert_allclose(drawn / drawn.sum(), expected, atol=4 * float(np.sqrt(expected.max() / drawn.sum())))
+
+
+def test_the_task_counts_by_its_dictionary() -> None:
+    task = setup_task(arguments("--cpu --task masked_lm --arch bert_tiny --freq-weighted-replacement"))
+    counts = task.masking().counts
+    assert counts[[0, 1, 2, len(counts) - 1]].tolist() == [0, 0, 0, 0] and counts[4] == task.dictionary.count[4] > 0
+    task.dictionary.count = [0] * len(counts)
+    with user_error("--freq-weighted-replacement: .*dict.txt counts no word; leave it out"):
+        task.masking()
+    assert setup_task(arguments("--cpu --task masked_lm --arch bert_tiny")).masking().counts is None
 
 
 def test_choice_depends_on_seed_epoch_and_block_only(blocks: TokenBlocks, masking: Masking) -> None:

@@ -197,6 +197,19 @@ def test_logits_are_those_of_a_naive_encoder_row_by_row(arch: str) -> None:
 
 
 @torch.no_grad()
+@torch.no_grad()
+def test_layer_drop_leaves_layers_out_in_training_only() -> None:
+    model = scrambled("bert_tiny", "--encoder-layers 2 --dropout 0 --attention-dropout 0 --encoder-layerdrop 0.5")
+    assert model.skips_parameters
+    source = torch.tensor([[0, 5, 6, 2]])
+    layers = [float(state[0, 0, 0]) for state in model.encoder.sentence_encoder.states(source)]
+    assert len(set(layers)) == 3 and float(model(source, features_only=True)[0][0, 0, 0]) == layers[-1]
+    model.train()
+    outputs = {float(model(source, features_only=True)[0][0, 0, 0]) for _ in range(40)}
+    assert len(outputs) == 4 and {layers[0], layers[1], layers[2]} < outputs, "none, either or both of two layers"
+
+
+@torch.no_grad()
 def test_padding_changes_no_hidden_state() -> None:
     model = scrambled("bert_tiny")
     alone, _ = model(tokens()[2:, :2], features_only=True)

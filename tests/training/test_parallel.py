@@ -22,9 +22,9 @@ SHARDED = "--ddp-backend fully_sharded"
 class Steps:
     """What is done to a model, in order; arguments that tests compare are recorded."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *flags: Any, size: int = 1) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *flags: Any, size: int = 1, model: str = runs.BASELINE) -> None:
         self.done: list[tuple[Any, ...]] = []
-        self.settings = training_settings(runs.arguments(runs.BASELINE, *flags))
+        self.settings = training_settings(runs.arguments(model, *flags))
         self.task = setup_task(self.settings)
         self.model = self.task.build_model(self.settings)
         self.graph = self.task.loss_graph(self.model, self.task.build_criterion(self.settings))
@@ -119,3 +119,10 @@ def test_optimizers_of_whole_parameters_are_refused_where_they_have_parts() -> N
         parallel.check_optimizer(optimizer, settings.distributed, World(0, size))
     with user_error("^--ddp-backend fully_sharded: Whole needs whole parameters; use --optimizer adam"):
         parallel.check_optimizer(whole, sharded.distributed, World(0, 2))
+
+
+def test_an_encoder_that_leaves_out_layers_is_not_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+    bert = "--cpu --task masked_lm --arch bert_tiny --encoder-layerdrop 0.5"
+    assert Steps(monkeypatch, model=bert).run()[-1][-1] is True
+    with user_error("--encoder-layerdrop: leaves out layers, which --ddp-backend fully_sharded cannot"):
+        Steps(monkeypatch, SHARDED, size=2, model=bert).run()

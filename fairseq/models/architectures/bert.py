@@ -31,5 +31,6 @@ register_architectures(
         "roberta": ROBERTA_BASE,
         "roberta_base": ROBERTA_BASE,
         "roberta_large": encoder_sizes(24, 1024, 16),
+        "xlm": encoder_sizes(16, 1280, 16),  # Conneau & Lample 2019, in fairseq a size of RoBERTa
     },
 )
