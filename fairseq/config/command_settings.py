@@ -75,7 +75,7 @@ class SubwordMarkConfig(Config):
 class TextFormatConfig(Config):
     """Text files: settings of reading them."""
 
-    text_field: str = flag("text", "field with the text in .jsonl files", metavar="NAME")
+    text_field: str = flag("text", "field of .jsonl files, column of tables, with the text", metavar="NAME")
     join_lines: bool = flag(False, "paragraphs end at blank lines, as in hard-wrapped books")
 
 

@@ -1,4 +1,4 @@
-"""Raw text of files: compressed or not, lines, hard-wrapped paragraphs or JSON lines, in blocks of bounded size."""
+"""Raw text of files: compressed or not, lines, hard-wrapped paragraphs, JSON lines or tables, in bounded blocks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import errno
 import gzip
 import io
 import itertools
+import json
 import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import open_input, open_regular
+from fairseq.text.text_tables import is_table, table_files, table_rows
 from fairseq.text.tokenizers.base import EXTRA
 
 BLOCK_BYTES = 1 << 20  # read at once
@@ -33,7 +36,7 @@ class TextFormat:
     """What the lines of a file are.
 
     Attributes:
-        field: of JSON lines, whose text has lines of its own; None: a line is a paragraph.
+        field: of JSON lines or a table, whose text has lines of its own; None: a line is a paragraph.
         join_lines: whether lines up to a blank one make a paragraph, as in hard-wrapped books.
     """
 
@@ -48,7 +51,7 @@ class Block:
     Attributes:
         path: the file.
         first: number of its first line, from 1.
-        data: whole lines but for the ends of a line that is too long.
+        data: whole lines but for the ends of a line that is too long; of a table, its rows as JSON lines.
         unfinished: whether the last line goes on in the next block.
     """
 
@@ -78,13 +81,13 @@ class RawCounts:
 
 def format_of(path: str, field: str, join_lines: bool) -> TextFormat:
     """Return the format of a file by its name: JSON lines end in ``.jsonl``, compressed or not."""
-    plain = path.removesuffix(_suffix(path))
-    return TextFormat(field if plain.endswith(".jsonl") else None, join_lines)
+    has_rows = path.removesuffix(_suffix(path)).endswith(".jsonl") or is_table(path)
+    return TextFormat(field if has_rows else None, join_lines)
 
 
 def is_plain(path: str) -> bool:
-    """Return whether a file is neither compressed nor JSON lines, by its name."""
-    return not _suffix(path) and not path.endswith(".jsonl")
+    """Return whether a file is neither compressed nor JSON lines nor a table, by its name."""
+    return not _suffix(path) and not path.endswith(".jsonl") and not is_table(path)
 
 
 def read_blocks(path: str, form: TextFormat, report: Callable[[int], Any] = lambda count: None) -> Iterator[Block]:
@@ -96,6 +99,9 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], Any] = lamb
     Raises:
         UserError: the file cannot be read, or is not what its suffix says.
     """
+    if is_table(path):
+        yield from _table_blocks(path, form.field or "text", report)
+        return
     try:
         with open_input(path) as raw, _decompressed(raw, path) as file:
             before = 0
@@ -107,6 +113,23 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], Any] = lamb
         raise _damaged(path, error) from None
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; give a text file") from None
+
+
+def _table_blocks(path: str, field: str, report: Callable[[int], Any]) -> Iterator[Block]:
+    first, data = 1, bytearray()
+    for file in table_files(path):
+        for texts, size in table_rows(file, field):
+            number = first + data.count(b"\n")
+            for text in texts:
+                data += json.dumps({field: text}, ensure_ascii=False).encode() + b"\n"
+            if len(data) > LONGEST_ROW:
+                raise _too_long(path, f"rows from {number}")
+            report(size)
+            if len(data) >= BLOCK_BYTES:
+                yield Block(path, first, bytes(data), False)
+                first, data = number + len(texts), bytearray()
+    if data:
+        yield Block(path, first, bytes(data), False)
 
 
 def lines_of(block: Block, form: TextFormat) -> list[str]:
@@ -271,9 +294,7 @@ def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
         rest = b""
         if not whole and len(line) == limit:
             if form.field is not None:
-                raise UserError(
-                    f"{path}: line {number}: longer than {LONGEST_ROW >> 20} MiB; split the text of this row"
-                )
+                raise _too_long(path, f"line {number}")
             line, rest = _cut(line)
         parts.append(line)
         size += len(line)
@@ -285,6 +306,10 @@ def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
             parts, size, first = [rest] * bool(rest), len(rest), number
     if parts:
         yield Block(path, first, b"".join(parts), False)
+
+
+def _too_long(path: str, row: str) -> UserError:
+    return UserError(f"{path}: {row}: longer than {LONGEST_ROW >> 20} MiB; split the text of this row")
 
 
 def _cut(line: bytes) -> tuple[bytes, bytes]:
@@ -333,6 +358,8 @@ def check_raw(path: str) -> int:
     Raises:
         UserError: it cannot be read, is no regular file, or is empty.
     """
+    if Path(path).is_dir():
+        return sum(map(check_raw, table_files(path)))
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import math
 import random
@@ -27,6 +28,7 @@ from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.notes.spans import NoteSpans
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.raw_text import format_of, lines_of, read_blocks
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.training.loop import train_stage
 from fairseq.training.resumption import restoring
@@ -120,6 +122,12 @@ def read_tokenizer(folder: Path) -> Any:
     return list(tokenizer.encode("The cat  sat on\ta mat, żółw."))
 
 
+def read_table(path: Path) -> Any:
+    """Read the texts of a table."""
+    form = format_of(str(path), "text", False)
+    return [line for block in read_blocks(str(path), form) for line in lines_of(block, form)]
+
+
 def read_checkpoint(path: Path) -> Any:
     """Read a checkpoint and build its model."""
     models, _, _ = load_models([path], DATA / "plain")
@@ -185,6 +193,8 @@ READERS = {
     "checkpoint-values": Reader(SEEDS / "checkpoint", read_checkpoint, damage=as_namespace),
     "resume": Reader(SEEDS / "checkpoint", resume, damage=damaged_state),
 }
+if importlib.util.find_spec("pyarrow") is not None:
+    READERS["table"] = Reader(SEEDS / "table", read_table)
 
 
 def prepare(reader: Reader, chance: random.Random, work: Path) -> tuple[Path, Path]:
