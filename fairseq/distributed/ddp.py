@@ -97,6 +97,7 @@ class GradientReducer(DataParallel):
                 find_unused_parameters=find_unused_parameters,
             )
         elif world.size > 1:
+            # DistributedDataParallel does the same when it is made.
             for tensor in module.state_dict().values():
                 dist.broadcast(tensor, 0)
 
@@ -111,7 +112,7 @@ class GradientReducer(DataParallel):
         bucket: list[Tensor] = []
         size = 0
         for _, parameter in self.named:
-            if parameter.grad is None:
+            if parameter.grad is None:  # unused here, but maybe not on another process
                 parameter.grad = torch.zeros_like(parameter)
             bucket.append(parameter.grad)
             size += parameter.grad.numel() * parameter.grad.element_size()

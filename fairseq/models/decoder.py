@@ -89,6 +89,7 @@ class Decoder(nn.Module):
         remembered = memory[0].size(1) if memory else 0
         positions = self._positions(remembered + tokens if cache is None else None)
         visible = self._visible(length)
+        # A cache holds the memory already, as keys and values.
         new_memory: Memory | None = [] if length and cache is None else None
         # A step of one token is faster uncompiled, and its changing offsets would make graph after graph.
         uncompiled = cache is not None and tokens == 1

@@ -187,6 +187,7 @@ class ElectraModel(BaseFairseqModel):
             for index in self.special:
                 probabilities[:, index] = 0
             cumulative = probabilities.cumsum(-1)
+            # Without the special symbols, the last sum is less than 1.
             at = noise[rows].unsqueeze(1) * cumulative[:, -1:]
             drawn = torch.searchsorted(cumulative, at, right=True).squeeze(1).clamp(max=last)
             # Sums in parallel are not monotonic: by rounding, a draw may hit a symbol without probability.

@@ -84,6 +84,7 @@ class SentenceModel(BaseFairseqModel):
             Logits [B, n], or the last layer's hidden states [B, T, C]; and ``{"hidden": hidden states}``.
         """
         hidden = self.encoder.sentence_encoder(src_tokens, token_types)  # (B, T, C)
+        # The first token's state stands for the row (Devlin et al. 2019, §3.1).
         output = hidden if features_only else self.classification_heads[self.name](hidden[:, 0])
         return output, {"hidden": hidden}
 

@@ -18,7 +18,7 @@ from fairseq.config.registry import register_model
 from fairseq.errors import SettingError
 from fairseq.models.base import MOST_LAYERS, BlockModelConfig, check_layers, keep_layers
 from fairseq.models.decoder import Decoder, DecoderModel
-from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
+from fairseq.modules.adaptive_input import AdaptiveInput, bare_linear, check_cutoffs, word_embedding
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.dropout import dropout
@@ -186,18 +186,20 @@ class TransformerDecoder(Decoder):
         self.embed_tokens = embed_tokens or _embeddings(
             cfg, vocabulary, padding_idx if padding_idx >= 0 else None, input_dim
         )
+        # Vaswani et al. 2017, §3.4. Sinusoids have the norm √(C/2), beside which vectors of norm 1 would be lost.
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         widen = input_dim != dim and not cfg.adaptive_input
-        self.project_in_dim = _projection(input_dim, dim) if widen else None
+        self.project_in_dim = bare_linear(input_dim, dim) if widen else None
         self.embed_positions: SinusoidalPositions | LearnedPositions | None = None
         if not cfg.no_token_positional_embeddings:
             self.embed_positions = position_embedding(self.max_positions(), dim, padding_idx, cfg.decoder_learned_pos)
         self.layernorm_embedding = layer_norm(dim, apex) if cfg.layernorm_embedding else None
         self.layers = nn.ModuleList(_layer(cfg, self.infused, apex) for _ in range(cfg.layer_count))
+        # With pre-norm the last layer gives a sum that no norm has seen; post-norm layers end in a norm.
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
         self.layer_norm = layer_norm(dim, apex) if final_norm else None
         needs_projection = output_dim != dim and not cfg.tie_adaptive_weights
-        self.project_out_dim = _projection(dim, output_dim) if needs_projection else None
+        self.project_out_dim = bare_linear(dim, output_dim) if needs_projection else None
 
         if cfg.adaptive_softmax_cutoff is not None:
             self.adaptive_softmax = AdaptiveSoftmax(
@@ -313,11 +315,7 @@ def _embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int | No
             cfg.decoder_embed_dim,
             cfg.adaptive_input_cutoff or [],
         )
-    embedding = nn.Embedding(vocabulary, dim, padding_idx)
-    nn.init.normal_(embedding.weight, std=dim**-0.5)
-    if padding_idx is not None:
-        nn.init.zeros_(embedding.weight[padding_idx])
-    return embedding
+    return word_embedding(vocabulary, dim, padding_idx)
 
 
 def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerLayer:
@@ -339,10 +337,3 @@ def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerLa
         for projection in (attention.out_proj, layer.fc2):
             nn.init.zeros_(projection.weight)
     return layer
-
-
-def _projection(inputs: int, outputs: int) -> nn.Linear:
-    """A linear map between widths."""
-    linear = nn.Linear(inputs, outputs, bias=False)
-    nn.init.xavier_uniform_(linear.weight)
-    return linear

@@ -171,6 +171,7 @@ class TransformerXLDecoder(Decoder):
             cfg.div_val,
             cfg.d_model,
             cfg.cutoffs or [],
+            # Bands of one width have one projection together, as the authors' have.
             projections="own" if cfg.div_val > 1 else "shared",
         )
         self.embed_scale = math.sqrt(cfg.d_model)
@@ -223,6 +224,7 @@ class TransformerXLDecoder(Decoder):
             return None
         table = None
         if self.cfg.position_encoding == "relative" and count is not None:
+            # The authors drop out positions, too, at the rate of the embeddings.
             table = self._drop(self._sinusoids(count)[None], self.cfg.dropout, self.training)[0]
         if self.attention_biases is None:
             return RelativePositions(table)

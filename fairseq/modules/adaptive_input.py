@@ -24,8 +24,21 @@ def check_cutoffs(setting: str, cutoffs: list[int], vocabulary: int | None = Non
         )
 
 
-def _children(module: nn.Module) -> list[nn.Module]:
-    return list(module.children())
+def word_embedding(words: int, dim: int, padding_idx: int | None) -> nn.Embedding:
+    """Embeddings [words, dim] with fairseq's initial values; that of padding is zero."""
+    embedding = nn.Embedding(words, dim, padding_idx)
+    # Vectors have a norm of about 1 whatever their width, so that all bands are of one scale.
+    nn.init.normal_(embedding.weight, std=dim**-0.5)
+    if padding_idx is not None:
+        nn.init.zeros_(embedding.weight[padding_idx])
+    return embedding
+
+
+def bare_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear map without a bias, with fairseq's initial values (Glorot & Bengio 2010)."""
+    linear = nn.Linear(inputs, outputs, bias=False)
+    nn.init.xavier_uniform_(linear.weight)
+    return linear
 
 
 class AdaptiveInput(nn.Module):
@@ -64,29 +77,27 @@ class AdaptiveInput(nn.Module):
         projection: nn.Linear | None = None
         for band, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
             dim = int(initial_dim // factor**band)
-            embedding = nn.Embedding(last - first, dim, padding_idx if band == 0 else None)
-            nn.init.normal_(embedding.weight, std=dim**-0.5)
-            if band == 0 and padding_idx is not None:
-                nn.init.zeros_(embedding.weight[padding_idx])
+            embedding = word_embedding(last - first, dim, padding_idx if band == 0 else None)
             if not shared or (projection is None and initial_dim != output_dim):
-                projection = nn.Linear(dim, output_dim, bias=False)
-                nn.init.xavier_uniform_(projection.weight)
+                projection = bare_linear(dim, output_dim)
             self.embeddings.append(nn.Sequential(embedding, *([projection] if projection is not None else [])))
         if padding_idx is not None:
             self.register_buffer("_float_tensor", torch.zeros(1))  # fairseq's checkpoints have it
 
     def weights(self, band: int) -> list[nn.Parameter]:
         """Embedding [words, d] and, if it has one, projection [C, d] of a band."""
-        return [module.weight for module in _children(self.embeddings[band])]  # type: ignore[misc]
+        return [module.weight for module in self.embeddings[band].children()]  # type: ignore[misc]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of *tokens* [B, T]: [B, T, C]."""
         result: Tensor | None = None
         for band, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+            # Words of other bands look up an entry that is not taken below.
             embedded = self.embeddings[band]((tokens - first).clamp(0, last - first - 1))
             if result is None:
                 result = embedded
             else:
+                # Bands ascend: the last one that begins at or below a word is the word's.
                 result = torch.where((tokens >= first).unsqueeze(-1), embedded.to(result.dtype), result)
         assert result is not None
         return result

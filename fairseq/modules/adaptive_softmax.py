@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.adaptive_input import AdaptiveInput
+from fairseq.modules.adaptive_input import AdaptiveInput, bare_linear
 from fairseq.modules.dropout import Dropout, dropout
 from fairseq.modules.output_layer import (
     OutputLayer,
@@ -46,9 +46,10 @@ class TiedHead(nn.Module):
         super().__init__()
         words: nn.Module = TiedLinear(word_weight)
         if word_weight.size(1) != input_dim:
-            words = nn.Sequential(_linear(input_dim, word_weight.size(1)), words)
+            # Embeddings narrower than the model: hidden states are brought to their width first.
+            words = nn.Sequential(bare_linear(input_dim, word_weight.size(1)), words)
         self.word_proj = words
-        self.class_proj = _linear(input_dim, tails)
+        self.class_proj = bare_linear(input_dim, tails)
         # As fairseq's checkpoints have it; they load strictly.
         self.register_buffer("_float_tensor", torch.zeros(1))
 
@@ -135,6 +136,7 @@ class BandedSoftmax(OutputLayer):
         for band in range(1, len(self.bounds) - 1):
             first, last = self.bounds[band], self.bounds[band + 1]
             inside = (target >= first) & (target < last)
+            # The head's entries for the tail bands follow its words.
             head[inside] = self.bounds[1] + band - 1
             if band_padding:
                 inside = inside & (target != first + padding_idx)
@@ -179,7 +181,7 @@ class BandedSoftmax(OutputLayer):
         _, head, tails = move_partition(self.partition(target, padding_idx=-1), hidden.device)
         result = self._head().target_log_probs(hidden, head, chunk)
         for band, (index, inside) in zip(self._tails(), tails, strict=True):
-            if index.numel():
+            if index.numel():  # without a gradient, an empty band need not be computed
                 chosen = hidden.index_select(0, index)
                 result.index_add_(0, index, band.target_log_probs(chosen, inside, chunk))
         return result
@@ -231,7 +233,7 @@ class AdaptiveSoftmax(BandedSoftmax):
         if adaptive_inputs is not None:
             self.head = TiedHead(adaptive_inputs.weights(0)[0], input_dim, tails)
         else:
-            self.head = _linear(input_dim, cutoffs[0] + tails)
+            self.head = bare_linear(input_dim, cutoffs[0] + tails)
         self.tail = nn.ModuleList()
         for band in range(1, tails + 1):
             dim = int(input_dim // factor**band)
@@ -241,10 +243,11 @@ class AdaptiveSoftmax(BandedSoftmax):
                 words, narrow = adaptive_inputs.weights(band)
                 dim = words.size(1)
                 output = TiedLinear(words)
-                projection = TiedLinear(narrow, transpose=True) if tie_proj else _linear(input_dim, dim)
+                # The embeddings' projection leads from the band's width to the model's; the output goes back.
+                projection = TiedLinear(narrow, transpose=True) if tie_proj else bare_linear(input_dim, dim)
             else:
-                projection = _linear(input_dim, dim)
-                output = _linear(dim, self.bounds[band + 1] - self.bounds[band])
+                projection = bare_linear(input_dim, dim)
+                output = bare_linear(dim, self.bounds[band + 1] - self.bounds[band])
             self.tail.append(nn.Sequential(projection, Dropout(dropout), output))
         # A marker that fairseq's checkpoints have; they load strictly.
         self.register_buffer("version", torch.tensor([1], dtype=torch.long))
@@ -273,9 +276,3 @@ def _same(hidden: Tensor) -> Tensor:
 
 def _weight(module: nn.Module) -> Tensor:
     return module.weight  # type: ignore[return-value]
-
-
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs, bias=False)
-    nn.init.xavier_uniform_(layer.weight)
-    return layer

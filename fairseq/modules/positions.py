@@ -78,6 +78,7 @@ class LearnedPositions(nn.Embedding):
     """
 
     def __init__(self, count: int, dim: int, padding_idx: int) -> None:
+        # fairseq numbers positions from padding_idx + 1 on, so that its tables begin with rows that no token reads.
         super().__init__(count + padding_idx + 1, dim, padding_idx if padding_idx >= 0 else None)
         self.start = padding_idx + 1
         nn.init.normal_(self.weight, std=dim**-0.5)

@@ -85,6 +85,7 @@ class Run:
         with build_device(settings.distributed, world):
             model = self.task.build_model(settings)
         criterion = self.task.build_criterion(settings)
+        # From here on processes differ: the parameters are the same on all, dropout is not.
         if world.rank > 0:
             torch.manual_seed(self.common.seed + world.rank)
         self.manager = manager
