@@ -230,7 +230,9 @@ def _next(ready: queue.Queue[Any], thread: threading.Thread) -> Any:
         with contextlib.suppress(queue.Empty):
             return ready.get(timeout=1.0)
         if not thread.is_alive() and ready.empty():
-            raise RuntimeError("the thread that prepares batches ended without a word; num_workers 0 does without it")
+            raise RuntimeError(
+                "the thread that prepares batches died without an exception; `num_workers` 0 does without it"
+            )
 
 
 def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, None]:

@@ -67,7 +67,9 @@ class Batching:
 
     Attributes:
         max_tokens, batch_size, multiple: see :func:`rows_per_batch`.
-        seed, curriculum, shuffle: see :class:`BlockSampler`.
+        seed: of the order.
+        curriculum: up to this epoch the order is the same in every epoch; batches that are cut once go by size.
+        shuffle: whether the order is random; otherwise it is the corpus's.
         rank, world_size: this process, of how many.
         limit: flag that *max_tokens* was given by, for error messages.
     """
@@ -89,19 +91,7 @@ class Batching:
             UserError: an example has more tokens than a batch, or batches have no limit.
         """
         self._check(int(sizes.max(initial=0)))
-        return BlockSampler(
-            sizes,
-            max_tokens=self.max_tokens,
-            batch_size=self.batch_size,
-            multiple=self.multiple,
-            seed=self.seed,
-            curriculum=self.curriculum,
-            shuffle=self.shuffle,
-            by_size=by_size,
-            kept=kept,
-            rank=self.rank,
-            world_size=self.world_size,
-        )
+        return BlockSampler(sizes, self, by_size=by_size, kept=kept)
 
     def streams(self, num_blocks: int, block_size: int) -> StreamSampler:
         """Return the sampler of *num_blocks* blocks of *block_size* tokens whose rows continue from batch to batch.
@@ -161,50 +151,33 @@ class BlockSampler:
 
     Args:
         sizes: tokens of each block.
-        max_tokens, batch_size, multiple: see :func:`rows_per_batch`.
-        seed: of the order.
-        curriculum: up to this epoch the order is the same in every epoch; batches that are cut once go by size.
-        shuffle: whether the order is random; otherwise it is the corpus's.
+        how: limits and order.
+        by_size: whether they are cut by size.
         kept: bool [blocks before too long ones were left out]: which of them *sizes* are; None: all.
 
     Raises:
         UserError: a block is longer than *max_tokens*, or batches have no limit.
     """
 
-    def __init__(
-        self,
-        sizes: np.ndarray,
-        *,
-        max_tokens: int | None,
-        batch_size: int | None,
-        multiple: int,
-        seed: int,
-        curriculum: int,
-        shuffle: bool,
-        by_size: bool,
-        kept: np.ndarray | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.shuffle = shuffle
-        self.rows = 0
-        self.seed = seed
-        self.curriculum = curriculum
-        self.rank = rank
-        self.world_size = world_size
+    rows = 0
+
+    def __init__(self, sizes: np.ndarray, how: Batching, *, by_size: bool, kept: np.ndarray | None = None) -> None:
+        longest = int(sizes.max(initial=0))
+        self.how = how
+        self.shuffle = how.shuffle
+        self.rank = how.rank
         self._sizes = sizes
         self._kept = kept
-        self._limits = (max_tokens, batch_size, multiple)
-        self._rows = rows_per_batch(max_tokens, batch_size, int(sizes.max(initial=0)), multiple)
+        self._rows = rows_per_batch(how.max_tokens, how.batch_size, longest, how.multiple)
         self._sorted: np.ndarray | None = None
         self._cuts = np.zeros(1, np.int64)
         self.layout = Layout(
             BLOCKS,
             units=len(sizes),
-            step=self._rows * world_size,
-            processes=world_size,
-            block_size=int(sizes.max(initial=0)),
-            seed=seed if shuffle else 0,
+            step=self._rows * how.world_size,
+            processes=how.world_size,
+            block_size=longest,
+            seed=how.seed if how.shuffle else 0,
         )
         if by_size:
             self._cut(BATCHES, sorted_by_size(self._permutation(len(sizes), epoch=0), sizes))
@@ -218,7 +191,7 @@ class BlockSampler:
             yield from self._batches_by_size(self._sorted, epoch, read)
             return
         order = self._permutation(len(self._sizes), epoch)
-        for first in range(read, len(order), self._rows * self.world_size):
+        for first in range(read, len(order), self._rows * self.how.world_size):
             first += self.rank * self._rows
             yield order[first : first + self._rows].astype(np.int64)
 
@@ -227,7 +200,7 @@ class BlockSampler:
         kept = np.ones(len(self._sizes), bool) if self._kept is None else self._kept
         values = np.arange(len(kept))
         if self.shuffle:
-            values = np.random.RandomState(self.seed % 2**32).permutation(len(kept))
+            values = np.random.RandomState(self.how.seed % 2**32).permutation(len(kept))
         sampler = copy.copy(self)
         sampler._cut(FAIRSEQ, np.lexsort((values[kept], self._sizes)))
         return sampler
@@ -235,19 +208,19 @@ class BlockSampler:
     def _cut(self, order: str, blocks: np.ndarray) -> None:
         """Cut *blocks*, in an order of rising sizes, into batches."""
         self._sorted = blocks
-        self._cuts = _cut_by_size(self._sizes, blocks, *self._limits)
+        self._cuts = _cut_by_size(self._sizes, blocks, self.how.max_tokens, self.how.batch_size, self.how.multiple)
         self.layout = dataclasses.replace(
             self.layout,
             order=order,
             units=len(self._cuts) - 1,
-            step=self.world_size,
+            step=self.how.world_size,
             cut=zlib.crc32(self._cuts.tobytes()),
         )
 
     def _batches_by_size(self, blocks: np.ndarray, epoch: int, read: int) -> Iterator[np.ndarray]:
         count = len(self._cuts) - 1
-        order = self._permutation(count, epoch) if epoch > self.curriculum else np.arange(count)
-        for start in range(read, count, self.world_size):
+        order = self._permutation(count, epoch) if epoch > self.how.curriculum else np.arange(count)
+        for start in range(read, count, self.how.world_size):
             number = start + self.rank
             first, last = self._cuts[order[number] :][:2] if number < count else (0, 0)
             yield blocks[first:last].astype(np.int64)
@@ -255,7 +228,7 @@ class BlockSampler:
     def _permutation(self, count: int, epoch: int) -> np.ndarray:
         order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
         if self.shuffle:
-            seed = self.seed + epoch if epoch > self.curriculum else self.seed
+            seed = self.how.seed + epoch if epoch > self.how.curriculum else self.how.seed
             np.random.RandomState(seed % 2**32).shuffle(order)  # the same order as permutation(count)
         return order
 

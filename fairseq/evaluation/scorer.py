@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fairseq.data.indexed_dataset import Corpus
-from fairseq.data.samplers import BlockSampler, StreamSampler, rows_per_batch
+from fairseq.data.samplers import Batching, BlockSampler, StreamSampler, rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.distributed import World
 from fairseq.distributed.tensor_part import rows_of
@@ -210,16 +210,8 @@ class Scorer:
         max_tokens = scoring.max_tokens
         if max_tokens is None and scoring.batch_size is None:
             max_tokens = max(DEFAULT_MAX_TOKENS, int(lengths.max()))
-        sampler = BlockSampler(
-            lengths,
-            max_tokens=max_tokens,
-            batch_size=scoring.batch_size,
-            multiple=scoring.multiple,
-            seed=1,
-            curriculum=0,
-            shuffle=False,
-            by_size=scoring.texts or scoring.break_mode != "none",
-        )
+        limits = Batching(max_tokens, scoring.batch_size, scoring.multiple, shuffle=False)
+        sampler = BlockSampler(lengths, limits, by_size=scoring.texts or scoring.break_mode != "none")
         own = range(self.world.rank, len(sampler), self.world.size)
         batches = itertools.islice(sampler.epoch(1), own.start, None, own.step)
         for indices in progress(batches, len(own)):

@@ -16,7 +16,7 @@ from mistakes import user_error
 
 from fairseq.data import iterator as iterator_module
 from fairseq.data.iterator import EpochIterator
-from fairseq.data.samplers import BlockSampler, Sampler, StreamSampler
+from fairseq.data.samplers import Batching, BlockSampler, Sampler, StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.data.turns import Turns
 from fairseq.errors import UserError
@@ -38,10 +38,7 @@ SAMPLERS = ("shuffled", "streams")
 def sampler(kind: str, rank: int = 0, world: int = 1) -> Sampler:
     if kind == "streams":
         return StreamSampler(len(BLOCKS), 2, rank=rank, world_size=world)
-    return BlockSampler(
-        BLOCKS.sizes, max_tokens=10, batch_size=None, multiple=1, seed=3, curriculum=1, shuffle=True, by_size=False,
-        rank=rank, world_size=world,
-    )  # fmt: skip
+    return BlockSampler(BLOCKS.sizes, Batching(10, None, 1, 3, 1, rank=rank, world_size=world), by_size=False)
 
 
 def ids(sample: dict[str, Any] | None) -> list[int]:
@@ -253,5 +250,5 @@ def test_a_thread_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     items = iterator_module._in_background(iter(map(int, "12x")), 1)
     assert [next(items), next(items)] == [1, 2]
-    with pytest.raises(RuntimeError, match="the thread that prepares batches ended"):
+    with pytest.raises(RuntimeError, match="the thread that prepares batches died"):
         next(items)

@@ -13,7 +13,7 @@ from mistakes import user_error
 
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.place import SavedBy
-from fairseq.data.samplers import BlockSampler, Sampler, StreamSampler
+from fairseq.data.samplers import Batching, BlockSampler, Sampler, StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.data.turns import Turns
 from fairseq.errors import UserError
@@ -33,8 +33,9 @@ def dataset(blocks: int, size: int = 5) -> TokenBlocks:
 
 
 def shuffled(data: TokenBlocks, rows: int, rank: int, world: int, **how: Any) -> Sampler:
-    settings: dict[str, Any] = {"multiple": 1, "seed": 3, "curriculum": 0, "shuffle": True, "by_size": False} | how
-    return BlockSampler(data.sizes, max_tokens=None, batch_size=rows, rank=rank, world_size=world, **settings)
+    settings: dict[str, Any] = {"by_size": False, "seed": 3} | how
+    by_size = settings.pop("by_size")
+    return BlockSampler(data.sizes, Batching(None, rows, rank=rank, world_size=world, **settings), by_size=by_size)
 
 
 def streams(data: TokenBlocks, rows: int, rank: int, world: int) -> Sampler:
@@ -229,12 +230,13 @@ def test_fairseqs_order_is_that_of_its_rules(
         np.random.RandomState((seed + epoch) % 2**32).shuffle(batches)
     ours = [
         BlockSampler(
-            np.array(sizes)[kept], max_tokens=24, batch_size=None, multiple=1, seed=seed, curriculum=curriculum,
-            shuffle=True, by_size=data.draw(st.booleans()), kept=np.array(sizes) <= longest, rank=rank,
-            world_size=world,
+            np.array(sizes)[kept],
+            Batching(24, None, 1, seed, curriculum, rank=rank, world_size=world),
+            by_size=data.draw(st.booleans()),
+            kept=np.array(sizes) <= longest,
         ).in_fairseq_order()
         for rank in range(world)
-    ]  # fmt: skip
+    ]
     for rank, sampler in enumerate(ours):
         assert [batch.tolist() for batch in sampler.epoch(epoch) if len(batch)] == batches[rank::world]
 

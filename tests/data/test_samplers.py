@@ -9,20 +9,19 @@ from hypothesis import strategies as st
 from mistakes import user_error
 
 from fairseq.data import samplers
-from fairseq.data.samplers import BlockSampler, StreamSampler, rows_per_batch
+from fairseq.data.samplers import Batching, BlockSampler, StreamSampler, rows_per_batch
 
 worlds = st.integers(1, 5)
 epochs = st.integers(1, 4)
 
 
 def uniform(blocks: int, rows: int, **how: object) -> BlockSampler:
-    settings: dict[str, object] = {"seed": 1, "curriculum": 0, "shuffle": True, "by_size": False} | how
-    return BlockSampler(np.full(blocks, 8, np.int32), max_tokens=None, batch_size=rows, multiple=1, **settings)  # type: ignore[arg-type]
+    return BlockSampler(np.full(blocks, 8, np.int32), Batching(None, rows, **how), by_size=False)  # type: ignore[arg-type]
 
 
 def by_size(sizes: list[int], **how: object) -> BlockSampler:
-    settings: dict[str, object] = {"seed": 1, "curriculum": 0, "shuffle": True, "multiple": 1, "batch_size": None} | how
-    return BlockSampler(np.array(sizes, np.int32), by_size=True, **settings)  # type: ignore[arg-type]
+    limits = Batching(**{"max_tokens": None, "batch_size": None} | how)  # type: ignore[arg-type]
+    return BlockSampler(np.array(sizes, np.int32), limits, by_size=True)
 
 
 def read(sampler: BlockSampler | StreamSampler, epoch: int = 1, after: int = 0) -> list[list[int]]:

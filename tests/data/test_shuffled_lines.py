@@ -16,7 +16,7 @@ from mistakes import user_error
 from fairseq import checkpoint
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.data.iterator import EpochIterator
-from fairseq.data.samplers import BlockSampler, Sampler, StreamSampler
+from fairseq.data.samplers import Batching, BlockSampler, Sampler, StreamSampler
 from fairseq.data.shuffled_lines import ShuffledLines
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.data.turns import Turns
@@ -51,10 +51,7 @@ def iterator(kind: str, *, seed: int | None = 3, rank: int = 0, world: int = 1, 
     if kind == "streams":
         sampler = StreamSampler(len(blocks), rows, rank=rank, world_size=world)
     else:
-        sampler = BlockSampler(
-            blocks.sizes, max_tokens=None, batch_size=rows, multiple=1, seed=1, curriculum=0, shuffle=True,
-            by_size=False, rank=rank, world_size=world,
-        )  # fmt: skip
+        sampler = BlockSampler(blocks.sizes, Batching(None, rows, rank=rank, world_size=world), by_size=False)
     return EpochIterator(Turns.of_one(blocks, sampler), prefetch=0)
 
 

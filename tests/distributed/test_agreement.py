@@ -16,7 +16,7 @@ from ranks import Meeting, in_threads, on_ranks
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.training import run, train
+from fairseq.training import loop, train
 from fairseq.training.agreement import check_agreement
 
 FLAGS = "--max-epoch 2 --max-tokens 256 --no-save --ddp-backend no_c10d --arch transformer_lm_tiny"
@@ -106,7 +106,7 @@ def test_equal_data_may_lie_in_another_folder(found: list[dict[str, str]]) -> No
 
 def test_the_data_of_each_epoch_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[list[str], int]] = []
-    monkeypatch.setattr(run, "check_agreement", lambda _, splits, updates: compared.append((list(splits), updates)))
+    monkeypatch.setattr(loop, "check_agreement", lambda _, splits, updates: compared.append((list(splits), updates)))
     folders = f"{runs.DATA}:{runs.DATA}"
     log = runs.train(tmp_path, runs.SMALL, FLAGS, "--max-epoch 3 --valid-subset test", data=folders)
     epoch = len(runs.updates(log)) // 3

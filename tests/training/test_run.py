@@ -421,7 +421,7 @@ def test_training_and_validation_have_batches_of_their_own_sizes() -> None:
     assert len(run.batches) == 5 and len(run.validation["test"]) > 5
     run.world = World(1, 3, torch.device("meta"))
     batches = run._iterator("valid", training=True)
-    assert (batches.sampler.rank, batches.sampler.world_size, batches.device.type) == (1, 3, "meta")
+    assert (batches.sampler.rank, batches.sampler.layout.processes, batches.device.type) == (1, 3, "meta")
 
 
 def test_the_model_is_built_where_the_sharding_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
