@@ -132,7 +132,10 @@ def _export_classifier(classifier: SentenceClassifier, job: Export) -> str:
     roles = _special_ids(task.dictionary)
     config = encoders.classifier_configuration(sizes, asdict(shape), roles, classifier.labels, task.cfg.pooler_dropout)
     names = classifier_parameters(sizes, model.name, task.layout.outputs)
-    return _write(job.out, encoders.write(state, sizes, names), config, task.dictionary, task.encode.tokenizer)
+    if task.cfg.init_token not in (None, task.dictionary.bos()):
+        raise UserError(f"{job.source}: its rows begin with id {task.cfg.init_token}, not with <s> as in transformers")
+    tensors, separator = encoders.write(state, sizes, names), task.cfg.separator_token
+    return _write(job.out, tensors, config, task.dictionary, task.encode.tokenizer, separator)
 
 
 def _classifier_kind(shape: EncoderShape, head: str, arch: str, source: str) -> str:
@@ -157,10 +160,11 @@ def _write(
     config: Mapping[str, Any],
     dictionary: Dictionary,
     tokenizer: Tokenizer | None,
+    separator: int | None = None,
 ) -> str:
     longest = config["max_position_embeddings"]
     longest -= dictionary.pad() + 1 if config["model_type"] == "roberta" else 0
-    files = tokenizer_files(tokenizer, dictionary, longest, config["type_vocab_size"])
+    files = tokenizer_files(tokenizer, dictionary, longest, config["type_vocab_size"], separator)
     (folder / WORDS).write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save(folder, dictionary.symbols)

@@ -278,6 +278,27 @@ def test_transformers_gives_the_same_logits(kind: str, flags: str, pairs: bool, 
     assert (tmp_path / "out" / "vocab.txt").read_text().splitlines() == ours.task.dictionary.symbols
 
 
+def test_transformers_makes_the_rows_of_pairs_that_have_a_separator(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from fairseq.interop.hugging_face.exported.tokenization_fairseq import FairseqEncoderTokenizer
+
+    path = classifier(tmp_path, "--separator-token 2", pairs=True)
+    words = [str(path), "--to", "hf", "--out", str(tmp_path / "out")]
+    export_model.main(options.parse_args_and_arch(get_export_parser(), words))
+    config = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    settings = {name: value for name, value in config.items() if name not in ("tokenizer_class", "auto_map")}
+    tokenizer: Any = FairseqEncoderTokenizer(str(tmp_path / "out" / "vocab.txt"), **settings)
+    row = SentenceClassifier.from_pretrained(path).task.rows([PAIRS[0]], [None], "").batch(torch.arange(1).numpy())
+    encoded = tokenizer(*PAIRS[0])
+    assert encoded["input_ids"] == row["net_input"]["src_tokens"][0].tolist() and encoded["input_ids"].count(2) == 3
+    assert encoded["token_type_ids"] == row["net_input"]["token_types"][0].tolist()
+    other = classifier(tmp_path / "other", "--init-token 5")
+    with user_error("its rows begin with id 5, not with <s> as in transformers"):
+        export_model.main(
+            options.parse_args_and_arch(get_export_parser(), [str(other), *words[1:-1], str(tmp_path / "new")])
+        )
+
+
 def test_an_export_reads_its_checkpoint_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, read, load = classifier(tmp_path), [], checkpoint.load
 

@@ -162,15 +162,17 @@ def complete(tokenizer: Tokenizer) -> Dictionary:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "byte"])
-@pytest.mark.parametrize("token_types", [None, 1, 2])
-def test_fast_tokenizers_give_the_ids_and_offsets_of_ours(name: str, token_types: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("token_types", "separator"), [(None, None), (1, None), (2, None), (2, 2)])
+def test_fast_tokenizers_give_the_ids_and_offsets_of_ours(
+    name: str, token_types: int | None, separator: int | None, tmp_path: Path
+) -> None:
     from fairseq.interop.hugging_face.exported import tokenization_fairseq
 
     tokenizer = Tokenizer(None, encodings()[name])
     dictionary = complete(tokenizer)
     if token_types is not None:
         dictionary.add_mask()
-    files = tokenizer_files(tokenizer, dictionary, 100, token_types)
+    files = tokenizer_files(tokenizer, dictionary, 100, token_types, separator)
     assert files.texts.keys() == {"tokenizer.json", "tokenizer_config.json"} and not files.adapters
     for file, text in files.texts.items():
         (tmp_path / file).write_text(text)
@@ -185,12 +187,22 @@ def test_fast_tokenizers_give_the_ids_and_offsets_of_ours(name: str, token_types
         names = {f"{role}_token": fast.special_tokens_map[f"{role}_token"] for role in ("bos", "eos", "unk", "pad")}
         paths = str(tmp_path / "vocab.txt"), str(tmp_path / "tokenization.json")
         ours = tokenization_fairseq.FairseqEncoderTokenizer(
-            *paths, token_types, **names, mask_token="<mask>", cls_token="<s>", sep_token="</s>"
+            *paths,
+            token_types,
+            "</s>" if separator else None,
+            **names,
+            mask_token="<mask>",
+            cls_token="<s>",
+            sep_token="</s>",
         )
     texts = [TEXT, "", " a\t b\r\n\n  c<mask> <pad>", "e\u0301\u200d🙂🙂 世\u00a0界  "]
     for text in texts:
         for pair in (None, "the lower"):
             want, found = (each(text, pair, return_offsets_mapping=True) for each in (ours, fast))
+            if separator and pair:
+                first = [*fast(text)["input_ids"], *fast(pair)["input_ids"][1:]]
+                assert [id for id in found["input_ids"] if id != 2] == [id for id in first if id != 2]
+                assert found["input_ids"].count(2) == first.count(2) + 1
             assert {key: found[key] for key in want} == dict(want), (text, pair)
     assert fast(texts, padding=True)["input_ids"] == ours(texts, padding=True)["input_ids"]
     for text in (texts[1], texts[3]):

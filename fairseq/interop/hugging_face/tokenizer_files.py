@@ -40,19 +40,24 @@ class TokenizerFiles:
 
 
 def tokenizer_files(
-    tokenizer: Tokenizer | None, dictionary: Dictionary, longest: int, token_types: int | None = None
+    tokenizer: Tokenizer | None,
+    dictionary: Dictionary,
+    longest: int,
+    token_types: int | None = None,
+    separator: int | None = None,
 ) -> TokenizerFiles:
     """Return the files of *tokenizer*, but for those of *dictionary* and ``tokenization.json``.
 
     Args:
         longest: most tokens of a row.
         token_types: of an encoder; None for a decoder.
+        separator: id of a symbol before the second text of a pair; None: there is none.
 
     Raises:
         UserError: it is a plug-in.
     """
     config = {"model_max_length": longest, **_names(dictionary, token_types is not None)}
-    content = fast_tokenizer(tokenizer, dictionary, token_types)
+    content = fast_tokenizer(tokenizer, dictionary, token_types, separator)
     if content is not None:
         inputs = ["input_ids", *["token_type_ids"] * (token_types is not None), "attention_mask"]
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
@@ -62,6 +67,7 @@ def tokenizer_files(
     config |= {"tokenizer_class": kind, "auto_map": {"AutoTokenizer": [f"{CODE}.{kind}", None]}}
     if token_types is not None:
         config["token_types"] = token_types
+        config["pair_separator"] = None if separator is None else dictionary[separator]
     return TokenizerFiles({CONFIG: _json(config)}, (CODE,), {"tokenizer_parts": _parts(tokenizer)})
 
 
@@ -89,12 +95,15 @@ def _json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
-def fast_tokenizer(tokenizer: Tokenizer | None, dictionary: Dictionary, token_types: int | None) -> str | None:
+def fast_tokenizer(
+    tokenizer: Tokenizer | None, dictionary: Dictionary, token_types: int | None, separator: int | None = None
+) -> str | None:
     """Return the content of ``tokenizer.json``; None where no fast tokenizer gives the ids of *tokenizer*.
 
     Args:
         token_types: of an encoder, whose rows are ``<s> a </s>`` and ``<s> a </s> b </s>``; None: rows begin with
             ``</s>``.
+        separator: see :func:`tokenizer_files`.
     """
     if tokenizer is None or tokenizer.words is not None or LINE_FEED not in dictionary:
         return None
@@ -112,7 +121,7 @@ def fast_tokenizer(tokenizer: Tokenizer | None, dictionary: Dictionary, token_ty
     ours = {word: _added(word, index) for word, index in special.items()}
     values["added_tokens"] = [*({**token, "id": ids[word]} for word, token in added.items() if word not in ours)]
     values["added_tokens"] += ours.values()
-    values["post_processor"] = _rows(dictionary, token_types)
+    values["post_processor"] = _rows(dictionary, token_types, separator)
     values["decoder"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     content = json.dumps(values, ensure_ascii=False)
     library = import_tokenizers("hf").Tokenizer.from_str(content)
@@ -135,7 +144,7 @@ def _added(word: str, index: int) -> dict[str, Any]:
     return {"id": index, "content": word, **flags, "special": True}
 
 
-def _rows(dictionary: Dictionary, token_types: int | None) -> Mapping[str, Any]:
+def _rows(dictionary: Dictionary, token_types: int | None, separator: int | None) -> Mapping[str, Any]:
     """The template of rows."""
 
     def word(index: int, kind: int) -> dict[str, Any]:
@@ -147,7 +156,8 @@ def _rows(dictionary: Dictionary, token_types: int | None) -> Mapping[str, Any]:
     single, pair = [word(begin, 0), first], [word(begin, 0), first, second]
     if token_types is not None:
         single = [*single, word(end, 0)]
-        pair = [*single, second, word(end, last)]
-    used = {dictionary[index]: index for index in (begin, end)}
+        between = [] if separator is None else [word(separator, last)]
+        pair = [*single, *between, second, word(end, last)]
+    used = {dictionary[index]: index for index in (begin, end, separator) if index is not None}
     tokens = {name: {"id": name, "ids": [index], "tokens": [name]} for name, index in used.items()}
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}

@@ -193,6 +193,7 @@ class FairseqEncoderTokenizer(FairseqTokenizer):
 
     Args:
         token_types: types of tokens that the model knows; with two, the second text of a pair has the second one.
+        pair_separator: a symbol before the second text of a pair.
         kwargs: among them the special symbols, such as ``bos_token``.
     """
 
@@ -201,11 +202,18 @@ class FairseqEncoderTokenizer(FairseqTokenizer):
     padding_side = "right"
 
     def __init__(
-        self, vocab_file: str, tokenization_file: str | None = None, token_types: int = 1, **kwargs: Any
+        self,
+        vocab_file: str,
+        tokenization_file: str | None = None,
+        token_types: int = 1,
+        pair_separator: str | None = None,
+        **kwargs: Any,
     ) -> None:
+        self.pair_separator = pair_separator
         self.roles = {role: str(kwargs[f"{role}_token"]) for role in (*ROLES, "mask") if kwargs.get(f"{role}_token")}
         self.second_type = min(1, token_types - 1)
-        super().__init__(vocab_file, tokenization_file, token_types=token_types, **kwargs)
+        own = {"token_types": token_types, "pair_separator": pair_separator}
+        super().__init__(vocab_file, tokenization_file, **own, **kwargs)
 
     def read_vocabulary(self, lines: list[str]) -> tuple[list[str], dict[str, str]]:
         return lines, self.roles
@@ -221,7 +229,8 @@ class FairseqEncoderTokenizer(FairseqTokenizer):
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
         end = [self.ids[self.line_end]]
-        second = [*token_ids_1, *end] if token_ids_1 is not None else []
+        separator = [self.ids[self.pair_separator]] if self.pair_separator else []
+        second = [*separator, *token_ids_1, *end] if token_ids_1 is not None else []
         return [self.ids[self.roles["bos"]], *token_ids_0, *end, *second]
 
     def create_token_type_ids_from_sequences(
