@@ -118,7 +118,7 @@ def train_stage(run: Run) -> None:
     run.progress = RunProgress(updates, updates)
     with (
         recording(run.common if run.world.is_first else None, run.saving.save_dir, updates) as run.record,
-        profiling(run.settings, run.world) as observed,
+        profiling(run.window, run.saving.save_dir, run.world) as observed,
     ):
         compared = run.batches.epoch
         while run.limit() is None:

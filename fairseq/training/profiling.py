@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fairseq.config.settings import TrainingSettings
 from fairseq.distributed import World
 from fairseq.errors import SettingError
 from fairseq.system.files import atomic_folder, prepare_folder
@@ -36,8 +35,8 @@ class Window:
     last: int
 
 
-def parse_window(text: str, max_update: int) -> Window:
-    """The updates that the value *text* of ``--profile`` asks for, e.g. ``10:13``.
+def parse_window(text: str | None, max_update: int) -> Window | None:
+    """The updates that the value *text* of ``--profile`` asks for, e.g. ``10:13``; None without it.
 
     Args:
         text: as given.
@@ -46,6 +45,8 @@ def parse_window(text: str, max_update: int) -> Window:
     Raises:
         UserError: *text* is malformed, empty or beyond *max_update*.
     """
+    if text is None:
+        return None
     match = re.fullmatch(r"\s*(\d{1,10})\s*:\s*(\d{1,10})\s*", text, re.ASCII)
     if match is None:
         raise SettingError(f"`profile` {text}: expected FROM:TO, two numbers of updates such as 10:13")
@@ -57,30 +58,19 @@ def parse_window(text: str, max_update: int) -> Window:
     return Window(first, last)
 
 
-def window_of(settings: TrainingSettings) -> Window | None:
-    """The updates to profile; None without ``--profile``.
-
-    Raises:
-        UserError: see :func:`parse_window`.
-    """
-    text = settings.profiling.profile
-    return None if text is None else parse_window(text, settings.optimization.max_update)
-
-
 @contextlib.contextmanager
-def profiling(settings: TrainingSettings, world: World) -> Iterator[Observer]:
-    """An observer of updates that writes the profile of ``--profile`` to ``--save-dir``, on the first process.
+def profiling(window: Window | None, save_dir: str, world: World) -> Iterator[Observer]:
+    """An observer of updates that writes the profile of *window* to *save_dir*, on the first process.
 
     A run that ends or resumes inside the window profiles its part of it. Without a window the observer does nothing.
 
     Raises:
         UserError: the folder cannot be written.
     """
-    window = window_of(settings)
     if window is None or not world.is_first:
         yield contextlib.nullcontext
         return
-    profiler = _Profiler(window, Path(settings.checkpoint.save_dir) / FOLDER, world.device)
+    profiler = _Profiler(window, Path(save_dir) / FOLDER, world.device)
     try:
         yield profiler.update
         profiler.finish()

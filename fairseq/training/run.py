@@ -15,7 +15,7 @@ import torch
 
 from fairseq.checkpoint import CheckpointManager
 from fairseq.config.fields import differ, parse_dict
-from fairseq.config.settings import DataConfig, TrainingSettings
+from fairseq.config.settings import TrainingSettings
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.place import SavedBy
 from fairseq.distributed import Interruption, World
@@ -32,7 +32,7 @@ from fairseq.training.effective import SETTINGS_FILE, describe, write_settings
 from fairseq.training.log import Clock
 from fairseq.training.milestones import Milestones
 from fairseq.training.nonfinite import FILE, Finding, check_weights
-from fairseq.training.profiling import window_of
+from fairseq.training.profiling import parse_window
 from fairseq.training.saving import Saver
 from fairseq.training.stages import Stage
 from fairseq.training.stop import Limit, StopVote, describe_end, evaluation
@@ -74,8 +74,13 @@ class Run:
         self.saving = settings.checkpoint
         self.common = settings.common
         self.max_update = stage.max_update if stage else self.cfg.max_update
+        # Used after hours only, so that mistakes in them are found now.
+        parse_dict("`optimizer_overrides`", self.saving.optimizer_overrides)
+        self.window = parse_window(settings.profiling.profile, self.cfg.max_update)
         data = settings.data
-        _check(settings)
+        splits = [split.strip() for split in data.valid_subset.split(",")]
+        if not all(splits):
+            raise UserError(f"`valid_subset` {data.valid_subset!r}: empty name; `disable_validation` skips validation")
         self.milestones = Milestones(settings)
         torch.manual_seed(self.common.seed)
         self.task: FairseqTask = setup_task(settings)
@@ -94,7 +99,7 @@ class Run:
         self.batches = self._iterator(data.train_subset, training=True)
         self.validation: dict[str, EpochIterator] = {}
         if not self.saving.disable_validation:
-            self.validation = {split: self._iterator(split, training=False) for split in _splits(data)}
+            self.validation = {split: self._iterator(split, training=False) for split in splits}
         self.best = Best(self.saving.maximize_best_checkpoint_metric)
         metric, known = self.saving.best_checkpoint_metric, [*self.trainer.figures, "wpb", "bsz"]
         if metric not in known:
@@ -350,20 +355,3 @@ def _inferred(task: FairseqTask, settings: TrainingSettings) -> dict[str, Any]:
     """The settings that *task* changed while it was set up; a plug-in that writes to its namespace has none."""
     before = settings.flat
     return {name: value for name, value in task.settings.flat.items() if value is not before.get(name)}
-
-
-def _splits(data: DataConfig) -> list[str]:
-    return [split.strip() for split in data.valid_subset.split(",")]
-
-
-def _check(settings: TrainingSettings) -> None:
-    """Check settings that are otherwise first used after hours.
-
-    Raises:
-        UserError: a setting of validation, checkpoints or profiling is invalid.
-    """
-    data = settings.data
-    if not all(_splits(data)):
-        raise UserError(f"`valid_subset` {data.valid_subset!r}: empty name; `disable_validation` skips validation")
-    parse_dict("`optimizer_overrides`", settings.checkpoint.optimizer_overrides)
-    window_of(settings)

@@ -11,7 +11,6 @@ import runs
 import torch
 from mistakes import user_error
 
-from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.training import profiling
@@ -51,9 +50,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
 
 def observed(folder: Path, text: str | None, updates: list[int], world: World | None = None) -> None:
     """Profile a run whose updates begin after so many others."""
-    flags = "" if text is None else f"--profile {text}"
-    settings = training_settings(runs.arguments(SMALL, flags, "--save-dir", folder))
-    with profiling.profiling(settings, world or World()) as observer:
+    with profiling.profiling(profiling.parse_window(text, 0), str(folder), world or World()) as observer:
         for done in updates:
             with observer(done):
                 pass
@@ -99,8 +96,8 @@ def test_the_first_process_alone_profiles_and_only_when_asked(tmp_path: Path, re
 
 
 def test_an_update_that_fails_stops_the_profile_without_a_result(tmp_path: Path, recorded: list[Recorded]) -> None:
-    settings = training_settings(runs.arguments(SMALL, "--profile 0:5 --save-dir", tmp_path))
-    with pytest.raises(KeyError), profiling.profiling(settings, World()) as observer, observer(0):
+    window = profiling.Window(0, 5)
+    with pytest.raises(KeyError), profiling.profiling(window, str(tmp_path), World()) as observer, observer(0):
         raise KeyError
     assert recorded[0].calls == ["start", "stop"] and list((tmp_path / "profile").iterdir()) == []
 

@@ -16,7 +16,7 @@ from mistakes import user_error
 from small_runs import FIVE, a_run, state
 
 from fairseq import checkpoint
-from fairseq.config.settings import DataConfig, training_settings
+from fairseq.config.settings import training_settings
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError, with_flags
 from fairseq.logging.progress import RunProgress, progress_bar
@@ -294,9 +294,10 @@ def test_validation_leaves_speeds_and_the_order_of_training_alone(tmp_path: Path
     assert not runs.summaries(plain, "test") and len(runs.summaries(checked, "test")) == 4
 
 
-@pytest.mark.parametrize(("names", "splits"), [("a", ["a"]), ("a, b", ["a", "b"])])
+@pytest.mark.parametrize(("names", "splits"), [("test", ["test"]), ("valid, test", ["valid", "test"])])
 def test_splits_are_names_between_commas(names: str, splits: list[str]) -> None:
-    assert run_module._splits(DataConfig(valid_subset=names)) == splits
+    settings = training_settings(runs.arguments(FIVE)).changed(valid_subset=names)
+    assert list(Run(settings, World(), None, None, Interruption()).validation) == splits
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,7 @@ def test_the_profile_observes_each_update_by_those_before_it(monkeypatch: pytest
     monkeypatch.setattr(loop, "profiling", profiling)
     run = a_run("--max-update 3 --no-save --disable-validation")
     train_stage(run)
-    assert asked == [(run.settings, run.world)] and seen == [0, 1, 2]
+    assert asked == [(None, run.saving.save_dir, run.world)] and seen == [0, 1, 2]
 
 
 def test_an_update_has_the_runs_vote_and_other_batches_of_its_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
