@@ -109,12 +109,17 @@ class PseudoScorer:
             progress: a bar over parts of the corpus.
             world: processes that share the parts; all of them get all scores.
             shard, shards: score the lines of part *shard*, from 0, of *shards* contiguous parts.
+
+        Raises:
+            UserError: there is no token to score.
         """
         tokens, world = np.asarray(corpus.tokens[:]).astype(np.int64), world or World()
         is_text = tokens != self.dictionary.eos()
         before = np.concatenate([[0], np.cumsum(is_text)])
         lines = before[np.union1d(corpus.offsets, np.flatnonzero(~is_text) + 1)]
         first, last = lines[list(rows_of(len(lines) - 1, shard, shards))]
+        if first == last:
+            raise UserError("no tokens to score: the lines are empty; give a text with words, or fewer `num_shards`")
         text, lines = tokens[is_text][first:last], lines[(lines >= first) & (lines <= last)] - first
         ends = np.unique(np.append(lines[np.unique(lines // TOGETHER, return_index=True)[1]], len(text)))  # of parts
         lprobs = torch.zeros(len(text))

@@ -209,8 +209,7 @@ def write_results(folder: Path, report: Mapping[str, Any], create: Create = atom
     Raises:
         UserError: the file cannot be written.
     """
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in report.items()}
-    text = json.dumps(finite, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(_finite(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with create(folder / "results.json", "`results_path`") as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
@@ -223,6 +222,15 @@ def write_scores(path: Path, scores: Scores, create: Create = atomic_file) -> No
     """
     with create(path, "`save_token_scores`") as file:
         np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
+
+
+def _finite(value: Any) -> Any:
+    """*value*, its dicts and lists, with None in place of numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _power(bits: float) -> float:

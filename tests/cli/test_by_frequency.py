@@ -172,6 +172,16 @@ def test_losses_of_tokens_are_at_their_places_and_add_up_to_the_loss_with_notes(
         assert text.sum() == len(blocks.corpus.tokens)
 
 
+def test_figures_without_a_value_are_null_in_the_results(tmp_path: Path) -> None:
+    data = noted.corpus(tmp_path)
+    path = runs.saved(tmp_path / "bert.pt", BERT, data=data)
+    flags = ["--rare-words", "--valid-subset", "valid", "--path", path, "--results-path", tmp_path / "out"]
+    [figures] = validated(flags, data=data).values()
+    assert any(math.isnan(value) for value in figures["valid"].values())
+    found = json.loads((tmp_path / "out" / "results.json").read_text())["figures"][str(path)]["valid"]
+    assert found.keys() == figures["valid"].keys() and None in found.values()
+
+
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     for flags, message in [
         (["--baseline", BASELINE], "--baseline: is compared in --by-frequency"),

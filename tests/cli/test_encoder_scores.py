@@ -15,6 +15,7 @@ from mistakes import user_error
 from noted import BERT, ELECTRA, corpus
 from runs import saved, words
 
+from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.hub import MaskedLanguageModel, load_model, load_scorer
 from fairseq.interop.harness.encoder_requests import EncoderRequests
@@ -80,6 +81,34 @@ def test_imported_bert_scores_a_text_and_its_bands_as_a_literal_loop(tmp_path: P
     assert rare["bits_per_word"][0] == pytest.approx((bits[0][0] + bits[2][1]) / 2, abs=1e-4)
     assert frequent["bits_per_word"][0] == pytest.approx(bits[1][0], abs=1e-4)
     assert unseen["bits_per_word"][0] == pytest.approx((sum(bits[0][1:]) + bits[2][0]) / 4, abs=1e-4)
+
+
+def test_baseline_reads_a_text_with_its_own_dictionary(tmp_path: Path) -> None:
+    """Both are one model, of which one has the rows of its vocabulary in another order."""
+    out, other = imported(GOLDEN, tmp_path / "out"), tmp_path / "other"
+    model, task = load_model(out)
+    symbols = task.source_dictionary.symbols
+    state, swapped = checkpoint.load(out), list(range(len(symbols)))
+    swapped[20], swapped[21] = 21, 20
+    rows = {name for name, value in state["model"].items() if value.dim() and len(value) == len(symbols)}
+    assert len(rows) >= 2
+    state["model"] = {name: v[swapped] if name in rows else v for name, v in state["model"].items()}
+    other.mkdir()
+    lines = (out.parent / "dict.txt").read_text().split("\n")
+    at = {line.rpartition(" ")[0]: number for number, line in enumerate(lines)}
+    first, second = at[symbols[20]], at[symbols[21]]
+    lines[first], lines[second] = lines[second], lines[first]
+    (other / "dict.txt").write_text("\n".join(lines))
+    state.pop("dictionary", None)
+    checkpoint.save(other / "checkpoint.pt", state)
+    (tmp_path / "text.txt").write_text(" ".join(symbols[20:24]) + "\n")
+    (tmp_path / "counts").write_text(f"{symbols[20]} 5\n")
+    flags = ["--text", tmp_path / "text.txt", "--by-frequency", "--word-counts", tmp_path / "counts"]
+    report = evaluate(out, flags, ["--baseline", other])["by_frequency"]
+    for band in report["bands"]:
+        if band["words"]:
+            assert band["difference"] == pytest.approx(0, abs=1e-5)
+            assert band["bits_per_word"][0] == pytest.approx(band["bits_per_word"][1], abs=1e-5)
 
 
 def test_documents_are_scored_by_their_lines(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from exports import imported
+from mistakes import user_error
 from runs import model_of
 from torch import Tensor
 
@@ -127,6 +128,15 @@ def test_text_without_tokens_has_no_probabilities() -> None:
     assert [len(line) for line in PseudoScorer(model, words).score([[], []])] == [0, 0]
     for symbols, lprobs in MaskedLanguageModel(model, words).score(["", "\n"]):
         assert symbols == [] and len(lprobs) == 0
+
+
+def test_corpus_without_tokens_is_rejected() -> None:
+    model, words = a_model("bert_tiny")
+    scorer = PseudoScorer(model, words)
+    with user_error("no tokens to score"):
+        scorer.score_corpus(TextReader(words, None).corpus("\n\n"))
+    with user_error("no tokens to score: .*fewer --num-shards"):
+        scorer.score_corpus(TextReader(words, None).corpus("cat\nsat"), shard=2, shards=3)
 
 
 def test_line_longer_than_the_positions_is_read_in_parts() -> None:

@@ -7,16 +7,20 @@ import importlib.util
 import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import runs
 import torch
+from exports import imported
 
 from fairseq.errors import UserError
 from fairseq.interop.harness import harness_model, task_data
+from fairseq.interop.harness.encoder_requests import EncoderRequests
 from fairseq_cli import lm_eval
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "hf_encoders" / "bert"
 MODULE = "fairseq.interop.harness.model"
 
 
@@ -45,6 +49,18 @@ def test_without_a_gpu_the_model_runs_on_the_cpu(
     assert lm.requests.device.type == "cpu"
     warnings = [message for message in caplog.messages if "no GPU" in message]
     assert warnings == ([f"device {device}: there is no GPU, the CPU is used"] if device else [])
+
+
+def test_an_encoder_answers_with_pseudo_log_likelihoods(harness: None, tmp_path: Path) -> None:
+    path = str(imported(GOLDEN, tmp_path / "bert"))
+    lm = harness_model()(path, within_words="true", device="cpu")
+    assert isinstance(lm.requests, EncoderRequests) and lm.requests.within_words
+    [(lprob, _)] = lm.loglikelihood([types.SimpleNamespace(args=("the", " cat"))])
+    assert lprob < 0
+    with pytest.raises(UserError, match="within_words maybe: expected true or false"):
+        harness_model()(path, within_words="maybe")
+    with pytest.raises(UserError, match="the model is a decoder"):
+        harness_model()(str(runs.GOLDEN / "baseline.pt"), str(runs.DATA), within_words=True, device="cpu")
 
 
 class DatasetNotFoundError(Exception):

@@ -14,8 +14,8 @@ from fuzz.commands import Case
 # Inputs and outputs of each command: a flag, or the place of a word of the valid command line.
 INPUTS: dict[str, tuple[str | int, ...]] = {
     "train": (0, "--config", "--user-dir", "--restore-file", "--finetune-from-model"),
-    "eval_lm": (0, "--path", "--text", "--config", "--user-dir"),
-    "validate": (0, "--path"),
+    "eval_lm": (0, "--path", "--text", "--config", "--user-dir", "--word-counts", "--baseline"),
+    "validate": (0, "--path", "--word-counts"),
     "interactive": (0, "--path", "--input"),
     "generate": (0, "--path", "--text"),
     "recl": (0, "--path"),
@@ -36,6 +36,7 @@ INPUTS: dict[str, tuple[str | int, ...]] = {
 OUTPUTS: dict[str, tuple[str | int, ...]] = {
     "train": ("--save-dir", "--metrics-file", "--log-file", "--tensorboard-logdir"),
     "eval_lm": ("--results-path", "--save-token-scores", "--sample"),
+    "validate": ("--results-path",),
     "generate": ("--results-path",),
     "recl": ("--results-path",),
     "attention": ("--results-path",),
