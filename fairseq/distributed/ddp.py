@@ -23,7 +23,7 @@ class DataParallel:
 
     module: nn.Module
 
-    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
+    def accumulate(self, last: bool) -> AbstractContextManager[object]:
         """Return the context of one forward and backward pass; only the *last* of an update reduces gradients."""
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class GradientReducer(DataParallel):
             for tensor in module.state_dict().values():
                 dist.broadcast(tensor, 0)
 
-    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
+    def accumulate(self, last: bool) -> AbstractContextManager[object]:
         if self.overlapped and not last:
             return self.module.no_sync()  # type: ignore[operator]
         return nullcontext()

@@ -14,7 +14,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from multiprocessing.queues import SimpleQueue
+from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,8 +36,12 @@ from fairseq.system.terminal import printable
 _QUICK = 2.0  # seconds to reach other nodes when this one ends
 
 
+V = TypeVar("V")
+R = TypeVar("R")
+
+
 @dataclass(frozen=True)
-class Job:
+class Job(Generic[V, R]):
     """A function that several processes run together: ``main(value, world)``.
 
     Attributes:
@@ -44,13 +49,13 @@ class Job:
         value: anything that can be pickled; a worker unpickles it after importing --user-dir.
     """
 
-    main: Callable[[Any, World], Any]
-    value: Any
+    main: Callable[[V, World], R]
+    value: V
     common: CommonConfig
     distributed: DistributedConfig
 
 
-def run(job: Job) -> Any:
+def run(job: Job[V, R]) -> R | None:
     """Run *job* in as many processes as its settings and the environment ask for.
 
     Returns what ``job.main`` returned in this process; None if it started others.
@@ -83,7 +88,7 @@ def run(job: Job) -> Any:
     return result
 
 
-def _check_gpu(job: Job) -> None:
+def _check_gpu(job: Job[V, R]) -> None:
     """Refuse settings that need a GPU where there is none."""
     common, cfg = job.common, job.distributed
     if common.cpu or not torch.cuda.is_available():
@@ -96,7 +101,7 @@ def _check_gpu(job: Job) -> None:
 Fail = Callable[[Failure], NoReturn]
 
 
-def _join(job: Job, world: World, url: str, fail: Fail) -> Any:
+def _join(job: Job[V, R], world: World, url: str, fail: Fail) -> R:
     """Run *job* as one process of *world*, in touch with the others from beginning to end."""
     cfg = job.distributed
     importlib.import_module("torch.distributed.nn.functional")  # imported later, it would hold on to the group
@@ -139,7 +144,7 @@ def _join(job: Job, world: World, url: str, fail: Fail) -> Any:
     return result
 
 
-def _spawn(job: Job, launch: Launch) -> None:
+def _spawn(job: Job[V, R], launch: Launch) -> None:
     url = launch.url
     if launch.first == 0 and (url is None or rendezvous.hosts_store(url, 0)):
         # The launcher has the store, not rank 0: it outlives every process that may fail.
@@ -179,7 +184,7 @@ def _tell_other_nodes(url: str, launch: Launch, failure: Failure) -> None:
 
 
 def _worker(
-    messages: Any,
+    messages: SimpleQueue[Failure],
     rank: int,
     local_rank: int,
     user_dir: str | None,
@@ -194,7 +199,7 @@ def _worker(
         if user_dir:
             import_user_module(user_dir)
         # Pickled by the launcher itself, never read from a file; plug-ins that it names are imported first.
-        job: Job = pickle.loads(pickled)
+        job: Job[Any, Any] = pickle.loads(pickled)
         _check_gpu(job)
         world = World(rank, size, device_of(job.common, local_rank), job.distributed.distributed_timeout)
         _join(job, world, url, functools.partial(leave, messages))

@@ -92,7 +92,7 @@ class ShardedReducer(DataParallel):
         for loaded in module.children():
             loaded.register_load_state_dict_pre_hook(self._cut_parameters)
 
-    def accumulate(self, last: bool) -> AbstractContextManager[Any]:
+    def accumulate(self, last: bool) -> AbstractContextManager[object]:
         # Within a group every backward pass is reduced, so that parts are accumulated and never the whole gradient;
         # between groups, where the network is slow, only the last one of an update.
         self.root.set_requires_all_reduce(last)
@@ -160,7 +160,7 @@ class ShardedReducer(DataParallel):
                 state[name] = DTensor.from_local(local, *layout, shape=own.shape, stride=own.stride())
 
 
-def build_device(cfg: DistributedConfig, world: World) -> AbstractContextManager[Any]:
+def build_device(cfg: DistributedConfig, world: World) -> AbstractContextManager[object]:
     """Return the context to build a model in: ranks above 0 of a sharded job need no memory for initial values.
 
     They are drawn where they always are, in the constructors on rank 0's host, so that a seed gives the same model for

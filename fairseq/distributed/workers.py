@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from multiprocessing.queues import SimpleQueue
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -49,8 +50,8 @@ class Workers:
     def __init__(self, target: Callable[..., None], first: int, count: int, args: tuple[Any, ...]) -> None:
         context = torch.multiprocessing.get_context("spawn")
         self.first = first
-        self.messages = context.SimpleQueue()
-        self.processes: list[Any] = [
+        self.messages: SimpleQueue[Failure] = context.SimpleQueue()
+        self.processes = [
             context.Process(target=target, args=(self.messages, first + place, place, *args)) for place in range(count)
         ]
         self.signal = 0
@@ -84,8 +85,9 @@ class Workers:
             codes = [process.exitcode for process in self.processes]
             if any(code and code not in EXIT_CODES for code in codes):
                 return self._failure([process.exitcode for process in self.processes])
-            if None not in codes:
-                stopped = max(codes)
+            ended = [code for code in codes if code is not None]
+            if len(ended) == len(codes):
+                stopped = max(ended)
                 return Failure(self.first + codes.index(stopped), stopped, "") if stopped else None
             time.sleep(0.05)
 
@@ -96,8 +98,7 @@ class Workers:
             reason = f"killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
             return Failure(self.first + killed[0], 1, reason)
         if not self.messages.empty():
-            failure: Failure = self.messages.get()
-            return failure
+            return self.messages.get()
         place = next(place for place, code in enumerate(codes) if code in (1, USER_ERROR))
         return Failure(self.first + place, 1, "exited without an error message")
 
@@ -106,7 +107,7 @@ class Workers:
             sys.exit(128 + number)  # the end of the with statement kills the workers
         self.signal = number
         for process in self.processes:
-            if process.is_alive():
+            if process.is_alive() and process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
@@ -119,7 +120,7 @@ class Workers:
                 process.join()
 
 
-def leave(messages: Any, failure: Failure) -> NoReturn:
+def leave(messages: SimpleQueue[Failure], failure: Failure) -> NoReturn:
     """Report *failure*, and end this process at once, whatever the others are waiting for."""
     messages.put(replace(failure, reason=failure.reason[-_LONGEST_MESSAGE:]))
     os._exit(failure.code)

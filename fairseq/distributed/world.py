@@ -6,11 +6,13 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,14 @@ class World:
             dist.all_reduce(value)
         return value
 
-    def gather(self, value: Any, everywhere: bool = False) -> list[Any]:
+    def gather(self, value: T, everywhere: bool = False) -> list[T]:
         """Return the *value* (plain Python and CPU tensors) of every process in rank order on rank 0, [] elsewhere.
 
         With *everywhere* all processes get the list.
         """
         if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size  # filled in place
         if everywhere:
             dist.all_gather_object(values, value)
             return values
@@ -118,7 +120,7 @@ class World:
         dist.all_gather(gathered, padded)
         return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
 
-    def share(self, value: Any) -> Any:
+    def share(self, value: T) -> T:
         """Return the *value* of rank 0 on every process."""
         if self.size == 1:
             return value

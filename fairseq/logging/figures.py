@@ -216,7 +216,7 @@ def safe_power(bits: float) -> float:
     return math.inf if bits >= 1000 else 2.0**bits
 
 
-def _is_sum(value: Any) -> bool:
+def _is_sum(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1
     return isinstance(value, int | float)

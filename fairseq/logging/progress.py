@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
 from fairseq.errors import SettingError
 from fairseq.system.terminal import LOG_DATES
 
+T = TypeVar("T")
 Stats = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 Eta = Callable[[Mapping[str, Any]], float | None]
 PLACE = ("epoch", "update")  # metrics that lines of text replace by the number of the epoch
@@ -43,7 +44,7 @@ class RunProgress:
 
 
 def progress_bar(
-    iterable: Iterable[Any],
+    iterable: Iterable[T],
     *,
     log_format: str | None = None,
     log_interval: int = 100,
@@ -54,7 +55,7 @@ def progress_bar(
     run: RunProgress | None = None,
     default: str = "tqdm",
     stream: IO[str] | None = None,
-) -> ProgressBar:
+) -> ProgressBar[T]:
     """Return *iterable* as a progress bar in one of the formats of ``--log-format``.
 
     Args:
@@ -93,14 +94,14 @@ def progress_bar(
     )
 
 
-class ProgressBar:
+class ProgressBar(Generic[T]):
     """An iterable that reports its progress. This one shows nothing; subclasses override ``_show_…``."""
 
     for_people = False
 
     def __init__(
         self,
-        iterable: Iterable[Any],
+        iterable: Iterable[T],
         *,
         log_interval: int,
         epoch: int | None,
@@ -126,12 +127,12 @@ class ProgressBar:
             raise TypeError("the iterable's length is not known")
         return self.total
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         for item in self._items():
             self.done += 1
             yield item
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self) -> ProgressBar[T]:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -181,7 +182,7 @@ class ProgressBar:
     def _move_to(self, step: int) -> None:
         pass
 
-    def _items(self) -> Iterable[Any]:
+    def _items(self) -> Iterable[T]:
         return self.iterable
 
     def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
@@ -202,7 +203,7 @@ class ProgressBar:
         print(start + line, file=self.stream or sys.stdout, flush=True)
 
 
-class SimpleBar(ProgressBar):
+class SimpleBar(ProgressBar[T]):
     """Plain lines."""
 
     for_people = True
@@ -217,7 +218,7 @@ class SimpleBar(ProgressBar):
         self._write(" | ".join(([self.prefix] if self.prefix else []) + shown), tag)
 
 
-class JsonBar(ProgressBar):
+class JsonBar(ProgressBar[T]):
     """One JSON object a line, with every digit; null for a number that is not finite."""
 
     def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
@@ -238,12 +239,12 @@ class JsonBar(ProgressBar):
         self._write(json.dumps(finite, allow_nan=False, ensure_ascii=False), tag)
 
 
-class TqdmBar(ProgressBar):
+class TqdmBar(ProgressBar[T]):
     """A bar on stderr; of a training run also lines above it, which stay on the screen."""
 
     for_people = True
 
-    def _items(self) -> Iterable[Any]:
+    def _items(self) -> Iterable[T]:
         from tqdm import tqdm
 
         common: dict[str, Any] = {
@@ -296,7 +297,12 @@ class TqdmBar(ProgressBar):
         tqdm.write(line, file=self.stream or sys.stderr)
 
 
-FORMATS: dict[str, type[ProgressBar]] = {"tqdm": TqdmBar, "simple": SimpleBar, "json": JsonBar, "none": ProgressBar}
+FORMATS: dict[str, type[ProgressBar[Any]]] = {
+    "tqdm": TqdmBar,
+    "simple": SimpleBar,
+    "json": JsonBar,
+    "none": ProgressBar,
+}
 
 
 def _few(values: Mapping[str, Any]) -> list[str]:
@@ -313,7 +319,7 @@ def _plain(stats: Stats) -> dict[str, Any]:
     return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """A number as people read it: four significant digits, large ones whole."""
     if not isinstance(value, float):
         return str(value)

@@ -61,7 +61,7 @@ def parse_json(content: bytes | str, any_text: bool = False) -> Any:
     return value
 
 
-def is_deep(value: Any) -> bool:
+def is_deep(value: object) -> bool:
     """Return whether lists and objects of *value* are nested deeper than :data:`DEPTH` levels."""
     level = [value]
     for _ in range(DEPTH + 1):

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.name.startswith("reset_")}
 
 
-def training_job(settings: TrainingSettings) -> Job:
+def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
     """Return the job of a training run, which :func:`fairseq.distributed.run` runs on as many processes as it needs."""
     return Job(run_process, settings, settings.common, settings.distributed)
 
@@ -166,7 +166,7 @@ def groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
         yield list(itertools.islice(samples, min(size, left)))
 
 
-def validate_and_save(run: Run, epoch: int, bar: ProgressBar, clock: Clock) -> None:
+def validate_and_save(run: Run, epoch: int, bar: ProgressBar[list[Sample | None]], clock: Clock) -> None:
     """Log the line of an epoch at its end, validate and save, as far as these are due after this update."""
     updates, saving, end_of_epoch = run.trainer.num_updates, run.saving, run.batches.end_of_epoch
     if end_of_epoch:

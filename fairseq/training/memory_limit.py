@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
+import numpy as np
 import torch
 
 from fairseq.criterions.fairseq_criterion import Sample
@@ -15,7 +15,7 @@ from fairseq.models import BaseFairseqModel
 logger = logging.getLogger(__name__)
 
 Samples = Sequence[Sample | None]
-Rebatch = Callable[[Any], Sample]
+Rebatch = Callable[[np.ndarray], Sample]
 """Returns the examples of the given numbers, int64 [B], as one sample on the device."""
 
 

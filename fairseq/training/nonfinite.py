@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -191,8 +190,8 @@ def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], orde
     return f"the gradient of {bad[-1]}" if bad else None
 
 
-def _reporter(name: str, order: list[str], bad: list[str]) -> Any:
-    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+def _reporter(name: str, order: list[str], bad: list[str]) -> Callable[[nn.Module, object, object], None]:
+    def hook(module: nn.Module, inputs: object, output: object) -> None:
         order.append(name)
         if not bad and not all(_is_finite(value) for value in _tensors(output)):
             bad.append(name)
@@ -204,7 +203,7 @@ def _is_finite(value: Tensor) -> bool:
     return not value.is_floating_point() or bool(torch.isfinite(value.detach()).all())
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _tensors(value: object) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):

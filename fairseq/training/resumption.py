@@ -164,11 +164,11 @@ def _ways_out(kept: Sequence[str]) -> str:
     return ", ".join(ways)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return shown(value)[:LONGEST]
 
 
-def _is_flat(value: Any) -> bool:
+def _is_flat(value: object) -> bool:
     """Return whether *value* is one, or a short list, of those that flags have: checkpoints may hold anything."""
     items = value if isinstance(value, list | tuple) else [value]
     return len(items) <= LONGEST and all(item is None or isinstance(item, bool | int | float | str) for item in items)

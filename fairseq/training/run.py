@@ -6,10 +6,10 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,6 +39,8 @@ from fairseq.training.stop import Limit, StopVote, describe_end, evaluation
 from fairseq.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Run:
@@ -314,7 +316,7 @@ class Run:
             device=self.world.device,
         )
 
-    def bar(self, items: Any, epoch: int, total: int, **place: Any) -> ProgressBar:
+    def bar(self, items: Iterable[T], epoch: int, total: int, **place: Any) -> ProgressBar[T]:
         log_format = self.common.log_format or ("simple" if self.common.no_progress_bar else None)
         shown = log_format if self.world.is_first else "none"
         interval = self.common.log_interval
