@@ -21,8 +21,9 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.config.settings_file import read_yaml
+from fairseq.data import sentence_folders
 from fairseq.data.folders import load_dictionary, open_corpus
-from fairseq.data.glue import GLUE, Example, read_examples
+from fairseq.data.glue import GLUE, Example, Layout, read_examples
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
@@ -116,6 +117,19 @@ def read_glue(path: Path) -> Any:
     return found
 
 
+def read_sentences(folder: Path) -> Any:
+    """Read folders of pairs with classes and with scores, as fairseq leaves them, without checksums."""
+    dictionary = load_dictionary(folder / "input0")
+    sentences = sentence_folders.read_sentences(folder, "train", dictionary)
+    assert all(len(pair) == 2 and all((ids >= 0).all() for ids in pair) for pair in sentences)
+    classes = tuple(sentence_folders.classes_of(folder))
+    labels = sentence_folders.read_labels(folder, "train", Layout(PAIR, labels=classes), len(sentences))
+    assert all(label is not None and 0 <= label < len(classes) for label in labels)
+    scores = sentence_folders.read_labels(folder, "train", Layout(PAIR, labels=()), len(sentences))
+    assert all(score is not None and math.isfinite(score) for score in scores)
+    return labels, scores
+
+
 def read_tokenizer(folder: Path) -> Any:
     """Read a tokenizer and use it."""
     tokenizer = Tokenizer.load(folder / "tokenization.json", Dictionary.load(folder / "dict.txt").symbols)
@@ -178,6 +192,8 @@ def as_namespace(content: bytes, chance: random.Random) -> bytes:
     return written.getvalue()
 
 
+PAIR = ("sentence1", "sentence2")
+SENTENCES = ("input1/train.bin", "input1/train.idx", "label/dict.txt", "label/train.bin", "label/train.label")
 NOTES = ("notes.txt", "train.notes.bin", "train.notes.idx")
 READERS = {
     "dictionary": Reader(SEEDS / "dictionary", read_dictionary),
@@ -186,6 +202,7 @@ READERS = {
     "notes": Reader(DATA, read_notes, NOTES, exact=True),
     "checksums": Reader(DATA, read_corpus, ("checksums.txt",), exact=True),
     "glue": Reader(SEEDS / "glue", read_glue),
+    "sentences": Reader(SEEDS / "sentences", read_sentences, SENTENCES),
     "yaml": Reader(SEEDS / "yaml", read_yaml),
     "tokenizer": Reader(SEEDS / "tokenizer", read_tokenizer, ("tokenization.json",)),
     "checkpoint": Reader(SEEDS / "checkpoint", read_checkpoint, exact=True),
