@@ -18,6 +18,7 @@ PARAMETER_NAMES = [  # (pattern, current name), applied in order
 ]
 # Parameters of 0.12.2's encoder layers for a fast path: made from the others when a model is loaded, never trained.
 COPIES = re.compile(r".*\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
+OUTPUT_LAYER = re.compile(r"(?:encoder|decoder)\.lm_head\.(.*)")  # of RoBERTa; fine-tuning keeps it, untrained
 BUFFERS = ("version", "_float_tensor")
 FUSED_PROJECTION = re.compile(r"(.*\.)in_proj_(weight|bias)")  # fairseq < 0.8: queries, keys and values in one matrix
 
@@ -49,19 +50,22 @@ def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
     args = upgrade_args(_settings(state))
     upgraded = {key: value for key, value in state.items() if key != "cfg"}
     upgraded["args"] = args
-    upgraded["model"] = upgrade_model(state["model"])
+    superfluous = {name for name in state["model"] if COPIES.fullmatch(name)}
+    if args.get("task") == "sentence_prediction":
+        superfluous |= {name for name in state["model"] if OUTPUT_LAYER.fullmatch(name)}
+    upgraded["model"] = upgrade_model({name: p for name, p in state["model"].items() if name not in superfluous})
     upgraded["optimizer_history"] = [_history(entry, args) for entry in state.get("optimizer_history") or []]
-    upgraded["last_optimizer_state"] = _without_copies(state.get("last_optimizer_state"), state["model"])
+    upgraded["last_optimizer_state"] = _without(
+        superfluous, state.get("last_optimizer_state"), state["model"], bool(args.get("untie_weights_roberta"))
+    )
     upgraded["extra_state"] = _extra_state(state.get("extra_state") or {})
     return upgraded
 
 
 def upgrade_model(model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return parameters under current names, with fused attention projections split into three, without copies."""
+    """Return parameters under current names, with fused attention projections split into three."""
     upgraded: dict[str, Tensor] = {}
     for name, value in model.items():
-        if COPIES.fullmatch(name):
-            continue
         for pattern, replacement in PARAMETER_NAMES:
             name = re.sub(pattern, replacement, name)
         fused = FUSED_PROJECTION.fullmatch(name)
@@ -125,14 +129,19 @@ def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _without_copies(optimizer: Any, model: Mapping[str, Tensor]) -> Any:
-    """The state of a numbered *optimizer* without the copies among the parameters of *model*.
+def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor], untied: bool) -> Any:
+    """The state of a numbered *optimizer* without those of the *superfluous* among the parameters of *model*.
 
-    fairseq numbers parameters in the order of *model*; tied ones, which it numbers once, come after all layers. Under
-    ``--fp16`` all are end to end in a single one.
+    fairseq numbers parameters in the order of *model*, tied ones once; under ``--fp16`` all are end to end in a single
+    one.
+
+    Args:
+        untied: whether RoBERTa's output weights are not the token embeddings.
     """
     names = [name for name in model if name.rpartition(".")[2] not in BUFFERS]
-    copies = {number for number, name in enumerate(names) if COPIES.fullmatch(name)}
+    if not untied:
+        names = [name for name in names if (found := OUTPUT_LAYER.fullmatch(name)) is None or found[1] != "weight"]
+    copies = {number for number, name in enumerate(names) if name in superfluous}
     groups = optimizer.get("param_groups") if isinstance(optimizer, Mapping) else None
     if not copies or not isinstance(groups, list):
         return optimizer

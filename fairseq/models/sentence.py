@@ -89,12 +89,9 @@ class SentenceModel(BaseFairseqModel):
         return output, {"hidden": hidden}
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of fairseq's RoBERTa, with this head; beside it, fairseq keeps the output layer."""
+        """Parameters of fairseq's RoBERTa, with this head."""
         head = {name: value for name, value in state.items() if name.startswith(f"{HEADS}{self.name}.")}
-        encoder = encoder_parameters(state, tied=False)
-        if head:
-            encoder = {name: value for name, value in encoder.items() if not name.startswith("encoder.lm_head.")}
-        return {**encoder, **head}
+        return {**encoder_parameters(state, tied=False), **head}
 
     def is_begun_by(self, parameters: Mapping[str, Tensor]) -> bool:
         """Whether *parameters* lack this head, or have one for other classes."""

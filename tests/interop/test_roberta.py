@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from sentences import write_folders
 
 from fairseq import checkpoint
 from fairseq.errors import UserError
@@ -63,6 +64,40 @@ def test_predictions_of_a_classifier_are_fairseqs() -> None:
     assert [roberta.task.label_dictionary.string([n + 4]) for n in range(2)] == ["0", "1"]
     with pytest.raises(UserError, match="SentenceModel: does not predict masked tokens"):
         roberta.fill_mask("<mask>")
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["fp32", "fp16"])
+def test_a_classifier_goes_on_with_its_optimizer(flat: bool, tmp_path: Path) -> None:
+    """Numbers of the optimizer's state count the copies and the output layer, which this package's model lacks."""
+    theirs = torch.load(GOLDEN / "classifier.pt", weights_only=False)
+    optimizer, names = theirs["last_optimizer_state"], list(theirs["model"])
+    names = [name for name in names if not name.endswith(("version", "lm_head.weight"))]
+    moments = {name: optimizer["state"].get(number) for number, name in enumerate(names)}
+    if flat:
+        whole = [(moments[name], theirs["model"][name]) for name in names]
+        entry = {"step": optimizer["state"][2]["step"]} | {
+            key: torch.cat([(own[key] if own else 0 * p).flatten() for own, p in whole])
+            for key in ("exp_avg", "exp_avg_sq")
+        }
+        theirs["last_optimizer_state"] = {"state": {0: entry}, "param_groups": [optimizer["param_groups"][0]]}
+        theirs["last_optimizer_state"]["param_groups"][0]["params"] = [0]
+        torch.save(theirs, tmp_path / "model.pt")
+    path = tmp_path / "model.pt" if flat else GOLDEN / "classifier.pt"
+    rows = [" ".join(str(word) for word in Dictionary.load(DATA / "dict.txt").symbols[4:9])] * 4
+    for split in ("train", "valid"):
+        write_folders(tmp_path / "data", split, {"input0": rows, "label": ["even", "odd"] * 2}, DATA)
+    flags = """--cpu --task sentence_prediction --criterion sentence_prediction --arch roberta_base --encoder-layers 2
+        --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --dropout 0 --attention-dropout 0
+        --optimizer adam --lr 1e-9 --max-positions 128 --batch-size 4 --num-classes 2 --max-update 31
+        --no-epoch-checkpoints --disable-validation --reset-dataloader"""
+    runs.train(tmp_path / "run", flags, ["--restore-file", path], data=tmp_path / "data")
+    ours = checkpoint.load(tmp_path / "run" / "checkpoint_last.pt")["last_optimizer_state"]["state"]
+    assert len(ours) == 40
+    for name, entry in ours.items():
+        before = moments[name.replace("emb_layer_norm", "layernorm_embedding")]
+        assert before is not None and entry["step"] == 31
+        # One update with the gradient g makes 0.999 v + 0.001 g² of the second moment v.
+        assert (entry["exp_avg_sq"] >= 0.99899 * before["exp_avg_sq"].view_as(entry["exp_avg_sq"])).all(), name
 
 
 def test_sentences_are_encoded_with_separators_and_decoded() -> None:
