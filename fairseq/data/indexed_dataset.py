@@ -18,10 +18,10 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from fairseq.data.joined import JoinedArray
 from fairseq.errors import UserError, read_failure
 from fairseq.system.checksums import Checksum, Verification
 from fairseq.system.files import atomic_file
+from fairseq.system.lazy_array import JoinedArray
 from fairseq.system.opening import open_regular
 from fairseq.system.stored_array import StoredArray
 from fairseq.text.dictionary import Dictionary

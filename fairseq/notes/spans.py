@@ -21,12 +21,11 @@ import numpy as np
 
 from fairseq.data.checked import Checked
 from fairseq.data.indexed_dataset import token_count
-from fairseq.data.joined import JoinedArray
 from fairseq.errors import UserError, read_failure
 from fairseq.notes.words import AGAIN, NOTES, NoteWords, WordMarker
 from fairseq.system.checksums import Checksum, Verification
 from fairseq.system.files import atomic_file
-from fairseq.system.lazy_array import LazyArray
+from fairseq.system.lazy_array import JoinedArray, LazyArray
 from fairseq.system.opening import open_regular
 from fairseq.system.stored_array import StoredArray, stamp
 from fairseq.text.dictionary import Dictionary

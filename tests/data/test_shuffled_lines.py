@@ -17,8 +17,7 @@ from fairseq import checkpoint
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.samplers import Batching, BlockSampler, Sampler, StreamSampler
-from fairseq.data.shuffled_lines import ShuffledLines
-from fairseq.data.token_blocks import TokenBlocks
+from fairseq.data.token_blocks import ShuffledLines, TokenBlocks
 from fairseq.data.turns import Turns
 from fairseq.tasks import setup_task
 

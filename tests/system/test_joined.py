@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairseq.data.joined import JoinedArray
+from fairseq.system.lazy_array import JoinedArray
 
 parts = st.lists(st.lists(st.integers(0, 999), max_size=7), min_size=1, max_size=5)
 
