@@ -85,8 +85,9 @@ class Kernel:
 class Launches(TorchDispatchMode):
     """The kernels of what runs inside, the part they belong to, and how often the host waits for the device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = fake_gpu.NAME) -> None:
         super().__init__()
+        self.device = device
         self.part = "layers"
         self.kernels: list[Kernel] = []
         self.waits = 0
@@ -94,11 +95,11 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
-        if name == "_local_scalar_dense" and args[0].device.type == fake_gpu.NAME:
+        if name == "_local_scalar_dense" and args[0].device.type == self.device:
             self.waits += 1
         out = func(*args, **kwargs)
         tensors = _tensors([*args, *kwargs.values(), out])
-        on_gpu = [tensor.device.type == fake_gpu.NAME for tensor in tensors]
+        on_gpu = [tensor.device.type == self.device for tensor in tensors]
         copies = name in ("_to_copy", "copy_") and not all(on_gpu)  # by the copy engine
         if any(on_gpu) and not copies and name not in _NO_KERNEL and not func.is_view:
             part = _part(name, func)
@@ -139,7 +140,7 @@ def _costs(name: str, func: Any, args: Any, kwargs: Any, out: Any) -> Iterator[t
 
 def _traffic(name: str, func: Any, args: Any, kwargs: Any, out: Any) -> tuple[float, float]:
     """Bytes that are read and written."""
-    skip_first = name in _NOT_READ or kwargs.get("beta") == 0
+    skip_first = name in _NOT_READ or name.startswith("new_") or name.endswith("_like") or kwargs.get("beta") == 0
     read = written = 0.0
     for number, argument in enumerate(func._schema.arguments):
         value = kwargs.get(argument.name) if argument.kwarg_only or number >= len(args) else args[number]

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class Flags(Protocol):
@@ -51,3 +51,12 @@ class Precision:
         if self.dtype is None:
             return nullcontext()
         return torch.autocast(device.type, dtype=self.dtype)
+
+
+def lowered(x: Tensor) -> Tensor:
+    """*x* in the precision of the matrix products that read it, converted once: autocast converts it for each of them.
+
+    Under CUDA's autocast a layer norm gives float32.
+    """
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x

@@ -15,6 +15,7 @@ from fairseq.errors import UserError, nearest
 from fairseq.modules.attention import CAUSAL, Visibility
 from fairseq.modules.dropout import dropout, relu_dropout, variational_dropout
 from fairseq.modules.memory import LayerCache
+from fairseq.modules.precision import lowered
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class TransformerLayer(nn.Module):
 
     def attention_input(self, x: Tensor) -> Tensor:
         """The input of the attention for the layer's input *x* [B, T, C]."""
-        return self.self_attn_layer_norm(x) if self.normalize_before else x
+        return lowered(self.self_attn_layer_norm(x) if self.normalize_before else x)
 
     def forward(
         self,
@@ -142,7 +143,7 @@ class TransformerLayer(nn.Module):
             The output [B, T, C], and the part of a memory that *x* makes [B, T, C].
         """
         attention_input = self.attention_input(x)
-        remembered = x if self.remember_input else attention_input
+        remembered = x if self.remember_input and self.normalize_before else attention_input
         if skip:
             return x, remembered
         if self.remember_input and memory is not None:

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from runs import ROOT
 
 from benchmarks import roofline
+from fairseq.modules.attention import SelfAttention
+from fairseq.modules.output_layer import linear_cross_entropy
+from fairseq.modules.transformer_layer import TransformerLayer
 
 DATA = "tests/golden/language_model/data-bin"
 
@@ -60,3 +64,23 @@ def test_a_measurement_stands_beside_the_prediction(tmp_path: Path, capsys: pyte
     (tmp_path / "gpu.json").write_text(json.dumps({"machine": {"device": "AMD EPYC"}, "results": []}))
     roofline.main(["--measured", str(tmp_path / "gpu.json")])
     assert capsys.readouterr().out.startswith("No prediction for AMD EPYC; there are predictions for NVIDIA H200, ")
+
+
+def test_the_loss_moves_at_most_36_bytes_a_logit_in_bf16() -> None:
+    """Logits once in bf16, once in float32; log-probabilities, probabilities; the gradient, read for two products."""
+    rows, words, channels = 256, 512, 4
+    hidden, weight = torch.randn(rows, channels, requires_grad=True), torch.randn(words, channels, requires_grad=True)
+    with roofline.Launches("cpu") as launches, torch.autocast("cpu", dtype=torch.bfloat16):
+        linear_cross_entropy(hidden, weight, torch.randint(words, (rows,)))
+    assert 30 < sum(kernel.bytes for kernel in launches.kernels) / (rows * words) < 36
+
+
+@pytest.mark.parametrize("pre_norm", [True, False])
+def test_a_layer_casts_its_input_once_for_all_projections_and_remembers_that(pre_norm: bool) -> None:
+    layer = TransformerLayer(SelfAttention(8, 2), 8, 8, normalize_before=pre_norm, remember_input=not pre_norm)
+    x = torch.randn(2, 5, 8)
+    with roofline.Launches("cpu") as launches, torch.autocast("cpu", dtype=torch.bfloat16):
+        _, remembered = layer(x)
+    casts = [k for k in launches.kernels if k.name == "_to_copy" and k.bytes == x.numel() * 6]
+    assert len(casts) == 2  # of attention and of the feed-forward network
+    assert remembered.dtype == torch.bfloat16
