@@ -117,9 +117,7 @@ def _export_encoder(model: BaseFairseqModel, dictionary: Dictionary, half: str, 
     kind, shape, state = _half(model, half, arch, job.source)
     sizes = _sizes(kind, shape, state)
     config = encoders.configuration(sizes, asdict(shape), _special_ids(dictionary))
-    tokenizer = None
-    if dictionary.path is not None:  # whose file lacks the mask symbol that the task adds
-        tokenizer = find_tokenizer(dictionary.path, Dictionary.load(dictionary.path).symbols)
+    tokenizer = find_tokenizer(dictionary.path, dictionary.symbols) if dictionary.path is not None else None
     return _write(job.out, encoders.write(state, sizes), config, dictionary, tokenizer)
 
 

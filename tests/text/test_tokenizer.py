@@ -66,6 +66,14 @@ def test_a_file_of_another_dictionary_is_refused(tmp_path: Path) -> None:
         find_tokenizer(tmp_path, [*SYMBOLS, "c"])
 
 
+def test_the_mask_that_a_task_adds_makes_no_other_dictionary(tmp_path: Path) -> None:
+    Tokenizer(Moses()).save(tmp_path, SYMBOLS)
+    assert find_tokenizer(tmp_path, [*SYMBOLS, "<mask>"]) == Tokenizer(Moses())
+    for symbols in (["<mask>", *SYMBOLS], [*SYMBOLS[:-1], "<mask>"], [*SYMBOLS, "<mask>", "<mask>"]):
+        with pytest.raises(UserError, match="tokenization.json: made for another dict.txt"):
+            find_tokenizer(tmp_path, symbols)
+
+
 BROKEN = {
     "nothing": b"",
     "binary": b"\xff\xfe",

@@ -25,6 +25,7 @@ from fairseq.text.tokenizers.steps import Steps
 TOKENIZATION = "tokenization.json"
 ENTRIES = {"version", "dictionary", "tokenizer", "bpe"}
 VERSION = 1
+MASK = "<mask>"  # which tasks of masked tokens add to the symbols of a data folder
 AGAIN = "run fairseq-preprocess again"
 
 
@@ -93,9 +94,17 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
         raise UserError(f"{path}: damaged: not JSON in UTF-8 ({error}); {AGAIN}") from None
     if not isinstance(values, dict) or values.get("version") != VERSION or not values.keys() <= ENTRIES:
         raise UserError(f"{path}: not a tokenization of version {VERSION}; {AGAIN}")
-    if symbols is not None and values.get("dictionary") != checksums.fingerprint(symbols):
+    if symbols is not None and not _is_of(values, symbols):
         raise UserError(f"{path}: made for another dict.txt; use both files of one data folder")
     return content, values
+
+
+def _is_of(values: Mapping[str, Any], symbols: Sequence[str]) -> bool:
+    """Return whether a tokenization was made with *symbols*, or with those but the mask that a task added."""
+    made = [checksums.fingerprint(symbols)]
+    if symbols[-1:] == [MASK]:
+        made.append(checksums.fingerprint(symbols[:-1]))
+    return values.get("dictionary") in made
 
 
 def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None:
