@@ -66,6 +66,7 @@ TITLES = {
     "docs/log.md": "The log of training",
     "docs/classification.md": "Fine-tuning on your own table",
     "docs/continue.md": "Continuing training on new text",
+    "docs/babylm.md": "The BabyLM challenge",
     "docs/docker.md": "Docker",
     "docs/fairseq.md": "Coming from fairseq",
     "docs/transformer_xl.md": "Coming from Transformer-XL",

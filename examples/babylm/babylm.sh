@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# From raw texts to models that transformers loads as they were after every million words; docs/babylm.md explains it.
+# Usage: TRAIN=DIR VALID=DIR babylm.sh   Run it again to resume; exports that are there are not written again.
+#   TRAIN, VALID  folders of raw texts, all files of which are read, or one file each
+#   OUT           folder of data, checkpoints and exports (default: babylm)
+#   MODELS        some of "shortformer transformer_xl electra" (default: all)
+#   PAIRS         minimal pairs, JSON lines in BLiMP's format (default: the 18 of this folder)
+#   TABLE         folder with train.tsv and dev.tsv, columns sentence and label, to fine-tune classifiers on (default: none)
+#   EPOCHS        passes through the texts (default: 10, the most that the challenge allows)
+#   SHORT_SHARE   per cent of the training that reads blocks of SHORT tokens; the rest reads LONG (default: 70, 32, 128)
+#   WORDS         words between checkpoints (default: 1M:10,10M:10,100M, the challenge's)
+#   BPE LAYERS WIDTH BATCH LR SEED   subwords, sizes, tokens an update, rate (default: 8000 6 384 4096 0.001 1)
+#   NOTES=1       ELECTRA takes notes of rare words: NOTE_COUNTS occurrences (default: 10:100)
+#   PRECISION (fp32, bf16, fp16), EXTRA: further flags of fairseq-train, DRY_RUN=1, SMALL=1 as for the other recipes
+# shellcheck source=examples/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+
+out=${OUT:-babylm}
+pairs=${PAIRS:-examples/babylm/pairs.jsonl}
+read -r -a models <<<"${MODELS:-shortformer transformer_xl electra}"
+read -r -a extra <<<"${EXTRA:-}"
+choose_precision "$(default_precision)"
+epochs=$(whole EPOCHS "$(full_or_small 10 2)")
+share=$(whole SHORT_SHARE 70)
+short=$(whole SHORT "$(full_or_small 32 8)") long=$(whole LONG "$(full_or_small 128 32)")
+bpe=$(whole BPE "$(full_or_small 8000 400)")
+layers=$(whole LAYERS "$(full_or_small 6 1)") width=$(whole WIDTH "$(full_or_small 384 32)")
+batch=$(whole BATCH "$(full_or_small 4096 512)")
+for model in "${models[@]}"; do
+  [[ $model =~ ^(shortformer|transformer_xl|electra)$ ]] || fail "MODELS=$model: choose shortformer, transformer_xl or electra"
+done
+[[ -f $pairs ]] || fail "PAIRS=$pairs: file not found; give JSON lines in BLiMP's format"
+[[ -z ${TABLE:-} || (-f $TABLE/train.tsv && -f $TABLE/dev.tsv) ]] || fail "TABLE=$TABLE: has no train.tsv and dev.tsv"
+((share < 100)) || fail "SHORT_SHARE=$share: must be below 100 per cent"
+
+# texts VARIABLE: the files of a folder or the file, separated by commas.
+texts() {
+  local path=${!1:-} files
+  [[ -n $path && -e $path ]] || fail "$1=$path: file or folder not found; give raw texts"
+  files=("$path")
+  [[ ! -d $path ]] || files=("${path%/}"/*)
+  [[ -e ${files[0]} ]] || fail "$1=$path: the folder is empty; give raw texts"
+  local IFS=,
+  echo "${files[*]}"
+}
+
+# 1. Texts to byte-level subwords, which are learned on the training texts: no text has unknown symbols.
+data=$out/data-bin notes=()
+if [[ -n ${NOTES:-} ]]; then
+  counts=${NOTE_COUNTS:-$(full_or_small 10:100 3:30)} data=$out/data-bin-notes
+  notes=(--notes --note-min-count "${counts%:*}" --note-max-count "${counts#*:}")
+fi
+if [[ ! -e $data/dict.txt ]]; then
+  train=$(texts TRAIN)
+  valid=$(texts VALID)
+  run python preprocess.py --trainpref "$train" --validpref "$valid" --bpe hf --learn-bpe "$bpe" --destdir "$data" \
+    ${notes[@]+"${notes[@]}"}
+fi
+
+# 2. Training: short blocks first. An epoch has this many updates; the last one of the last epoch ends the run.
+tokens=$(($( (cat "$data"/train*.bin 2>/dev/null || true) | wc -c) / 2)) # of two bytes each
+each=$((tokens / batch + 2))
+stages=$short:$((each * epochs * share / 100)),$long:$((each * (epochs + 1)))
+training=(
+  --stages "$stages" --max-epoch "$epochs" --max-tokens "$batch" --required-batch-size-multiple 1
+  --optimizer adam --adam-betas "(0.9, 0.98)" --clip-norm 1.0 --lr "${LR:-0.001}" --lr-scheduler polynomial_decay
+  --warmup-updates $((each * epochs / 20 + 1)) --total-num-update $((each * epochs)) --end-learning-rate 1e-05
+  --weight-decay 0.1 --dropout 0.1 --seed "${SEED:-1}" --save-interval-words "${WORDS:-1M:10,10M:10,100M}"
+  --no-epoch-checkpoints
+)
+heads=$((width >= 64 ? width / 64 : 1))
+decoder=(--decoder-layers "$layers" --decoder-embed-dim "$width" --decoder-ffn-embed-dim $((4 * width)))
+decoder+=(--decoder-input-dim "$width" --decoder-output-dim "$width" --decoder-attention-heads "$heads")
+encoder=(--encoder-layers "$layers" --encoder-embed-dim "$width" --encoder-ffn-embed-dim $((4 * width)))
+encoder+=(--encoder-attention-heads "$heads" --max-positions "$long")
+
+train() { # train ARCH FLAGS…
+  run python train.py "$data" --save-dir "$out/$model" --arch "$@" "${training[@]}" \
+    ${precision[@]+"${precision[@]}"} ${extra[@]+"${extra[@]}"}
+}
+
+export_as() { # export_as CHECKPOINT NAME FLAGS…
+  [[ -e $out/exported/$2 ]] || run python -m fairseq_cli.export_model "$1" --to hf --out "$out/exported/$2" "${@:3}"
+}
+
+# 3. Checkpoints as revisions; minimal pairs; a classifier; and both again with transformers alone.
+for model in "${models[@]}"; do
+  reads=("$out/exported/$model")
+  case $model in
+    shortformer)
+      train shortformer "${decoder[@]}" --adaptive-softmax-cutoff "$((bpe / 8)),$((bpe / 2))" --criterion adaptive_loss
+      export_as "$out/$model" "$model" --revisions
+      ;;
+    transformer_xl)
+      train transformer_xl --n-layer "$layers" --d-model "$width" --n-head "$heads" --d-head $((width / heads)) \
+        --d-inner $((4 * width)) --mem-len "$long"
+      export_as "$out/$model" "$model" --revisions
+      ;;
+    electra)
+      train "${NOTES:+tnf_}electra" "${encoder[@]}" --generator-size 0.5 ${NOTES:+--task tnf_masked_lm}
+      export_as "$out/$model" "$model" --revisions # the discriminator, to be fine-tuned
+      export_as "$out/$model" "$model-generator" --revisions --half generator # predicts masked words
+      reads+=("$out/exported/$model-generator")
+      if [[ -n ${TABLE:-} ]]; then
+        run python -m fairseq_cli.finetune "$TABLE" --path "$out/$model/checkpoint_best.pt" --save-dir "$out/finetuned" \
+          --lrs 1e-4 --seeds 1 --max-epoch 3 --tokens-per-sample "$long"
+        export_as "$out/finetuned/lr0.0001-seed1" "$model-classifier"
+      fi
+      ;;
+  esac
+  run python -m fairseq_cli.harness "$out/$model" --pairs "$pairs" --results-path "$out/pairs/$model"
+  run python examples/babylm/evaluate.py "${reads[@]}" --pairs "$pairs" ${TABLE:+--table "$TABLE"}
+done

@@ -1,0 +1,146 @@
+"""The recipe of the BabyLM challenge runs end to end when small, and transformers gives its numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+from exports import keep_code_in
+
+transformers = pytest.importorskip("transformers")  # before the recipe's commands are forked from this process
+pytest.importorskip("safetensors")
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "examples" / "babylm"
+MODELS = ("shortformer", "transformer_xl", "electra")
+SETTINGS = "TRAIN VALID OUT MODELS PAIRS TABLE EPOCHS SHORT_SHARE SHORT LONG WORDS BPE LAYERS WIDTH BATCH LR SEED NOTES"
+
+
+def run(**variables: object) -> subprocess.CompletedProcess[str]:
+    names = {*SETTINGS.split(), "NOTE_COUNTS", "PRECISION", "EXTRA", "DRY_RUN", "SMALL"}
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    environment |= {name: str(value) for name, value in variables.items()}
+    command = ["bash", str(RECIPE / "babylm.sh")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of raw texts of 4,000 and 500 words, and a table whose labels are the first words of its sentences."""
+    folder = tmp_path_factory.mktemp("texts")
+    chance = random.Random(1)
+    words = ["".join(chance.choices("abdeiklmnorstué", k=chance.randint(1, 7))) for _ in range(500)]
+    weights = [1 / (rank + 1) for rank in range(500)]
+
+    def sentence() -> str:
+        return " ".join(chance.choices(words, weights, k=10)).capitalize() + "."
+
+    for split, sizes in {"train": (250, 150), "valid": (50,)}.items():
+        (folder / split).mkdir()
+        for number, lines in enumerate(sizes):
+            (folder / split / f"{number}.txt").write_text("\n".join(sentence() for _ in range(lines)))
+    (folder / "table").mkdir()
+    for split in ("train", "dev"):
+        rows = (f"{label} {sentence()}\t{label}\n" for label in ("yes", "no") for _ in range(12))
+        (folder / "table" / f"{split}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+    return {name.upper(): folder / name for name in ("train", "valid", "table")}
+
+
+@pytest.fixture(scope="module")
+def finished(texts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a whole run, two passes through the texts, and what it printed."""
+    out = tmp_path_factory.mktemp("babylm")
+    result = run(SMALL=1, WORDS="3K", OUT=out, HF_MODULES_CACHE=out / "modules", OMP_NUM_THREADS=1, **texts)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return out, result.stdout
+
+
+def test_checkpoints_by_words_are_exported_as_revisions(finished: tuple[Path, str]) -> None:
+    out, _ = finished
+    for model in (*MODELS, "electra-generator"):
+        names = {path.name for path in (out / "exported" / model).iterdir() if path.is_dir()}
+        assert names == {"chck_3K", "chck_6K"}, "8,000 words are read"
+
+
+def test_transformers_and_the_harness_find_the_same_pairs_right(finished: tuple[Path, str]) -> None:
+    out, printed = finished
+    found = dict(re.findall(r"^(\S+)\tpairs\t(\S+)$", printed, flags=re.MULTILINE))
+    for model, exported in zip(MODELS, (*MODELS[:2], "electra-generator"), strict=True):
+        results = json.loads((out / "pairs" / model / "results.json").read_text())
+        assert results["phenomena"]["all"]["pairs"] == 18
+        folder = out / "exported" / exported
+        assert float(found[str(folder)]) == pytest.approx(results["phenomena"]["all"]["acc"], abs=1e-4)
+        assert {f"{folder}/chck_3K", f"{folder}/chck_6K"} < found.keys()
+
+
+def test_classifiers_are_fine_tuned(finished: tuple[Path, str]) -> None:
+    out, printed = finished
+    scores = dict(re.findall(r"^(\S+)\tclassifier\t(\S+)$", printed, flags=re.MULTILINE))
+    assert scores.keys() == {str(out / "exported" / model) for model in MODELS}
+    assert all(0 <= float(score) <= 1 for score in scores.values())
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(out / "exported/electra-classifier")
+    assert set(classifier.config.id2label.values()) == {"yes", "no"}
+
+
+def test_exports_are_evaluated_without_this_package(
+    finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep_code_in(tmp_path, monkeypatch)
+    folder = finished[0] / "exported" / "shortformer" / "chck_3K"
+    argv = ["evaluate.py", str(folder), "--pairs", str(RECIPE / "pairs.jsonl")]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setitem(sys.modules, "fairseq", None)
+    runpy.run_path(str(RECIPE / "evaluate.py"), run_name="__main__")
+    assert capsys.readouterr().out in finished[1]
+
+
+def test_a_second_run_prepares_and_exports_nothing_again(finished: tuple[Path, str]) -> None:
+    result = run(SMALL=1, DRY_RUN=1, OUT=finished[0])
+    assert result.returncode == 0, result.stderr
+    programs = ["train.py", "fairseq_cli.harness", "examples/babylm/evaluate.py"] * len(MODELS)
+    assert re.findall(r"^python (?:-m )?(\S+)", result.stdout, flags=re.MULTILINE) == programs
+
+
+def test_an_electra_with_notes_is_exported_without_them(texts: dict[str, Path], tmp_path: Path) -> None:
+    settings = {**texts, "TABLE": "", "MODELS": "electra", "NOTES": 1, "HF_MODULES_CACHE": tmp_path / "modules"}
+    result = run(SMALL=1, WORDS="6K", OUT=tmp_path, OMP_NUM_THREADS=1, **settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+    notes = int(re.findall(r"^Notes: (\d+) words", result.stdout, flags=re.MULTILINE)[0])
+    assert notes > 10 and "--arch tnf_electra" in result.stdout
+    assert (tmp_path / "exported" / "electra-generator" / "chck_6K" / "model.safetensors").exists()
+
+
+def test_the_rules_of_the_challenge_are_the_defaults(texts: dict[str, Path], tmp_path: Path) -> None:
+    lines = run(DRY_RUN=1, OUT=tmp_path, PRECISION="fp32", **texts).stdout.splitlines()
+    assert f"--trainpref {texts['TRAIN']}/0.txt,{texts['TRAIN']}/1.txt" in lines[0] and "--bpe hf" in lines[0]
+    training = [line for line in lines if " train.py " in line]
+    assert len(training) == 3
+    assert all("--max-epoch 10 " in line and "--save-interval-words 1M:10,10M:10,100M" in line for line in training)
+    assert list(tmp_path.iterdir()) == [], "a dry run writes nothing"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"TRAIN": "nowhere"}, "TRAIN=nowhere: file or folder not found; give raw texts"),
+        ({"TRAIN": ""}, "TRAIN=: file or folder not found; give raw texts"),
+        ({"EPOCHS": 0}, "EPOCHS=0: must be a whole number above 0"),
+        ({"SHORT_SHARE": 100}, "SHORT_SHARE=100: must be below 100 per cent"),
+        ({"MODELS": "gpt"}, "MODELS=gpt: choose shortformer, transformer_xl or electra"),
+        ({"PRECISION": "fp8"}, "PRECISION=fp8: choose fp32, bf16 or fp16"),
+        ({"PAIRS": "nowhere"}, "PAIRS=nowhere: file not found; give JSON lines in BLiMP's format"),
+        ({"TABLE": "nowhere"}, "TABLE=nowhere: has no train.tsv and dev.tsv"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(
+    variables: dict[str, object], message: str, texts: dict[str, Path], tmp_path: Path
+) -> None:
+    result = run(**{**texts, "DRY_RUN": 1, "OUT": tmp_path / "out", **variables})
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"{message}\n")
