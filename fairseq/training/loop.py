@@ -131,7 +131,7 @@ def train_stage(run: Run) -> None:
 def train_epoch(run: Run, observed: Observer) -> None:
     """Train *run* to the end of its epoch, or to a limit."""
     batches, trainer, epoch = run.batches, run.trainer, run.batches.epoch
-    if batches.iterations_in_epoch == 0:
+    if batches.iterations_in_epoch == 0:  # a resumed epoch goes on with its memory and sums
         run.task.restart()
         for meter in trainer.meters.values():
             meter.reset()
@@ -187,8 +187,8 @@ def validate_and_save(run: Run, epoch: int, bar: ProgressBar[list[Sample | None]
         or log.is_due(updates, saving.validate_interval_updates)
         or (end_of_epoch and epoch % saving.validate_interval == 0)
     )
-    paused = time.perf_counter()
     validate = validate and updates >= saving.validate_after_updates
+    paused = time.perf_counter()  # validations and saves are no time of training
     figure = run.validate(epoch) if validate and run.validation else None
     if figure is not None:
         run.best = run.best.validated(figure)

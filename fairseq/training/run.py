@@ -208,6 +208,11 @@ class Run:
         self.world.barrier()
 
     def save(self, epoch: int, updates: int, end_of_epoch: bool, figure: float | None) -> None:
+        """Save a checkpoint, on every process, after a validation that gave *figure* or without one (None).
+
+        Raises:
+            UserError: weights are not finite, or the checkpoint cannot be written.
+        """
         check_weights(dict(self.trainer.reducer.named_parameters()), self.world, updates)
         saved = self.best.after_saving(figure)
         state = self.state_dict()
@@ -269,6 +274,7 @@ class Run:
             self.manager.set_best_aside((extra.get("stage") or {}).get("number"))
 
     def check_patience(self) -> None:
+        """Stop the run after ``--patience`` validations without improvement."""
         if 0 < self.saving.patience <= self.best.without_improvement:
             logger.info("stopping: %d validations without improvement", self.best.without_improvement)
             self.stopped = True
@@ -296,13 +302,16 @@ class Run:
         return None
 
     def interval(self, clock: Clock) -> dict[str, Any]:
+        """Return the log's line of the updates since the last interval ended."""
         ends = log.is_due(self.trainer.num_updates, self.common.log_interval)
         return {**log.interval_line(self.trainer, self.batches, self.stage, clock, ends), **self.clocks(clock)}
 
     def seconds_left(self, line: Mapping[str, Any]) -> float | None:
+        """Return the seconds to the end of the run at the speed of *line*; None without a limit."""
         return log.seconds_left(line, self.cfg, self.batches, self.wall())
 
     def clocks(self, clock: Clock) -> dict[str, float]:
+        """Return the seconds of the epoch and of the whole run, as the log has them."""
         return {"train_wall": clock.elapsed(), "wall": self.wall()}
 
     def _iterator(self, split: str, training: bool) -> EpochIterator:
@@ -317,6 +326,7 @@ class Run:
         )
 
     def bar(self, items: Iterable[T], epoch: int, total: int, **place: Any) -> ProgressBar[T]:
+        """Return *items* as a progress bar; processes but the first show none."""
         log_format = self.common.log_format or ("simple" if self.common.no_progress_bar else None)
         shown = log_format if self.world.is_first else "none"
         interval = self.common.log_interval
@@ -339,6 +349,7 @@ class Run:
         )
 
     def describe(self) -> None:
+        """Log the sizes of model and data, and where the run computes."""
         model = self.trainer.model
         count = sum(p.numel() for p in model.parameters())
         stage = f", stage {self.stage.number} ({self.stage.tokens_per_sample} tokens)" if self.stage else ""
