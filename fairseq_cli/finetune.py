@@ -215,7 +215,9 @@ def _checked_task(
     assert isinstance(task, SentencePredictionTask) and isinstance(model, SentenceModel)
     model.check_start(parameters, str(settings.command.path))
     for split in dict.fromkeys(["valid", *_splits(settings.command)]):
-        task.dataset(split)
+        long = int((task.dataset(split).sizes > model.max_positions()).sum())
+        if long:
+            raise UserError(f"--shorten-method none: {long} rows of {split} are too long for the model; use truncate")
     batches = task.iterator("train", model, criterion, training=True, world_size=size)
     return task, math.ceil(len(batches) / run.optimization.update_freq[0]) * settings.command.max_epoch
 

@@ -21,7 +21,8 @@ PADDING = "madeupword"  # begins the symbols that round up the size of a diction
 
 def input_folders(data: str | Path) -> list[Path]:
     """The folders of the first and the second sentences in *data*; empty if it has tables instead."""
-    return [folder for folder in (Path(data) / name for name in INPUTS) if folder.is_dir()]
+    first, second = (Path(data) / name for name in INPUTS)
+    return [first, second] if second.is_dir() else [first] if first.is_dir() else []
 
 
 def classes_of(data: str | Path) -> list[str]:

@@ -212,18 +212,22 @@ class SentencePredictionTask(FairseqTask):
                 labels = [example.label for example in examples]
             if training:
                 check_labels(path, labels)
-            self._rows[path] = self._of_ids(sentences, labels, str(path))
+            cut = self.cfg.shorten_method == "truncate"
+            self._rows[path] = self._of_ids(sentences, labels, str(path), cut)
         return self._rows[path]
 
     def rows(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Label | None], name: str) -> SentenceRows:
-        """The rows of *texts*, one or two sentences each, with their *labels*; *name* stands in warnings."""
-        return self._of_ids([self._encoded(text) for text in texts], labels, name)
+        """The rows of *texts*, one or two sentences each, with their *labels*; *name* stands in warnings.
+
+        They are cut to what the model reads, whatever the settings do with the rows of a split.
+        """
+        return self._of_ids([self._encoded(text) for text in texts], labels, name, cut=True)
 
     def _encoded(self, sentences: tuple[str, ...]) -> tuple[np.ndarray, ...]:
         return tuple(map(self.encode, sentences))
 
     def _of_ids(
-        self, sentences: Sequence[tuple[np.ndarray, ...]], labels: Sequence[Label | None], name: str
+        self, sentences: Sequence[tuple[np.ndarray, ...]], labels: Sequence[Label | None], name: str, cut: bool
     ) -> SentenceRows:
         model: Any = self.settings.model
         known = vars(model) if model is not None else {}
@@ -232,7 +236,7 @@ class SentencePredictionTask(FairseqTask):
             sentences,
             labels,
             self.dictionary,
-            limit=limit if self.cfg.shorten_method == "truncate" else None,
+            limit=limit if cut else None,
             begin=self.cfg.init_token,
             separator=self.cfg.separator_token,
             token_types=known.get("token_types", 0) > 1,

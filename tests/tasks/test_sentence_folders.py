@@ -87,6 +87,12 @@ def test_long_rows_are_cut_or_left_out(home: Path, caplog: pytest.LogCaptureFixt
         batches = task.iterator("train", model, task.build_criterion(task.settings), training=True)
         assert sum(sample["nsentences"] for sample in batches) == 1
     assert "left out 2 blocks longer than 24 positions" in caplog.text
+    assert task.rows([("w1 " * 40, "w2")], [None], "input").sizes.tolist() == [24]
+    source = write_pretrained(home / "model.pt", home, "--arch roberta_base")
+    write_folders(data, "valid", columns, home)
+    words = runs.words(data, "--cpu --shorten-method none --save-dir", home / "out", "--path", source)
+    with user_error("--shorten-method none: 2 rows of valid are too long for the model; use truncate"):
+        finetune.main(options.parse_args_and_arch(finetune.get_finetune_parser(), words))
 
 
 def test_fine_tuning_begins_with_restore_file_learns_and_goes_on_to_the_bit(classes: Path, tmp_path: Path) -> None:
@@ -148,6 +154,10 @@ def test_folders_that_do_not_fit_together_are_one_line(home: Path) -> None:
     write_folders(data, "train", {"label": ["yes", "no", "no"]}, home)
     with user_error("label/train: 3 lines where input0 has 2; preprocess both from the same examples"):
         task_on(data).dataset("train")
+    (data / "input0").rename(home / "first")
+    with user_error("data/input0: folder not found"):
+        task_on(data)
+    (home / "first").rename(data / "input0")
     write_folders(data, "train", {"label": ["a,b", "c"]}, home)
     with user_error("label/dict.txt: label 'a,b' has a comma"):
         task_on(data)
