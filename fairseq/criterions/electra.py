@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, logging_output
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, is_padded, logging_output
 from fairseq.criterions.masked_lm import mask_prob, output_layer
 from fairseq.criterions.subsets import subset_sums_of
 from fairseq.errors import UserError
@@ -51,7 +51,8 @@ class ElectraCriterion(FairseqCriterion):
         target = sample["target"].reshape(-1)
         rows = (target != self.padding_idx).nonzero().squeeze(1)
         masked = (rows, target[rows])
-        return {**sample, "net_input": {**sample["net_input"], "masked": masked, "noise": sample.get("noise")}}
+        more = {"masked": masked, "noise": sample.get("noise"), "padded": is_padded(sample, self.padding_idx)}
+        return {**sample, "net_input": {**sample["net_input"], **more}}
 
     def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
         logits, extra = net_output

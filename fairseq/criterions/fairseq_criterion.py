@@ -152,3 +152,9 @@ def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, 
         "nsentences": sample["nsentences"],
         "sample_size": sample_size,
     }
+
+
+def is_padded(sample: Sample, padding_idx: int) -> bool | None:
+    """Return whether the tokens of *sample* have padding; None: they are on a GPU, where looking would synchronise."""
+    tokens: Tensor = sample["net_input"]["src_tokens"]
+    return bool(tokens.eq(padding_idx).any()) if tokens.device.type == "cpu" else None

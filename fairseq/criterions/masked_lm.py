@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, logging_output
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, is_padded, logging_output
 from fairseq.criterions.subsets import subset_sums
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
@@ -38,7 +38,7 @@ class MaskedLMCriterion(FairseqCriterion):
     def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
         """Find the chosen tokens on the host, and ask the model for hidden states."""
         rows, target = output_layer(model).partition(sample["target"].reshape(-1), self.padding_idx)
-        net_input = {**sample["net_input"], "features_only": True}
+        net_input = {**sample["net_input"], "features_only": True, "padded": is_padded(sample, self.padding_idx)}
         return {**sample, "net_input": net_input, "partition": (rows, target)}
 
     def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:

@@ -140,6 +140,7 @@ class BertModel(BaseFairseqModel):
         token_types: Tensor | None = None,
         features_only: bool = False,
         infuse: Infuse | None = None,
+        padded: bool | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return logits of every token, or the last hidden states.
 
@@ -148,11 +149,12 @@ class BertModel(BaseFairseqModel):
             token_types: int64 [B, T], where the model has token types; None: all 0.
             features_only: return hidden states, for a criterion that needs the logits of a few tokens.
             infuse: applied to the summed embeddings.
+            padded: whether *src_tokens* have padding; None: not known.
 
         Returns:
             Logits [B, T, V], or the last layer's hidden states [B, T, C]; and ``{"hidden": hidden states}``.
         """
-        hidden = self.encoder.sentence_encoder(src_tokens, token_types, infuse)  # (B, T, C)
+        hidden = self.encoder.sentence_encoder(src_tokens, token_types, infuse, padded)  # (B, T, C)
         return hidden if features_only else self.encoder.lm_head(hidden), {"hidden": hidden}
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -120,6 +120,7 @@ class ElectraModel(BaseFairseqModel):
         masked: Masked | None = None,
         noise: Tensor | None = None,
         infuse_generator_only: bool = False,
+        padded: bool | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return logits of "replaced" for every token, or hidden states of the discriminator.
 
@@ -131,6 +132,7 @@ class ElectraModel(BaseFairseqModel):
             features_only: return hidden states.
             infuse: applied to the summed embeddings of generator and discriminator.
             infuse_generator_only: do not apply it to those of the discriminator.
+            padded: whether *src_tokens* have padding; None: not known.
             masked: indices in B·T and the original tokens, int64 [M] each.
             noise: [M], uniform on [0, 1): determines the tokens sampled from the generator.
 
@@ -141,9 +143,9 @@ class ElectraModel(BaseFairseqModel):
         """
         extra: dict[str, Any] = {}
         if masked is not None:
-            src_tokens, extra = self._corrupt(src_tokens, token_types, infuse, masked, noise)
+            src_tokens, extra = self._corrupt(src_tokens, token_types, infuse, masked, noise, padded)
         own = None if infuse_generator_only else infuse
-        hidden = self.encoder.sentence_encoder(src_tokens, token_types, own)  # (B, T, C)
+        hidden = self.encoder.sentence_encoder(src_tokens, token_types, own, padded)  # (B, T, C)
         extra["hidden"] = hidden
         return hidden if features_only else self.encoder.discriminator_head(hidden), extra
 
@@ -154,6 +156,7 @@ class ElectraModel(BaseFairseqModel):
         infuse: Infuse | None,
         masked: Masked,
         noise: Tensor | None,
+        padded: bool | None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """The text with chosen tokens sampled from the generator [B, T]; no gradient passes through them (§2)."""
         if self.generator is None:
@@ -161,7 +164,7 @@ class ElectraModel(BaseFairseqModel):
                 "`generator_size` 0: a discriminator without generator cannot be trained on `task` masked_lm"
             )
         rows, original = masked
-        hidden = self.generator.sentence_encoder(src_tokens, token_types, infuse)  # (B, T, G)
+        hidden = self.generator.sentence_encoder(src_tokens, token_types, infuse, padded)  # (B, T, G)
         with torch.no_grad():
             chosen = hidden.flatten(0, 1).index_select(0, rows)
             written = self._sample(chosen, torch.rand_like(original, dtype=torch.float) if noise is None else noise)

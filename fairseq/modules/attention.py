@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -68,15 +68,20 @@ class Bidirectional(Visibility):
 
     Attributes:
         padding: bool [B, S], True at padding; None: no row has any.
+        read: the mask, [B, 1, 1, S].
     """
 
     padding: Tensor | None = None
+    read: Tensor | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.padding is not None:  # once for all layers
+            read = ~self.padding | self.padding.all(dim=1, keepdim=True)
+            object.__setattr__(self, "read", read[:, None, None])
 
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """See :meth:`Visibility.mask`; shape [B, 1, 1, S]."""
-        if self.padding is None:
-            return None
-        return (~self.padding | self.padding.all(dim=1, keepdim=True))[:, None, None]
+        return self.read
 
     def bias(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor | None:
         """See :meth:`Visibility.bias`; shape [B, 1, 1, S]."""

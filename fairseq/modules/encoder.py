@@ -108,12 +108,22 @@ class TransformerEncoder(nn.Module):
             return x + self.segment_embeddings.weight[0]
         return x + self.segment_embeddings(token_types)
 
-    def forward(self, src_tokens: Tensor, token_types: Tensor | None = None, infuse: Infuse | None = None) -> Tensor:
+    def forward(
+        self,
+        src_tokens: Tensor,
+        token_types: Tensor | None = None,
+        infuse: Infuse | None = None,
+        padded: bool | None = None,
+    ) -> Tensor:
         """Hidden states of the last layer: [B, T] → [B, T, C]; see :meth:`states`."""
-        return collections.deque(self.states(src_tokens, token_types, infuse), maxlen=1).pop()
+        return collections.deque(self.states(src_tokens, token_types, infuse, padded), maxlen=1).pop()
 
     def states(
-        self, src_tokens: Tensor, token_types: Tensor | None = None, infuse: Infuse | None = None
+        self,
+        src_tokens: Tensor,
+        token_types: Tensor | None = None,
+        infuse: Infuse | None = None,
+        padded: bool | None = None,
     ) -> Iterator[Tensor]:
         """The input of the first layer, then the output of each: [B, T, C].
 
@@ -121,11 +131,12 @@ class TransformerEncoder(nn.Module):
             src_tokens: int64 [B, T]; padding is not attended to.
             token_types: see :meth:`embed`.
             infuse: applied to the result of :meth:`embed`.
+            padded: whether *src_tokens* have padding; None: they are looked at where that does not synchronise.
         """
         x = self.embed(src_tokens, token_types)
         if infuse is not None:
             x = infuse(x)
-        padding = self._padding(src_tokens)
+        padding = None if padded is False else self._padding(src_tokens)
         x = dropout(self.emb_layer_norm(x), self.shape.dropout, self.training)
         if padding is not None:
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)

@@ -59,4 +59,6 @@ def lowered(x: Tensor) -> Tensor:
     Under CUDA's autocast a layer norm gives float32.
     """
     device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    if x.is_meta or not torch.is_autocast_enabled(device):  # torch has no autocast for the meta device
+        return x
+    return x.to(torch.get_autocast_dtype(device))

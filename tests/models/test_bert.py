@@ -217,6 +217,29 @@ def test_padding_changes_no_hidden_state() -> None:
     torch.testing.assert_close(padded[2:, :2], alone, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("arch", ["bert_tiny", "electra_tiny"])
+def test_only_a_batch_with_padding_has_a_mask_which_is_made_once(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device without data, which stands for a GPU: the host says whether there is padding."""
+    masks: list[Tensor | None] = []
+    kernel = F.scaled_dot_product_attention
+
+    def note(*args: Any, attn_mask: Tensor | None, **options: Any) -> Tensor:
+        masks.append(attn_mask)
+        return kernel(*args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", note)
+    model, criterion = scrambled(arch), "masked_lm" if arch == "bert_tiny" else "electra"
+    args = runs.arguments(f"--arch {arch}", TINY, f"--criterion {criterion}")
+    prepare = setup_task(args).build_criterion(args).prepare
+    for source, padded in ((tokens()[:1], False), (tokens(), True)):
+        sample = {"net_input": {"src_tokens": source}, "target": torch.ones_like(source), "nsentences": len(source)}
+        told = prepare(model, sample)["net_input"]["padded"]
+        assert told is padded
+        model.to("meta")(source.to("meta"), features_only=True, padded=told)
+        assert len(masks) == 2 and masks[0] is masks[1] and (masks[0] is not None) is padded
+        masks.clear()
+
+
 @torch.no_grad()
 def test_every_token_sees_those_after_it() -> None:
     model = scrambled("bert_tiny")
