@@ -148,11 +148,10 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         exact_words = report.join_words(model.exact.score(corpus), model.dictionary, cfg.remove_bpe)
         figures["perplexity_without_int8"] = report.figures(exact_words, seconds)["perplexity"]
     if cfg.by_frequency:
-        losses = {paths[0] if len(paths) == 1 else "model": _word_losses(model, scores)}
-        if cfg.baseline is not None:
-            losses |= _baseline_losses(cfg.baseline, settings, args, world)
-        names = distinct_names(list(losses), None)
-        figures["by_frequency"] = by_frequency(names, list(losses.values()), in_training, cfg.frequency_bands)
+        losses = {} if cfg.baseline is None else _baseline_losses(cfg.baseline, settings, args, world)
+        losses |= {paths[0] if len(paths) == 1 else "model": _word_losses(model, scores)}
+        named = dict(zip(distinct_names(list(losses), None), losses.values(), strict=True))
+        figures["by_frequency"] = by_frequency(named, in_training, cfg.frequency_bands)
     if not world.is_first:
         return figures
     _print_words(cfg, words)

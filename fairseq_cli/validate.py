@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def get_validation_parser(default_task: str | None = None) -> Parser:
 def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     """Validate each checkpoint of ``--path`` on every split of ``--valid-subset``, and print a line for each.
 
-    With ``--by-frequency`` a table of each split follows, of one checkpoint or of two and their difference.
+    With ``--by-frequency`` a table of each split follows, with the differences from the first checkpoint.
 
     Criterion, blocks and batches default to those of the training run; with the same batches the figures equal those
     of the training log.
@@ -106,37 +107,43 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     settings, paths = with_models(settings)
     prepare_report(cfg, cfg.results_path)
     names = distinct_names(paths, None) if cfg.by_frequency else list(paths)
-    words: dict[str, list[WordLosses]] = {}
-    for path in paths:
+    words: dict[str, dict[str, WordLosses]] = {split: {} for split in splits}
+    for path, name in zip(paths, names, strict=True):
         models, task, trained = load_models([path], settings.data_path, overrides, vars(_own_settings(args)))
-        if cfg.keep_notes and dictionary_of(models[0]) is None:
-            raise UserError(f"--keep-notes: {path} has no notes; leave the flag out")
-        if cfg.keep_notes or cfg.rare_words:
+        keeps = cfg.keep_notes and dictionary_of(models[0]) is not None
+        if cfg.keep_notes and not keeps:
+            if len(paths) == 1:
+                raise UserError(f"--keep-notes: {path} has no notes; leave the flag out")
+            logger.warning("%s has no notes", path)
+        if keeps or cfg.rare_words:
             mark_distances(task)
         task.gives_places = cfg.by_frequency
         run = task.settings = trained.changed(**_batches(trained.data, settings.data))
         Precision(common).place(models[0], world.device)
         if common.compile:
             compile_model(models[0])
-        results[path] = {split: _validate(split, models[0], task, run, world, cfg, words) for split in splits}
+        results[path] = {}
+        for split in splits:
+            figures, losses = _validate(split, models[0], task, run, world, dataclasses.replace(cfg, keep_notes=keeps))
+            results[path][split] = figures
+            words[split] |= {name + notes: each for notes, each in losses.items()}
     if world.is_first:
-        _report(cfg, settings, names, results, words, task.source_dictionary)
+        _report(cfg, settings, results, words if cfg.by_frequency else {}, task.source_dictionary)
     return results
 
 
 def _report(
     cfg: ValidateConfig,
     settings: Settings,
-    names: Sequence[str],
     results: Mapping[str, Any],
-    words: Mapping[str, list[WordLosses]],
+    words: Mapping[str, Mapping[str, WordLosses]],
     dictionary: Dictionary,
 ) -> None:
     """Print the tables of ``--by-frequency``, and write what ``--results-path`` asks for."""
     reports = {}
     counts = word_counts(cfg.word_counts, settings.data_path, dictionary) if words else {}
     for split, models in words.items():
-        reports[split] = by_frequency(names, models, counts, cfg.frequency_bands)
+        reports[split] = by_frequency(models, counts, cfg.frequency_bands)
         print(f"\n{split}", *table(reports[split]), sep="\n", flush=True)
     if cfg.results_path is not None:
         folder = Path(cfg.results_path)
@@ -166,15 +173,13 @@ def _batches(trained: DataConfig, given: DataConfig) -> dict[str, Any]:
 
 
 def _validate(
-    split: str,
-    model: BaseFairseqModel,
-    task: FairseqTask,
-    run: Settings,
-    world: World,
-    cfg: ValidateConfig,
-    words: dict[str, list[WordLosses]],
-) -> dict[str, float]:
-    """Compute and print the figures of one split; with ``--by-frequency`` add the losses of its words to *words*."""
+    split: str, model: BaseFairseqModel, task: FairseqTask, run: Settings, world: World, cfg: ValidateConfig
+) -> tuple[dict[str, float], dict[str, WordLosses]]:
+    """Compute and print the figures of one split.
+
+    Returns:
+        The figures; and with ``--by-frequency`` the losses of words as they are, with ``--keep-notes`` also by control.
+    """
     criterion = task.build_criterion(run).to(world.device)
     graph = task.loss_graph(model, criterion)
     batches = task.iterator(
@@ -187,14 +192,13 @@ def _validate(
         device=world.device,
     )
     common = run.common
+    blocks, words = blocks_of(batches.dataset, run.chosen.task) if cfg.by_frequency else None, {}
 
-    blocks = blocks_of(batches.dataset, run.chosen.task) if cfg.by_frequency else None
-
-    def measure(samples: Iterable[Sample | None]) -> Meter:
+    def measure(samples: Iterable[Sample | None], notes: str = "") -> dict[str, float]:
         placed = samples if blocks is None else with_places(samples, blocks)
-        return validate(graph, task, placed, Precision(common), world)
-
-    def figures_of(meter: Meter) -> dict[str, float]:
+        meter = validate(graph, task, placed, Precision(common), world)
+        if blocks is not None:
+            words[notes] = _word_losses(meter, blocks, task, run)
         return {**meter.report(task.figures(criterion)), "ntokens": meter.tokens}
 
     log_format = common.log_format or ("simple" if common.no_progress_bar else None)
@@ -204,17 +208,14 @@ def _validate(
         log_interval=common.log_interval,
         prefix=f"valid on {split!r} subset",
     ) as bar:
-        meter = measure(bar)
-        figures = figures_of(meter)
+        figures = measure(bar)
         if cfg.keep_notes:
-            figures |= control_figures(model, figures, lambda: figures_of(measure(batches)))
+            figures |= control_figures(model, figures, lambda title: measure(batches, f", {title}"))
         bar.print(figures, tag=split)
     if cfg.keep_notes and world.is_first:
         for line in distance_table(figures):
             logger.info("%s", line)
-    if blocks is not None:
-        words.setdefault(split, []).append(_word_losses(meter, blocks, task, run))
-    return figures
+    return figures, words
 
 
 def _word_losses(meter: Meter, blocks: TokenBlocks, task: FairseqTask, run: Settings) -> WordLosses:

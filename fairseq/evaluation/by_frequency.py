@@ -161,14 +161,11 @@ def read_counts(path: str | Path) -> Counter[str]:
     return counter
 
 
-def by_frequency(
-    names: Sequence[str], models: Sequence[WordLosses], counts: Mapping[str, int], edges: Sequence[int]
-) -> dict[str, Any]:
-    """Return the mean loss of the words of each band of *counts*, of one model or of two and their difference.
+def by_frequency(losses: Mapping[str, WordLosses], counts: Mapping[str, int], edges: Sequence[int]) -> dict[str, Any]:
+    """Return the mean losses of the words of each band of *counts*, and the differences of models from the first.
 
     Args:
-        names: of the models.
-        models: their losses over one text.
+        losses: of each model, by its name, over one text.
         counts: of words in the training text; a word without one has 0.
         edges: lowest count of each band, rising, but for the first band, which begins at 0.
 
@@ -179,14 +176,15 @@ def by_frequency(
     Raises:
         UserError: the models split the text into other words or predicted others.
     """
+    models = list(losses.values())
     first, *others = models
     for other in others:
         if first.words != other.words:
             pairs = enumerate(itertools.zip_longest(first.words, other.words), 1)
             number, (one, two) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
             raise UserError(
-                f"`by_frequency`: the models read other words ({number}: {one!r:.40}, {two!r:.40}); compare models "
-                "whose tokenizers make the same words of a text"
+                f"`by_frequency`: the models predict other words ({number}: {one!r:.40}, {two!r:.40}); compare models "
+                "of one criterion whose tokenizers make the same words of a text"
             )
     band = np.searchsorted(edges, [counts.get(word, 0) for word in first.words], side="right")
     unknown = np.logical_or.reduce([model.is_unknown for model in models])
@@ -195,7 +193,7 @@ def by_frequency(
     rows = [_band(_name(low, high), models, band == i) for i, (low, high) in enumerate(zip(lows, highs, strict=True))]
     rows = [{**row, "low": low, "high": high} for row, low, high in zip(rows, lows, highs, strict=True)]
     rows += [_band(UNKNOWN, models, unknown)] if unknown.any() else []
-    return {"models": list(names), "bands": [*rows, _band(ALL, models, np.ones(len(band), bool))]}
+    return {"models": list(losses), "bands": [*rows, _band(ALL, models, np.ones(len(band), bool))]}
 
 
 def _name(low: int, high: int | None) -> str:
@@ -203,18 +201,19 @@ def _name(low: int, high: int | None) -> str:
 
 
 def _band(name: str, models: Sequence[WordLosses], mask: np.ndarray) -> dict[str, Any]:
-    """The number of words in *mask*; of each model their scored tokens, mean loss in bits, its standard error."""
+    """The number of words in *mask*; of each model their scored tokens, mean loss in bits, its standard error; of each
+    but the first the mean difference from it, and its standard error."""
     means = [_mean(model.losses[mask]) for model in models]
-    row: dict[str, Any] = {
+    differences = [_mean((model.losses - models[0].losses)[mask]) for model in models[1:]]
+    return {
         "band": name,
         "words": int(mask.sum()),
         "tokens": [int(model.tokens[mask].sum()) for model in models],
         "bits_per_word": [mean for mean, _ in means],
         "standard_error": [error for _, error in means],
+        "difference": [mean for mean, _ in differences],
+        "difference_standard_error": [error for _, error in differences],
     }
-    if len(models) == 2:
-        row["difference"], row["difference_standard_error"] = _mean((models[1].losses - models[0].losses)[mask])
-    return row
 
 
 def _mean(values: np.ndarray) -> tuple[float | None, float | None]:
@@ -225,14 +224,13 @@ def _mean(values: np.ndarray) -> tuple[float | None, float | None]:
 
 def table(report: Mapping[str, Any]) -> list[str]:
     """Lines in Markdown of a report of :func:`by_frequency`: means ± standard errors, in bits a word."""
-    models, compared = report["models"], len(report["models"]) == 2
-    head = ["count in training", "words", *(["bits per word"] if len(models) == 1 else models)]
-    rows = [[*head, "difference"] if compared else head]
+    names = report["models"]
+    differences = ["difference"] if len(names) == 2 else [f"difference: {name}" for name in names[1:]]
+    rows = [["count in training", "words", *(["bits per word"] if len(names) == 1 else names), *differences]]
     for band in filter(lambda band: band["words"], report["bands"]):
         cells = [_cell(*pair) for pair in zip(band["bits_per_word"], band["standard_error"], strict=True)]
-        if compared:
-            cells.append(_cell(band["difference"], band["difference_standard_error"], "+"))
-        rows.append([band["band"], f"{band['words']:,}", *cells])
+        pairs = zip(band["difference"], band["difference_standard_error"], strict=True)
+        rows.append([band["band"], f"{band['words']:,}", *cells, *(_cell(*pair, "+") for pair in pairs)])
     return markdown(rows, left=1)
 
 

@@ -51,15 +51,15 @@ def controlled(notes: NoteDictionary, control: str) -> Iterator[None]:
 
 
 def control_figures(
-    model: BaseFairseqModel, figures: Mapping[str, float], measure: Callable[[], Mapping[str, float]]
+    model: BaseFairseqModel, figures: Mapping[str, float], measure: Callable[[str], Mapping[str, float]]
 ) -> dict[str, float]:
-    """The *figures* of a validation with notes that *measure* returns in each of the :data:`CONTROLS`, by prefix."""
+    """The *figures* of a validation with notes that *measure*, given its title, returns in each control, by prefix."""
     notes = dictionary_of(model)
     assert notes is not None
     result: dict[str, float] = {}
-    for control in CONTROLS:
+    for control, title in CONTROLS.items():
         with controlled(notes, control):
-            measured = measure()
+            measured = measure(title)
         result |= {f"{control}_{name}": measured[name] for name in columns(figures)}
     return result
 

@@ -84,13 +84,14 @@ def test_bands_of_a_decoder_equal_a_literal_count(tmp_path: Path, capsys: pytest
 
 
 def test_two_decoders_are_side_by_side_with_their_paired_difference(tmp_path: Path) -> None:
-    both = evaluate("--by-frequency", ["--path", BASELINE, "--baseline", SHORTFORMER])["by_frequency"]
+    both = evaluate("--by-frequency", ["--path", SHORTFORMER, "--baseline", BASELINE])["by_frequency"]
     other = evaluate("--by-frequency", ["--path", SHORTFORMER])["by_frequency"]
+    assert both["models"] == ["baseline", "shortformer_stage2"]
     for band, alone in zip(both["bands"], other["bands"], strict=True):
-        assert band["bits_per_word"][1] == alone["bits_per_word"][0]
+        assert band["bits_per_word"][1] == alone["bits_per_word"][0] and alone["difference"] == []
         if band["words"]:
             first, second = band["bits_per_word"]
-            assert band["difference"] == pytest.approx(second - first, abs=1e-9)
+            assert band["difference"] == pytest.approx([second - first], abs=1e-9)
     models = validated(
         "--by-frequency --valid-subset test", ["--path", f"{BASELINE}:{SHORTFORMER}", "--results-path", tmp_path]
     )
@@ -98,8 +99,8 @@ def test_two_decoders_are_side_by_side_with_their_paired_difference(tmp_path: Pa
     assert found["figures"] == models
     for band, want in zip(found["by_frequency"]["test"]["bands"], both["bands"], strict=True):
         assert band["words"] == want["words"]
-        assert band.get("difference", 0) == pytest.approx(want.get("difference", 0), abs=2e-5)
-        assert band["bits_per_word"] == pytest.approx(want["bits_per_word"], abs=2e-5)
+        for name in ("difference", "bits_per_word") if band["words"] else ():
+            assert band[name] == pytest.approx(want[name], abs=2e-5)
     assert (tmp_path / "by-frequency-test.png").exists()
 
 
@@ -163,13 +164,28 @@ def test_losses_of_tokens_are_at_their_places_and_add_up_to_the_loss_with_notes(
     monkeypatch.setattr(validate, "_report", lambda *args: None)
     path = runs.saved(tmp_path / "model.pt", flags, data=data)
     validated("--by-frequency --keep-notes --valid-subset valid", ["--path", path], data=data)
-    [(meter, blocks)] = meters
+    assert len(meters) == 3  # with notes, with those of other words, without
+    meter, blocks = meters[0]
     places, losses = meter.totals.rows["token losses"].numpy().T
     text = places >= 0  # ELECTRA's discriminator also reads the begin symbol of each row
     assert len(np.unique(places[text])) == text.sum() and places.max() < len(blocks.corpus.tokens)
     assert losses.sum() == pytest.approx(float(meter.totals[name]), rel=1e-5)
     if kind != "masked":
         assert text.sum() == len(blocks.corpus.tokens)
+
+
+def test_models_with_and_without_notes_are_side_by_side(tmp_path: Path) -> None:
+    data = noted.corpus(tmp_path)
+    plain = runs.saved(tmp_path / "plain.pt", noted.BERT, data=data)
+    notes = runs.saved(tmp_path / "notes.pt", noted.TNF_BERT, data=data)
+    flags = ["--keep-notes", "--by-frequency", "--valid-subset", "valid", "--results-path", tmp_path / "out"]
+    validated(flags, ["--path", f"{plain}:{notes}"], data=data)
+    report = json.loads((tmp_path / "out" / "results.json").read_text())["by_frequency"]["valid"]
+    assert report["models"] == ["plain", "notes", "notes, notes of other words", "notes, without notes"]
+    everything = report["bands"][-1]
+    assert everything["words"] and len(everything["difference"]) == 3
+    for loss, difference in zip(everything["bits_per_word"][1:], everything["difference"], strict=True):
+        assert difference == pytest.approx(loss - everything["bits_per_word"][0], abs=1e-9)
 
 
 def test_figures_without_a_value_are_null_in_the_results(tmp_path: Path) -> None:

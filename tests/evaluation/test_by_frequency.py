@@ -86,22 +86,22 @@ def test_bands_have_mean_and_error_and_paired_difference() -> None:
     words, unknown = ["a", "b", "c", "b"], np.zeros(4, bool)
     one = WordLosses(words, unknown, np.array([1, 2, 1, 2]), np.array([1.0, 2, 3, 6]))
     two = WordLosses(words, unknown, np.array([1, 1, 1, 1]), np.array([1.0, 3, 5, 9]))
-    report = by_frequency.by_frequency(["one", "two"], [one, two], {"b": 7, "c": 10}, [1, 10])
+    report = by_frequency.by_frequency({"one": one, "two": two}, {"b": 7, "c": 10}, [1, 10])
     unseen, rare, frequent, everything = report["bands"]
     assert [band["band"] for band in report["bands"]] == ["0", "1-9", "10+", "all"]
     assert (rare["low"], rare["high"], frequent["high"]) == (1, 9, None)
     assert unseen["bits_per_word"] == [1, 1] and unseen["standard_error"] == [None, None]
     assert rare["words"] == 2 and rare["tokens"] == [4, 2] and rare["bits_per_word"] == [4, 6]
     assert rare["standard_error"] == pytest.approx([math.sqrt(8 / 2), math.sqrt(18 / 2)])
-    assert rare["difference"] == 2 and rare["difference_standard_error"] == pytest.approx(math.sqrt(2 / 2))
-    assert everything["words"] == 4 and everything["difference"] == pytest.approx(1.5)
+    assert rare["difference"] == [2] and rare["difference_standard_error"] == pytest.approx([math.sqrt(2 / 2)])
+    assert everything["words"] == 4 and everything["difference"] == pytest.approx([1.5])
     assert table(report)[3] == "| 1-9 | 2 | 4.000 ± 2.000 | 6.000 ± 3.000 | +2.000 ± 1.000 |"
 
 
 def test_words_of_other_tokenizers_do_not_compare() -> None:
     one, two = (WordLosses([word], np.zeros(1, bool), np.ones(1), np.ones(1)) for word in ("don't", "don"))
-    with user_error(r"--by-frequency: the models read other words \(1: \"don't\", 'don'\)"):
-        by_frequency.by_frequency(["one", "two"], [one, two], {}, [1])
+    with user_error(r"--by-frequency: the models predict other words \(1: \"don't\", 'don'\)"):
+        by_frequency.by_frequency({"one": one, "two": two}, {}, [1])
 
 
 @pytest.mark.parametrize(
