@@ -1,8 +1,11 @@
 """Files of exported tokenizers: ``tokenizer.json`` of byte-level encodings, where it gives exactly our ids, or code.
 
 The ids are those of the dictionary, so that it must have every symbol which merges make: a symbol that it lacks is the
-unknown one here, but has no id there. Other encodings differ at line ends, or in what they normalise; transformers
-reads these with :mod:`fairseq.interop.hugging_face.exported.tokenization_fairseq`.
+unknown one here, but has no id there. No ``tokenizer.json`` equals other encodings: ``</s>`` between lines, a special
+symbol, is dropped where text is decoded without them; the normaliser of SentencePiece models composes accents within a
+grapheme there, where the model takes the longest sequence it knows; and symbols of subword-nmt would have other names,
+``er</w>`` and ``er`` for ``er`` and ``er@@``. transformers reads these with
+:mod:`fairseq.interop.hugging_face.exported.tokenization_fairseq`.
 """
 
 from __future__ import annotations
