@@ -3,7 +3,7 @@
 For query i and key j the score is qᵢ⁺ · kⱼ + qᵢ* · r(i − j) + b(i − j): content and distance, each with its own query.
 A segment of T queries over K keys meets K distances, so the second term is one product with K vectors, [T, K], whose
 row i must then be moved T − 1 − i places to the left (Dai et al. 2019, appendix B). In memory that move is a change of
-strides: on a CPU no element is copied for it.
+strides: no element is copied for it, but in compiled graphs.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ def shift(raw: Tensor, bias: Tensor | None) -> Tensor:
     Shape: raw [H, B, T, K], bias [T, K] → [B, H, T, K].
     """
     heads, batch, queries, keys = raw.shape
-    if on_cpu(raw):
+    if not torch.compiler.is_compiling():
         return _Shift.apply(raw, bias).view(batch, heads, queries, keys)
     padded = F.pad(raw, (1, 0)).flatten(2)  # (H, B, T · (K + 1)); without its first T, row i begins T − 1 − i later
     moved = padded[:, :, queries:].view(heads, batch, queries, keys)

@@ -15,6 +15,7 @@ from runs import ROOT
 from benchmarks import roofline
 from fairseq.modules.attention import SelfAttention
 from fairseq.modules.output_layer import linear_cross_entropy
+from fairseq.modules.relative_attention import shift
 from fairseq.modules.transformer_layer import TransformerLayer
 
 DATA = "tests/golden/language_model/data-bin"
@@ -84,3 +85,13 @@ def test_a_layer_casts_its_input_once_for_all_projections_and_remembers_that(pre
     casts = [k for k in launches.kernels if k.name == "_to_copy" and k.bytes == x.numel() * 6]
     assert len(casts) == 2  # of attention and of the feed-forward network
     assert remembered.dtype == torch.bfloat16
+
+
+def test_scores_by_distance_are_shifted_in_one_pass_on_gpus_and_one_going_back() -> None:
+    raw = torch.empty(2, 3, 4, 9, device="meta", requires_grad=True)
+    with roofline.Launches("meta") as launches:
+        shifted = shift(raw, torch.empty(4, 9, device="meta"))
+    assert [kernel.name for kernel in launches.kernels] == ["add"]
+    with roofline.Launches("meta") as launches:
+        shifted.backward(torch.empty_like(shifted))
+    assert [k.name for k in launches.kernels if k.bytes > raw.numel() * 4] == ["copy_"]
