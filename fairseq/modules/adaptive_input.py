@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.errors import SettingError
+from fairseq.modules.attention import is_cpu
 
 
 def check_cutoffs(setting: str, cutoffs: list[int], vocabulary: int | None = None) -> None:
@@ -92,8 +93,7 @@ class AdaptiveInput(nn.Module):
         """Embeddings of *tokens* [B, T]: [B, T, C]."""
         result: Tensor | None = None
         for band, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
-            # Words of other bands look up an entry that is not taken below.
-            embedded = self.embeddings[band]((tokens - first).clamp(0, last - first - 1))
+            embedded = self.embeddings[band](_rows(tokens, first, last))
             if result is None:
                 result = embedded
             else:
@@ -101,3 +101,15 @@ class AdaptiveInput(nn.Module):
                 result = torch.where((tokens >= first).unsqueeze(-1), embedded.to(result.dtype), result)
         assert result is not None
         return result
+
+
+def _rows(tokens: Tensor, first: int, last: int) -> Tensor:
+    """The rows of *tokens* in the table of words *first* … *last* − 1; those of other words are not taken.
+
+    A GPU sums the gradients of one row serially, even where all are 0: there other words get rows apart. On a CPU one
+    row stays in cache.
+    """
+    if is_cpu(tokens):
+        return (tokens - first).clamp(0, last - first - 1)
+    apart = torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape) % (last - first)
+    return torch.where((tokens >= first) & (tokens < last), tokens - first, apart)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq.errors import UserError
+from fairseq.modules import adaptive_input
 from fairseq.modules.adaptive_input import AdaptiveInput
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention, attend
@@ -350,3 +351,24 @@ def test_gradients_of_rare_words_survive_float16():
     relative = ((found - wanted).abs() / wanted.abs().clamp(min=1e-30))[rare]
     assert relative.median() < 0.02
     assert (found[rare] == 0).all(1).float().mean() < 0.01
+
+
+def test_on_gpus_words_of_other_bands_get_rows_apart_and_nothing_else_changes(monkeypatch):
+    """Gradients of one row are summed serially there; with text, most words belong to the first band."""
+    tokens = torch.randint(WORDS, (4, 16), generator=torch.Generator().manual_seed(1))
+    results, looked_up = [], []
+    for on_cpu in (True, False):
+        monkeypatch.setattr(adaptive_input, "is_cpu", lambda x, on_cpu=on_cpu: on_cpu)
+        torch.manual_seed(0)
+        module = embeddings()
+        for band in module.embeddings:
+            band[0].register_forward_pre_hook(lambda embedding, args: looked_up.append(args[0]))
+        output = module(tokens)
+        output.square().sum().backward()
+        results.append([output, *(p.grad for p in module.parameters())])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    bands = list(zip(module.bounds, module.bounds[1:], strict=False))
+    for (first, last), clamped, apart in zip(bands, *(looked_up[:3], looked_up[3:]), strict=True):
+        foreign = (tokens < first) | (tokens >= last)
+        before, after = (rows[foreign].unique(return_counts=True)[1].max() for rows in (clamped, apart))
+        assert after <= math.ceil(tokens.numel() / (last - first)) < before
