@@ -17,10 +17,12 @@ from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus
+from fairseq.evaluation.by_frequency import training_counts
 from fairseq.hub import load_model
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import eval_lm, validate
+from fairseq_cli import eval_lm, preprocess, validate
 from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.preprocess import get_preprocessing_parser
 from fairseq_cli.validate import get_validation_parser
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
@@ -217,3 +219,21 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         evaluate(["--path", BASELINE, "--by-frequency"], data=bare)
     counted = evaluate(["--path", BASELINE, "--by-frequency", "--word-counts", runs.DATA], data=bare)["by_frequency"]
     assert counted == evaluate(["--path", BASELINE, "--by-frequency"])["by_frequency"]
+
+
+def test_words_of_raw_text_are_those_between_spaces(tmp_path: Path) -> None:
+    """From raw text through byte-level subwords to an encoder and the bands of another text."""
+    lines = ["the cats don't sit on naïve 世界 mats.", "the cat sat 🙂 on the mat, the cats"] * 30
+    (tmp_path / "train").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "text").write_text("the cats\nhat 世界 mats.\n", encoding="utf-8")
+    flags = ["--trainpref", tmp_path / "train", "--bpe", "hf", "--learn-bpe", "290", "--destdir", tmp_path / "bin"]
+    preprocess.main(get_preprocessing_parser().parse_args(runs.words(*flags)))
+    path = runs.saved(tmp_path / "bert.pt", BERT, data=tmp_path / "bin")
+    counts = Counter(" ".join(lines).split())
+    dictionary = load_model(path, tmp_path / "bin")[1].source_dictionary
+    assert training_counts(tmp_path / "bin", dictionary) == counts
+    flags = ["--path", path, "--text", tmp_path / "text", "--by-frequency", "--frequency-bands", "1,31,61"]
+    bands = evaluate(flags, data=tmp_path / "bin")["by_frequency"]["bands"]
+    assert [counts[word] for word in ("hat", "世界", "mats.", "cats", "the")] == [0, 30, 30, 60, 120]
+    assert [band["words"] for band in bands] == [1, 2, 1, 1, 5]
+    assert bands[1]["tokens"][0] > 2  # of subwords
