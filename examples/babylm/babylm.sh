@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # From raw texts to models that transformers loads as they were after every million words; docs/babylm.md explains it.
-# Usage: TRAIN=DIR VALID=DIR babylm.sh   Run it again to resume; exports that are there are not written again.
+# Usage: TRAIN=DIR VALID=DIR babylm.sh   Run it again to resume; exports that are there are not written again. Paths begin at
+# the root of the repository. DRY_RUN=1 prints the commands; the lengths of stages are known once data are there.
 #   TRAIN, VALID  folders of raw texts, all files of which are read, or one file each
 #   OUT           folder of data, checkpoints and exports (default: babylm)
 #   MODELS        some of "shortformer transformer_xl electra" (default: all)
@@ -11,7 +12,7 @@
 #   WORDS         words between checkpoints (default: 1M:10,10M:10,100M, the challenge's)
 #   BPE LAYERS WIDTH BATCH LR SEED   subwords, sizes, tokens an update, rate (default: 8000 6 384 4096 0.001 1)
 #   NOTES=1       ELECTRA takes notes of rare words: NOTE_COUNTS occurrences (default: 10:100)
-#   PRECISION (fp32, bf16, fp16), EXTRA: further flags of fairseq-train, DRY_RUN=1, SMALL=1 as for the other recipes
+#   PRECISION (fp32, bf16, fp16), EXTRA: further flags of fairseq-train, SMALL=1 as for the other recipes
 # shellcheck source=examples/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
@@ -31,6 +32,7 @@ for model in "${models[@]}"; do
 done
 [[ -f $pairs ]] || fail "PAIRS=$pairs: file not found; give JSON lines in BLiMP's format"
 [[ -z ${TABLE:-} || (-f $TABLE/train.tsv && -f $TABLE/dev.tsv) ]] || fail "TABLE=$TABLE: has no train.tsv and dev.tsv"
+((bpe < 65000)) || fail "BPE=$bpe: must be below 65,000"
 ((share < 100)) || fail "SHORT_SHARE=$share: must be below 100 per cent"
 
 # texts VARIABLE: the files of a folder or the file, separated by commas.
@@ -68,6 +70,7 @@ training=(
   --weight-decay 0.1 --dropout 0.1 --seed "${SEED:-1}" --save-interval-words "${WORDS:-1M:10,10M:10,100M}"
   --no-epoch-checkpoints
 )
+bands=$((bpe / 8)),$((bpe / 2)) # of the softmax: frequent subwords are cheap to predict
 heads=$((width >= 64 ? width / 64 : 1))
 decoder=(--decoder-layers "$layers" --decoder-embed-dim "$width" --decoder-ffn-embed-dim $((4 * width)))
 decoder+=(--decoder-input-dim "$width" --decoder-output-dim "$width" --decoder-attention-heads "$heads")
@@ -88,12 +91,12 @@ for model in "${models[@]}"; do
   reads=("$out/exported/$model")
   case $model in
     shortformer)
-      train shortformer "${decoder[@]}" --adaptive-softmax-cutoff "$((bpe / 8)),$((bpe / 2))" --criterion adaptive_loss
+      train shortformer "${decoder[@]}" --adaptive-softmax-cutoff "$bands" --criterion adaptive_loss
       export_as "$out/$model" "$model" --revisions
       ;;
     transformer_xl)
       train transformer_xl --n-layer "$layers" --d-model "$width" --n-head "$heads" --d-head $((width / heads)) \
-        --d-inner $((4 * width)) --mem-len "$long"
+        --d-inner $((4 * width)) --mem-len "$long" --cutoffs "$bands"
       export_as "$out/$model" "$model" --revisions
       ;;
     electra)
