@@ -95,6 +95,7 @@ class GradientReducer(DataParallel):
                 **no_buffers,
                 bucket_cap_mb=bucket_cap_mb,
                 find_unused_parameters=find_unused_parameters,
+                gradient_as_bucket_view=True,  # no copies to and from the buckets, and no second memory for them
             )
         elif world.size > 1:
             # DistributedDataParallel does the same when it is made.

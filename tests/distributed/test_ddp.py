@@ -54,6 +54,23 @@ def test_only_the_last_batch_of_an_update_is_reduced_over_processes(of_ranks, ba
         )
 
 
+def storages(world: World) -> list[int]:
+    """The pieces of memory that hold the gradients of an update, after each of two updates."""
+    linear = torch.nn.Linear(2, 1)
+    reducer = GradientReducer(linear, world, "c10d", 25, False)
+    counts = []
+    for _ in range(2):
+        with reducer.accumulate(last=True):
+            reducer.module(torch.ones(1, 2)).sum().backward()
+        counts.append(len({p.grad.untyped_storage().data_ptr() for p in linear.parameters()}))
+        linear.zero_grad()
+    return counts
+
+
+def test_gradients_are_views_of_their_bucket(tmp_path: Path) -> None:
+    assert on_ranks(storages, 2, tmp_path) == [[1, 1], [1, 1]]
+
+
 class Buffered(torch.nn.Module):
     """A parameter that is used, one that is not, one that is not trained, and a buffer."""
 
@@ -110,8 +127,10 @@ class Older(Wrapped):
         bucket_cap_mb: int = 0,
         find_unused_parameters: Any = "unset",
         broadcast_buffers: bool = True,
+        gradient_as_bucket_view: bool = False,
     ) -> None:
         super().__init__(module, device_ids=device_ids, mb=bucket_cap_mb, unused=find_unused_parameters)
+        assert gradient_as_bucket_view
         self.buffers_are_sent = broadcast_buffers
 
 
@@ -123,8 +142,10 @@ class Newer(Wrapped):
         bucket_cap_mb: int = 0,
         find_unused_parameters: Any = "unset",
         forward_sync_buffers: bool = True,
+        gradient_as_bucket_view: bool = False,
     ) -> None:
         super().__init__(module, device_ids=device_ids, mb=bucket_cap_mb, unused=find_unused_parameters)
+        assert gradient_as_bucket_view
         self.buffers_are_sent = forward_sync_buffers
 
 
