@@ -25,6 +25,7 @@ import torch.distributed as dist
 from benchmarks import machine
 from fairseq import checkpoint, distributed
 from fairseq.checkpoint import CheckpointManager
+from fairseq.checkpoint.manager import SavePoint
 from fairseq.config import options
 from fairseq.config.settings import CommonConfig, DistributedConfig, TrainingSettings, training_settings
 from fairseq.distributed import Job, World
@@ -269,7 +270,7 @@ def _saving_seconds(args: argparse.Namespace, trainers: dict[str, Trainer], worl
         trainer, saver = savers[name]
         world.barrier()
         start = time.perf_counter()
-        saver.save(trainer.state_dict(), epoch=1, updates=number + 1, end_of_epoch=False, is_best=False)
+        saver.save(trainer.state_dict(), SavePoint(epoch=1, updates=number + 1, end_of_epoch=False, is_best=False))
         world.barrier()
         seconds[name].append(time.perf_counter() - start)
         saver.wait()

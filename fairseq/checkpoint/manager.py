@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,25 @@ def is_model(path: str | Path) -> bool:
     return path.suffix == ".pt" and path.is_file()
 
 
+@dataclass(frozen=True)
+class SavePoint:
+    """A point of a run at which it saves.
+
+    Attributes:
+        epoch, updates: how far training is; both count from 1.
+        is_best: its validation figure is the best saved so far.
+        figure: the validation figure, None without a validation.
+        milestone: name of the checkpoint that is due by words or tokens, if one is.
+    """
+
+    epoch: int
+    updates: int
+    end_of_epoch: bool = False
+    is_best: bool = False
+    figure: float | None = None
+    milestone: str | None = None
+
+
 class CheckpointManager:
     """The checkpoints of one run; only the process of rank 0 has one.
 
@@ -72,53 +92,27 @@ class CheckpointManager:
         if not config.no_save:
             self._is_new = _prepare(self.folder)
 
-    def names(
-        self,
-        epoch: int,
-        updates: int,
-        end_of_epoch: bool,
-        is_best: bool,
-        figure: float | None = None,
-        milestone: str | None = None,
-    ) -> list[str]:
-        """Return the names of the files that a save at this point writes; see :meth:`due`."""
-        config = self.config
+    def names(self, point: SavePoint) -> list[str]:
+        """Return the names of the files that a save at *point* writes."""
+        config, epoch, updates = self.config, point.epoch, point.updates
         chosen = {
-            f"checkpoint{epoch}.pt": end_of_epoch
+            f"checkpoint{epoch}.pt": point.end_of_epoch
             and not config.no_epoch_checkpoints
             and epoch % config.save_interval == 0,
-            f"checkpoint_{epoch}_{updates}.pt": not end_of_epoch
+            f"checkpoint_{epoch}_{updates}.pt": not point.end_of_epoch
             and config.save_interval_updates > 0
             and updates % config.save_interval_updates == 0,
-            milestone or "": milestone is not None,
-            BEST: is_best,
-            f"checkpoint.best_{config.best_checkpoint_metric}_{figure or 0:.4f}.pt": figure is not None
-            and self._is_among_best(figure),
+            point.milestone or "": point.milestone is not None,
+            BEST: point.is_best,
+            f"checkpoint.best_{config.best_checkpoint_metric}_{point.figure or 0:.4f}.pt": point.figure is not None
+            and self._is_among_best(point.figure),
             LAST: not config.no_last_checkpoints,
         }
         return [name for name, wanted in chosen.items() if wanted]
 
-    def due(
-        self,
-        *,
-        epoch: int,
-        updates: int,
-        end_of_epoch: bool,
-        is_best: bool,
-        figure: float | None = None,
-        milestone: str | None = None,
-    ) -> list[Path]:
-        """Return the files that a save at this point writes.
-
-        Args:
-            epoch, updates: how far training is; both count from 1.
-            is_best: its validation figure is the best saved so far.
-            figure: the validation figure, None without a validation.
-            milestone: name of the checkpoint that is due by words or tokens, if one is.
-        """
-        if self.config.no_save:
-            return []
-        return [self.folder / name for name in self.names(epoch, updates, end_of_epoch, is_best, figure, milestone)]
+    def due(self, point: SavePoint) -> list[Path]:
+        """Return the files that a save at *point* writes."""
+        return [] if self.config.no_save else [self.folder / name for name in self.names(point)]
 
     def save(self, state: Mapping[str, Any], paths: Sequence[Path]) -> None:
         """Write a checkpoint under all of *paths*, and remove those that need not be kept.

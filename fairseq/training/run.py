@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from fairseq.checkpoint import CheckpointManager
+from fairseq.checkpoint.manager import SavePoint
 from fairseq.config.fields import differ, parse_dict
 from fairseq.config.settings import TrainingSettings
 from fairseq.data.iterator import EpochIterator
@@ -218,8 +219,7 @@ class Run:
         state = self.state_dict()
         state["extra_state"].update(val_loss=figure, **saved.state_dict())
         is_best = self.best.is_worth_saving(figure)
-        point: dict[str, Any] = {"epoch": epoch, "updates": updates, "end_of_epoch": end_of_epoch, "figure": figure}
-        self.saver.save(state, **point, is_best=is_best, milestone=self.milestones.name)
+        self.saver.save(state, SavePoint(epoch, updates, end_of_epoch, is_best, figure, self.milestones.name))
         self.best = saved  # only now: a checkpoint that could not be written is not the best one saved
         self.saved_at = time.perf_counter()
         self.stop.saved()

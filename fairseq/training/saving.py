@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from fairseq.checkpoint import CheckpointManager, parts
 from fairseq.checkpoint.integrity import check_room
+from fairseq.checkpoint.manager import SavePoint
 from fairseq.checkpoint.store import copied
 from fairseq.config.settings import CheckpointConfig, DistributedConfig
 from fairseq.distributed import World
@@ -49,51 +50,26 @@ class Saver:
             self.group = dist.new_group(backend="gloo", timeout=limit)
         self.pending: Future[None] | None = None
 
-    def save(
-        self,
-        state: dict[str, Any],
-        *,
-        epoch: int,
-        updates: int,
-        end_of_epoch: bool,
-        is_best: bool,
-        figure: float | None = None,
-        milestone: str | None = None,
-    ) -> None:
-        """Write *state*, to be called on every process.
-
-        Args:
-            state: what a checkpoint holds.
-            epoch, updates: how far training is; both count from 1.
-            is_best: its validation figure is the best saved so far.
-            figure: the validation figure, None without a validation.
-            milestone: see :meth:`CheckpointManager.due`.
+    def save(self, state: dict[str, Any], point: SavePoint) -> None:
+        """Write *state*, what a checkpoint holds, at *point*; to be called on every process.
 
         Raises:
             UserError: this checkpoint, or the one before in the background, cannot be written.
         """
         self.wait()
-        paths: list[Path] = []
-        if self.manager is not None:
-            paths = self.manager.due(
-                epoch=epoch,
-                updates=updates,
-                end_of_epoch=end_of_epoch,
-                is_best=is_best,
-                figure=figure,
-                milestone=milestone,
-            )
+        paths = self.manager.due(point) if self.manager is not None else []
         if self.cfg.no_save_optimizer_state:
             state = {key: value for key, value in state.items() if key != "last_optimizer_state"}
         if self.group is not None:
-            work = self._parts(state, paths, self.group, epoch, updates, self.cfg.async_save)
+            work = self._parts(state, paths, self.group, point.epoch, point.updates, self.cfg.async_save)
         elif self.manager is not None and paths:
             work = functools.partial(self.manager.save, copied(state) if self.cfg.async_save else state, paths)
         else:
             return
         if work is None:
             return
-        done = functools.partial(_finish, work, [f"{path} (epoch {epoch}, update {updates})" for path in paths])
+        written = [f"{path} (epoch {point.epoch}, update {point.updates})" for path in paths]
+        done = functools.partial(_finish, work, written)
         if self.cfg.async_save:
             executor = ThreadPoolExecutor(1, "save")
             self.pending = executor.submit(done)

@@ -138,6 +138,7 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
         import os, random, signal, sys, time, torch
         from pathlib import Path
         from fairseq.checkpoint import CheckpointManager, load
+        from fairseq.checkpoint.manager import SavePoint
         from fairseq.config.settings import CheckpointConfig
 
         config = CheckpointConfig(save_dir=sys.argv[1], keep_last_epochs=2)
@@ -150,7 +151,7 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
                 while True:
                     epoch += 1
                     state = {"args": {}, "model": {"w": torch.full((100_000,), float(epoch))}}
-                    paths = manager.due(epoch=epoch, updates=epoch, end_of_epoch=True, is_best=True)
+                    paths = manager.due(SavePoint(epoch, epoch, end_of_epoch=True, is_best=True))
                     manager.save(state, paths)
             while not last_file.exists():
                 time.sleep(0.01)

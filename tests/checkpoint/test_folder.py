@@ -13,7 +13,7 @@ from mistakes import user_error
 from states import a_state
 
 from fairseq.checkpoint import CheckpointManager, load, save
-from fairseq.checkpoint.manager import find_checkpoint, is_model
+from fairseq.checkpoint.manager import SavePoint, find_checkpoint, is_model
 from fairseq.config.settings import CheckpointConfig
 from fairseq.errors import UserError
 
@@ -77,7 +77,7 @@ def test_files_of_other_names_and_folders_without_a_checkpoint_are_no_models(tmp
 
 def test_of_a_run_that_saves_nothing_no_file_is_due_and_no_folder_made(tmp_path: Path) -> None:
     nothing = manager(tmp_path / "s", no_save=True)
-    assert nothing.due(epoch=1, updates=1, end_of_epoch=True, is_best=True, figure=1.0) == []
+    assert nothing.due(SavePoint(epoch=1, updates=1, end_of_epoch=True, is_best=True, figure=1.0)) == []
     nothing.keep_dictionary(tmp_path / "none")
     nothing.set_best_aside()
     with nothing.locked():
@@ -115,7 +115,7 @@ def test_a_checkpoint_under_a_name_of_its_own_is_neither_resumed_from_nor_remove
     keeper = manager(tmp_path, keep_last_epochs=1)
     assert keeper.save_as("average.pt", a_state(2.0)) == tmp_path / "average.pt" and value(tmp_path / "average.pt") == 2
     for epoch in (1, 2):
-        keeper.save(a_state(), keeper.due(epoch=epoch, updates=epoch, end_of_epoch=True, is_best=False))
+        keeper.save(a_state(), keeper.due(SavePoint(epoch=epoch, updates=epoch, end_of_epoch=True, is_best=False)))
     assert names(tmp_path) == {"average.pt", "checkpoint2.pt", "checkpoint_last.pt"}
 
 

@@ -12,6 +12,7 @@ from mistakes import user_error
 from states import a_state
 
 from fairseq.checkpoint import CheckpointManager, load, save
+from fairseq.checkpoint.manager import SavePoint
 from fairseq.config.settings import CheckpointConfig
 from fairseq.errors import UserError
 from fairseq.system.files import _temporary_path
@@ -24,8 +25,7 @@ def saved(tmp_path: Path, *points: tuple[int, int, bool, float | None], **settin
     config = CheckpointConfig(save_dir=str(tmp_path / "s"), **settings)
     keeper, best = CheckpointManager(config), Best(config.maximize_best_checkpoint_metric)
     for epoch, updates, end_of_epoch, figure in points:
-        is_best = best.is_worth_saving(figure)
-        paths = keeper.due(epoch=epoch, updates=updates, end_of_epoch=end_of_epoch, is_best=is_best, figure=figure)
+        paths = keeper.due(SavePoint(epoch, updates, end_of_epoch, best.is_worth_saving(figure), figure))
         if paths:
             keeper.save(a_state(float(updates)), paths)
         best = best.after_saving(figure)
@@ -47,7 +47,7 @@ def test_checkpoints_have_fairseqs_names(tmp_path):
 
 def test_intervals_and_switches_decide_which_are_written(tmp_path):
     def names(epoch=2, updates=6, end=True, best=False, **settings):
-        return CheckpointManager(CheckpointConfig(no_save=True, **settings)).names(epoch, updates, end, best)
+        return CheckpointManager(CheckpointConfig(no_save=True, **settings)).names(SavePoint(epoch, updates, end, best))
 
     assert names() == ["checkpoint2.pt", "checkpoint_last.pt"]
     assert names(save_interval=2) == ["checkpoint2.pt", "checkpoint_last.pt"]
@@ -61,7 +61,7 @@ def test_intervals_and_switches_decide_which_are_written(tmp_path):
 def written(folder: Path, figure: float | None, **settings: Any) -> list[str]:
     config = {"no_last_checkpoints": True, "no_epoch_checkpoints": True, "keep_best_checkpoints": 2, **settings}
     paths = CheckpointManager(CheckpointConfig(save_dir=str(folder), **config)).due(
-        epoch=1, updates=1, end_of_epoch=True, is_best=False, figure=figure
+        SavePoint(epoch=1, updates=1, end_of_epoch=True, is_best=False, figure=figure)
     )
     assert all(path.parent == folder for path in paths)
     return [path.name for path in paths]
@@ -112,7 +112,7 @@ def test_one_of_the_best_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:
 def test_updates_are_saved_within_epochs_at_multiples_of_the_interval(tmp_path: Path) -> None:
     def due(updates: int, end: bool, **settings: Any) -> list[str]:
         config = CheckpointConfig(save_dir=str(tmp_path), no_last_checkpoints=True, **settings)
-        paths = CheckpointManager(config).due(epoch=3, updates=updates, end_of_epoch=end, is_best=False)
+        paths = CheckpointManager(config).due(SavePoint(epoch=3, updates=updates, end_of_epoch=end, is_best=False))
         return [path.name for path in paths]
 
     assert due(4, False) == [] == due(5, False, save_interval_updates=4)
@@ -201,7 +201,7 @@ def test_a_failed_save_leaves_the_checkpoints_before_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match="No space left"):
-        keeper.save(a_state(2.0), keeper.due(epoch=2, updates=2, end_of_epoch=True, is_best=True))
+        keeper.save(a_state(2.0), keeper.due(SavePoint(epoch=2, updates=2, end_of_epoch=True, is_best=True)))
     assert files(tmp_path) == {"checkpoint1.pt": 1, "checkpoint_best.pt": 1, "checkpoint_last.pt": 1}
 
 

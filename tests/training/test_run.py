@@ -16,6 +16,7 @@ from mistakes import user_error
 from small_runs import FIVE, a_run, state
 
 from fairseq import checkpoint
+from fairseq.checkpoint.manager import SavePoint
 from fairseq.config.settings import training_settings
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError, with_flags
@@ -40,15 +41,13 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         found.append(("validate", epoch, updates))
         return 7.5 if updates == 4 else 9.0 - updates
 
-    def save(self: Saver, state: dict[str, Any], **point: Any) -> None:
+    def save(self: Saver, state: dict[str, Any], point: SavePoint) -> None:
         extra = state["extra_state"]
-        assert (
-            extra["val_loss"] == point["figure"] and state["optimizer_history"][-1]["num_updates"] == point["updates"]
-        )
-        best = "best" if point["is_best"] else ""
-        assert not best or extra["best_saved"] == point["figure"]
-        end = "end" if point["end_of_epoch"] else ""
-        found.append(("save", point["epoch"], point["updates"], end, best, point["figure"]))
+        assert extra["val_loss"] == point.figure and state["optimizer_history"][-1]["num_updates"] == point.updates
+        best = "best" if point.is_best else ""
+        assert not best or extra["best_saved"] == point.figure
+        end = "end" if point.end_of_epoch else ""
+        found.append(("save", point.epoch, point.updates, end, best, point.figure))
 
     monkeypatch.setattr(Run, "validate", validate)
     monkeypatch.setattr(Saver, "save", save)

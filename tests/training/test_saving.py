@@ -16,6 +16,7 @@ import runs
 import torch
 from ranks import in_threads
 
+from fairseq.checkpoint.manager import SavePoint
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.distributed.tensor_part import TensorPart
@@ -31,8 +32,8 @@ class Disk:
         self.open = threading.Event()
         self.events: list[str] = []
 
-    def due(self, *, updates: int, **_: Any) -> list[Path]:
-        return [Path(str(updates))]
+    def due(self, point: SavePoint) -> list[Path]:
+        return [Path(str(point.updates))]
 
     def save(self, state: dict[str, Any], paths: list[Path]) -> None:
         self.events.append(f"{paths[0]} begins")
@@ -43,9 +44,9 @@ class Disk:
 def test_a_background_save_begins_when_the_one_before_has_ended() -> None:
     disk = Disk()
     saver = a_saver(disk, "--async-save")
-    saver.save({}, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    saver.save({}, SavePoint(1, 1))
     threading.Timer(0.1, disk.open.set).start()  # while the second save waits, or writes if it does not
-    saver.save({}, epoch=1, updates=2, end_of_epoch=False, is_best=False)
+    saver.save({}, SavePoint(1, 2))
     saver.wait()
     assert disk.events == ["1 begins", "1 ends", "2 begins", "2 ends"]
 
@@ -57,12 +58,12 @@ class Files(Disk):
         super().__init__()
         self.open.set()
         self.error = error
-        self.points: list[dict[str, Any]] = []
+        self.points: list[SavePoint] = []
         self.written: list[tuple[str, dict[str, Any]]] = []
 
-    def due(self, **point: Any) -> list[Path]:
+    def due(self, point: SavePoint) -> list[Path]:
         self.points.append(point)
-        return [] if point["updates"] % 10 == 0 else [Path(str(point["updates"]))]
+        return [] if point.updates % 10 == 0 else [Path(str(point.updates))]
 
     def save(self, state: dict[str, Any], paths: list[Path]) -> None:
         super().save(state, paths)
@@ -85,21 +86,11 @@ def test_what_is_due_is_written_as_the_manager_says(flags: str) -> None:
     files = Files()
     saver = a_saver(files, flags)
     state = {"model": {"w": torch.ones(2)}, "last_optimizer_state": {"m": torch.ones(2)}, "extra_state": {}}
-    for updates, is_best, figure in ((9, True, 2.5), (10, False, None), (11, False, 3.0)):
-        point = {"end_of_epoch": is_best, "is_best": is_best, "figure": figure}
-        saver.save(state, epoch=3, updates=updates, **point, milestone=f"{updates}.pt")
+    points = [SavePoint(3, 9, True, True, 2.5, "9.pt"), SavePoint(3, 10), SavePoint(3, 11, False, False, 3.0)]
+    for point in points:
+        saver.save(state, point)
     saver.wait()
-    assert files.points == [
-        {
-            "epoch": 3,
-            "updates": updates,
-            "end_of_epoch": best,
-            "is_best": best,
-            "figure": figure,
-            "milestone": f"{updates}.pt",
-        }
-        for updates, best, figure in ((9, True, 2.5), (10, False, None), (11, False, 3.0))
-    ]
+    assert files.points == points
     assert [name for name, _ in files.written] == ["9", "11"], "nothing is due at update 10"
     assert all(runs.difference(written, state) is None for _, written in files.written)
 
@@ -109,7 +100,7 @@ def test_the_optimizers_state_is_left_out_when_asked_and_nothing_else(flags: str
     files = Files()
     saver = a_saver(files, f"{flags} --no-save-optimizer-state")
     state = {"model": {}, "last_optimizer_state": {"m": torch.ones(2)}, "extra_state": {"epoch": 1}}
-    saver.save(state, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    saver.save(state, SavePoint(1, 1))
     saver.wait()
     assert files.written == [("1", {"model": {}, "extra_state": {"epoch": 1}})]
     assert "last_optimizer_state" in state, "the caller's stays"
@@ -120,7 +111,7 @@ def test_a_background_save_is_that_of_its_update_whatever_training_does_meanwhil
     files.open.clear()
     saver = a_saver(files, "--async-save")
     weights = torch.ones(3)
-    saver.save({"model": {"w": weights}}, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    saver.save({"model": {"w": weights}}, SavePoint(1, 1))
     weights.fill_(2.0)  # the next update
     files.open.set()
     saver.wait()
@@ -130,16 +121,16 @@ def test_a_background_save_is_that_of_its_update_whatever_training_does_meanwhil
 def test_a_save_that_training_waits_for_copies_nothing() -> None:
     files = Files()
     weights = torch.ones(3)
-    a_saver(files).save({"model": {"w": weights}}, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    a_saver(files).save({"model": {"w": weights}}, SavePoint(1, 1))
     assert files.written[0][1]["model"]["w"] is weights
 
 
 def test_a_background_save_that_fails_ends_the_run_once_at_the_next_save() -> None:
     files = Files(UserError("no space"))
     saver = a_saver(files, "--async-save")
-    saver.save({}, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    saver.save({}, SavePoint(1, 1))
     with pytest.raises(UserError, match="no space"):
-        saver.save({}, epoch=1, updates=2, end_of_epoch=False, is_best=False)
+        saver.save({}, SavePoint(1, 2))
     assert files.events == ["1 begins", "1 ends"], "the second one is not begun"
 
 
@@ -147,7 +138,7 @@ def test_a_state_for_inspection_waits_for_the_save_before() -> None:
     files = Files()
     files.open.clear()
     saver = a_saver(files, "--async-save")
-    saver.save({"n": 1}, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    saver.save({"n": 1}, SavePoint(1, 1))
     threading.Timer(0.1, files.open.set).start()
     saver.save_as("nonfinite.pt", {"n": 2}, 1, 1)
     assert files.events == ["1 begins", "1 ends", "nonfinite.pt"]
@@ -157,16 +148,16 @@ def test_a_state_for_inspection_waits_for_the_save_before() -> None:
 def test_what_was_saved_is_logged_with_its_epoch_and_update(caplog: pytest.LogCaptureFixture) -> None:
     saver = a_saver(Files(UserError("no space")))
     with caplog.at_level(logging.INFO), pytest.raises(UserError):
-        saver.save({}, epoch=2, updates=7, end_of_epoch=False, is_best=False)
+        saver.save({}, SavePoint(2, 7))
     assert caplog.messages == [], "it was not saved"
     with caplog.at_level(logging.INFO):
-        a_saver(Files()).save({}, epoch=2, updates=7, end_of_epoch=False, is_best=False)
+        a_saver(Files()).save({}, SavePoint(2, 7))
     assert caplog.messages == ["saved 7 (epoch 2, update 7)"]
 
 
 def test_a_process_that_is_not_the_first_writes_nothing() -> None:
     saver = a_saver(None, "--async-save")
-    saver.save({}, epoch=1, updates=1, end_of_epoch=False, is_best=False)
+    saver.save({}, SavePoint(1, 1))
     saver.save_as("nonfinite.pt", {}, 1, 1)
     saver.wait()
     assert saver.pending is None
@@ -234,7 +225,7 @@ def test_the_parts_of_a_state_are_written_before_it_is_linked(sharded: Sharded, 
     saver = sharded.saver(World(), files, flags)
     assert sharded.groups == [{"backend": "gloo", "timeout": timedelta(seconds=7)}], "threads have a group of their own"
     state, part = a_sharded_state()
-    saver.save(state, epoch=2, updates=11, end_of_epoch=False, is_best=False)
+    saver.save(state, SavePoint(2, 11))
     saver.wait()
     ((folder, plain, own),) = sharded.written
     assert folder == tmp_path / "parts" and list(own) == ["model/w"]
@@ -244,7 +235,7 @@ def test_the_parts_of_a_state_are_written_before_it_is_linked(sharded: Sharded, 
     copied = own["model/w"].local.data_ptr() != part.local.data_ptr()
     assert copied is bool(flags) and (plain["n"].data_ptr() != state["n"].data_ptr()) is bool(flags)
     sharded.written.clear()
-    saver.save(state, epoch=2, updates=20, end_of_epoch=False, is_best=False)
+    saver.save(state, SavePoint(2, 20))
     saver.wait()
     assert sharded.written == [] and len(files.events) == 2, "nothing is due"
 
@@ -258,7 +249,7 @@ def test_every_process_writes_into_the_folder_of_the_first(
     def save(world: World) -> None:
         saver = sharded.saver(world, Folders(tmp_path) if world.is_first else None, flags)
         for updates in (11, 20):
-            saver.save(a_sharded_state()[0], epoch=1, updates=updates, end_of_epoch=False, is_best=False)
+            saver.save(a_sharded_state()[0], SavePoint(1, updates))
         saver.wait()
 
     assert in_threads(save, 3) == [None] * 3
@@ -300,7 +291,7 @@ def test_a_disk_without_room_for_whole_tensors_is_told_before_anything_is_writte
     monkeypatch.setattr(saving, "check_room", check_room)
     files = Folders(tmp_path)
     with pytest.raises(UserError, match="no room"):
-        sharded.saver(World(), files).save(a_sharded_state()[0], epoch=1, updates=11, end_of_epoch=False, is_best=False)
+        sharded.saver(World(), files).save(a_sharded_state()[0], SavePoint(1, 11))
     assert asked == [(Path("11"), 4 * 3 * 4)] and files.events == sharded.written == []
 
 
