@@ -34,7 +34,7 @@ from fairseq.logging import progress_bar
 from fairseq.models.recipes import recommended
 from fairseq.system.files import prepare_folder
 from fairseq.system.terminal import log_to_stderr
-from fairseq.tasks.language_modeling import LanguageModelingConfig
+from fairseq.tasks.language_modeling import LanguageModelingTaskConfig
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import STDIN, format_of
 from fairseq.text.text_corpus import TextCorpus, TextReader
@@ -191,7 +191,7 @@ def evaluation_parser(
 ) -> Parser:
     """The parser of a command that evaluates a checkpoint: the flags of *configs*, of data and of all commands."""
     optional = [
-        (LanguageModelingConfig, ("tokens_per_sample", "sample_break_mode", "add_bos_token")),
+        (LanguageModelingTaskConfig, ("tokens_per_sample", "sample_break_mode", "add_bos_token")),
         (MemoryConfig, tuple(fields.defaults(MemoryConfig))),
     ]
     hidden = (*hidden, *ONLY_IN_TRAINING)

@@ -14,7 +14,7 @@ from fairseq.modules.adaptive_softmax import BandedSoftmax
 
 
 @dataclass(frozen=True)
-class AdaptiveLossConfig(CrossEntropyConfig):
+class AdaptiveCriterionConfig(CrossEntropyConfig):
     """Settings of the adaptive loss."""
 
     adaptive_loss_legacy_padding: bool = flag(
@@ -23,7 +23,7 @@ class AdaptiveLossConfig(CrossEntropyConfig):
     )
 
 
-@register_criterion("adaptive_loss", dataclass=AdaptiveLossConfig)
+@register_criterion("adaptive_loss", dataclass=AdaptiveCriterionConfig)
 class AdaptiveLoss(CrossEntropyCriterion):
     """Negative log-likelihood through an adaptive softmax (Grave et al. 2017), each band over its own words."""
 

@@ -32,17 +32,30 @@ class MaskedLMCriterion(FairseqCriterion):
             raise UserError(
                 f"`criterion` masked_lm: {type(model).__name__} is not an encoder; use `criterion` cross_entropy"
             )
-        if hasattr(model, "generator") or model.output_layer is None:
+        if hasattr(model, "generator"):
             raise UserError(f"`criterion` masked_lm: {type(model).__name__} is not BERT; use `criterion` electra")
 
     def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
-        """Find the chosen tokens on the host, and ask the model for hidden states."""
+        """Find the chosen tokens on the host, and ask the model for hidden states.
+
+        A plug-in's model without an output layer is asked for the logits of the chosen tokens.
+        """
+        if not isinstance(model.output_layer, OutputLayer):
+            chosen = sample["target"].ne(self.padding_idx)
+            return {**sample, "net_input": {**sample["net_input"], "masked_tokens": chosen}, "chosen": chosen}
         rows, target = output_layer(model).partition(sample["target"].reshape(-1), self.padding_idx)
         net_input = {**sample["net_input"], "features_only": True, "padded": is_padded(sample, self.padding_idx)}
         return {**sample, "net_input": net_input, "partition": (rows, target)}
 
     def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
-        output = net_output[0].flatten(0, 1)
+        output = net_output[0].flatten(0, -2)
+        if "chosen" in sample:
+            rows = sample["chosen"] if net_output[0].dim() == 2 else slice(None)  # else of all tokens, [B, T, V]
+            loss, chosen = (
+                nll(output, sample["target"][rows].reshape(-1), self.padding_idx),
+                int(sample["chosen"].sum()),
+            )
+            return loss, chosen, logging_output(loss, sample, chosen)
         if "partition" in sample:
             chosen = len(sample["partition"][1])
             loss = output_layer(model).loss(output, move_partition(sample["partition"], output.device))

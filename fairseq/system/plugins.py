@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +18,8 @@ from fairseq.errors import UserError
 def import_user_module(folder: str) -> None:
     """Import the package in *folder*, so that it registers its parts; repeated calls have no effect.
 
-    Only the package itself becomes importable, not what lies beside it.
+    Only the package itself becomes importable, not what lies beside it. The modules of its folders ``tasks`` and
+    ``models`` are imported, too, as fairseq does; without code in ``__init__.py`` those of :data:`PARTS`.
 
     Raises:
         UserError: the folder is missing or no package, its name is not a valid package name, or its import fails;
@@ -34,8 +37,11 @@ def import_user_module(folder: str) -> None:
     known = sys.modules.get(name)
     if known is not None and not _comes_from(known, path):
         raise UserError(f"`user_dir` {folder}: a different package named {name} is already imported; rename the folder")
-    if path.is_dir() and not (path / "__init__.py").is_file():
-        raise UserError(f"`user_dir` {folder}: no __init__.py in the folder; give the folder of a Python package")
+    if path.is_dir() and not (path / "__init__.py").is_file() and not list(_part_modules(path, PARTS)):
+        raise UserError(
+            f"`user_dir` {folder}: no __init__.py in the folder, and no modules in {', '.join(PARTS)}; "
+            "give the folder of a Python package"
+        )
     if known is None:
         _import(name, path, folder)
 
@@ -45,6 +51,8 @@ def imported_folders() -> list[str]:
     return list(_imported)
 
 
+PARTS = ("models", "tasks", "criterions", "optim", "optim/lr_scheduler", "lr_scheduler")
+"""Folders of a plug-in whose modules are imported."""
 _NAMES = "fairseq.interop.fairseq.names"  # what plug-ins find under the names of other software
 _imported: list[str] = []
 
@@ -56,19 +64,41 @@ def _import(name: str, path: Path, folder: str) -> None:
         raise UserError(f"`user_dir` {folder}: another module named {name} is found first; rename the folder")
     # Not through sys.path: the plug-in's neighbours would take the names of packages that other code imports.
     spec = PathFinder.find_spec(name, [str(path.parent)])
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise UserError(f"`user_dir` {folder}: not a Python package; give a folder with an __init__.py")
     importlib.import_module(_NAMES).stand_in_for_omegaconf()
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        if spec.loader is None:  # a folder without __init__.py
+            module.__path__ = [str(path)]  # its own path would follow sys.path
+        else:
+            spec.loader.exec_module(module)
+        for part in _part_modules(path, PARTS if _has_no_code(path) else ("models", "tasks")):
+            importlib.import_module(f"{name}.{part}")
     except BaseException as error:
         sys.modules.pop(name, None)
         if isinstance(error, UserError) or not isinstance(error, Exception | SystemExit):
             raise
         raise UserError(f"`user_dir` {folder}: {_place(error, path)}; correct the plug-in") from None
     _imported.append(str(path))
+
+
+def _part_modules(path: Path, folders: Sequence[str]) -> Iterator[str]:
+    """The modules in *folders* of the plug-in at *path*, by their names within it."""
+    for folder in folders:
+        for file in sorted((path / folder).glob("*")):
+            module = file.suffix == ".py" or (file / "__init__.py").is_file()
+            if module and file.name[0] not in "._" and file.stem.isidentifier():
+                yield f"{folder}.{file.stem}".replace("/", ".")
+
+
+def _has_no_code(path: Path) -> bool:
+    """Whether the plug-in at *path* is a folder whose ``__init__.py`` is missing or has no statements."""
+    file = path / "__init__.py"
+    if not path.is_dir() or not file.is_file():
+        return path.is_dir()
+    return all(isinstance(node, ast.Expr) for node in ast.parse(file.read_bytes()).body)
 
 
 def _place(error: BaseException, path: Path) -> str:

@@ -69,7 +69,10 @@ def check_save_dir(folder: str | Path, dictionary: Dictionary | None) -> None:
     path = Path(folder) / DICTIONARY
     if dictionary is None or not path.is_file() or not any(Path(folder).glob("checkpoint*.pt")):
         return
-    if Dictionary.load(path).digest() != dictionary.digest():
+    beside = Dictionary.load(path)
+    # A plug-in's task may have added symbols, which are in no file.
+    read = dictionary if dictionary.path is None else Dictionary.load(dictionary.path)
+    if beside.digest() not in (dictionary.digest(), read.digest()):
         raise UserError(
             f"`save_dir` {folder}: has checkpoints of another dictionary than {dictionary.path or 'that of the data'}; "
             "choose another folder or the data of these checkpoints"

@@ -24,7 +24,7 @@ from fairseq.text.dictionary import Dictionary
 
 
 @dataclass(frozen=True)
-class LanguageModelingConfig(BlockConfig):
+class LanguageModelingTaskConfig(BlockConfig):
     """Settings of language modelling."""
 
     sample_break_mode: str = flag(
@@ -42,7 +42,7 @@ class LanguageModelingConfig(BlockConfig):
     shuffle_lines: bool = flag(False, "shuffle training lines each epoch, before they are cut into blocks")
 
 
-@register_task("language_modeling", dataclass=LanguageModelingConfig)
+@register_task("language_modeling", dataclass=LanguageModelingTaskConfig)
 class LanguageModelingTask(FairseqTask):
     """Next-word prediction over binarised text in the data folder.
 
@@ -54,7 +54,7 @@ class LanguageModelingTask(FairseqTask):
 
     def __init__(self, args: Settings, dictionary: Dictionary) -> None:
         super().__init__(args)
-        self.cfg = self.typed(LanguageModelingConfig)
+        self.cfg = self.typed(LanguageModelingTaskConfig)
         self.dictionary = dictionary
 
     @classmethod

@@ -8,12 +8,12 @@ from fairseq.config.registry import register_task
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer_xl import TransformerXLConfig
-from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+from fairseq.tasks.language_modeling import LanguageModelingTask, LanguageModelingTaskConfig
 
 logger = logging.getLogger(__name__)
 
 
-@register_task("truncated_bptt_lm", dataclass=LanguageModelingConfig)
+@register_task("truncated_bptt_lm", dataclass=LanguageModelingTaskConfig)
 class TruncatedBPTTLMTask(LanguageModelingTask):
     """Language modelling over rows that continue from batch to batch.
 

@@ -176,10 +176,14 @@ class Dictionary:
         self.count[index] += n
         return index
 
-    def update(self, counter: Mapping[str, int]) -> None:
-        """Count the words of *counter*; new ones are added in code-point order."""
-        for word in sorted(counter):
-            self.add_symbol(word, counter[word])
+    def update(self, counter: Mapping[str, int] | Dictionary) -> None:
+        """Count the words of *counter*; new ones are added in code-point order, those of a dictionary in its order."""
+        if isinstance(counter, Dictionary):
+            counts = list(zip(counter.symbols, counter.count, strict=True))
+        else:
+            counts = sorted(counter.items())
+        for word, n in counts:
+            self.add_symbol(word, n)
 
     def finalize(self, threshold: int = -1, nwords: int = -1, padding_factor: int = 8) -> None:
         """Order the words by falling count, ties by code points, and leave out the rare ones.

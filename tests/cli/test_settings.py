@@ -20,7 +20,7 @@ from fairseq.config.settings import TrainingSettings, training_settings, typed_s
 from fairseq.criterions import FairseqCriterion
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
 from fairseq.optim.adam import AdamConfig, FairseqAdam
-from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+from fairseq.tasks.language_modeling import LanguageModelingTask, LanguageModelingTaskConfig
 from fairseq.training.stages import Stage, settings_at
 from fairseq_cli.eval_lm import EvalLMConfig, get_eval_lm_parser
 
@@ -81,7 +81,7 @@ def test_a_command_line_becomes_typed_parts() -> None:
     value = settings(runs.SHORTFORMER, "--optimizer adam --adam-betas 0.5,0.9 --lr-scheduler cosine --max-lr 1")
     assert (value.common.seed, value.data.max_tokens, value.optimization.clip_norm) == (3, 64, 0.1)
     assert isinstance(value.model, TransformerLMConfig) and value.model.tokens_from_prev == 16
-    assert isinstance(value.task, LanguageModelingConfig) and value.task.tokens_per_sample == 16
+    assert isinstance(value.task, LanguageModelingTaskConfig) and value.task.tokens_per_sample == 16
     assert isinstance(value.optimizer, AdamConfig) and value.optimizer.adam_betas == [0.5, 0.9]
     assert value.optimizer.lr == value.optimization.lr == value.lr_scheduler.lr == [0.05]
     assert (value.chosen.arch, value.chosen.criterion) == ("shortformer_tiny", "adaptive_loss")

@@ -19,9 +19,9 @@ HALF = "--max-tokens 32"  # on each of two processes
 PLUGIN = """
 import torch.distributed as dist
 from fairseq.criterions import register_criterion
-from fairseq.criterions.adaptive_loss import AdaptiveLoss, AdaptiveLossConfig
+from fairseq.criterions.adaptive_loss import AdaptiveLoss, AdaptiveCriterionConfig
 
-@register_criterion("failing", dataclass=AdaptiveLossConfig)
+@register_criterion("failing", dataclass=AdaptiveCriterionConfig)
 class Failing(AdaptiveLoss):
     calls = 0
 

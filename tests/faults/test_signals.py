@@ -32,7 +32,7 @@ from fairseq.criterions import adaptive_loss
 # What is left of the group then has threads that may abort the process.
 atexit.register(lambda: dist.is_initialized() and print("ends within the group", file=sys.stderr))
 
-@register_criterion("signalling", dataclass=adaptive_loss.AdaptiveLossConfig)
+@register_criterion("signalling", dataclass=adaptive_loss.AdaptiveCriterionConfig)
 class AdaptiveLoss(adaptive_loss.AdaptiveLoss):  # its checkpoints fit the original
     calls = 0
 

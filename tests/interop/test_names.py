@@ -13,8 +13,9 @@ import pytest
 import runs
 import torch
 
+import fairseq
 from fairseq.errors import UserError
-from fairseq.interop.fairseq import names
+from fairseq.interop.fairseq import former_names as names
 
 
 @pytest.mark.parametrize("name", sorted(names.MODULES))
@@ -39,7 +40,7 @@ def test_nothing_for_plugins_is_loaded_until_it_is_asked_for() -> None:
     )
     before, after = (set(ast.literal_eval(line)) for line in done.stdout.splitlines())
     assert {name.rpartition(".")[2] for name in before} <= {"names", "task_methods"}, done.stderr
-    assert after - before == {"fairseq.interop.fairseq.metrics"}
+    assert after - before == {"fairseq.interop.fairseq.former_names", "fairseq.interop.fairseq.metrics"}
 
 
 def test_utils_compute_what_their_names_say() -> None:
@@ -97,7 +98,11 @@ def test_checkpoint_utils_load_models_settings_and_task(trained: Path) -> None:
         args.arch == "transformer_lm_tiny" and len(task.source_dictionary) == models[0].decoder.embed_tokens.bounds[-1]
     )
     assert checkpoint_utils.load_model_ensemble([path], task=task)[0][0].training is False
-    assert checkpoint_utils.load_checkpoint_to_cpu(path, {"dropout": 0.25})["args"].dropout == 0.25
+    state = checkpoint_utils.load_checkpoint_to_cpu(path, {"dropout": 0.25})
+    assert state["args"].dropout == state["cfg"]["model"].dropout == state["cfg"].model["dropout"] == 0.25
+    assert state["cfg"].model._name == "transformer_lm_tiny" and state["cfg"].criterion._name == "adaptive_loss"
+    task = fairseq.tasks.setup_task(state["cfg"].task)
+    assert task.build_model(state["cfg"].model).load_state_dict(state["model"], strict=False).missing_keys == []
     assert checkpoint_utils.checkpoint_paths(str(trained)) == []
     assert checkpoint_utils.checkpoint_paths(str(trained), r"checkpoint_last\.pt") == [path]
 
@@ -116,8 +121,14 @@ def test_from_pretrained_scores_and_samples_as_the_hub_did(trained: Path) -> Non
     word = lm.task.source_dictionary[9]
     assert lm.decode(lm.encode(word)) == word and len(scored["tokens"]) == len(scored["positional_scores"])
     assert lm.sample(text, sampling=True, sampling_topk=5, max_len_b=4, seed=1) == own.sample(text, 4, top_k=5, seed=1)
-    with pytest.raises(UserError, match="beam=5"):
-        lm.sample(text, beam=5)
+    found = lm.generate(lm.binarize(text), beam=3, max_len_b=8)
+    assert (
+        len(found) == 3 and [float(one["score"]) for one in found] == sorted(float(one["score"]) for one in found)[::-1]
+    )
+    torch.testing.assert_close(found[0]["positional_scores"][:5], scored["positional_scores"])
+    assert lm.sample(text, beam=3, max_len_b=8) == lm.decode(found[0]["tokens"])
+    with pytest.raises(UserError, match="texts of 2 tokens have no room after 5 of a prefix"):
+        lm.generate([lm.binarize(text)], max_len_b=2)
     with pytest.raises(UserError, match="models are not downloaded"):
         TransformerLanguageModel.from_pretrained("transformer_lm.wmt19.en")
 

@@ -21,11 +21,11 @@ PLUGIN = '''
 import torch
 
 from fairseq.criterions import register_criterion
-from fairseq.criterions.adaptive_loss import AdaptiveLoss, AdaptiveLossConfig
+from fairseq.criterions.adaptive_loss import AdaptiveLoss, AdaptiveCriterionConfig
 from fairseq.logging.figures import Figure, Gathered, ratio
 
 
-@register_criterion("counting", dataclass=AdaptiveLossConfig)
+@register_criterion("counting", dataclass=AdaptiveCriterionConfig)
 class Counting(AdaptiveLoss):
     """Counts the targets that are odd, and gathers all of them."""
 

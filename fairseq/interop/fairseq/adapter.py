@@ -17,8 +17,10 @@ from fairseq.config.settings import Settings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import data_folders
-from fairseq.interop.fairseq import task_methods
+from fairseq.interop.fairseq import criterions, task_methods
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
+
+PAD = 1  # the id of padding in every dictionary of fairseq
 
 
 def adapt(kind: str, part: Any) -> None:
@@ -33,16 +35,23 @@ def adapt_optimizer(part: Any) -> None:
 
 
 def adapt_model(part: Any) -> None:
-    """Let *part*, a model, be built from the namespace."""
+    """Let *part*, a model, be built from the namespace; one that takes ``masked_tokens`` is an encoder."""
     _make_from_namespace(part, lambda cls: cls.build_model)
+    taken = inspect.signature(part.forward).parameters
+    if "masked_tokens" in taken:
+        part.predicts_next_token = False
+    if "src_lengths" in taken and taken["src_lengths"].default is inspect.Parameter.empty:
+        part.forward = _with_lengths(part.forward)
 
 
 def adapt_criterion(part: Any) -> None:
-    """Let *part*, a criterion, be built from the namespace; one that overrides ``forward`` runs the model itself."""
+    """Let *part*, a criterion, be built from the namespace; one in fairseq's sense runs the model itself."""
     _make_from_namespace(part, lambda cls: cls.build_criterion)
-    if part.forward is not FairseqCriterion.forward:
+    criterions.put_under(part)
+    if part.forward is not criterions.FairseqLoss.forward or criterions.takes_reduce(part):
         part.carries_state = False
-        part.step = _step
+        part.forward, part.step = _forward(part.forward), _step
+        part.prepare = lambda self, model, sample: sample
 
 
 def adapt_task(part: Any) -> None:
@@ -64,6 +73,18 @@ def _make_from_namespace(part: Any, maker: Callable[[Any], Callable[..., Any]]) 
     part.reads_all_settings = True
 
 
+def _with_lengths(method: Callable[..., Any]) -> Callable[..., Any]:
+    """*method*, the ``forward`` of a model, with the lengths of the rows where they are not given."""
+
+    @functools.wraps(method)
+    def forward(self: Any, src_tokens: Any, src_lengths: Any = None, *rest: Any, **inputs: Any) -> Any:
+        if src_lengths is None:
+            src_lengths = src_tokens.ne(PAD).sum(1)
+        return method(self, src_tokens, src_lengths, *rest, **inputs)
+
+    return forward
+
+
 def _give_namespace(part: Any, name: str) -> None:
     """Let the method *name* of *part* have the namespace as its first argument where it is called with settings."""
     method = inspect.getattr_static(part, name)
@@ -75,6 +96,14 @@ def _give_namespace(part: Any, name: str) -> None:
         return (method.__get__(None, self) if bound else functools.partial(method, self))(flat, *rest, **options)
 
     setattr(part, name, classmethod(call) if bound else call)
+
+
+def _forward(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def forward(self: FairseqCriterion, model: Any, *rest: Any, **options: Any) -> Any:
+        return method(self, criterions.logits_model(model), *rest, **options)
+
+    return forward
 
 
 def _step(self: FairseqCriterion, model: Any, sample: Sample, inputs: Mapping[str, Any]) -> tuple[Loss, dict[str, Any]]:

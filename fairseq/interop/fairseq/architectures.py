@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fairseq.config.registry import ARCHITECTURES, completed
-from fairseq.interop.fairseq.names import TRANSFORMERS
+from fairseq.interop.fairseq.former_names import TRANSFORMERS
 from fairseq.models.architectures.transformer_lm import BASE
 
 

@@ -11,21 +11,22 @@ from typing import Any
 from fairseq import checkpoint
 from fairseq.config.fields import parse_dict
 from fairseq.inference.loading import load_models
+from fairseq.interop.fairseq.dataclass import convert_namespace_to_omegaconf
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks.fairseq_task import FairseqTask
 
 
 def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, load_on_all_ranks: bool = False) -> dict[str, Any]:
-    """The checkpoint at *path*, with ``args`` as a namespace, changed by *arg_overrides*; nothing in it is run.
+    """The checkpoint at *path*; nothing in it is run.
+
+    ``args`` is a namespace, changed by *arg_overrides*, and ``cfg`` the same in fairseq's groups.
 
     Raises:
         UserError: it cannot be read.
     """
     state = checkpoint.load(path)
-    return {
-        **state,
-        "args": argparse.Namespace(**{**state["args"], **parse_dict("arg_overrides", arg_overrides or {})}),
-    }
+    args = argparse.Namespace(**{**state["args"], **parse_dict("arg_overrides", arg_overrides or {})})
+    return {**state, "args": args, "cfg": convert_namespace_to_omegaconf(args)}
 
 
 def load_model_ensemble_and_task(

@@ -1,8 +1,20 @@
-"""Functions of fairseq's criterions that plug-ins call."""
+"""Losses of criterions in fairseq's sense: computed from logits, and called with ``reduce``."""
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
+import torch.nn.functional as F
 from torch import Tensor
+
+from fairseq.config.registry import is_outside
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, logging_output
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.criterions.masked_lm import MaskedLMCriterion
+from fairseq.errors import UserError
+from fairseq.modules.adaptive_softmax import BandedSoftmax
+from fairseq.modules.output_layer import LinearOutput, OutputLayer
 
 
 def label_smoothed_nll_loss(
@@ -21,7 +33,7 @@ def label_smoothed_nll_loss(
     """
     if target.dim() == lprobs.dim() - 1:
         target = target.unsqueeze(-1)
-    nll = -lprobs.gather(-1, target)
+    nll = -lprobs.gather(-1, target.clamp(min=0))
     others = -lprobs.sum(-1, keepdim=True)
     if ignore_index is not None:
         ignored = target.eq(ignore_index)
@@ -30,3 +42,106 @@ def label_smoothed_nll_loss(
         nll, others = nll.sum(), others.sum()
     share = epsilon / (lprobs.size(-1) - 1)
     return (1.0 - epsilon - share) * nll + share * others, nll
+
+
+class MaskedLmLoss(MaskedLMCriterion):
+    """The masked-LM criterion with fairseq's constructor: of settings and task, or of the task."""
+
+    def __init__(self, *parts: Any, **unused: Any) -> None:
+        super().__init__(next(part for part in (*parts, *unused.values()) if hasattr(part, "source_dictionary")))
+
+
+class LogitsModel:
+    """*model* as criterions of fairseq call it: it returns logits where this package's returns hidden states.
+
+    Hidden states of an adaptive softmax stay as they are, as in fairseq. ``masked_tokens``, bool [B, T], selects the
+    tokens whose logits are returned: [N, V].
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, src_tokens: Tensor, masked_tokens: Tensor | None = None, **inputs: Any) -> Any:
+        inputs = {name: value for name, value in inputs.items() if name not in ("src_lengths", "return_all_hiddens")}
+        output, *rest = self.model(src_tokens, **inputs)
+        layer = self.model.output_layer
+        if isinstance(layer, LinearOutput) and not inputs.get("features_only"):
+            output = F.linear(output, layer.weight, layer.bias)
+        return output if masked_tokens is None else output[masked_tokens], *rest
+
+    forward = __call__
+
+    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Sample | None = None) -> Tensor:
+        """Probabilities, or their logarithms, over all words: [..., V]."""
+        if isinstance(self.model.output_layer, BandedSoftmax):
+            return self.model.get_normalized_probs(net_output, log_probs, sample)
+        lprobs = net_output[0].float().log_softmax(-1)
+        return lprobs if log_probs else lprobs.exp()
+
+
+class FairseqLoss:
+    """Base that the adapter puts under a plug-in's criterion: ``compute_loss(…, reduce=…)`` returns loss and nll_loss.
+
+    Without *reduce* it is the one of this package, which returns loss, sample size and sums.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        taken = list(inspect.signature(super().__init__).parameters.values())
+        if not any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in taken):
+            prefix = options.get("ignore_prefix_size") or next(iter(args[3:]), 0)  # (task, average, smoothing, prefix)
+            if prefix:
+                raise UserError(f"`ignore_prefix_size` {prefix}: not implemented; use 0")
+            names = {one.name for one in taken}
+            args, options = args[: len(taken)], {name: value for name, value in options.items() if name in names}
+        super().__init__(*args, **options)
+
+    def get_lprobs_and_target(self: Any, model: Any, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [N, V] and targets [N] of all tokens."""
+        lprobs = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
+        return lprobs.flatten(0, -2), model.get_targets(sample, net_output).reshape(-1)
+
+    def compute_loss(self: Any, model: Any, net_output: Any, sample: Sample, reduce: bool | None = None) -> Any:
+        if reduce is None and not isinstance(model, LogitsModel):
+            return super().compute_loss(model, net_output, sample)  # type: ignore[misc]
+        lprobs, target = self.get_lprobs_and_target(model, net_output, sample)
+        smoothing = self.eps if isinstance(self, LabelSmoothedCrossEntropyCriterion) else 0.0
+        losses = label_smoothed_nll_loss(lprobs, target, smoothing, self.padding_idx, reduce is not False)
+        if reduce is False:
+            losses = losses[0].flatten(), losses[1].flatten()
+        return losses if reduce is not None else self.logged(losses, sample)
+
+    def logged(self: Any, losses: tuple[Tensor, Tensor], sample: Sample) -> Any:
+        """Loss, sample size and sums, as fairseq's criterions return them, of loss and nll_loss."""
+        size = sample["target"].size(0) if getattr(self, "sentence_avg", False) else sample["ntokens"]
+        return losses[0], size, {**logging_output(losses[0], sample, size), "nll_loss": losses[1].detach()}
+
+    def forward(self: Any, model: Any, sample: Sample, reduce: bool = True) -> Any:
+        """Run the model on *sample* and compute its loss."""
+        if not takes_reduce(type(self)):
+            return super().forward(model.model if isinstance(model, LogitsModel) else model, sample)  # type: ignore[misc]
+        model = logits_model(model)
+        return self.logged(self.compute_loss(model, model(**sample["net_input"]), sample, reduce=reduce), sample)
+
+
+def takes_reduce(criterion: type) -> bool:
+    """Whether a plug-in's *criterion* overrides ``compute_loss`` in fairseq's sense."""
+    method: Any = criterion.compute_loss  # type: ignore[attr-defined]
+    return method is not FairseqLoss.compute_loss and "reduce" in inspect.signature(method).parameters
+
+
+def logits_model(model: Any) -> Any:
+    """*model*, as a :class:`LogitsModel` if its output layer is of this package."""
+    wrap = isinstance(model.output_layer, OutputLayer) and not isinstance(model, LogitsModel)
+    return LogitsModel(model) if wrap else model
+
+
+def put_under(part: type) -> None:
+    """Put :class:`FairseqLoss` under the lowest class of *part* that is not of this package."""
+    if not issubclass(part, FairseqLoss):
+        lowest = [cls for cls in part.__mro__ if issubclass(cls, FairseqCriterion) and is_outside(cls)][-1]
+        if "__init__" not in vars(lowest):
+            lowest.__init__ = lowest.__init__  # type: ignore[method-assign]  # whose arguments are names of settings
+        lowest.__bases__ = (FairseqLoss, *lowest.__bases__)

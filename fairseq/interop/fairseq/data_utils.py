@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fairseq.errors import UserError
 
 
 def collate_tokens(
@@ -63,3 +66,57 @@ def post_process(sentence: str, symbol: str | None) -> str:
     if symbol == "subword_nmt":
         symbol = "@@ "
     return (sentence + " ").replace(symbol, "").rstrip() if symbol and symbol != "none" else sentence
+
+
+def batch_by_size(
+    indices: Sequence[int] | np.ndarray,
+    num_tokens_fn: Callable[[int], int],
+    num_tokens_vec: Any = None,
+    max_tokens: int | None = None,
+    max_sentences: int | None = None,
+    required_batch_size_multiple: int = 1,
+    fixed_shapes: Any = None,
+) -> list[list[int]]:
+    """*indices* as batches of at most *max_tokens* tokens with padding, and *max_sentences* rows.
+
+    More rows than *required_batch_size_multiple* are rounded down to a multiple of it.
+
+    Raises:
+        UserError: an example has more tokens than a batch.
+    """
+    batches: list[list[int]] = []
+    batch: list[int] = []
+    sizes: list[int] = []
+    for index in map(int, indices):
+        size = int(num_tokens_fn(index))
+        if max_tokens and size > max_tokens:
+            raise UserError(f"`max_tokens` {max_tokens}: example {index} has {size} tokens; raise it or leave it out")
+        too_many = max_tokens and max([*sizes, size]) * (len(batch) + 1) > max_tokens
+        if batch and (too_many or len(batch) == max_sentences):
+            multiple = required_batch_size_multiple
+            rows = max(len(batch) - len(batch) % multiple, len(batch) % multiple)
+            batches.append(batch[:rows])
+            batch, sizes = batch[rows:], sizes[rows:]
+        batch.append(index)
+        sizes.append(size)
+    return [*batches, batch] if batch else batches
+
+
+def filter_by_size(
+    indices: np.ndarray, dataset: Any, max_positions: Any, raise_exception: bool = False
+) -> tuple[np.ndarray, list[int]]:
+    """Those of *indices* whose size is at most *max_positions*, and the others.
+
+    Raises:
+        UserError: there are others, with *raise_exception*.
+    """
+    indices = np.asarray(indices)
+    if max_positions is None:
+        return indices, []
+    fits = np.array(
+        [bool(np.all(np.asarray(dataset.size(int(i))) <= np.asarray(max_positions))) for i in indices], bool
+    )
+    others = indices[~fits].tolist()
+    if others and raise_exception:
+        raise UserError(f"example {others[0]} has {dataset.size(others[0])} tokens, more than {max_positions}")
+    return indices[fits], others

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairseq.config import fields
-from fairseq.interop.fairseq import names
+from fairseq.interop.fairseq import hydra, names
+from fairseq.interop.fairseq.omegaconf import DictConfig
 
 names.stand_in_for_omegaconf()
 
@@ -66,6 +67,14 @@ class FairseqDataclass:
         """The settings among *args*."""
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in vars(args).items() if name in known})
+
+
+def convert_namespace_to_omegaconf(args: argparse.Namespace) -> DictConfig:
+    """The flat *args* under the names of fairseq's groups, each of which has all settings."""
+    flat = vars(args)
+    named = {group: str(flat.get(flag) or "") for group, flag in hydra.PARTS.items()}
+    groups = {group: DictConfig(**{**flat, "_name": named.get(group)}) for group in (*hydra.GROUPS, *named)}
+    return DictConfig(**groups)
 
 
 def gen_parser_from_dataclass(

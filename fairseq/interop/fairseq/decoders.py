@@ -1,13 +1,13 @@
-"""Decoders that read a token at a time, as plug-ins define them: state in a dict, by instance and name."""
+"""Bases of plug-ins' encoders, and of decoders that read a token at a time: state in a dict, by instance and name."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq.interop.fairseq.utils import get_incremental_state, set_incremental_state
-from fairseq.models.base import FairseqDecoder
+from fairseq.models.base import BaseFairseqModel, FairseqDecoder
 
 State = dict[str, dict[str, Tensor | None]]
 
@@ -63,3 +63,37 @@ class FairseqIncrementalDecoder(FairseqDecoder):
         for module in self.modules():
             if module is not self and hasattr(module, "set_beam_size"):
                 module.set_beam_size(beam_size)  # type: ignore[operator]
+
+
+class FairseqEncoder(nn.Module):
+    """Base of encoders."""
+
+    def __init__(self, dictionary: Any) -> None:
+        super().__init__()
+        self.dictionary = dictionary
+
+    def max_positions(self) -> Any:
+        """The most tokens of a row; without a limit here."""
+        return int(1e6)
+
+
+class FairseqEncoderModel(BaseFairseqModel):
+    """A model that is an encoder alone: for masked language models and classification."""
+
+    predicts_next_token = False
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, src_tokens: Tensor, src_lengths: Any = None, **kwargs: Any) -> Any:
+        """The encoder's output."""
+        return self.encoder(src_tokens, src_lengths, **kwargs)
+
+    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+        output = net_output["encoder_out"] if isinstance(net_output, dict) else net_output
+        logits = output[0] if isinstance(output, tuple | list) else output
+        return logits.float().log_softmax(-1) if log_probs else logits.float().softmax(-1)
+
+    def max_positions(self) -> Any:
+        return self.encoder.max_positions()  # type: ignore[operator]

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 from typing import Any
 
+from fairseq.criterions.adaptive_loss import AdaptiveCriterionConfig
 from fairseq.criterions.cross_entropy import CrossEntropyConfig
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyConfig
 from fairseq.interop.fairseq.dataclass import FairseqDataclass
 from fairseq.models.architectures.transformer_lm import PLAIN
 from fairseq.models.lstm_lm import LSTMLMConfig
 from fairseq.models.transformer_lm import TransformerLMConfig
+from fairseq.optim.adam import AdamConfig
+from fairseq.optim.lr_scheduler.cosine import CosineConfig
+from fairseq.optim.lr_scheduler.inverse_sqrt import InverseSqrtConfig
+from fairseq.optim.lr_scheduler.polynomial_decay import PolynomialDecayConfig
+from fairseq.tasks.language_modeling import LanguageModelingTaskConfig
 
 
 def extendable(name: str, config: type, **defaults: Any) -> type:
@@ -31,9 +38,16 @@ def extendable(name: str, config: type, **defaults: Any) -> type:
     return dataclasses.make_dataclass(name, fields, bases=(FairseqDataclass,), namespace={"__doc__": config.__doc__})
 
 
-CrossEntropyCriterionConfig = extendable("CrossEntropyCriterionConfig", CrossEntropyConfig)
-LabelSmoothedCrossEntropyCriterionConfig = extendable(
-    "LabelSmoothedCrossEntropyCriterionConfig", LabelSmoothedCrossEntropyConfig
-)
-LSTMLanguageModelConfig = extendable("LSTMLanguageModelConfig", LSTMLMConfig)
-TransformerLanguageModelConfig = extendable("TransformerLanguageModelConfig", TransformerLMConfig, **PLAIN)
+_CONFIGS: dict[str, tuple[type, Mapping[str, Any]]] = {
+    "AdaptiveLossConfig": (AdaptiveCriterionConfig, {}),
+    "CosineLRScheduleConfig": (CosineConfig, {}),
+    "CrossEntropyCriterionConfig": (CrossEntropyConfig, {}),
+    "FairseqAdamConfig": (AdamConfig, {}),
+    "InverseSquareRootLRScheduleConfig": (InverseSqrtConfig, {}),
+    "LabelSmoothedCrossEntropyCriterionConfig": (LabelSmoothedCrossEntropyConfig, {}),
+    "LanguageModelingConfig": (LanguageModelingTaskConfig, {}),
+    "LSTMLanguageModelConfig": (LSTMLMConfig, {}),
+    "PolynomialDecayLRScheduleConfig": (PolynomialDecayConfig, {}),
+    "TransformerLanguageModelConfig": (TransformerLMConfig, PLAIN),
+}
+globals().update({name: extendable(name, config, **defaults) for name, (config, defaults) in _CONFIGS.items()})

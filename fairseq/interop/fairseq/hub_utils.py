@@ -46,6 +46,8 @@ class GeneratorHubInterface:
         """The ids of a tokenised line, its end included: int64 [T]."""
         return torch.from_numpy(self.task.source_dictionary.encode_line(sentence)).long()
 
+    binarize = encode
+
     def decode(self, tokens: Tensor) -> str:
         """The words of *tokens*."""
         return self.task.source_dictionary.string(tokens)
@@ -91,17 +93,30 @@ class GeneratorHubInterface:
     ) -> Any:
         """Each text and a continuation of up to *max_len_b* tokens; without *sampling* the most probable one.
 
-        Raises:
-            UserError: *beam* is above 1; ``fairseq-interactive --beam`` searches.
+        With *beam* the search ends texts at ``</s>``, as :meth:`generate` does.
         """
-        if beam > 1 and not sampling:
-            raise UserError(f"beam={beam}: sample() takes the most probable token; fairseq-interactive --beam searches")
         if not isinstance(sentences, str):
             given = (beam, sampling, sampling_topk, sampling_topp, temperature, max_len_b, seed)
             return [self.sample(sentence, *given) for sentence in sentences]
+        if beam > 1 and not sampling:
+            return self.decode(self.generate(self.encode(sentences), beam=beam, max_len_b=max_len_b)[0]["tokens"])
         top_k = max(sampling_topk, 0) if sampling else 1
         top_p = sampling_topp if sampling and sampling_topp > 0 else 1.0
         return self.lm.sample(sentences, max_len_b, temperature, top_k, top_p, seed)
+
+    def generate(self, tokenized_sentences: Any, beam: int = 5, **settings: Any) -> Any:
+        """The hypotheses of a line of tokens [T], or of each of a list of lines, that begin with it.
+
+        Args:
+            tokenized_sentences: with ``</s>`` or without.
+            beam: width of the search.
+            settings: others of fairseq's generation, such as ``max_len_b``, ``lenpen``, ``sampling``.
+        """
+        if torch.is_tensor(tokenized_sentences):
+            return self.generate([tokenized_sentences], beam, **settings)[0]
+        generator = self.task.build_generator(self.models, argparse.Namespace(beam=beam, **settings))
+        samples = ({"net_input": {"src_tokens": line[None]}} for line in tokenized_sentences)
+        return [self.task.inference_step(generator, self.models, sample)[0] for sample in samples]
 
 
 def from_pretrained(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from fairseq.interop.fairseq.utils import make_positions
 from fairseq.modules import adaptive_input, adaptive_softmax
 from fairseq.modules.dropout import dropout
+from fairseq.modules.positions import sinusoids
 from fairseq.modules.transformer_layer import layer_norm
 
 
@@ -73,3 +77,86 @@ def LayerNorm(
     if eps == 1e-5 and elementwise_affine and not export:
         return layer_norm(normalized_shape)
     return torch.nn.LayerNorm(normalized_shape, eps, elementwise_affine)
+
+
+class LearnedPositionalEmbedding(nn.Embedding):
+    """A learned embedding for each position, numbered from *padding_idx* + 1; padding not counted."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx)
+        self.max_positions = num_embeddings - (0 if padding_idx is None else padding_idx + 1)
+
+    def forward(self, input: Tensor, incremental_state: Any = None, positions: Tensor | None = None) -> Tensor:
+        """The positions of the tokens *input*: [B, T] → [B, T, C]."""
+        return super().forward(_positions(input, self.padding_idx) if positions is None else positions)
+
+
+class SinusoidalPositionalEmbedding(nn.Module):
+    """Sinusoids of positions, numbered from *padding_idx* + 1; zero for padding, which is not counted."""
+
+    def __init__(self, embedding_dim: int, padding_idx: int, init_size: int = 1024) -> None:
+        super().__init__()
+        self.embedding_dim, self.padding_idx, self.max_positions = embedding_dim, padding_idx, int(1e5)
+
+    def forward(
+        self, input: Tensor, incremental_state: Any = None, timestep: Any = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """The positions of the tokens *input*: [B, T] → [B, T, C]."""
+        positions = _positions(input, self.padding_idx) if positions is None else positions
+        table = sinusoids(input.size(1) + max(self.padding_idx, 0) + 2, self.embedding_dim, input.device)
+        return table[positions].masked_fill(positions.eq(self.padding_idx)[..., None], 0.0)
+
+
+def PositionalEmbedding(num_embeddings: int, embedding_dim: int, padding_idx: int, learned: bool = False) -> nn.Module:
+    """Learned positions for *num_embeddings* tokens, or sinusoids."""
+    if not learned:
+        return SinusoidalPositionalEmbedding(embedding_dim, padding_idx)
+    padding = padding_idx if padding_idx is not None and padding_idx >= 0 else None
+    module = LearnedPositionalEmbedding(
+        num_embeddings + (0 if padding is None else padding + 1), embedding_dim, padding
+    )
+    nn.init.normal_(module.weight, std=embedding_dim**-0.5)
+    if padding is not None:
+        nn.init.zeros_(module.weight[padding])
+    return module
+
+
+def _positions(tokens: Tensor, padding_idx: int | None) -> Tensor:
+    if padding_idx is None or padding_idx < 0:
+        return torch.arange(tokens.size(1), device=tokens.device).expand(tokens.shape)
+    return make_positions(tokens, padding_idx)
+
+
+class LayerDropModuleList(nn.ModuleList):
+    """Layers of which an iteration in training skips each with probability *p* (Fan et al. 2020)."""
+
+    def __init__(self, p: float, modules: Iterable[nn.Module] | None = None) -> None:
+        super().__init__(modules)
+        self.p = p
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        draws = torch.rand(len(self)).tolist() if self.training and self.p else [1.0] * len(self)
+        return (layer for layer, draw in zip(super().__iter__(), draws, strict=True) if draw > self.p or not self.p)
+
+
+def quant_noise(module: nn.Module, p: float, block_size: int) -> nn.Module:
+    """*module*: quantisation noise is not implemented.
+
+    Raises:
+        NotImplementedError: *p* is not 0.
+    """
+    if p:
+        raise NotImplementedError("quant_noise: not implemented; use 0")
+    return module
+
+
+def fsdp_wrap(module: nn.Module, min_num_params: int | None = None, **unused: Any) -> nn.Module:
+    """*module*: ``--ddp-backend fully_sharded`` shards the whole model."""
+    return module
+
+
+def checkpoint_wrapper(m: nn.Module, offload_to_cpu: bool = False) -> nn.Module:
+    """*m*, whose activations are computed again in the backward pass."""
+    forward = m.forward
+    m.forward = lambda *args, **options: checkpoint(forward, *args, use_reentrant=False, **options)
+    return m

@@ -1,167 +1,124 @@
 """Names under which plug-ins written for fairseq import what is elsewhere here, most of it in this package.
 
-:data:`MODULES` are modules that this package does not have under that name, :data:`NAMES` are names that a module of
-this package does not have. Both are looked up when a plug-in asks for them; nothing in this package does.
+:mod:`~fairseq.interop.fairseq.former_names` has the tables; :data:`METHODS` are those that a class does not have, or
+not with fairseq's arguments. All are looked up when a plug-in asks for them; nothing in this package does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-_SCHEDULES = {
-    "cosine_lr_scheduler": "cosine",
-    "fixed_schedule": "fixed",
-    "inverse_square_root_schedule": "inverse_sqrt",
-    "polynomial_decay_schedule": "polynomial_decay",
-    "tri_stage_lr_scheduler": "tri_stage",
-    "triangular_lr_scheduler": "triangular",
+_ITEMS = "__getitem__ collater num_tokens size ordered_indices"
+METHODS = {  # module: class, module of its methods, their names
+    "fairseq.data.masking": ("MaskedBlocks", "items", _ITEMS),
+    "fairseq.data.token_blocks": ("TokenBlocks", "items", _ITEMS),
+    "fairseq.tasks.fairseq_task": (
+        *("FairseqTask", "task_calls"),
+        "get_batch_iterator build_generator inference_step build_dataset_for_inference",
+    ),
+    "fairseq.text.dictionary": (
+        *("Dictionary", "dictionary"),
+        "encode_line string add_from_file dummy_sentence unk_string",
+    ),
 }
 
-TRANSFORMERS = (
-    *("transformer_lm_big", "transformer_lm_baevski_wiki103", "transformer_lm_baevski_gbw"),
-    *("transformer_lm_gpt", "transformer_lm_gpt2_small", "transformer_lm_gpt2_tiny", "transformer_lm_gpt2_medium"),
-    *("transformer_lm_gpt2_big", "transformer_lm_gpt2_big_wide", "transformer_lm_gpt2_bigger"),
-)
 
-MODULES = {
-    "fairseq.checkpoint_utils": "fairseq.interop.fairseq.checkpoint_utils",
-    "fairseq.data.dictionary": "fairseq.text.dictionary",
-    "fairseq.data.data_utils": "fairseq.interop.fairseq.data_utils",
-    "fairseq.dataclass": "fairseq.interop.fairseq.dataclass",
-    "fairseq.dataclass.configs": "fairseq.interop.fairseq.dataclass",
-    "fairseq.dataclass.constants": "fairseq.interop.fairseq.dataclass",
-    "fairseq.dataclass.utils": "fairseq.interop.fairseq.dataclass",
-    "fairseq.distributed.utils": "fairseq.interop.fairseq.distributed_utils",
-    "fairseq.distributed_utils": "fairseq.interop.fairseq.distributed_utils",
-    "fairseq.hub_utils": "fairseq.interop.fairseq.hub_utils",
-    "fairseq.incremental_decoding_utils": "fairseq.interop.fairseq.decoders",
-    "fairseq.logging.meters": "fairseq.interop.fairseq.meters",
-    "fairseq.logging.metrics": "fairseq.interop.fairseq.metrics",
-    "fairseq.logging.progress_bar": "fairseq.logging.progress",
-    "fairseq.meters": "fairseq.interop.fairseq.meters",
-    "fairseq.metrics": "fairseq.interop.fairseq.metrics",
-    "fairseq.models.fairseq_decoder": "fairseq.models",
-    "fairseq.models.fairseq_incremental_decoder": "fairseq.interop.fairseq.decoders",
-    "fairseq.models.fairseq_model": "fairseq.models",
-    "fairseq.models.lstm": "fairseq.interop.fairseq.lstm",
-    "fairseq.models.roberta": "fairseq.interop.fairseq.roberta",
-    "fairseq.models.roberta.hub_interface": "fairseq.interop.fairseq.roberta",
-    "fairseq.models.roberta.model": "fairseq.interop.fairseq.roberta",
-    "fairseq.models.transformer": "fairseq.interop.fairseq.transformer",
-    "fairseq.modules.visibility": "fairseq.modules.attention",
-    "fairseq.optim.fused_adam": "fairseq.interop.fairseq.fused_adam",
-    "fairseq.options": "fairseq.config.options",
-    "fairseq.progress_bar": "fairseq.logging.progress",
-    "fairseq.registry": "fairseq.config.registry",
-    "fairseq.tokenizer": "fairseq.interop.fairseq.utils",
-    "fairseq.tokenizers": "fairseq.text.tokenizers",
-    "fairseq.trainer": "fairseq.training.trainer",
-    "fairseq.utils": "fairseq.interop.fairseq.utils",
-    **{f"fairseq.optim.lr_scheduler.{old}": f"fairseq.optim.lr_scheduler.{new}" for old, new in _SCHEDULES.items()},
-}
-
-NAMES: dict[str, dict[str, str]] = {
-    "fairseq.criterions": {"LegacyFairseqCriterion": "fairseq.interop.fairseq.legacy"},
-    "fairseq.criterions.fairseq_criterion": {"LegacyFairseqCriterion": "fairseq.interop.fairseq.legacy"},
-    "fairseq.criterions.cross_entropy": {"CrossEntropyCriterionConfig": "fairseq.interop.fairseq.extendable"},
-    "fairseq.criterions.label_smoothed_cross_entropy": {
-        "LabelSmoothedCrossEntropyCriterionConfig": "fairseq.interop.fairseq.extendable",
-        "label_smoothed_nll_loss": "fairseq.interop.fairseq.criterions",
-    },
-    "fairseq.models": {
-        "build_model": "fairseq.models.build",
-        "FairseqIncrementalDecoder": "fairseq.interop.fairseq.decoders",
-    },
-    "fairseq.models.transformer_lm": {
-        **dict.fromkeys(("base_lm_architecture", *TRANSFORMERS), "fairseq.interop.fairseq.architectures"),
-        "TransformerLanguageModelConfig": "fairseq.interop.fairseq.extendable",
-    },
-    "fairseq.modules": {
-        "AdaptiveInput": "fairseq.interop.fairseq.modules",
-        "AdaptiveSoftmax": "fairseq.interop.fairseq.modules",
-        "CharacterTokenEmbedder": "fairseq.interop.fairseq.transformer",
-        "FairseqDropout": "fairseq.interop.fairseq.modules",
-        "LayerNorm": "fairseq.interop.fairseq.modules",
-    },
-    "fairseq.optim": {"LegacyFairseqOptimizer": "fairseq.interop.fairseq.legacy"},
-    "fairseq.optim.lr_scheduler": {"LegacyFairseqLRScheduler": "fairseq.interop.fairseq.legacy"},
-    "fairseq.config.options": {
-        "eval_bool": "fairseq.interop.fairseq.utils",
-        "eval_str_list": "fairseq.interop.fairseq.utils",
-        "get_preprocessing_parser": "fairseq_cli.preprocess",
-        "get_tokenize_parser": "fairseq_cli.tokenize",
-        "get_symbols_parser": "fairseq_cli.symbols",
-        "get_training_parser": "fairseq_cli.common",
-        "get_eval_lm_parser": "fairseq_cli.eval_lm",
-        "get_validation_parser": "fairseq_cli.validate",
-        "get_recl_parser": "fairseq_cli.recl",
-        "get_attention_parser": "fairseq_cli.attention",
-        "get_interactive_generation_parser": "fairseq_cli.interactive",
-        "get_generation_parser": "fairseq.interop.fairseq.utils",
-        "get_import_parser": "fairseq_cli.import_model",
-        "get_export_parser": "fairseq_cli.export_model",
-        "get_average_parser": "fairseq_cli.average_checkpoints",
-        "get_merge_parser": "fairseq_cli.merge_checkpoint",
-        "get_finetune_parser": "fairseq_cli.finetune",
-        "get_classify_parser": "fairseq_cli.classify",
-        "get_notes_parser": "fairseq_cli.notes",
-        "get_plot_parser": "fairseq_cli.plot",
-        "get_harness_parser": "fairseq_cli.harness",
-    },
-    "fairseq.tasks": {"LegacyFairseqTask": "fairseq.interop.fairseq.legacy"},
-    "fairseq.tasks.fairseq_task": {"LegacyFairseqTask": "fairseq.interop.fairseq.legacy"},
-}
+def home_of(name: str) -> str:
+    """The full name of a module here; without a dot it is one of this folder."""
+    return name if "." in name else f"fairseq.interop.fairseq.{name}"
 
 
 class _FormerNames(importlib.machinery.SourceFileLoader):
-    """Loads a module of :data:`NAMES` and gives it a ``__getattr__`` that finds its former names."""
+    """Loads a module of this package and gives it what it had in fairseq."""
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-
-        def find(name: str) -> Any:
-            home = NAMES[module.__name__].get(name)
-            paths = vars(module).get("__path__", [])
-            if home is None and importlib.machinery.PathFinder.find_spec(f"{module.__name__}.{name}", paths):
-                return importlib.import_module(f"{module.__name__}.{name}")  # a package once imported all its modules
-            if home is None:
-                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-            return getattr(importlib.import_module(home), name)
-
-        module.__getattr__ = find  # type: ignore[method-assign]
+        cls, home, names = METHODS.get(module.__name__, ("", "", ""))
+        for name in names.split():
+            setattr(getattr(module, cls), name, _method(home_of(home), name, getattr(getattr(module, cls), name, None)))
+        _find_names(module)
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports a module of :data:`MODULES` as the module that it is here, and those of :data:`NAMES` with their names.
+def _find_names(module: ModuleType) -> None:
+    """Give *module* a ``__getattr__`` that finds its former names, and modules of a package."""
+    present = vars(module).get("__getattr__")
 
-    A former module and its present one are one object under both names.
-    """
+    def find(name: str) -> Any:
+        if present is not None:
+            with contextlib.suppress(AttributeError):
+                return present(name)
+        full, path = f"{module.__name__}.{name}", vars(module).get("__path__", [])
+        if not name.startswith("__"):
+            home = None
+            if not (submodule := importlib.machinery.PathFinder.find_spec(full, path) is not None):
+                home, submodule = _tables().NAMES.get(module.__name__, {}).get(name), full in _tables().MODULES
+            if home is not None:
+                return getattr(importlib.import_module(home), name)
+            if submodule:
+                return importlib.import_module(full)  # a package once imported all its modules
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    module.__getattr__ = find  # type: ignore[method-assign]
+
+
+def _tables() -> Any:
+    return importlib.import_module("fairseq.interop.fairseq.former_names")
+
+
+def _method(home: str, name: str, present: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The method *name* of *home*, imported when it is called; *present* is called for arguments that it takes."""
+    known = set() if present is None else set(inspect.signature(present).parameters)
+
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        if present is not None and len(args) < len(known) and options.keys() <= known:
+            return present(self, *args, **options)
+        return getattr(importlib.import_module(home), name)(self, *args, **options)
+
+    return call if present is None else functools.wraps(present)(call)
+
+
+class FormerNames(importlib.abc.MetaPathFinder):
+    """Finds modules of this package, which get their former names."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name in MODULES:
-            return importlib.util.spec_from_loader(name, self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path) if name in NAMES else None
-        if spec is not None and spec.origin is not None:
-            spec.loader = _FormerNames(name, spec.origin)
+        if not name.startswith("fairseq."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
+            spec.loader = _FormerNames(name, str(spec.origin))
         return spec
 
+
+class FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports a module that is only in fairseq as the module that it is here: one object under both names."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        known = name.startswith("fairseq.") and name in _tables().MODULES
+        return importlib.util.spec_from_loader(name, self) if known else None
+
     def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = importlib.import_module(MODULES[module.__name__])
+        sys.modules[module.__name__] = importlib.import_module(_tables().MODULES[module.__name__])
 
 
 def install() -> None:
-    """Let :data:`MODULES` and :data:`NAMES` be imported; repeated calls have no effect."""
-    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Finder())
+    """Let the former modules and names be imported; repeated calls have no effect."""
+    if not any(isinstance(finder, FormerNames) for finder in sys.meta_path):
+        sys.meta_path[:] = [FormerNames(), *sys.meta_path, FormerModules()]
+        _find_names(sys.modules["fairseq"])
 
 
 def stand_in_for_omegaconf() -> None:

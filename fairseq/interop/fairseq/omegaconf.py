@@ -11,7 +11,17 @@ MISSING = "???"
 
 
 class DictConfig(argparse.Namespace):
-    """Settings by name; plug-ins mention it in annotations."""
+    """Settings by name, as attributes and as items."""
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self)[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The setting *name*, or *default*."""
+        return vars(self).get(name, default)
 
 
 class ListConfig(list):

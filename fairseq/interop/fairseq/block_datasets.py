@@ -1,0 +1,224 @@
+"""``fairseq.data``: lines and blocks of a corpus, and masking, as datasets that plug-ins compose."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairseq.config.fields import LARGEST_INT
+from fairseq.data.folders import reopen_corpus
+from fairseq.data.indexed_dataset import Corpus
+from fairseq.data.token_blocks import TokenBlocks
+from fairseq.errors import UserError
+from fairseq.interop.fairseq.data_utils import collate_tokens, numpy_seed
+from fairseq.interop.fairseq.datasets import BaseWrapperDataset, FairseqDataset, ListDataset
+
+
+class IndexedDataset(ListDataset):
+    """The lines of a corpus, as int64 [T] each, left in its files.
+
+    Attributes:
+        corpus: the corpus.
+    """
+
+    def __init__(self, corpus: Corpus) -> None:
+        self.corpus = corpus
+        self._sizes = corpus.sizes
+
+    def __getitem__(self, index: int) -> Tensor:
+        start, end = self.corpus.offsets[index : index + 2]
+        return torch.from_numpy(np.asarray(self.corpus.tokens[start:end]).astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.corpus.sizes)
+
+    def set_epoch(self, epoch: int) -> None:
+        pass
+
+
+def load_indexed_dataset(
+    path: str, dictionary: Any = None, dataset_impl: str | None = None, combine: bool = False, default: str = "mmap"
+) -> IndexedDataset | None:
+    """The lines of the data at *path*, a folder and the name of a split; None if there are none.
+
+    Raises:
+        UserError: files are damaged, or were made with another dictionary.
+    """
+    folder, split = os.path.split(path)
+    if not os.path.isfile(f"{path}.idx"):
+        return None
+    words: Any = range(LARGEST_INT) if dictionary is None else dictionary
+    return IndexedDataset(reopen_corpus(folder or ".", split, words, combine=combine))
+
+
+@dataclass
+class _MemoryCorpus:
+    """The examples of a dataset as lines in memory."""
+
+    tokens: np.ndarray
+    sizes: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def of(cls, dataset: Any) -> _MemoryCorpus:
+        rows = [np.asarray(dataset[index]) for index in range(len(dataset))]
+        sizes = np.array([len(row) for row in rows], dtype=np.int32)
+        return cls(np.concatenate([*rows, np.empty(0, np.int64)]), sizes, np.append(0, np.cumsum(sizes)))
+
+
+class TokenBlockDataset(FairseqDataset):
+    """The examples of *dataset* cut into blocks, as :class:`~fairseq.data.token_blocks.TokenBlocks` does.
+
+    With *include_targets* an example is (source, target, the tokens before the source).
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        sizes: Any,
+        block_size: int | None,
+        pad: int,
+        eos: int,
+        break_mode: str | None = None,
+        include_targets: bool = False,
+        document_sep_len: int = 1,
+        **unused: Any,
+    ) -> None:
+        corpus = dataset.corpus if isinstance(dataset, IndexedDataset) else _MemoryCorpus.of(dataset)
+        self.blocks = TokenBlocks(corpus, block_size or 1, break_mode or "none", pad=pad, eos=eos)
+        self.pad, self.include_targets = pad, include_targets
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return self.blocks.sizes
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self.blocks.batch(np.array([index]))
+        target, source = sample["target"][0], sample["net_input"]["src_tokens"][0]
+        if not self.include_targets:
+            return target
+        start = int(self.blocks.starts[index])
+        before = int(self.blocks.corpus.tokens[start - 2]) if start > 1 else self.blocks.eos if start else self.pad
+        return source, target, torch.cat([source.new_tensor([before]), source[:-1]])
+
+    collater = ListDataset.collater
+
+
+class MonolingualDataset(FairseqDataset):
+    """Blocks of source and next tokens, of a :class:`TokenBlockDataset` with targets, for language models."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        sizes: Any,
+        src_vocab: Any,
+        tgt_vocab: Any = None,
+        add_eos_for_other_targets: bool = False,
+        shuffle: bool = False,
+        targets: Any = None,
+        add_bos_token: bool = False,
+        **unused: Any,
+    ) -> None:
+        if targets not in (None, ["future"]):
+            raise UserError(f"MonolingualDataset: targets {targets} are not implemented; use ['future']")
+        self.dataset, self.sizes, self.vocab, self.shuffle = dataset, np.array(sizes), src_vocab, shuffle
+        self.bos = [src_vocab.bos()] if add_bos_token else []
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        source, target, _ = self.dataset[index]
+        first = source.new_tensor(self.bos)
+        return {"id": index, "source": torch.cat([first, source]), "target": torch.cat([first, target])}
+
+    def collater(self, samples: Sequence[dict[str, Any]]) -> Any:
+        pad = self.vocab.pad()
+        source, target = (collate_tokens([sample[name] for sample in samples], pad) for name in ("source", "target"))
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": int(target.ne(pad).sum()),
+            "net_input": {"src_tokens": source, "src_lengths": source.ne(pad).sum(1)},
+            "target": target,
+        }
+
+    def ordered_indices(self) -> np.ndarray:
+        order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
+        return order[np.argsort(self.sizes[order], kind="stable")]
+
+
+class MaskTokensDataset(BaseWrapperDataset):
+    """Rows in which tokens are chosen for prediction, by seed, epoch and number of the row.
+
+    A chosen token becomes *mask_idx*, stays with *leave_unmasked_prob* or becomes a random word with
+    *random_token_prob*; with *return_masked_tokens* the row has the chosen tokens, and *pad_idx* elsewhere.
+    """
+
+    @classmethod
+    def apply_mask(cls, dataset: Any, *args: Any, **options: Any) -> tuple[MaskTokensDataset, MaskTokensDataset]:
+        """Sources and targets."""
+        return (
+            cls(dataset, *args, **{**options, "return_masked_tokens": False}),
+            cls(dataset, *args, **{**options, "return_masked_tokens": True}),
+        )
+
+    def __init__(
+        self,
+        dataset: Any,
+        vocab: Any,
+        pad_idx: int,
+        mask_idx: int,
+        return_masked_tokens: bool = False,
+        seed: int = 1,
+        mask_prob: float = 0.15,
+        leave_unmasked_prob: float = 0.1,
+        random_token_prob: float = 0.1,
+        freq_weighted_replacement: bool = False,
+        mask_whole_words: Tensor | None = None,
+        mask_multiple_length: int = 1,
+        **unused: Any,
+    ) -> None:
+        super().__init__(dataset)
+        if freq_weighted_replacement or mask_multiple_length != 1:
+            raise UserError(
+                "MaskTokensDataset: `freq_weighted_replacement`, `mask_multiple_length` are not implemented"
+            )
+        self.vocab, self.pad_idx, self.mask_idx, self.targets = vocab, pad_idx, mask_idx, return_masked_tokens
+        self.seed, self.epoch, self.word_starts = seed, 0, mask_whole_words
+        self.prob, self.leave, self.random = mask_prob, leave_unmasked_prob, random_token_prob
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Tensor:
+        item = self.dataset[index]
+        if (item == self.mask_idx).any():
+            raise UserError(f"MaskTokensDataset: row {index} has the mask symbol already")
+        with numpy_seed(self.seed, self.epoch, index):
+            starts = np.ones(len(item), bool) if self.word_starts is None else self.word_starts[item].bool().numpy()
+            words = np.cumsum(starts) - starts[:1].sum()  # the word of each token
+            chosen = self._choose(int(words.max(initial=-1)) + 1)[words]
+            kind, drawn = np.random.rand(len(item)), np.random.randint(self.vocab.nspecial, len(self.vocab), len(item))
+        if self.targets:
+            return torch.where(torch.from_numpy(chosen), item, self.pad_idx)
+        masked = chosen & (kind >= self.leave)
+        replaced = masked & (kind < self.leave + self.random)
+        row = torch.where(torch.from_numpy(masked), self.mask_idx, item)
+        return torch.where(torch.from_numpy(replaced), torch.from_numpy(drawn), row)
+
+    def _choose(self, words: int) -> np.ndarray:
+        """Which of *words* are chosen: their number is rounded up or down at random."""
+        chosen = np.zeros(words, bool)
+        chosen[np.random.choice(words, int(self.prob * words + np.random.rand()), replace=False)] = True
+        return chosen

@@ -1,0 +1,133 @@
+"""``fairseq.sequence_generator`` over this package's search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq.errors import UserError
+from fairseq.inference.decoding import Decoding
+from fairseq.inference.engine import Reader
+from fairseq.inference.hypotheses import Search, hypotheses
+from fairseq.models.language_model import language_model
+
+
+class BeamSearch:
+    """The search that :class:`SequenceGenerator` makes by default; ``fairseq.search`` has it and :class:`Sampling`."""
+
+    sampling: tuple[int, float] | None = None
+
+    def __init__(self, tgt_dict: Any) -> None:
+        self.vocab_size = len(tgt_dict)
+
+
+class Sampling(BeamSearch):
+    """Tokens are drawn, of the *sampling_topk* most probable, or those of probability *sampling_topp* in all."""
+
+    def __init__(self, tgt_dict: Any, sampling_topk: int = -1, sampling_topp: float = -1.0) -> None:
+        super().__init__(tgt_dict)
+        self.sampling = max(sampling_topk, 0), sampling_topp if sampling_topp > 0 else 1.0
+
+
+class SequenceGenerator:
+    """Hypotheses of language models, in fairseq's form.
+
+    Args:
+        models: of this package, or a plug-in's with a key-value cache.
+        tgt_dict: their dictionary.
+        beam_size, max_len_a, max_len_b, min_len, temperature, no_repeat_ngram_size: see ``fairseq-generate --help``.
+        len_penalty: exponent of the length that scores are divided by.
+        search_strategy: :class:`BeamSearch` (None) or :class:`Sampling`.
+        sampling: draw tokens; with *sampling_topk*, *sampling_topp* as :class:`Sampling`.
+
+    Raises:
+        UserError: another search is asked for.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Any],
+        tgt_dict: Any,
+        beam_size: int = 1,
+        max_len_a: float = 0,
+        max_len_b: int = 200,
+        max_len: int = 0,
+        min_len: int = 1,
+        normalize_scores: bool = True,
+        len_penalty: float = 1.0,
+        unk_penalty: float = 0.0,
+        temperature: float = 1.0,
+        match_source_len: bool = False,
+        no_repeat_ngram_size: int = 0,
+        search_strategy: Any = None,
+        eos: int | None = None,
+        sampling: bool = False,
+        sampling_topk: int = -1,
+        sampling_topp: float = -1.0,
+        seed: int | None = None,
+    ) -> None:
+        search_strategy = search_strategy or (Sampling(tgt_dict, sampling_topk, sampling_topp) if sampling else None)
+        if not isinstance(search_strategy, BeamSearch | None):
+            kind = type(search_strategy).__name__
+            raise UserError(f"SequenceGenerator: search {kind} is not implemented; use BeamSearch or Sampling")
+        if unk_penalty or match_source_len:
+            raise UserError(
+                "SequenceGenerator: `unk_penalty` and `match_source_len` are not implemented; leave them out"
+            )
+        self.models: list[Any] = [model if isinstance(model, Reader) else language_model(model) for model in models]
+        for model in self.models:
+            if not isinstance(model, Reader) and not model.can_generate:
+                raise UserError(f"SequenceGenerator: {type(model).__name__} has no key-value cache and cannot generate")
+        self.tgt_dict, self.eos = tgt_dict, tgt_dict.eos() if eos is None else eos
+        self.max_len_a, self.max_len_b = max_len_a, max_len or max_len_b
+        drawn = search_strategy.sampling if search_strategy is not None else None
+        decoding = Decoding(1, temperature, *drawn) if drawn is not None else None
+        penalty = len_penalty if normalize_scores else 0.0
+        self.how = Search(beam_size, max_len_b, min_len, penalty, no_repeat_ngram_size, decoding)
+        self.generator = torch.Generator().manual_seed(seed) if seed is not None else None
+
+    def generate(
+        self,
+        models: Sequence[Any],
+        sample: Any,
+        prefix_tokens: Tensor | None = None,
+        bos_token: int | None = None,
+        **_: Any,
+    ) -> list[list[dict[str, Any]]]:
+        """For each row of ``sample["net_input"]["src_tokens"]`` its hypotheses, the best first.
+
+        They begin with *prefix_tokens* [B, T] (default: the row itself) and have ``tokens``, ``positional_scores``
+        (natural logarithms) and their mean, ``score``.
+        """
+        rows = sample["net_input"]["src_tokens"] if prefix_tokens is None else prefix_tokens
+        return [self._of_row(row, bos_token) for row in rows]
+
+    def _of_row(self, row: Tensor, bos_token: int | None) -> list[dict[str, Any]]:
+        pad, bos = self.tgt_dict.pad(), self.tgt_dict.bos()
+        tokens = [token for token in row.tolist() if token != pad]
+        while tokens and tokens[0] in (bos, self.eos):
+            tokens = tokens[1:]
+        tokens = tokens[:-1] if tokens and tokens[-1] == self.eos else tokens
+        how = Search(**{**vars(self.how), "max_len": int(self.max_len_a * len(tokens)) + self.max_len_b})
+        start = (
+            ()
+            if getattr(self.models[0], "begin", None) is not None
+            else (self.eos if bos_token is None else bos_token,)
+        )
+        forbidden = [pad] if pad >= 0 else []
+        found = hypotheses(
+            self.models, tokens, how, eos=self.eos, start=start, forbidden=forbidden, generator=self.generator
+        )
+        return [
+            {
+                "tokens": torch.tensor(hypothesis.tokens),
+                "score": torch.tensor(hypothesis.score),
+                "positional_scores": torch.tensor(hypothesis.lprobs),
+                "attention": torch.empty(0),
+                "alignment": torch.empty(0),
+            }
+            for hypothesis in found
+        ]

@@ -1,0 +1,46 @@
+"""Single examples of this package's datasets, and batches of them, as scripts written for fairseq ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairseq.data.dataset import Sample
+from fairseq.interop.fairseq.data_utils import collate_tokens
+
+
+def __getitem__(self: Any, index: int) -> dict[str, Any]:
+    """``id``, ``source`` and ``target`` [T] of example *index*."""
+    if not 0 <= index < len(self):
+        raise IndexError(index)
+    sample = self.batch(np.array([index]))
+    return {"id": int(index), "source": sample["net_input"]["src_tokens"][0], "target": sample["target"][0]}
+
+
+def collater(self: Any, samples: Sequence[dict[str, Any]]) -> Sample:
+    """The examples *samples* as one batch, padded on the right."""
+    pad = getattr(self, "blocks", self).pad
+    source, target = (collate_tokens([sample[name] for sample in samples], pad) for name in ("source", "target"))
+    return {
+        "id": torch.tensor([sample["id"] for sample in samples]),
+        "nsentences": len(samples),
+        "ntokens": int(source.ne(pad).sum()),
+        "net_input": {"src_tokens": source},
+        "target": target,
+    }
+
+
+def num_tokens(self: Any, index: int) -> int:
+    """The tokens of example *index*."""
+    return int(self.sizes[index])
+
+
+size = num_tokens
+
+
+def ordered_indices(self: Any) -> np.ndarray:
+    """The numbers of the examples in their order."""
+    return np.arange(len(self))

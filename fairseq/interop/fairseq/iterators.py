@@ -1,0 +1,126 @@
+"""``fairseq.data.iterators``: batches of a dataset, epoch after epoch, for scripts with a loop of their own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class CountingIterator:
+    """An iterator that counts its items.
+
+    Attributes:
+        n: items so far, *start* included.
+        total: all items.
+    """
+
+    def __init__(self, iterable: Iterable[Any], start: int | None = None, total: int | None = None) -> None:
+        self.n = getattr(iterable, "n", 0) if start is None else start
+        self.total = self.n + len(iterable) if total is None else total  # type: ignore[arg-type, operator]
+        self._items = iter(iterable)
+
+    def __len__(self) -> int:
+        return self.total
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        item = next(self._items)
+        self.n += 1
+        return item
+
+    def has_next(self) -> bool:
+        """Whether there are more items."""
+        return self.n < self.total
+
+    def skip(self, num_to_skip: int) -> CountingIterator:
+        """Leave out the next *num_to_skip* items."""
+        for _ in itertools.islice(self, num_to_skip):
+            pass
+        return self
+
+
+class GroupedIterator(CountingIterator):
+    """Lists of *chunk_size* items."""
+
+    def __init__(self, iterable: Any, chunk_size: int) -> None:
+        items = iter(iterable)
+        groups = iter(lambda: list(itertools.islice(items, chunk_size)), [])
+        super().__init__(groups, -(-getattr(iterable, "n", 0) // chunk_size), -(-len(iterable) // chunk_size))
+
+
+class ShardedIterator(CountingIterator):
+    """Every *num_shards*-th item, from *shard_id* on; all shards are equally long, filled with *fill_value*."""
+
+    def __init__(self, iterable: Sequence[Any], num_shards: int, shard_id: int, fill_value: Any = None) -> None:
+        longest = -(-len(iterable) // num_shards)
+        own = list(itertools.islice(iterable, shard_id, None, num_shards))
+        super().__init__([*own, *[fill_value] * (longest - len(own))], 0)
+
+
+class EpochBatchIterator:
+    """The batches of *batch_sampler*, in a new order each epoch, for one of *num_shards* processes."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Sequence[Any]], Any],
+        batch_sampler: Sequence[Sequence[int]] | Callable[..., Any],
+        seed: int = 1,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        epoch: int = 1,
+        **unused: Any,
+    ) -> None:
+        self.dataset, self.collate_fn, self.seed, self.epoch = dataset, collate_fn, seed, max(epoch, 1)
+        self.batches = list(batch_sampler(dataset, epoch) if callable(batch_sampler) else batch_sampler)
+        self.num_shards, self.shard_id, self.shuffle = num_shards, shard_id, True
+        self._current: CountingIterator | None = None
+        self._start: int | None = None
+
+    def __len__(self) -> int:
+        return -(-len(self.batches) // self.num_shards)
+
+    @property
+    def next_epoch_idx(self) -> int:
+        """The number of the epoch that :meth:`next_epoch_itr` reads."""
+        return self.epoch + (self._current is not None and self.end_of_epoch())
+
+    @property
+    def iterations_in_epoch(self) -> int:
+        """Batches of the epoch that were read."""
+        return self._current.n if self._current is not None else self._start or 0
+
+    def next_epoch_itr(self, shuffle: bool = True, **unused: Any) -> CountingIterator:
+        """The batches of the next epoch; after :meth:`load_state_dict` the rest of the one that was saved."""
+        self.epoch, self.shuffle = self.next_epoch_idx, shuffle
+        start, self._start = self._start or 0, None
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self.epoch)
+        batches = list(self.batches)
+        if shuffle:
+            np.random.RandomState((self.seed + self.epoch) % 2**32).shuffle(batches)
+        own = list(ShardedIterator(batches, self.num_shards, self.shard_id, fill_value=[]))
+        samples = (self.collate_fn([self.dataset[i] for i in batch]) if len(batch) else {} for batch in own[start:])
+        self._current = CountingIterator(samples, start, len(own))
+        return self._current
+
+    def end_of_epoch(self) -> bool:
+        """Whether all batches of the epoch were read."""
+        return self._current is not None and not self._current.has_next()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch and the batches read of it."""
+        ended = self.end_of_epoch()
+        read = 0 if ended else self.iterations_in_epoch
+        return {"version": 2, "epoch": self.epoch + ended, "iterations_in_epoch": read, "shuffle": self.shuffle}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go to the place of *state_dict*."""
+        self.epoch, self._start = state_dict["epoch"], state_dict.get("iterations_in_epoch", 0)
+        self._current = None

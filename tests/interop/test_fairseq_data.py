@@ -1,0 +1,178 @@
+"""Datasets, dictionary, iterators and modules under fairseq's names compute what their names say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+import torch
+
+from fairseq import data
+from fairseq.data import data_utils, iterators
+from fairseq.errors import UserError
+from fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from fairseq.tasks import setup_task
+from fairseq.text.dictionary import Dictionary
+
+
+@pytest.fixture
+def words() -> Dictionary:
+    dictionary = Dictionary()
+    for word in ["the", "old", "tower"]:
+        dictionary.add_symbol(word, 2)
+    return dictionary
+
+
+def test_a_dictionary_has_fairseqs_methods(words: Dictionary, tmp_path: Path) -> None:
+    read: list[tuple[str, int]] = []
+    given: dict = {"add_if_not_exist": False, "consumer": lambda *one: read.append(one)}
+    assert words.encode_line("old mill", **given).tolist() == [5, 3, 2] and read == [("old", 5), ("mill", 3)]
+    assert words.encode_line("the old", add_if_not_exist=False, append_eos=False, reverse_order=True).tolist() == [5, 4]
+    assert words.encode_line("old mill", add_if_not_exist=True).dtype == torch.int32 and words[7] == "mill"
+    assert words.encode_line("old").tolist() == [5, 2], "this package's own, a numpy array"
+    assert words.string([4, 3, 2], unk_string="?") == "the ?" and words.unk_string(True) == "<<unk>>"
+    assert words.string(torch.tensor([[4, 2], [5, 2]]), include_eos=True) == "the </s>\nold </s>"
+    sentence = words.dummy_sentence(4)
+    assert sentence[-1] == 2 and len(sentence) == 4
+    (tmp_path / "dict.txt").write_text("old 3\nhill 1\n")
+    words.add_from_file(str(tmp_path / "dict.txt"))
+    other = Dictionary()
+    other.update(words)
+    assert other == words and words.symbols[4:] == ["the", "old", "tower", "mill", "hill"] and words.count[5] == 6
+    with pytest.raises(UserError, match="nothing.txt"):
+        words.add_from_file(str(tmp_path / "nothing.txt"))
+
+
+@pytest.mark.parametrize("task", ["language_modeling", "masked_lm"])
+def test_examples_of_our_datasets_collate_to_their_batches(task: str) -> None:
+    flags = f"--arch bert_tiny --task {task} --criterion cross_entropy --tokens-per-sample 16"
+    dataset = setup_task(runs.arguments(flags)).dataset("valid")
+    batch, theirs = dataset.batch(np.array([2, 5])), dataset.collater([dataset[2], dataset[5]])
+    for one, other in zip((batch["id"], batch["target"]), (theirs["id"], theirs["target"]), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(batch["net_input"]["src_tokens"], theirs["net_input"]["src_tokens"])
+    assert batch["ntokens"] == theirs["ntokens"] and dataset.num_tokens(2) == dataset.sizes[2]
+
+
+def lines() -> data.ListDataset:
+    rows = [torch.arange(4, 4 + size) for size in (3, 1, 5, 2)]
+    return data.ListDataset(rows, [3, 1, 5, 2])
+
+
+def test_wrapped_datasets_change_rows_and_sizes() -> None:
+    prepended = data.PrependTokenDataset(lines(), 0)
+    assert prepended[1].tolist() == [0, 4] and prepended.sizes.tolist() == [4, 2, 6, 3]
+    assert data.AppendTokenDataset(lines(), 2)[1].tolist() == [4, 2]
+    assert data.TruncateDataset(lines(), 2).sizes.tolist() == [2, 1, 2, 2]
+    assert data.StripTokenDataset(prepended, 0)[0].tolist() == [4, 5, 6]
+    assert data.LeftPadDataset(lines(), 1).collater([lines()[0], lines()[1]]).tolist() == [[4, 5, 6], [1, 1, 4]]
+    assert data.RightPadDataset(lines(), 1).collater([lines()[0], lines()[1]]).tolist() == [[4, 5, 6], [4, 1, 1]]
+    assert len(data.ConcatDataset([lines(), lines()], [1, 2])) == 12
+    assert data.SortDataset(lines(), [np.array(lines().sizes)]).ordered_indices().tolist() == [1, 3, 0, 2]
+    nested = data.NestedDictionaryDataset(
+        {"id": data.IdDataset(), "net_input": {"n": data.NumelDataset(lines(), reduce=True)}, "target": lines()},
+        sizes=[np.array(lines().sizes)],
+    )
+    sample = nested.collater([nested[0], nested[2]])
+    assert sample["id"].tolist() == [0, 2] and sample["net_input"]["n"] == 8 and nested.num_tokens(2) == 5
+
+
+@pytest.mark.parametrize("mode", ["none", "eos", "complete"])
+def test_token_blocks_are_shifted_by_one_and_hold_every_token(mode: str) -> None:
+    blocks = data.TokenBlockDataset(lines(), [3, 1, 5, 2], 4, pad=1, eos=2, break_mode=mode, include_targets=True)
+    every = torch.cat([lines()[index] for index in range(4)])
+    assert torch.equal(torch.cat([target for _, target, _ in blocks]), every)
+    assert torch.equal(torch.cat([source for source, _, _ in blocks]), torch.cat([torch.tensor([2]), every[:-1]]))
+    past = torch.cat([past for _, _, past in blocks])
+    assert torch.equal(past, torch.cat([torch.tensor([1, 2]), every[:-2]]))
+
+
+def test_masking_hides_a_share_and_keeps_its_choice(words: Dictionary) -> None:
+    words.add_symbol("<mask>")
+    rows = data.ListDataset([torch.full((1000,), 5)], [1000])
+    source, target = data.MaskTokensDataset.apply_mask(rows, words, pad_idx=1, mask_idx=7, mask_prob=0.2)
+    chosen = target[0] != 1
+    assert chosen.sum() in (200, 201) and (target[0][chosen] == 5).all() and (source[0][~chosen] == 5).all()
+    assert 0.7 < (source[0][chosen] == 7).float().mean() < 0.95
+    assert torch.equal(source[0], source[0])
+    before = source[0]
+    source.set_epoch(2)
+    assert not torch.equal(source[0], before)
+
+
+def test_batches_by_size_keep_to_their_limits_and_hold_every_example() -> None:
+    sizes = np.random.default_rng(1).integers(1, 20, 50)
+    batches = data_utils.batch_by_size(np.argsort(sizes), lambda i: sizes[i], max_tokens=60, max_sentences=7)
+    assert sorted(index for batch in batches for index in batch) == list(range(50))
+    assert all(max(sizes[batch]) * len(batch) <= 60 and len(batch) <= 7 for batch in batches)
+    by_four = data_utils.batch_by_size(range(50), lambda i: 1, max_tokens=7, required_batch_size_multiple=4)
+    assert [len(batch) for batch in by_four] == [4] * 11 + [6]
+    with pytest.raises(UserError, match="max_tokens 10: example"):
+        data_utils.batch_by_size(range(50), lambda i: sizes[i], max_tokens=10)
+    fits, others = data_utils.filter_by_size(np.arange(4), lines(), 3)
+    assert fits.tolist() == [0, 1, 3] and others == [2]
+
+
+def test_an_epoch_iterator_of_two_shards_resumes_in_the_middle() -> None:
+    def of(shard: int) -> iterators.EpochBatchIterator:
+        return iterators.EpochBatchIterator(
+            lines(), lambda rows: [len(row) for row in rows], [[0], [1], [2], [3, 1]], 1, 2, shard
+        )
+
+    epochs = [list(of(shard).next_epoch_itr()) for shard in (0, 1)]
+    assert sorted(map(sum, (batch for part in epochs for batch in part))) == [1, 3, 3, 5]
+    first = of(0)
+    batch = next(first.next_epoch_itr())
+    resumed = of(0)
+    resumed.load_state_dict(first.state_dict())
+    assert [batch, *resumed.next_epoch_itr()] == epochs[0] and resumed.end_of_epoch()
+    assert resumed.next_epoch_idx == 2
+    assert list(iterators.GroupedIterator(iterators.CountingIterator(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+
+
+def test_the_sentence_encoder_computes_what_our_encoder_does() -> None:
+    from fairseq.modules import TransformerSentenceEncoder
+
+    torch.manual_seed(1)
+    ours = TransformerEncoder(EncoderShape(20, 1, 8, 8, 16, layers=2, heads=2, max_positions=10, activation_fn="relu"))
+    theirs = TransformerSentenceEncoder(
+        1, 20, 2, 8, 16, 2, max_seq_len=10, num_segments=0, encoder_normalize_before=True
+    )
+    theirs.load_state_dict(ours.state_dict())
+    tokens = torch.tensor([[0, 5, 6, 2], [0, 7, 2, 1]])
+    states, first = theirs.eval()(tokens)
+    hidden = ours.eval()(tokens)
+    torch.testing.assert_close(states[-1].transpose(0, 1)[0], hidden[0])
+    torch.testing.assert_close(first, hidden[:, 0])
+    assert len(states) == 3
+
+
+def test_attention_equals_torchs() -> None:
+    from fairseq.modules import MultiheadAttention
+
+    torch.manual_seed(1)
+    attention, reference = MultiheadAttention(8, 2), torch.nn.MultiheadAttention(8, 2)
+    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
+    with torch.no_grad():
+        reference.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        reference.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+        reference.out_proj.load_state_dict(attention.out_proj.state_dict())
+    x, y = torch.randn(3, 2, 8), torch.randn(5, 2, 8)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    torch.testing.assert_close(attention(x, y, y, padding), reference(x, y, y, padding))
+    mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    torch.testing.assert_close(attention(x, x, x, attn_mask=mask)[0], reference(x, x, x, attn_mask=mask)[0])
+
+
+def test_positions_are_numbered_after_padding() -> None:
+    from fairseq.modules import PositionalEmbedding
+
+    tokens = torch.tensor([[5, 6, 1]])
+    learned, sinusoids = PositionalEmbedding(4, 6, 1, learned=True), PositionalEmbedding(4, 6, 1)
+    assert torch.equal(learned(tokens)[0], learned.weight[[2, 3, 1]])
+    frequencies = 10000.0 ** -(torch.arange(3) / 2)
+    expected = torch.cat([torch.sin(3 * frequencies), torch.cos(3 * frequencies)])
+    torch.testing.assert_close(sinusoids(tokens)[0, 1], expected)
+    assert not sinusoids(tokens)[0, 2].any()

@@ -1,0 +1,84 @@
+"""Plug-ins in the manner of those that users of fairseq have train two updates and resume."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+from plugin_sources import CRITERIONS, MODELS
+from plugin_tasks import OPTIMIZERS, TASKS
+
+from fairseq.config import registry
+
+ALL = {**CRITERIONS, **MODELS, **TASKS, **OPTIMIZERS}
+LAYOUTS = {  # file of each part in the folder; None: there is no __init__.py
+    "no_init": {"criterions/a.py": CRITERIONS["loss_of_10"], "models/b.py": MODELS["lstm_of_9"]},
+    "empty_init": {
+        "__init__.py": ('"""A plug-in."""\n', ""),
+        "tasks/a.py": TASKS["steps_of_10"],
+        "optim/lr_scheduler/b.py": OPTIMIZERS["warmup_of_9"],
+    },
+    "imports": {
+        "__init__.py": ("from . import criterions, optim", ""),
+        "criterions/__init__.py": CRITERIONS["loss_of_12"],
+        "optim.py": OPTIMIZERS["radam_of_9"],
+    },
+    "code_and_models": {
+        "__init__.py": ("NAME = 'plug-in'", ""),
+        "models/__init__.py": ("", ""),
+        "models/a.py": MODELS["arch_of_9"],
+        "tasks/b.py": TASKS["config_task_of_12"],
+        "criterions/never_imported.py": ("1 / 0", ""),
+    },
+}
+FLAGS = """--cpu --train-subset valid --valid-subset test --max-tokens 64 --clip-norm 0.1
+    --required-batch-size-multiple 1 --lr 0.05 --seed 3 --log-format json --log-interval 1 --max-valid-steps 1
+    --optimizer sgd --lr-scheduler fixed"""
+SIZES = {
+    "transformer_lm": """--decoder-layers 1 --decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16
+        --decoder-ffn-embed-dim 16 --decoder-attention-heads 2""",
+    "bert_tiny": "--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2",
+}
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a test registers stays."""
+    for name in ("MODELS", "ARCHITECTURES", "TASKS", "CRITERIONS", "OPTIMIZERS", "LR_SCHEDULERS"):
+        parts = getattr(registry, name)
+        monkeypatch.setattr(parts, "_parts", {**parts.parts()})
+
+
+def trains_and_resumes(folder: Path, save_dir: Path, flags: str) -> None:
+    """Train two updates with a save after the first, and compare with a run that resumes there."""
+    words = flags.split()
+    arch = [value for flag, value in zip(words, words[1:], strict=False) if flag == "--arch"][-1]
+    every = ["--user-dir", folder, FLAGS, SIZES.get(arch, ""), flags]
+    through = runs.updates(runs.train(save_dir / "through", *every, "--max-update 3 --no-save"))
+    first = runs.updates(runs.train(save_dir / "parts", *every, "--max-update 2"))
+    second = runs.updates(runs.train(save_dir / "parts", *every, "--max-update 3"))
+    assert [line["num_updates"] for line in (*first, *second)] == [1, 2, 3]
+    assert [line["loss"] for line in (*first, *second)] == pytest.approx([line["loss"] for line in through], abs=1e-4)
+    assert len({line["loss"] for line in through}) == 3
+    for name in [name for name in sys.modules if name.partition(".")[0] == folder.name]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_a_plugin_trains_and_resumes(name: str, tmp_path: Path) -> None:
+    source, flags = ALL[name]
+    folder = tmp_path / f"plugin_{name}"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(source)
+    trains_and_resumes(folder, tmp_path, flags)
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_the_parts_of_a_folder_are_imported(layout: str, tmp_path: Path) -> None:
+    folder = tmp_path / f"layout_{layout}"
+    for file, (source, _) in LAYOUTS[layout].items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(source)
+    trains_and_resumes(folder, tmp_path, " ".join(flags for _, flags in LAYOUTS[layout].values()))

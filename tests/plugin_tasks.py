@@ -1,0 +1,397 @@
+"""More plug-ins as in :mod:`plugin_sources`: tasks that compose datasets, optimizers and schedules."""
+
+from __future__ import annotations
+
+from plugin_sources import BERT, LM
+
+TASKS = {
+    "blocks_of_9": (
+        """
+import os
+from fairseq.data import Dictionary, MonolingualDataset, TokenBlockDataset, data_utils
+from fairseq.tasks import FairseqTask, register_task
+
+@register_task("blocks_of_9")
+class Blocks(FairseqTask):
+    @staticmethod
+    def add_args(parser):
+        parser.add_argument("data", help="path to data directory")
+        parser.add_argument("--tokens-per-sample", default=16, type=int)
+
+    def __init__(self, args, dictionary):
+        super().__init__(args)
+        self.dictionary = dictionary
+
+    @classmethod
+    def setup_task(cls, args, **kwargs):
+        return cls(args, Dictionary.load(os.path.join(args.data, "dict.txt")))
+
+    def load_dataset(self, split, epoch=0, combine=False, **kwargs):
+        path = os.path.join(self.args.data, split)
+        dataset = data_utils.load_indexed_dataset(path, self.dictionary, self.args.dataset_impl, combine=combine)
+        dataset = TokenBlockDataset(
+            dataset, dataset.sizes, self.args.tokens_per_sample, pad=self.dictionary.pad(),
+            eos=self.dictionary.eos(), break_mode="none", include_targets=True,
+        )
+        self.datasets[split] = MonolingualDataset(
+            dataset, dataset.sizes, self.dictionary, self.dictionary, add_eos_for_other_targets=False, shuffle=True,
+            targets=["future"], add_bos_token=False,
+        )
+
+    @property
+    def source_dictionary(self):
+        return self.dictionary
+""",
+        f"{LM} --task blocks_of_9",
+    ),
+    "masking_of_10": (
+        """
+import os
+import numpy as np
+from fairseq.data import (
+    IdDataset, MaskTokensDataset, NestedDictionaryDataset, NumelDataset, NumSamplesDataset, PrependTokenDataset,
+    RightPadDataset, SortDataset, TokenBlockDataset, data_utils,
+)
+from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks.masked_lm import MaskedLMTask
+
+@register_task("masking_of_10")
+class Masking(MaskedLMTask):
+    @classmethod
+    def setup_task(cls, args, **kwargs):
+        return cls(args, cls.load_dictionary(os.path.join(args.data, "dict.txt")))
+
+    def __init__(self, args, dictionary):
+        super().__init__(args, dictionary)
+        self.mask_idx = dictionary.add_symbol("<mask>")
+
+    def load_dataset(self, split, epoch=1, combine=False, **kwargs):
+        words = self.source_dictionary
+        dataset = data_utils.load_indexed_dataset(os.path.join(self.args.data, split), words, combine=combine)
+        dataset = TokenBlockDataset(dataset, dataset.sizes, 15, pad=words.pad(), eos=words.eos(), break_mode="complete")
+        dataset = PrependTokenDataset(dataset, words.bos())
+        src, tgt = MaskTokensDataset.apply_mask(
+            dataset, words, pad_idx=words.pad(), mask_idx=self.mask_idx, seed=self.args.seed, mask_prob=0.3,
+        )
+        with data_utils.numpy_seed(self.args.seed + epoch):
+            shuffle = np.random.permutation(len(src))
+        self.datasets[split] = SortDataset(
+            NestedDictionaryDataset(
+                {
+                    "id": IdDataset(),
+                    "net_input": {
+                        "src_tokens": RightPadDataset(src, pad_idx=words.pad()),
+                        "src_lengths": NumelDataset(src, reduce=False),
+                    },
+                    "target": RightPadDataset(tgt, pad_idx=words.pad()),
+                    "nsentences": NumSamplesDataset(),
+                    "ntokens": NumelDataset(src, reduce=True),
+                },
+                sizes=[src.sizes],
+            ),
+            sort_order=[shuffle, src.sizes],
+        )
+""",
+        f"{BERT} --task masking_of_10",
+    ),
+    "config_task_of_12": (
+        """
+from dataclasses import dataclass, field
+from typing import Optional
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+
+@dataclass
+class Config(LanguageModelingConfig):
+    domain: Optional[str] = field(default=None, metadata={"help": "domain"})
+
+@register_task("config_task_of_12", dataclass=Config)
+class Task(LanguageModelingTask):
+    @classmethod
+    def setup_task(cls, cfg, **kwargs):
+        task = super().setup_task(cfg, **kwargs)
+        assert task.cfg.domain == "news" and task.cfg.tokens_per_sample == 16
+        return task
+""",
+        f"{LM} --task config_task_of_12 --domain news",
+    ),
+    "questions_of_9": (
+        """
+import torch, torch.nn as nn, torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.data import (
+    IdDataset, ListDataset, NestedDictionaryDataset, NumelDataset, NumSamplesDataset, RawLabelDataset, RightPadDataset,
+)
+from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
+from fairseq.tasks import FairseqTask, register_task
+from fairseq.data import Dictionary
+
+@register_task("questions_of_9")
+class Questions(FairseqTask):
+    @staticmethod
+    def add_args(parser):
+        parser.add_argument("data", help="path to data directory")
+        parser.add_argument("--num-classes", type=int, default=2)
+
+    def __init__(self, args, vocab):
+        super().__init__(args)
+        self.vocab = vocab
+
+    @classmethod
+    def setup_task(cls, args, **kwargs):
+        vocab = cls.load_dictionary(args.data + "/dict.txt")
+        vocab.add_symbol("<mask>")
+        return cls(args, vocab)
+
+    def load_dataset(self, split, epoch=0, combine=False, **kwargs):
+        lines = [f"the {word} was old" for word in self.vocab.symbols[4:24]]
+        tokens = [self.vocab.encode_line(line, add_if_not_exist=False).long() for line in lines]
+        src = ListDataset(tokens, [len(line) for line in tokens])
+        self.datasets[split] = NestedDictionaryDataset(
+            {
+                "id": IdDataset(), "nsentences": NumSamplesDataset(), "ntokens": NumelDataset(src, reduce=True),
+                "net_input": {"src_tokens": RightPadDataset(src, pad_idx=self.vocab.pad())},
+                "target": RawLabelDataset([index % 2 for index in range(len(lines))]),
+            },
+            sizes=[[len(line) for line in tokens]],
+        )
+
+    @property
+    def source_dictionary(self):
+        return self.vocab
+
+@register_criterion("ranking_of_9")
+class Ranking(FairseqCriterion):
+    def forward(self, model, sample, reduce=True):
+        logits = model(**sample["net_input"])
+        loss = F.cross_entropy(logits, sample["target"], reduction="sum")
+        return loss, len(logits), {"loss": loss.data, "ntokens": sample["ntokens"], "nsentences": len(logits)}
+
+@register_model("bag_of_9")
+class Bag(BaseFairseqModel):
+    def __init__(self, words, classes):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(words, 8), nn.Linear(8, classes)
+
+    @classmethod
+    def build_model(cls, args, task):
+        return cls(len(task.source_dictionary), args.num_classes)
+
+    def forward(self, src_tokens, **unused):
+        return self.out(self.embed(src_tokens).mean(1))
+
+@register_model_architecture("bag_of_9", "bag_of_9")
+def base(args):
+    pass
+""",
+        "--task questions_of_9 --arch bag_of_9 --criterion ranking_of_9",
+    ),
+    "wrapped_of_12": (
+        """
+from fairseq.data import (
+    AppendTokenDataset, BaseWrapperDataset, ConcatDataset, IdDataset, LeftPadDataset, NestedDictionaryDataset,
+    NumelDataset, NumSamplesDataset, PrependTokenDataset, RightPadDataset, StripTokenDataset, TruncateDataset,
+    data_utils,
+)
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+class Same(BaseWrapperDataset):
+    def __getitem__(self, index):
+        return self.dataset[index].clone()
+
+@register_task("wrapped_of_12")
+class Wrapped(LanguageModelingTask):
+    def load_dataset(self, split, epoch=1, combine=False, **kwargs):
+        words = self.dictionary
+        lines = data_utils.load_indexed_dataset(self.args.data + "/" + split, words)
+        line = TruncateDataset(StripTokenDataset(ConcatDataset([lines, lines]), words.eos()), 12)
+        src, tgt = PrependTokenDataset(Same(line), words.eos()), AppendTokenDataset(line, words.eos())
+        self.datasets[split] = NestedDictionaryDataset({
+            "id": IdDataset(), "nsentences": NumSamplesDataset(), "ntokens": NumelDataset(tgt, reduce=True),
+            "net_input": {"src_tokens": RightPadDataset(src, words.pad())},
+            "target": RightPadDataset(tgt, words.pad()),
+        }, sizes=[src.sizes])
+""",
+        f"{LM} --task wrapped_of_12 --sample-break-mode eos",
+    ),
+    "steps_of_10": (
+        """
+import torch
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+@register_task("steps_of_10")
+class Steps(LanguageModelingTask):
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        model.train()
+        model.set_num_updates(update_num) if hasattr(model, "set_num_updates") else None
+        loss, sample_size, logging_output = criterion(model, sample)
+        if ignore_grad:
+            loss *= 0
+        optimizer.backward(loss)
+        return loss, sample_size, logging_output
+
+    def valid_step(self, sample, model, criterion):
+        model.eval()
+        with torch.no_grad():
+            return criterion(model, sample)
+""",
+        f"{LM} --task steps_of_10",
+    ),
+    "built_by_task_of_12": (
+        """
+from fairseq import models, search
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+@register_task("built_by_task_of_12")
+class Built(LanguageModelingTask):
+    def build_model(self, args, from_checkpoint=False):
+        model = super().build_model(args)
+        self.generator = SequenceGenerator([model], self.target_dictionary, beam_size=2, max_len_b=5,
+                                           search_strategy=search.BeamSearch(self.target_dictionary))
+        return model
+
+    def valid_step(self, sample, model, criterion):
+        loss, size, log = super().valid_step(sample, model, criterion)
+        if "id" in sample:
+            first = {"net_input": {"src_tokens": sample["net_input"]["src_tokens"][:1, :3]}}
+            log["best"] = float(self.inference_step(self.generator, [model], first)[0][0]["score"])
+        return loss, size, log
+""",
+        f"{LM} --task built_by_task_of_12",
+    ),
+}
+
+TASKS["ids_of_10"] = (
+    """
+import torch
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+@register_task("ids_of_10")
+class Ids(LanguageModelingTask):
+    def load_dataset(self, split, epoch=1, combine=False, **kwargs):
+        super().load_dataset(split, combine=combine)
+        dataset = self.datasets[split]
+        batch = dataset.collater([dataset[0], dataset[1]])
+        assert batch["net_input"]["src_tokens"].shape == (2, 16)
+        batches = self.get_batch_iterator(dataset, max_tokens=64, max_positions=16, seed=2)
+        samples = list(batches.next_epoch_itr(shuffle=False))
+        assert torch.equal(samples[0]["target"][:2], batch["target"]) and batches.end_of_epoch()
+""",
+    f"{LM} --task ids_of_10",
+)
+
+OPTIMIZERS = {
+    "radam_of_9": (
+        """
+import torch
+from fairseq.optim import FairseqOptimizer, register_optimizer
+
+class RAdam(torch.optim.SGD):
+    pass
+
+@register_optimizer("radam_of_9")
+class FairseqRAdam(FairseqOptimizer):
+    def __init__(self, args, params):
+        super().__init__(args)
+        self._optimizer = RAdam(params, **self.optimizer_config)
+
+    @staticmethod
+    def add_args(parser):
+        parser.add_argument("--radam-betas", default="(0.9, 0.999)", metavar="B")
+
+    @property
+    def optimizer_config(self):
+        return {"lr": self.args.lr[0], "momentum": eval(self.args.radam_betas)[0]}
+""",
+        f"{LM} --optimizer radam_of_9",
+    ),
+    "adam_config_of_12": (
+        """
+from dataclasses import dataclass, field
+import torch
+from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+
+@dataclass
+class Config(FairseqAdamConfig):
+    decoupled: bool = field(default=True, metadata={"help": "decay"})
+
+@register_optimizer("adam_config_of_12", dataclass=Config)
+class Adam(FairseqOptimizer):
+    def __init__(self, cfg, params):
+        super().__init__(cfg)
+        self._optimizer = torch.optim.AdamW(params, lr=cfg.lr[0], betas=tuple(cfg.adam_betas), eps=cfg.adam_eps)
+""",
+        f"{LM} --optimizer adam_config_of_12 --adam-betas 0.9,0.98",
+    ),
+    "adam_of_10": (
+        """
+from fairseq.optim import register_optimizer
+from fairseq.optim.adam import FairseqAdam
+
+@register_optimizer("adam_of_10")
+class Adam(FairseqAdam):
+    def __init__(self, args, params):
+        super().__init__(args, params)
+
+    @property
+    def supports_flat_params(self):
+        return True
+""",
+        f"{LM} --optimizer adam_of_10",
+    ),
+    "warmup_of_9": (
+        """
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
+
+@register_lr_scheduler("warmup_of_9")
+class Warmup(FairseqLRScheduler):
+    def __init__(self, args, optimizer):
+        super().__init__(args, optimizer)
+        self.lr = args.lr[0]
+        self.optimizer.set_lr(self.lr)
+
+    @staticmethod
+    def add_args(parser):
+        parser.add_argument("--rise", default=4, type=int, metavar="N")
+
+    def step(self, epoch, val_loss=None):
+        super().step(epoch, val_loss)
+        return self.optimizer.get_lr()
+
+    def step_update(self, num_updates):
+        self.optimizer.set_lr(self.lr * min(1, (num_updates + 1) / self.args.rise))
+        return self.optimizer.get_lr()
+""",
+        f"{LM} --lr-scheduler warmup_of_9 --rise 3",
+    ),
+    "schedule_of_12": (
+        """
+from dataclasses import dataclass, field
+from typing import List
+from omegaconf import II
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
+from fairseq.optim.lr_scheduler.inverse_square_root_schedule import InverseSquareRootLRScheduleConfig
+
+@dataclass
+class Config(InverseSquareRootLRScheduleConfig):
+    floor: float = field(default=0.001, metadata={"help": "lowest rate"})
+
+@register_lr_scheduler("schedule_of_12", dataclass=Config)
+class Schedule(FairseqLRScheduler):
+    def __init__(self, cfg, optimizer):
+        super().__init__(cfg, optimizer)
+        self.cfg = cfg
+
+    def step_update(self, num_updates):
+        self.optimizer.set_lr(max(self.cfg.floor, self.cfg.lr[0] / (1 + num_updates)))
+        return self.optimizer.get_lr()
+""",
+        f"{LM} --lr-scheduler schedule_of_12 --warmup-updates 5",
+    ),
+}
