@@ -32,6 +32,10 @@ pipeline-encoder-devices plasma-path pooler-activation-fn pooler-dropout quant-n
 required-seq-len-multiple retain-dropout-modules scoring shorten-data-split-list slowmo-base-algorithm slowmo-momentum
 tokenizer warmup-iterations
 """
+OF_EVALUATION = """
+batch-size-valid criterion dataset-impl max-target-positions max-tokens num-workers required-batch-size-multiple
+gen-subset train-subset valid-subset
+"""  # values that commands other than training take where they do not read them
 
 _INSTEAD = {  # flag: (values that change nothing, what to do)
     "tpu": ((), "there are no TPUs; leave it out"),
@@ -127,6 +131,8 @@ def add_unread(
 def add_unused_flags(parser: argparse.ArgumentParser) -> None:
     """Let *parser* take fairseq's flags without meaning here, and refuse those that change a result."""
     add_unread(parser, SWITCHES.split(), VALUES.split())
+    if "arch" not in getattr(parser, "choices", []):
+        add_unread(parser, ["skip-invalid-size-inputs-valid-test"], OF_EVALUATION.split())
     for name, (neutral, _) in _INSTEAD.items():
         _add(parser, [f"--{name}"], None if neutral else 0, Refused)
 

@@ -26,6 +26,7 @@ from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.generate import get_generation_parser
 from fairseq_cli.interactive import get_interactive_generation_parser
 from fairseq_cli.preprocess import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES, get_preprocessing_parser
+from fairseq_cli.validate import get_validation_parser
 
 PAGE = (runs.ROOT / "docs" / "fairseq.md").read_text(encoding="utf-8")
 TABLES = PAGE.split("## Flags")[1]
@@ -116,6 +117,18 @@ def test_the_page_lists_every_flag_that_is_not_read() -> None:
     elsewhere = {"--bpe", "--tokenizer", "--scoring", "--combine-val", "--save-async"}  # or aliases
     assert unread - STATUS.keys() - elsewhere == set()
     assert len(STATUS) > 230
+
+
+@pytest.mark.parametrize(
+    "parser", [get_eval_lm_parser, get_generation_parser, get_interactive_generation_parser, get_validation_parser]
+)
+def test_evaluation_takes_flags_of_data_that_it_does_not_read(parser: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--max-tokens 64 --num-workers 1 --dataset-impl mmap --skip-invalid-size-inputs-valid-test --criterion x"
+    flags += " --max-target-positions 9 --required-batch-size-multiple 1 --gen-subset valid --valid-subset valid"
+    options.parse_args_and_arch(parser(), ["data", *flags.split()])
+    assert "--criterion, --max-target-positions" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--arch: no such flag"):
+        options.parse_args_and_arch(parser(), ["data", "--arch", "transformer_lm"])
 
 
 @pytest.mark.parametrize("flag", sorted(STATUS))
