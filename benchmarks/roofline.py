@@ -33,6 +33,7 @@ from benchmarks.gpu import MODELS, PRECISIONS, SMALL
 from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
+from fairseq.errors import UserError
 from fairseq.system import provenance
 from fairseq.tasks import setup_task
 from fairseq.training.trainer import Trainer
@@ -327,12 +328,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--measured", type=Path, metavar="FILE", help="print the results of benchmarks.gpu beside")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     args = parser.parse_args(argv)
-    if args.measured:
-        compare(args.measured)
-        return
-    for gpu in args.gpu:
-        speeds(gpu, args.precision)
-    results = predictions([(arch, args.precision) for arch in args.arch], args.gpu, args.data)
+    try:
+        if args.measured:
+            compare(args.measured)
+            return
+        for gpu in args.gpu:
+            speeds(gpu, args.precision)
+        results = predictions([(arch, args.precision) for arch in args.arch], args.gpu, args.data)
+    except (UserError, OSError, json.JSONDecodeError) as error:
+        sys.exit(f"python -m benchmarks.roofline: {getattr(error, 'with_flags', error)}")
     print(f"Predicted, not measured: {args.precision}, torch {torch.__version__}, commit {provenance.commit()}\n")
     print(table(results))
     for result in results if args.top else ():

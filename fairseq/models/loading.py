@@ -33,7 +33,7 @@ GRAPHS = 16  # most graphs of a layer; beyond it torch.compile falls back to eag
 
 
 def compile_model(model: BaseFairseqModel) -> None:
-    """Compile the layers of *model*, with one graph for all; loss and optimizer have fused kernels already.
+    """Compile the layers of *model*, with one graph for all; its loss and optimizer are not compiled.
 
     Batch rows, tokens and the length of the memory are dynamic. torch.compile specializes on sizes 0 and 1, so
     training and evaluation have up to four graphs each: empty or filled memory, one or several rows. A plug-in model

@@ -95,3 +95,9 @@ def test_scores_by_distance_are_shifted_in_one_pass_on_gpus_and_one_going_back()
     with roofline.Launches("meta") as launches:
         shifted.backward(torch.empty_like(shifted))
     assert [k.name for k in launches.kernels if k.bytes > raw.numel() * 4] == ["copy_"]
+
+
+def test_a_folder_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as exit:
+        roofline.main(["bert_base", "--measured", str(tmp_path / "none.json")])
+    assert str(exit.value).startswith("python -m benchmarks.roofline: ") and "none.json" in str(exit.value)
