@@ -172,8 +172,8 @@ def little_memory(monkeypatch):
     def limit(most):
         step = trainer_module.Trainer.__init__
 
-        def init(self, *args):
-            step(self, *args)
+        def init(self, *args, **parts):
+            step(self, *args, **parts)
 
             def check(module, inputs, keywords, output):
                 if keywords["src_tokens"].size(0) > most:
