@@ -14,9 +14,10 @@ import torch
 from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.hub import load_model
+from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.tasks import setup_task
-from fairseq_cli import eval_lm, interactive
+from fairseq_cli import eval_lm, interactive, preprocess
 
 GOLDEN = runs.ROOT / "tests" / "golden" / "fairseq_0_12"
 DATA = GOLDEN.parent / "fairseq_variants" / "data-bin"
@@ -155,3 +156,49 @@ def test_a_model_of_the_shortformers_fork_without_a_cache_has_position_infused_a
     bits = [f"{-mean / np.log(2):.4f}" for mean in (expected.mean(dtype=float), got.mean(dtype=float))]
     name = "bits a token of the Shortformer's fork without a cache, first segment"
     assert (row(name) == bits) == infused
+
+
+def table(folder: Path) -> Path:
+    """The data that ``make.py`` makes, prepared here: do lines have an even number of words?"""
+    for split, start in (("train", 0), ("valid", 40)):
+        lines = (GOLDEN.parent / "language_model" / "text" / "train.txt").read_text().splitlines()
+        words = [line.split() for line in lines if len(line.split()) > 12][start : start + 40]
+        texts = [line[: 5 + 3 * number % 8] for number, line in enumerate(words)]
+        (folder / f"{split}.input0").write_text("".join(" ".join(text) + "\n" for text in texts))
+        (folder / f"{split}.label").write_text("".join("even\n" if len(text) % 2 == 0 else "odd\n" for text in texts))
+    for column, flags in (("input0", f"--srcdict {DATA}/dict.txt"), ("label", "")):
+        words = runs.words("--only-source", flags, "--destdir", folder / "bin" / column)
+        words += ["--trainpref", str(folder / f"train.{column}"), "--validpref", str(folder / f"valid.{column}")]
+        preprocess.main(preprocess.get_preprocessing_parser().parse_args(words))
+    return folder / "bin"
+
+
+def test_a_classifier_goes_on_and_is_validated_as_in_fairseq(tmp_path: Path) -> None:
+    expected = EXPECTED["sentence_prediction"]
+    restored = ["--restore-file", GOLDEN / "classifier.pt"]
+    log = runs.train(tmp_path / "run", expected["flags"], restored, "--max-epoch 20", data=table(tmp_path))
+    for name, places in (("num_updates", 0), ("loss", 3), ("gnorm", 3)):
+        np.testing.assert_allclose(
+            [line[name] for line in runs.updates(log)],
+            [line[name] for line in expected["updates"]],
+            atol=0.51 * 10**-places,
+        )
+    for line, figures in zip(runs.summaries(log, "valid"), expected["valid"], strict=True):
+        assert line["loss"] == pytest.approx(figures["loss"], abs=1e-3)
+        assert line["accuracy"] == pytest.approx(figures["accuracy"], abs=1e-3)
+
+
+@torch.no_grad()
+def test_roberta_model_gives_the_same_features_and_predictions() -> None:
+    roberta, classifier = (
+        RobertaModel.from_pretrained(str(GOLDEN), name, str(DATA), bpe=None).eval()
+        for name in ("roberta.pt", "classifier.pt")
+    )
+    for case, prediction in zip(
+        EXPECTED["roberta"]["rows"], EXPECTED["sentence_prediction"]["predictions"], strict=True
+    ):
+        tokens = torch.tensor(case["tokens"])
+        for got, layer in zip(roberta.extract_features(tokens, return_all_hiddens=True), case["features"], strict=True):
+            torch.testing.assert_close(got[0], torch.tensor(layer), atol=1e-5, rtol=0)
+        got = classifier.predict("sentence_classification_head", tokens)
+        torch.testing.assert_close(got, torch.tensor(prediction), atol=1e-5, rtol=0)

@@ -26,9 +26,9 @@ ENCODER = """--task masked_lm --criterion masked_lm --arch roberta_base --encode
     --lr 2e-3 --tokens-per-sample 32 --max-tokens 256 --seed 8"""
 CLASSIFIER = """--task sentence_prediction --criterion sentence_prediction --arch roberta_base --encoder-layers 2
     --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --dropout 0 --attention-dropout 0
-    --pooler-dropout 0 --optimizer adam --lr 2e-3 --max-positions 128 --max-tokens 256 --batch-size 4 --init-token 0
-    --separator-token 2 --num-classes 2 --shorten-method truncate --reset-optimizer --reset-dataloader --reset-meters
-    --required-batch-size-multiple 1 --no-shuffle --max-epoch 3 --seed 8"""
+    --pooler-dropout 0 --optimizer adam --lr 2e-3 --max-positions 128 --max-tokens 2000 --batch-size 40 --init-token 0
+    --separator-token 2 --num-classes 2 --shorten-method truncate --required-batch-size-multiple 1 --no-shuffle
+    --cpu --num-workers 0 --log-format json --log-interval 1 --no-epoch-checkpoints --seed 8"""
 LINES = [
     "shouth kalgeom plammeotroth seolpath nelba",
     "shouth kalgeom nosuchword ; chen steonlo : shouth @-@ pouthteo 1905",
@@ -187,15 +187,18 @@ def main():
 
     os.makedirs(f"{work}/table")
     classification_data(f"{work}/table")
-    text = command(
-        "train",
-        f"{work}/table/bin",
-        f"--restore-file {work}/roberta/checkpoint_last.pt --save-dir {work}/classifier --cpu",
-        "--num-workers 0 --log-format json --log-interval 1 --no-epoch-checkpoints",
-        CLASSIFIER,
-    )
-    expected["sentence_prediction"] = {"updates": updates(text)}
+    new = "--reset-optimizer --reset-dataloader --reset-meters --max-epoch 10"
+    table = f"{work}/table/bin --save-dir {work}/classifier"
+    command("train", table, CLASSIFIER, new, f"--restore-file {work}/roberta/checkpoint_last.pt")
     shutil.copy(f"{work}/classifier/checkpoint_last.pt", HERE / "classifier.pt")
+    shutil.copytree(f"{work}/classifier", f"{work}/classifier-again")
+    text = command("train", f"{table}-again", CLASSIFIER, "--max-epoch 20")
+    valid = [json.loads(line) for line in re.findall(r"\| valid \| (\{.*\})$", text, re.MULTILINE)]
+    expected["sentence_prediction"] = {
+        "flags": CLASSIFIER,
+        "updates": updates(text),
+        "valid": [{name: float(line[f"valid_{name}"]) for name in ("loss", "accuracy")} for line in valid],
+    }
     with contextlib.redirect_stdout(io.StringIO()):
         classifier = RobertaModel.from_pretrained(
             f"{work}/classifier", "checkpoint_last.pt", f"{work}/table/bin", bpe=None
