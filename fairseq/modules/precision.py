@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class Flags(Protocol):
@@ -51,14 +51,3 @@ class Precision:
         if self.dtype is None:
             return nullcontext()
         return torch.autocast(device.type, dtype=self.dtype)
-
-
-def lowered(x: Tensor) -> Tensor:
-    """*x* in the precision of the matrix products that read it, converted once: autocast converts it for each of them.
-
-    Under CUDA's autocast a layer norm gives float32.
-    """
-    device = x.device.type
-    if x.is_meta or not torch.is_autocast_enabled(device):  # torch has no autocast for the meta device
-        return x
-    return x.to(torch.get_autocast_dtype(device))

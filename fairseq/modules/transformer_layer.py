@@ -15,7 +15,6 @@ from fairseq.errors import UserError, nearest
 from fairseq.modules.attention import CAUSAL, Visibility
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, variational_dropout
 from fairseq.modules.memory import LayerCache
-from fairseq.modules.precision import lowered
 
 logger = logging.getLogger(__name__)
 
@@ -181,3 +180,14 @@ class TransformerLayer(nn.Module):
 
 
 TransformerDecoderLayer = TransformerLayer  # the name that plug-ins know
+
+
+def lowered(x: Tensor) -> Tensor:
+    """*x* in the precision of the matrix products that read it, converted once: autocast converts it for each of them.
+
+    Under CUDA's autocast a layer norm gives float32.
+    """
+    device = x.device.type
+    if x.is_meta or not torch.is_autocast_enabled(device):  # torch has no autocast for the meta device
+        return x
+    return x.to(torch.get_autocast_dtype(device))
