@@ -3,14 +3,19 @@
     python -m benchmarks.time_to_quality OUT                        # all rows, with the corpus that it makes itself
     python -m benchmarks.time_to_quality OUT --data data-bin/novels --seeds 1,2,3
     python -m benchmarks.time_to_quality OUT --rows 'muon;+muon' --seeds 4          # these rows only; --list names all
+    python -m benchmarks.time_to_quality OUT --clock 240                            # the time of an update of each row
     python -m benchmarks.time_to_quality OUT --row 'wide@0.9: --decoder-ffn-embed-dim 1024'   # a row of your own
 
 The baseline is the model of Baevski & Auli (2019) at one length, in fp32, by Adam with a cosine schedule; its rate is
 the one of ``RATES`` with the lowest perplexity on the validation split (seed 1). The *target* is the mean of its final
-perplexities on the test split. A run's figure is the time of training, without validations, after which its perplexity
-on the test split stays below the target, interpolated between validations in the logarithm of the perplexity. No
-setting is chosen by that split: those of levers are in this file, and their rate is the baseline's. A row called
-``+muon`` has all levers of the list up to ``muon``. Since schedules end with a run, each row has its number of updates.
+perplexities on the test split. A run's figure is the number of updates, and their processor time, after which its
+perplexity on the test split stays below the target, interpolated between validations in the logarithm of the
+perplexity. The settings of levers are in this file, and their rate is the baseline's. A
+row called ``+muon`` has all levers of the list up to ``muon``. Since schedules end with a run, each row has its number
+of updates. A perplexity is that in blocks of the length that the run has then.
+
+Other programs on the machine change the processor time of a run, not its updates. ``--clock`` measures the time of an
+update of all rows in turns, to OUT/clock.jsonl; the table then has updates times their median time.
 
 Runs train one after another with one thread. Each is a line of OUT/runs.jsonl with its flags, commit, machine and
 date; a run that is there is not repeated. The corpus, unless ``--data`` names a folder of ``fairseq-preprocess``, is
@@ -28,6 +33,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +43,10 @@ import torch
 
 from benchmarks import machine
 
-RATES = ("2e-3", "4e-3", "8e-3", "1.6e-2")
+VALIDATION = 8192
+"""Tokens of each of the splits that are validated: with memory, the first steps of a larger one read other tokens."""
+
+RATES = ("4e-3", "8e-3", "1.2e-2", "1.6e-2")
 COMMON = """--cpu --task language_modeling --criterion adaptive_loss --adam-betas 0.9,0.98 --clip-norm 0.25
     --dropout 0 --attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0
     --required-batch-size-multiple 1 --validate-interval 1000000 --no-save --log-format json --log-interval 50"""
@@ -65,10 +74,12 @@ class Size:
 
 SIZES = {
     "small": Size(
-        "--arch transformer_lm_demo --decoder-embed-dim 128 --decoder-ffn-embed-dim 512 --max-valid-steps 8",
+        "--arch transformer_lm_demo --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 512"
+        " --max-valid-steps 8",
         256,
-        1024,
-        1200,
+        512,
+        400,
+        8,
     ),
     "tiny": Size("--arch transformer_lm_tiny --decoder-layers 1 --max-valid-steps 2", 16, 64, 12, 6),
 }
@@ -108,12 +119,22 @@ LEVERS = (
 )
 
 
+SHORT = "--tokens-per-sample {T/4}"
+SHORT_WSD = f"{SHORT} --lr-scheduler wsd --warmup-updates {{5%}} --decay-updates {{70%}} --decay-shape linear"
+RECIPE = (
+    Row("short blocks", SHORT, 0.7),
+    Row("short blocks + wsd", SHORT_WSD, 0.65),
+    Row("short blocks + wsd + bf16", f"{SHORT_WSD} --bf16", 0.65),
+    Row("Shortformer, short blocks", "--tokens-from-prev {T/4} --tokens-per-sample {T/4}", 0.8),
+)
+
+
 def rows() -> list[Row]:
-    """Return the baseline, every lever alone, and the levers one after another."""
+    """Return the baseline, short blocks, every lever alone, and the levers one after another."""
     stack = [LEVERS[0]]
     for lever in LEVERS[1:-2]:
         stack.append(stack[-1].plus(lever))
-    return [Row("baseline", ""), *LEVERS, *stack[1:]]
+    return [Row("baseline", ""), *RECIPE, *LEVERS, *stack[1:]]
 
 
 def flags_of(row: Row, size: Size, rate: str, seed: int, split: str) -> list[str]:
@@ -153,13 +174,30 @@ class Runs:
             if key.items() <= line.items():
                 return line["curve"]
         print(f"{row}: fairseq-train {self.data} {key['flags']}", flush=True)
-        line = {**key, "curve": self._train(flags), **machine.describe(torch.device("cpu")), "threads": 1}
+        line = {**key, "curve": self.train(flags), **self.origin()}
         self.lines.append(line)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         return line["curve"]
 
-    def _train(self, flags: Sequence[str]) -> list[dict[str, float]]:
+    def origin(self) -> dict[str, object]:
+        """Return the machine, the versions, the commit and the date."""
+        return {**machine.describe(torch.device("cpu")), "threads": 1}
+
+    def seconds(self, row: str) -> list[float] | None:
+        """Return the median processor time of an update in each stage of *row* from clock.jsonl, if it is there."""
+        path = self.folder / "clock.jsonl"
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        rounds = [line["seconds"] for line in lines if line["row"] == row]
+        return [statistics.median(stage) for stage in zip(*rounds, strict=True)] or None
+
+    def timed(self, row: str, flags: Sequence[str]) -> list[dict[str, float]]:
+        """Return the curve of *row*, with the times of clock.jsonl where that has the row."""
+        curve, seconds = self.curve(row, flags), self.seconds(row)
+        return retimed(curve, stage_ends(flags), seconds) if seconds else curve
+
+    def train(self, flags: Sequence[str]) -> list[dict[str, float]]:
+        """Train in a process of one thread, and return the curve."""
         curve, log = self.folder / "curve.json", self.folder / "train.log"
         command = [sys.executable, "-m", "benchmarks.clocked_training", str(curve), str(self.data), *flags]
         with log.open("w", encoding="utf-8") as output:
@@ -168,6 +206,53 @@ class Runs:
         if done.returncode:
             sys.exit(f"a run failed; see {log}")
         return json.loads(curve.read_text(encoding="utf-8"))
+
+
+def clock(runs: Runs, chosen: Iterable[Row], size: Size, seconds: float) -> None:
+    """Add the processor times of an update of the *chosen* rows to clock.jsonl, in turns for about *seconds*."""
+    short, begin = replace(size, updates=48, validations=12), time.perf_counter()
+    while True:
+        for row in chosen:
+            flags = [*flags_of(replace(row, share=1.0), short, RATES[0], 1, "valid"), "--max-valid-steps", "1"]
+            seconds_each = costs(runs.train(flags), stage_ends(flags))
+            line = {"row": row.name, "seconds": seconds_each, **runs.origin()}
+            with (runs.folder / "clock.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+            print(f"{row.name}: {', '.join(f'{1000 * each:.1f}' for each in seconds_each)} ms an update", flush=True)
+        if time.perf_counter() - begin > seconds:
+            return
+
+
+def stage_ends(flags: Sequence[str]) -> list[int]:
+    """Return the last update of each stage of a run with *flags*; a run without stages has one."""
+    last = dict(zip(flags, flags[1:], strict=False))
+    if "--stages" not in last:
+        return [int(last["--max-update"])]
+    return [int(stage.split(":")[1]) for stage in last["--stages"].split(",")]
+
+
+def costs(curve: Sequence[Mapping[str, float]], ends: Sequence[int]) -> list[float]:
+    """Return the median processor time of an update in each stage, between validations of that stage, in seconds."""
+    medians = []
+    for begin, end in zip([curve[0]["updates"], *ends], ends, strict=False):
+        times = [
+            (b["cpu"] - a["cpu"]) / (b["updates"] - a["updates"])
+            for a, b in zip(curve, curve[1:], strict=False)
+            if begin <= a["updates"] < b["updates"] <= end
+        ]
+        medians.append(statistics.median(times))
+    return medians
+
+
+def retimed(
+    curve: Sequence[Mapping[str, float]], ends: Sequence[int], seconds: Sequence[float]
+) -> list[dict[str, float]]:
+    """Return *curve* with the times that updates of *seconds* in each stage take."""
+    spans = [(begin, end, cost) for begin, end, cost in zip([0, *ends], ends, seconds, strict=False)]
+    return [
+        {**point, "cpu": sum(max(0, min(point["updates"], end) - begin) * cost for begin, end, cost in spans)}
+        for point in curve
+    ]
 
 
 def time_to(curve: Sequence[Mapping[str, float]], target: float, clock: str = "cpu") -> float | None:
@@ -217,28 +302,28 @@ def table(curves: Mapping[str, Sequence[list[dict[str, float]]]]) -> str:
     lines = [
         f"Target: perplexity {target:.2f} on the test split, {len(baseline)} seed(s) of the baseline.",
         "",
-        "| row | seeds | processor time (s) | wall-clock (s) | times less | p | final perplexity | updates |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| row | seeds | updates to the target | ms an update | processor time (s) | times less | p"
+        " | final perplexity | updates |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, runs in curves.items():
-        is_baseline = runs is baseline
-        found = (
-            [reference, [time_to(c, target, "seconds") or c[-1]["seconds"] for c in runs]]
-            if is_baseline
-            else [
-                [time for curve in runs if (time := time_to(curve, target, clock)) is not None]
-                for clock in ("cpu", "seconds")
-            ]
+        updates, cpu = (
+            [time_to(curve, target, clock) or (curve[-1][clock] if runs is baseline else None) for curve in runs]
+            for clock in ("updates", "cpu")
         )
-        cpu, seconds = found
-        final, updates = [curve[-1]["ppl"] for curve in runs], f"{runs[0][-1]['updates']:.0f}"
-        if len(cpu) < len(runs):
-            cells = [f"not reached by {len(runs) - len(cpu)}", "", "", ""]
+        reached = [time for time in cpu if time is not None]
+        if len(reached) < len(runs):
+            cells = [f"not reached by {len(runs) - len(reached)}", "", "", "", ""]
         else:
-            p = None if is_baseline else welch(reference, cpu)
-            ratio = statistics.fmean(reference) / statistics.fmean(cpu)
-            cells = [_mean(cpu), _mean(seconds), f"{ratio:.2f}", "" if p is None else f"{p:.2g}"]
-        lines.append(f"| {' | '.join([name, str(len(runs)), *cells, _mean(final, 2), updates])} |")
+            p = None if runs is baseline else welch(reference, reached)
+            ratio = statistics.fmean(reference) / statistics.fmean(reached)
+            each = 1000 * statistics.fmean(curve[-1]["cpu"] / curve[-1]["updates"] for curve in runs)
+            counts = [count for count in updates if count is not None]
+            times = [_mean(counts), f"{each:.1f}", _mean(reached, 1)]
+            cells = [*times, f"{ratio:.2f}", "" if p is None else f"{p:.2g}"]
+        final = [curve[-1]["ppl"] for curve in runs]
+        row = [name, str(len(runs)), *cells, _mean(final, 1), f"{runs[0][-1]['updates']:.0f}"]
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
 
@@ -251,13 +336,27 @@ def make_corpus(folder: Path) -> Path:
     """Make the demo's corpus in *folder*, unless it is there; return its data folder."""
     data = folder / "data-bin"
     if not (data / "checksums.txt").exists():
-        texts = [w for s in ("train", "valid", "test") for w in (f"--{s}pref", f"{folder}/corpus/pydoc.{s}.tokens")]
-        for name, flags in (
-            ("demo_corpus", [str(folder / "corpus")]),
-            ("preprocess", ["--only-source", *texts, "--destdir", str(data)]),
-        ):
-            subprocess.run([sys.executable, "-m", f"fairseq_cli.{name}", *flags], check=True, stdout=subprocess.DEVNULL)
+        corpus = folder / "corpus"
+        _command("demo_corpus", str(corpus))
+        for split in ("valid", "test"):
+            path = corpus / f"pydoc.{split}.tokens"
+            path.write_text("".join(_first(path.read_text(encoding="utf-8"), VALIDATION)), encoding="utf-8")
+        texts = [w for s in ("train", "valid", "test") for w in (f"--{s}pref", f"{corpus}/pydoc.{s}.tokens")]
+        _command("preprocess", "--only-source", *texts, "--destdir", str(data))
     return data
+
+
+def _command(name: str, *flags: str) -> None:
+    subprocess.run([sys.executable, "-m", f"fairseq_cli.{name}", *flags], check=True, stdout=subprocess.DEVNULL)
+
+
+def _first(text: str, tokens: int) -> Iterable[str]:
+    """Yield the first lines of *text* that have no more than so many *tokens*, ends of lines included."""
+    for line in text.splitlines(keepends=True):
+        tokens -= len(line.split()) + 1
+        if tokens < 0:
+            return
+        yield line
 
 
 def measure(runs: Runs, chosen: Iterable[Row], size: Size, seeds: Iterable[int]) -> str:
@@ -267,7 +366,7 @@ def measure(runs: Runs, chosen: Iterable[Row], size: Size, seeds: Iterable[int])
     rate = min(grid, key=lambda each: grid[each])
     print(f"grid: {', '.join(f'{each}: {ppl:.2f}' for each, ppl in grid.items())}; rate {rate}", flush=True)
     curves = {
-        row.name: [runs.curve(row.name, flags_of(row, size, rate, seed, "test")) for seed in seeds]
+        row.name: [runs.timed(row.name, flags_of(row, size, rate, seed, "test")) for seed in seeds]
         for row in [baseline, *(row for row in chosen if row != baseline)]
     }
     return table(curves)
@@ -291,6 +390,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rows", help="names of rows, with semicolons between them (default: all)")
     parser.add_argument("--row", type=_row, action="append", default=[], help="NAME[@SHARE]: FLAGS, a row of your own")
     parser.add_argument("--seeds", default="1,2,3", help="seeds of every row (default: 1,2,3)")
+    parser.add_argument("--clock", type=float, metavar="SECONDS", help="measure the time of updates only, in turns")
     parser.add_argument("--list", action="store_true", help="print the rows, and train nothing")
     args = parser.parse_args(argv)
     names = [name.strip() for name in args.rows.split(";")] if args.rows else list(known) if not args.row else []
@@ -303,6 +403,9 @@ def main(argv: list[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     runs = Runs(args.out, args.data or make_corpus(args.out))
     size = replace(SIZES[args.size], updates=args.updates or SIZES[args.size].updates)
+    if args.clock is not None:
+        clock(runs, chosen, size, args.clock)
+        return
     text = measure(runs, chosen, size, [int(seed) for seed in args.seeds.split(",")])
     print(text)
     (args.out / "table.md").write_text(text + "\n", encoding="utf-8")

@@ -14,7 +14,7 @@ import pytest
 import runs
 
 from benchmarks import clocked_training, time_to_quality
-from benchmarks.time_to_quality import SIZES, Row, flags_of, rows, table, time_to, welch
+from benchmarks.time_to_quality import SIZES, Row, costs, flags_of, retimed, rows, stage_ends, table, time_to, welch
 from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.training.stages import plan
@@ -66,14 +66,27 @@ def test_the_table_has_means_deviations_and_what_was_not_reached() -> None:
     assert lines[0] == "Target: perplexity 100.00 on the test split, 3 seed(s) of the baseline."
     cells = {line.split(" | ")[0].strip("| "): [cell.strip("| ") for cell in line.split(" | ")] for line in lines[4:]}
     # 96: 100 is reached at 10 + 10 · ln 4 / ln (400 / 96) s; the other two runs count with all of their 20 s.
-    assert cells["baseline"] == ["baseline", "3", "20 ± 0", "40 ± 0", "1.00", "", "100.00 ± 4.00", "2"]
+    reached = 1 + math.log(4) / math.log(400 / 96)
+    assert cells["baseline"][2] == f"{(4 + reached) / 3:.0f} ± 0" and cells["baseline"][3] == "10000.0"
+    assert cells["baseline"][5:] == ["1.00", "", "100.0 ± 4.0", "2"]
     fast = [10 + 10 * math.log(4) / math.log(400 / last) for last in (50, 49, 51)]
     mean = sum(fast) / 3
-    assert cells["fast"][2] == f"{mean:.0f} ± 0"
+    assert cells["fast"][4].startswith(f"{mean:.1f} ± ")
     times = [20, 20, 10 + 10 * math.log(4) / math.log(400 / 96)]
-    assert float(cells["fast"][4]) == pytest.approx(sum(times) / 3 / mean, abs=0.005)
-    assert 0 < float(cells["fast"][5]) < 0.01
-    assert cells["slow"][2] == "not reached by 1" and cells["slow"][6] == "134.00 ± 143.76"
+    assert float(cells["fast"][5]) == pytest.approx(sum(times) / 3 / mean, abs=0.005)
+    assert 0 < float(cells["fast"][6]) < 0.01
+    assert cells["slow"][2] == "not reached by 1" and cells["slow"][7] == "134.0 ± 143.8"
+
+
+def test_the_time_of_updates_is_measured_and_set_by_stage() -> None:
+    ends = stage_ends(["--max-update", "9", "--stages", "8:5,16:12:64:4e-3", "--seed", "1"])
+    assert ends == [5, 12] and stage_ends(["--max-update", "9", "--max-update", "7"]) == [7]
+    # Two seconds an update in the first stage, three in the second; the first and the fourth interval do not count:
+    # one begins a run, the other has updates of both stages.
+    times = {1: 50.0, 2: 52.0, 4: 56.0, 6: 61.0, 8: 67.0, 12: 79.0}
+    points = [{"updates": n, "cpu": time, "seconds": 0.0, "ppl": 1.0} for n, time in times.items()]
+    assert costs(points, ends) == [2.0, 3.0]
+    assert [point["cpu"] for point in retimed(points, ends, [1.0, 10.0])] == [1, 2, 4, 15, 35, 75]
 
 
 def test_every_row_is_a_valid_command_with_its_share_of_the_updates() -> None:
@@ -138,6 +151,14 @@ def test_the_benchmark_trains_what_is_not_there_and_prints_the_table(
     time_to_quality.main([*command[:-2], "--seeds", "1,2", "--row", "mine@0.5: --activation-fn gelu"])
     assert len(in_process) == 8 and in_process[-1][-2:] == ["--activation-fn", "gelu"]
     assert "| mine | 2 | " in (tmp_path / "table.md").read_text()
+
+    time_to_quality.main([*command[:-1], "baseline", "--clock", "0"])
+    assert len(in_process) == 9 and "--max-update 48" in " ".join(in_process[-1])
+    (line,) = [json.loads(line) for line in (tmp_path / "clock.jsonl").read_text().splitlines()]
+    assert line["row"] == "baseline" and line["seconds"][0] > 0
+    (tmp_path / "clock.jsonl").write_text('{"row": "baseline", "seconds": [1.0]}\n')
+    time_to_quality.main([*command[:-1], "baseline", "--seeds", "1"])
+    assert "| baseline | 1 | 12 | 1000.0 | 12.0 | 1.00 |" in (tmp_path / "table.md").read_text()
 
 
 def test_rows_are_listed_and_unknown_ones_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
