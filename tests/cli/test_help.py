@@ -11,7 +11,7 @@ import runs
 
 from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq.interop.fairseq.names import NAMES
+from fairseq.interop.fairseq.former_names import NAMES
 from fairseq.models import ARCHITECTURES
 from fairseq_cli.common import get_training_parser
 
