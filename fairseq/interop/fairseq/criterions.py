@@ -134,7 +134,7 @@ def takes_reduce(criterion: type) -> bool:
 
 def logits_model(model: Any) -> Any:
     """*model*, as a :class:`LogitsModel` if its output layer is of this package."""
-    wrap = isinstance(model.output_layer, OutputLayer) and not isinstance(model, LogitsModel)
+    wrap = isinstance(getattr(model, "output_layer", None), OutputLayer) and not isinstance(model, LogitsModel)
     return LogitsModel(model) if wrap else model
 
 
