@@ -83,9 +83,7 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The updates after which a run saves."""
     updates: list[int] = []
     due = CheckpointManager.due
-    monkeypatch.setattr(
-        CheckpointManager, "due", lambda self, **point: updates.append(point["updates"]) or due(self, **point)
-    )
+    monkeypatch.setattr(CheckpointManager, "due", lambda self, point: updates.append(point.updates) or due(self, point))
     return updates
 
 
