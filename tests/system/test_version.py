@@ -61,7 +61,7 @@ def test_other_packages_with_a_module_fairseq_are_named(site, caplog, folder, fi
 @pytest.mark.parametrize(
     ("folder", "files"),
     [
-        ("fairseq_short-0.5.0.dist-info", {"top_level__txt": "fairseq\nfairseq_cli\n"}),
+        ("fairseq_short-0.6.0.dist-info", {"top_level__txt": "fairseq\nfairseq_cli\n"}),
         ("fairseq2-0.4.dist-info", {"top_level__txt": "fairseq2\n", "RECORD": "fairseq2/__init__.py,,\n"}),
         ("fairseq_helper-1.dist-info", {"RECORD": "src/fairseq/__init__.py,,\nfairseq/__init__.pyc\n"}),
         ("fairseq-0.12.2.dist-info", {}),
