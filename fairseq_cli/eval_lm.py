@@ -218,7 +218,7 @@ def _load(paths: Sequence[str], settings: Settings, args: argparse.Namespace, wo
     models, task, trained = load_models(paths, settings.data_path, overrides, given)
     if len(paths) == 1 and not models[0].predicts_next_token:
         usual = fields.defaults(EvalLMConfig)
-        if unread := [name for name in OF_DECODERS if getattr(args, name, None) not in (None, usual.get(name))]:
+        if unread := [name for name in OF_DECODERS if vars(args).get(name) not in (None, usual.get(name))]:
             raise UserError(f"`{unread[0]}`: {paths[0]} is an encoder, which reads whole lines; leave it out")
         model = _encoder(models[0], task, settings, world)
     else:

@@ -31,6 +31,13 @@ DICTIONARY = Dictionary.load(runs.DATA / "dict.txt")
 STAGES = "--arch shortformer_tiny --max-tokens 64 --stages 8:2,16:4,32:6"
 
 
+class Model(str):
+    """A model of which no checkpoint is a part."""
+
+    def is_begun_by(self, parameters: object) -> bool:
+        return False
+
+
 @dataclass
 class Script:
     """What the runs of a job do: they reach *ends*, one number of updates a run, and *log* tells of them in order."""
@@ -48,7 +55,7 @@ class Script:
         """A run without a model, which is made and used as :class:`fairseq.training.run.Run` is."""
         number = len(self.made) + 1
         log = self.log.append
-        trainer = SimpleNamespace(model=f"model {number}", num_updates=0)
+        trainer = SimpleNamespace(model=Model(f"model {number}"), num_updates=0)
         moments = torch.tensor([float(number)])
 
         def restore(state: Any, source: str, *, adopt: bool = False) -> None:
