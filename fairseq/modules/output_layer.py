@@ -157,7 +157,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grads = _Gradients.make(h, w, b) if needs_grad else None
             for start in range(0, h.size(0), step):
                 rows = slice(start, start + step)
-                logits = F.linear(h[rows], w, b)  # (n, V)
+                logits = F.linear(h[rows], w, b).float()  # (n, V)
                 loss += _chunk(logits, target[rows], h[rows], w, rows, grads)
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         if grads is not None:
@@ -194,11 +194,16 @@ class _Gradients:
 
 
 def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:
-    """The loss of one chunk; its logits become the gradient of the logits, and go into *grads*."""
-    loss, probabilities = _cross_entropy(logits, target, grads is not None)
+    """The loss of one chunk; the gradient of its logits goes into *grads*."""
+    # One kernel that reads and writes once; logsumexp reads and writes its differences and their exponentials, too.
+    lprobs = logits.log_softmax(-1)
+    loss = -_gather(lprobs, target).sum()
     if grads is not None:
+        # In place: log-probabilities become probabilities, and then the gradient of the logits.
+        probabilities = lprobs.exp_()
+        probabilities.scatter_add_(1, target.unsqueeze(1), lprobs.new_full((len(target), 1), -1.0))
         if grads.bias is not None:
-            grads.bias.add_(probabilities.sum(0, dtype=torch.float32))
+            grads.bias.add_(probabilities.sum(0))
         if w.dtype == torch.float32:
             torch.mm(probabilities, w, out=grads.hidden[rows])
             # With beta 0 the first chunk writes, and the uninitialised gradient is not read.
@@ -214,23 +219,6 @@ def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, gr
             else:
                 grads.weight.copy_(of_weight)
     return loss
-
-
-def _cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
-    """The summed loss, and the gradient of the *logits*, in their type or in float32; the logits may be overwritten."""
-    if logits.device.type == "cpu" and not torch.compiler.is_compiling():
-        from fairseq.modules.fused import cross_entropy_  # not at start-up
-
-        losses = cross_entropy_(logits, target, gradient)
-        if losses is not None:
-            return losses.sum(), logits
-    # One kernel that reads and writes once; logsumexp reads and writes its differences and their exponentials, too.
-    lprobs = logits.float().log_softmax(-1)
-    loss = -_gather(lprobs, target).sum()
-    if gradient:
-        # In place: log-probabilities become probabilities, and then the gradient of the logits.
-        lprobs.exp_().scatter_add_(1, target.unsqueeze(1), lprobs.new_full((len(target), 1), -1.0))
-    return loss, lprobs
 
 
 def _float16_boost(gradient: Tensor, h: Tensor, w: Tensor) -> Tensor:
