@@ -35,13 +35,15 @@ import torch
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional")
 
 # A client of `interpreter`: it imports nothing that takes time. Other calls of Python it leaves to Python.
+# So does it with scripts below the root where transformers' cache is set, which that library reads when it is imported.
 # It ends as its fork does, passes signals on to it, and takes it along if it is killed itself.
 CLIENT = """#!{python} -SE
 import os, socket, sys
 words = sys.argv[1:]
 if words[:1] == ["-u"]:
     words = words[1:]
-if not words or words[0] not in ("-c", "-m") and not words[0].endswith(".py"):
+script = words and words[0].endswith(".py")
+if not words or words[0] not in ("-c", "-m") and not script or "HF_MODULES_CACHE" in os.environ and "/" in words[0]:
     os.execv({python!r}, [{python!r}, *words])
 import json, signal
 with socket.socket(socket.AF_UNIX) as server:
