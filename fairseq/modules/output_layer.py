@@ -194,14 +194,13 @@ class _Gradients:
 
 
 def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:
-    """The loss of one chunk; the gradient of its logits goes into *grads*."""
-    # One kernel that reads and writes once; logsumexp reads and writes its differences and their exponentials, too.
-    lprobs = logits.log_softmax(-1)
-    loss = -_gather(lprobs, target).sum()
+    """The loss of one chunk; its logits become the gradient of the logits, and go into *grads*."""
+    normaliser = logits.logsumexp(-1, keepdim=True)  # (n, 1)
+    loss = normaliser.sum() - _gather(logits, target).sum()
     if grads is not None:
-        # In place: log-probabilities become probabilities, and then the gradient of the logits.
-        probabilities = lprobs.exp_()
-        probabilities.scatter_add_(1, target.unsqueeze(1), lprobs.new_full((len(target), 1), -1.0))
+        # In place: the chunk's logits become its probabilities, and then its gradient.
+        probabilities = logits.sub_(normaliser).exp_()
+        probabilities.scatter_add_(1, target.unsqueeze(1), torch.full_like(normaliser, -1.0))
         if grads.bias is not None:
             grads.bias.add_(probabilities.sum(0))
         if w.dtype == torch.float32:

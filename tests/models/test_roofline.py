@@ -67,13 +67,13 @@ def test_a_measurement_stands_beside_the_prediction(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out.startswith("No prediction for AMD EPYC; there are predictions for NVIDIA H200, ")
 
 
-def test_the_loss_moves_at_most_36_bytes_a_logit_in_bf16() -> None:
+def test_the_loss_moves_at_most_60_bytes_a_logit_in_bf16() -> None:
     """Logits once in bf16, once in float32; log-probabilities, probabilities; the gradient, read for two products."""
     rows, words, channels = 256, 512, 4
     hidden, weight = torch.randn(rows, channels, requires_grad=True), torch.randn(words, channels, requires_grad=True)
     with roofline.Launches("cpu") as launches, torch.autocast("cpu", dtype=torch.bfloat16):
         linear_cross_entropy(hidden, weight, torch.randint(words, (rows,)))
-    assert 30 < sum(kernel.bytes for kernel in launches.kernels) / (rows * words) < 36
+    assert 30 < sum(kernel.bytes for kernel in launches.kernels) / (rows * words) < 60
 
 
 @pytest.mark.parametrize("pre_norm", [True, False])
