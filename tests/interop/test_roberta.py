@@ -189,6 +189,10 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
         RobertaModel.from_pretrained("roberta.large")
     with pytest.raises(UserError, match="model.pt: file not found"):
         RobertaModel.from_pretrained(str(tmp_path))
+    with pytest.raises(UserError, match="checkpoint_file roberta.pt:classifier.pt: several checkpoints; give one"):
+        loaded("roberta.pt:classifier.pt")
+    with pytest.raises(UserError, match=r"lm\.pt: TransformerLanguageModel is a decoder; give an encoder"):
+        loaded("lm.pt")
     with pytest.raises(UserError, match="no such setting"):
         loaded("roberta.pt", nothing=1)
     with pytest.raises(UserError, match="aligned_to_words: not implemented"):

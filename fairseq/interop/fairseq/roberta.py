@@ -178,9 +178,11 @@ class RobertaModel(BertModel):
             settings: those files, and settings of the checkpoint to change.
 
         Raises:
-            UserError: a file is missing or invalid, or a setting does not exist.
+            UserError: a file is missing or invalid, several are named, one is no encoder, or a setting does not exist.
         """
-        [path], data = located(model_name_or_path, checkpoint_file, data_name_or_path)
+        [path, *others], data = located(model_name_or_path, checkpoint_file, data_name_or_path)
+        if others:
+            raise UserError(f"`checkpoint_file` {checkpoint_file}: several checkpoints; give one, an encoder")
         files = {name: Path(settings.get(name, path.parent / file)) for name, file in FILES.items()}
         overrides = {name: value for name, value in settings.items() if name not in (*IGNORED, *FILES)}
         state = checkpoint.load(path)
@@ -189,6 +191,8 @@ class RobertaModel(BertModel):
         if heads and stored.get("task") == "sentence_prediction" and stored.get(name) not in heads:
             overrides[name] = next(iter(heads))
         [model], task, used = load_models([path], data, overrides, states=[state])
+        if model.predicts_next_token:
+            raise UserError(f"{path}: {type(model).__name__} is a decoder; give an encoder, such as roberta")
         dictionary = task.source_dictionary
         tokenizer = find_tokenizer(dictionary.path or data, dictionary.symbols)
         named = settings.keys() & FILES.keys()
