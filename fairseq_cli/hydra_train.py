@@ -9,8 +9,9 @@ from pathlib import Path
 
 from fairseq import distributed
 from fairseq.config import options
-from fairseq.config.parser import version
+from fairseq.config.parser import Parser
 from fairseq.config.settings import training_settings
+from fairseq.errors import UserError
 from fairseq.interop.fairseq.hydra import training_flags
 from fairseq.training import training_job
 from fairseq_cli.common import get_training_parser
@@ -21,18 +22,17 @@ EXAMPLE = "fairseq-hydra-train --config-dir config --config-name base task.data=
 
 def translate() -> None:
     """Make the process's command line that of ``fairseq-train``, and show it."""
-    parser = argparse.ArgumentParser(description=DESCRIPTION, epilog=f"example: {EXAMPLE}", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=version(), help="show the version")
+    parser = Parser(DESCRIPTION, examples=[EXAMPLE], settings_file=False)
     parser.add_argument("--config-dir", "-cd", "--config-path", "-cp", metavar="DIR", help="folder of YAML files")
     parser.add_argument("--config-name", "-cn", metavar="NAME", help="the file NAME.yaml in it")
     parser.add_argument("--multirun", "-m", action="store_true", help="rejected: start one run for each value")
     help = "settings, which replace those of the file; group=option takes DIR/group/option.yaml"
     parser.add_argument("overrides", nargs="*", metavar="group.name=value", help=help)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.multirun:
-        parser.error("--multirun: sweeps are not supported; start one run for each value")
+        raise UserError("--multirun: sweeps are not supported; start one run for each value")
     if (args.config_dir is None) != (args.config_name is None):
-        parser.error("--config-dir and --config-name: give both, or only group.name=value")
+        raise UserError("--config-dir and --config-name: give both, or only group.name=value")
     config = args.config_name and Path(args.config_dir, f"{args.config_name.removesuffix('.yaml')}.yaml")
     sys.argv[1:] = training_flags(config, args.overrides)
     print(f"fairseq-train {shlex.join(sys.argv[1:])}", file=sys.stderr)

@@ -45,7 +45,7 @@ def load_yaml(path: str | Path, flag: str) -> dict[str, Any]:
         _check_depth(yaml.parse(text, Loader=yaml.SafeLoader))
         settings = yaml.safe_load(text)
     except OSError as error:
-        raise UserError(f"{flag} {path}: {read_failure(error)}; give a YAML file of flags") from None
+        raise UserError(f"{flag} {path}: {read_failure(error)}; give a YAML file of settings") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{flag} {path}: byte offset {error.start}: not UTF-8; convert the file") from None
     except Exception as error:  # constructors of tagged values fail in every way

@@ -92,6 +92,7 @@ def test_groups_take_files_options_and_values_in_hydras_order(tmp_path: Path) ->
     assert given["--optimizer"] == "adam" and given["--lr"] == "0.1,0.2"
     assert flags(base, "model=null")["--dropout"] == "0.2"
     assert "--dropout" not in flags(base, "~model.dropout")
+    assert "--arch" not in flags(base, "~model=transformer_lm") and "--optimizer" not in flags(None, "~optimizer=adam")
     assert flags(None, "task=language_modeling", "optimizer.adam_betas='(0.9, 0.98)'", "common.fp16=true") == {
         "--criterion": "cross_entropy",
         "--lr-scheduler": "fixed",
@@ -132,6 +133,26 @@ def test_what_cannot_be_translated_is_one_line(overrides: list[str], message: st
     with pytest.raises(UserError) as error:
         training_flags(None, ["task.data=d", *overrides])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--nonsense", "--nonsense: no such flag; see --help"),
+        ("--config-name base", "--config-dir and --config-name: give both, or only group.name=value"),
+        ("-m task.data=d", "--multirun: sweeps are not supported; start one run for each value"),
+        # Overrides stand before flags and behind them.
+        ("task.data=d --config-dir no common.seed=3 --config-name base", "--config-name no/base.yaml: file not found"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(
+    words: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fairseq-hydra-train", *words.split()])
+    with pytest.raises(SystemExit) as exit:
+        hydra_train.cli_main()
+    error = capsys.readouterr().err
+    assert exit.value.code == 2 and error.count("\n") == 1 and f"fairseq-hydra-train: error: {message}" in error
 
 
 def test_missing_data_and_files_are_one_line(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
         UserError: a file or an override is malformed, a sweep, or contradicts another setting.
     """
     parsed = [_override(text) for text in overrides]
-    chosen = {key: value for _, key, value in parsed if "." not in key and "/" not in key}
+    chosen = {key: None if sign == "~" else value for sign, key, value in parsed if "." not in key and "/" not in key}
     folder, own = (config.parent, load_yaml(config, "--config-name")) if config is not None else (Path(), {})
     listed = _defaults(folder, own.pop("defaults", None) or [])
     tree: Tree = {"criterion": {"_name": "cross_entropy"}, "lr_scheduler": {"_name": "fixed"}}  # fairseq's own
