@@ -54,17 +54,30 @@ ONLY_IN_TRAINING = (  # of the settings that evaluation shares with training
 )
 
 
+def existing_checkpoint(path: str) -> str:
+    """Return the path of the checkpoint at *path*, or of the best one in that folder.
+
+    Raises:
+        UserError: there is none, which is seen here before other models are measured.
+    """
+    found = find_checkpoint(path)
+    if not found.exists():
+        raise UserError(f"{found}: file not found; check the path")
+    return str(found)
+
+
 def with_models(settings: S) -> tuple[S, list[str]]:
     """Return *settings* with their data, and the checkpoints of ``--path``; a folder is the best checkpoint in it.
 
     Without ``--path`` DATA is a model, a checkpoint or its folder, and its dictionary and tokenizer are the data.
 
     Raises:
-        UserError: there is neither, a folder has no checkpoint, or DATA is a model without the split to read.
+        UserError: there is neither, a file is missing, a folder has no checkpoint, or DATA is a model without the split
+            to read.
     """
     cfg: ModelPathConfig = settings.command
     if paths := [path for path in (cfg.path or "").split(":") if path]:
-        return settings, [str(find_checkpoint(path)) for path in paths]
+        return settings, [existing_checkpoint(path) for path in paths]
     data = Path(settings.data_path)
     if not is_model(data):
         raise UserError(

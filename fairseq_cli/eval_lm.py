@@ -45,6 +45,7 @@ from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
 from fairseq_cli.common import (
     evaluation_parser,
+    existing_checkpoint,
     prepare_report,
     progress,
     read_text,
@@ -171,7 +172,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
 def _prepare_files(cfg: EvalLMConfig, paths: Sequence[str]) -> None:
     """See before any work is done that the files to write can be written."""
     prepare_report(cfg, cfg.results_path)
-    if cfg.baseline is not None and str(find_checkpoint(cfg.baseline)) in paths:
+    if cfg.baseline is not None and existing_checkpoint(cfg.baseline) in paths:
         raise UserError(f"--baseline {cfg.baseline}: is the checkpoint that is evaluated; give another")
     inputs = {**{f"--path {path}": path for path in paths}, "--text": cfg.text, "--word-counts": cfg.word_counts}
     if cfg.save_token_scores is not None:

@@ -47,7 +47,6 @@ from fairseq.system.files import atomic_files
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.text.dictionary import Dictionary
 from fairseq.training.validation import validate
 from fairseq_cli.common import evaluation_parser, prepare_report, run_on_processes, with_models
 
@@ -108,8 +107,11 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     prepare_report(cfg, cfg.results_path)
     names = distinct_names(paths, None) if cfg.by_frequency else list(paths)
     words: dict[str, dict[str, WordLosses]] = {split: {} for split in splits}
+    counts: Mapping[str, int] = {}
     for path, name in zip(paths, names, strict=True):
         models, task, trained = load_models([path], settings.data_path, overrides, vars(_own_settings(args)))
+        if cfg.by_frequency and not counts:  # before anything is measured: they may be missing
+            counts = word_counts(cfg.word_counts, settings.data_path, task.source_dictionary)
         keeps = cfg.keep_notes and dictionary_of(models[0]) is not None
         if cfg.keep_notes and not keeps:
             if len(paths) == 1:
@@ -128,7 +130,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
             results[path][split] = figures
             words[split] |= {name + notes: each for notes, each in losses.items()}
     if world.is_first:
-        _report(cfg, settings, results, words if cfg.by_frequency else {}, task.source_dictionary)
+        _report(cfg, settings, results, words if cfg.by_frequency else {}, counts)
     return results
 
 
@@ -137,11 +139,10 @@ def _report(
     settings: Settings,
     results: Mapping[str, Any],
     words: Mapping[str, Mapping[str, WordLosses]],
-    dictionary: Dictionary,
+    counts: Mapping[str, int],
 ) -> None:
     """Print the tables of ``--by-frequency``, and write what ``--results-path`` asks for."""
     reports = {}
-    counts = word_counts(cfg.word_counts, settings.data_path, dictionary) if words else {}
     for split, models in words.items():
         reports[split] = by_frequency(models, counts, cfg.frequency_bands)
         print(f"\n{split}", *table(reports[split]), sep="\n", flush=True)

@@ -221,6 +221,19 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert counted == evaluate(["--path", BASELINE, "--by-frequency"])["by_frequency"]
 
 
+def test_missing_files_are_named_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validate, "validate", None)
+    monkeypatch.setattr(eval_lm.Scorer, "score", None)
+    paths = ["--by-frequency", "--path", f"{BASELINE}:{tmp_path}/no.pt"]
+    for command, flags, message in [
+        (evaluate, ["--by-frequency", "--path", BASELINE, "--baseline", tmp_path / "no.pt"], "no.pt: file not found"),
+        (validated, paths, "no.pt: file not found"),
+        (validated, ["--path", BASELINE, "--by-frequency", "--word-counts", tmp_path / "x"], "x: file not found"),
+    ]:
+        with user_error(message):
+            command(flags, "--results-path", tmp_path / "out")
+
+
 def test_words_of_raw_text_are_those_between_spaces(tmp_path: Path) -> None:
     """From raw text through byte-level subwords to an encoder and the bands of another text."""
     lines = ["the cats don't sit on naïve 世界 mats.", "the cat sat 🙂 on the mat, the cats"] * 30
