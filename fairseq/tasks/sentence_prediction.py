@@ -104,9 +104,11 @@ class SentencePredictionConfig(Config):
         folders hold pairs.
 
         Raises:
-            UserError: the data cannot be read or have no classes.
+            UserError: the data cannot be read, have no classes, or no pairs where the settings ask for pairs.
         """
         inputs = input_folders(folder)
+        if self.sentence_pairs and len(inputs) == 1:
+            raise UserError(f"`sentence_pairs`: {inputs[0]} has no input1 beside it; make that, or leave the flag out")
         own = dataclasses.replace(self, sentence_pairs=len(inputs) == 2) if inputs and self.glue_task is None else self
         if self.labels is not None or self.glue_task is not None or self.regression_target:
             return own

@@ -154,6 +154,10 @@ def test_folders_that_do_not_fit_together_are_one_line(home: Path) -> None:
     write_folders(data, "train", {"label": ["yes", "no", "no"]}, home)
     with user_error("label/train: 3 lines where input0 has 2; preprocess both from the same examples"):
         task_on(data).dataset("train")
+    (data / "input1").rename(home / "second")
+    with user_error("--sentence-pairs: "):
+        task_on(data, "--sentence-pairs")
+    (home / "second").rename(data / "input1")
     (data / "input0").rename(home / "first")
     with user_error("data/input0: folder not found"):
         task_on(data)
