@@ -335,6 +335,8 @@ def _values(row: str, block: Block, number: int, field: str) -> list[str]:
     text = value.get(field) if isinstance(value, dict) else None
     if not isinstance(text, str):
         known = f"fields {', '.join(map(str, value))}"[:100] if isinstance(value, dict) else "no JSON object"
+        if isinstance(value, dict) and field in value:
+            known = "null" if text is None else type(text).__name__
         raise UserError(
             f"{block.path}: line {block.first + number}: no text in field {field!r}, found {known}; see `text_field`"
         )

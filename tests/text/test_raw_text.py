@@ -104,10 +104,16 @@ def test_json_lines_give_the_lines_of_a_field(tmp_path: Path) -> None:
         read(path)
 
 
-@pytest.mark.parametrize("row", ["{", "[1]", "3", '{"text": 3}', "[" * 9999, '{"text": ["a"]}'])
-def test_rows_without_text_are_named(row: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "row, found",
+    [
+        *(("{", "no JSON object"), ("[1]", "no JSON object"), ("3", "no JSON object"), ("[" * 9999, "no JSON object")),
+        *(('{"text": 3}', "int"), ('{"text": ["a"]}', "list"), ('{"text": null}', "null"), ('{"a": 1}', "fields a")),
+    ],
+)
+def test_rows_without_text_are_named(row: str, found: str, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\n' + row + "\n")
-    with pytest.raises(UserError, match="a.jsonl: line 2: no text in field 'text'"):
+    with pytest.raises(UserError, match=f"a.jsonl: line 2: no text in field 'text', found {found};"):
         read(tmp_path / "a.jsonl")
 
 
