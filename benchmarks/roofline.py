@@ -256,11 +256,15 @@ def predict(launches: Launches, tokens: int, gpu: str, precision: str) -> dict[s
 
 
 def speeds(gpu: str, precision: str) -> tuple[float, float]:
-    """Operations and bytes per second of *gpu*; the program ends where it does not have the *precision*."""
+    """Operations and bytes per second of *gpu*.
+
+    Raises:
+        UserError: it does not have the *precision*.
+    """
     name, bandwidth = GPUS[gpu]
     peak = peak_flops(name, precision)
     if peak is None:
-        sys.exit(f"python -m benchmarks.roofline: --precision {precision}: {gpu} does not have it")
+        raise UserError(f"`precision` {precision}: {gpu} does not have it")
     return peak, bandwidth
 
 
@@ -329,14 +333,19 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results here")
     args = parser.parse_args(argv)
     try:
+        if args.top < 0:
+            raise UserError(f"`top` {args.top}: must be at least 0")
+        if args.json and not args.json.parent.is_dir():
+            raise UserError(f"`json` {args.json}: there is no folder {args.json.parent}")
         if args.measured:
             compare(args.measured)
             return
         for gpu in args.gpu:
             speeds(gpu, args.precision)
         results = predictions([(arch, args.precision) for arch in args.arch], args.gpu, args.data)
-    except (UserError, OSError, json.JSONDecodeError) as error:
-        sys.exit(f"python -m benchmarks.roofline: {getattr(error, 'with_flags', error)}")
+    except (UserError, OSError) as error:
+        print(f"python -m benchmarks.roofline: {getattr(error, 'with_flags', error)}", file=sys.stderr)
+        sys.exit(2)
     print(f"Predicted, not measured: {args.precision}, torch {torch.__version__}, commit {provenance.commit()}\n")
     print(table(results))
     for result in results if args.top else ():
@@ -362,14 +371,21 @@ def beside(results: Sequence[dict[str, Any]], measured: dict[str, float]) -> str
 
 
 def compare(path: Path) -> None:
-    """Print the measurement of ``benchmarks.gpu --json`` in *path* beside the prediction for its GPU."""
-    report = json.loads(path.read_text())
-    device = report["machine"]["device"]
+    """Print the measurement of ``benchmarks.gpu --json`` in *path* beside the prediction for its GPU.
+
+    Raises:
+        UserError: *path* is no such file.
+    """
+    try:
+        report = json.loads(path.read_text())
+        device = report["machine"]["device"]
+        runs = [r for r in report["results"] if not r["case"]["streams"] and not r["case"]["compile"]]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"`measured` {path}: not a file of benchmarks.gpu; give one that its --json wrote") from None
     gpu = next((gpu for gpu, (name, _) in GPUS.items() if name == device), None)
     if gpu is None:
         print(f"No prediction for {device}; there are predictions for {', '.join(name for name, _ in GPUS.values())}")
         return
-    runs = [r for r in report["results"] if not r["case"]["streams"] and not r["case"]["compile"]]
     cases = [(r["case"]["arch"], r["case"]["precision"]) for r in runs]
     results = predictions([c for c in cases if peak_flops(device, c[1])], [gpu], None)
     print(beside(results, {", ".join(case): run["median"] for case, run in zip(cases, runs, strict=True)}))

@@ -376,7 +376,27 @@ def _row(text: str) -> Row:
     match = re.fullmatch(r"([^:@]+)(?:@([\d.]+))?:\s*(.*)", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r}: expected NAME: FLAGS or NAME@SHARE: FLAGS")
-    return Row(match[1].strip(), match[3], float(match[2] or 1))
+    return Row(match[1].strip(), match[3], _number(match[2] or "1"))
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of at least 0")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,8}", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number above 0")
+    return int(text)
+
+
+def _seeds(text: str) -> list[int]:
+    return [_whole(seed.strip()) for seed in text.split(",")]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -386,11 +406,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("out", type=Path, help="folder for runs.jsonl, table.md and the corpus")
     parser.add_argument("--data", type=Path, help="folder made by fairseq-preprocess (default: the demo's corpus)")
     parser.add_argument("--size", choices=SIZES, default="small", help="model and length of training (default: small)")
-    parser.add_argument("--updates", type=int, help="of the baseline (default: the size's)")
+    parser.add_argument("--updates", type=_whole, help="of the baseline (default: the size's)")
     parser.add_argument("--rows", help="names of rows, with semicolons between them (default: all)")
     parser.add_argument("--row", type=_row, action="append", default=[], help="NAME[@SHARE]: FLAGS, a row of your own")
-    parser.add_argument("--seeds", default="1,2,3", help="seeds of every row (default: 1,2,3)")
-    parser.add_argument("--clock", type=float, metavar="SECONDS", help="measure the time of updates only, in turns")
+    parser.add_argument("--seeds", type=_seeds, default=[1, 2, 3], help="seeds of every row (default: 1,2,3)")
+    parser.add_argument("--clock", type=_number, metavar="SECONDS", help="measure the time of updates only, in turns")
     parser.add_argument("--list", action="store_true", help="print the rows, and train nothing")
     args = parser.parse_args(argv)
     names = [name.strip() for name in args.rows.split(";")] if args.rows else list(known) if not args.row else []
@@ -400,13 +420,18 @@ def main(argv: list[str] | None = None) -> None:
     if args.list:
         print("\n".join(f"{row.name}: {row.flags}" for row in chosen))
         return
-    args.out.mkdir(parents=True, exist_ok=True)
-    runs = Runs(args.out, args.data or make_corpus(args.out))
+    if args.data is not None and not (args.data / "dict.txt").is_file():
+        parser.error(f"--data {args.data}: no dict.txt; give a folder of fairseq-preprocess")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        runs = Runs(args.out, args.data or make_corpus(args.out))
+    except (OSError, json.JSONDecodeError) as error:
+        parser.error(f"{args.out}: {error}; give a new folder, or that of earlier runs")
     size = replace(SIZES[args.size], updates=args.updates or SIZES[args.size].updates)
     if args.clock is not None:
         clock(runs, chosen, size, args.clock)
         return
-    text = measure(runs, chosen, size, [int(seed) for seed in args.seeds.split(",")])
+    text = measure(runs, chosen, size, args.seeds)
     print(text)
     (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
 

@@ -56,7 +56,8 @@ def test_operations_of_attention_are_those_of_the_keys_that_are_read(result: dic
 def test_a_precision_that_a_gpu_lacks_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         roofline.main(["--gpu", "H100", "V100", "--precision", "bf16"])
-    assert str(exit.value) == "python -m benchmarks.roofline: --precision bf16: V100 does not have it"
+    assert exit.value.code == 2
+    assert capsys.readouterr().err == "python -m benchmarks.roofline: --precision bf16: V100 does not have it\n"
 
 
 def test_a_measurement_stands_beside_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +98,20 @@ def test_scores_by_distance_are_shifted_in_one_pass_on_gpus_and_one_going_back()
     assert [k.name for k in launches.kernels if k.bytes > raw.numel() * 4] == ["copy_"]
 
 
-def test_a_folder_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as exit:
-        roofline.main(["bert_base", "--measured", str(tmp_path / "none.json")])
-    assert str(exit.value).startswith("python -m benchmarks.roofline: ") and "none.json" in str(exit.value)
+def test_wrong_arguments_are_named_in_one_line_before_anything_is_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(roofline, "predictions", None)
+    none, other = tmp_path / "none.json", tmp_path / "other.json"
+    other.write_text("{}")
+    for flags, message in (
+        (["--measured", none], "none.json"),
+        (["--measured", other], f"--measured {other}: not a file of benchmarks.gpu; give one that its --json wrote"),
+        (["--json", none / "a.json"], f"--json {none / 'a.json'}: there is no folder {none}"),
+        (["--top", "-1"], "--top -1: must be at least 0"),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            roofline.main(["bert_base", *map(str, flags)])
+        assert exit.value.code == 2
+        error = capsys.readouterr().err
+        assert error.startswith("python -m benchmarks.roofline: ") and message in error and error.count("\n") == 1

@@ -164,10 +164,30 @@ def test_the_benchmark_trains_what_is_not_there_and_prints_the_table(
 def test_rows_are_listed_and_unknown_ones_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     time_to_quality.main([str(tmp_path / "out"), "--list", "--rows", "muon"])
     assert capsys.readouterr().out == "muon: --optimizer muon\n" and not (tmp_path / "out").exists()
-    for flags, message in ((["--rows", "muons"], "no row 'muons'"), (["--row", "muons"], "expected NAME: FLAGS")):
-        with pytest.raises(SystemExit):
-            time_to_quality.main([str(tmp_path), *flags])
-        assert message in capsys.readouterr().err
+    for flags, message in {
+        "--rows muons": "no row 'muons'",
+        "--row muons": "expected NAME: FLAGS",
+        "--row a@1.1.1:": "'1.1.1': expected a number of at least 0",
+        "--clock -1": "'-1': expected a number of at least 0",
+        "--clock nan": "'nan': expected a number of at least 0",
+        "--updates 0": "'0': expected a whole number above 0",
+        "--seeds 1,x": "'x': expected a whole number above 0",
+        "--data nowhere": "--data nowhere: no dict.txt; give a folder of fairseq-preprocess",
+    }.items():
+        with pytest.raises(SystemExit) as exit:
+            time_to_quality.main([str(tmp_path / "out"), *flags.split()])
+        assert exit.value.code == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists(), "nothing was written"
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "runs.jsonl").write_text("no JSON\n")
+    for out in (tmp_path / "file", tmp_path):
+        with pytest.raises(SystemExit) as exit:
+            time_to_quality.main([str(out), "--data", str(runs.DATA)])
+        assert exit.value.code == 2
+        assert f"{out}: " in (error := capsys.readouterr().err) and "give a new folder, or that of earlier" in error
 
 
 def test_validations_are_not_part_of_the_time() -> None:
