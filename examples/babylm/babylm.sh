@@ -11,7 +11,7 @@
 #   SHORT_SHARE   per cent of the training that reads blocks of SHORT tokens; the rest reads LONG (default: 70, 32, 128)
 #   WORDS         words between checkpoints (default: 1M:10,10M:10,100M, the challenge's)
 #   BPE LAYERS WIDTH BATCH LR SEED   subwords, sizes, tokens an update, rate (default: 8000 6 384 4096 0.001 1)
-#   NOTES=1       ELECTRA takes notes of rare words: NOTE_COUNTS occurrences (default: 10:100)
+#   NOTES=1       ELECTRA takes notes of rare words, in an OUT of its own: NOTE_COUNTS occurrences (default: 10:100)
 #   PRECISION (fp32, bf16, fp16), EXTRA: further flags of fairseq-train, SMALL=1 as for the other recipes
 # shellcheck source=examples/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
