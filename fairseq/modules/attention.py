@@ -312,17 +312,23 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUS
 
 def has_flash(query: Tensor) -> bool:
     """Return True where torch's flash kernel computes attention of *query*: in half precision, on Ampere and later."""
-    if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16) or query.size(-1) > 256:
+    if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
         return False
-    return _is_ampere(query.device)
+    return query.size(-1) <= _flash_channels(query.device)
 
 
-def _is_ampere(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+def _flash_channels(device: torch.device) -> int:
+    """Most channels of a head that the flash kernel takes on *device*; 0 where torch lacks it or it is switched off."""
+    if not (torch.backends.cuda.is_flash_attention_available() and torch.backends.cuda.flash_sdp_enabled()):
+        return 0
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return 0
+    return 256 if capability in ((8, 0), (9, 0)) else 192  # the backward pass of more wants the shared memory of these
 
 
 # A constant in compiled graphs, as by torch.compiler.assume_constant_result, which would load the compiler at start-up.
-_is_ampere._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_flash_channels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:

@@ -168,22 +168,41 @@ def test_compiled_attention_to_a_cache_is_flash_attention_on_gpus(
     assert not any("where" in name or "iota" in name for calls in found for name, _ in calls)
 
 
-@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+@pytest.mark.parametrize(
+    ("capability", "channels"), [((7, 5), 0), ((8, 0), 256), ((8, 6), 192), ((8, 9), 192), ((9, 0), 256)]
+)
 def test_flash_attention_runs_in_half_precision_since_ampere(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: bool
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], channels: int
 ) -> None:
+    """Heads of more than 192 channels have a backward pass on A100 and H100 only."""
+
     def query(channels: int, dtype: torch.dtype) -> Any:
         return SimpleNamespace(device=torch.device("cuda:0"), dtype=dtype, size=lambda dim: channels)
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert attention.has_flash(query(64, torch.bfloat16)) is attention.has_flash(query(64, torch.float16)) is expected
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+    for dtype in (torch.bfloat16, torch.float16):
+        assert [attention.has_flash(query(n, dtype)) for n in (64, 192, 200, 256)] == [
+            n <= channels for n in (64, 192, 200, 256)
+        ]
     assert not attention.has_flash(query(64, torch.float32))
     assert not attention.has_flash(query(264, torch.bfloat16))
     assert not attention.has_flash(torch.empty(1, 1, 2, 64, dtype=torch.bfloat16))
 
     def chosen(x: Tensor) -> Tensor:
-        return x + 1 if attention._is_ampere(torch.device("cuda:0")) else x
+        return x + 1 if attention._flash_channels(torch.device("cuda:0")) else x
 
     torch._dynamo.reset()
     once = torch.compile(chosen, fullgraph=True, backend="eager")
-    assert bool(once(torch.zeros(()))) is expected
+    assert bool(once(torch.zeros(()))) is (channels > 0)
+
+
+@pytest.mark.parametrize("switch", ["is_flash_attention_available", "flash_sdp_enabled"])
+def test_flash_attention_is_not_called_where_torch_lacks_it_or_it_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for name in ("is_flash_attention_available", "flash_sdp_enabled"):
+        monkeypatch.setattr(torch.backends.cuda, name, lambda name=name: name != switch)
+    query: Any = SimpleNamespace(device=torch.device("cuda:0"), dtype=torch.bfloat16, size=lambda dim: 64)
+    assert not attention.has_flash(query)
