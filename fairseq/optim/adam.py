@@ -16,7 +16,7 @@ from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
 from fairseq.config.shared import KernelConfig
 from fairseq.errors import SettingError
-from fairseq.optim.elementwise import CountingOptimizer, buckets, divisor, laid_out
+from fairseq.optim.elementwise import CountingOptimizer, buckets, divisor
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Adam(CountingOptimizer):
     ) -> None:
         """One call of PyTorch's kernel, told the ε that makes its formula ours: ε / √(1 − β₂ᵗ), or ε."""
         beta1, beta2 = group["betas"]
-        grads, device = laid_out(grads, params), params[0].device
+        device = params[0].device
         scale = None if factor is None else divisor(factor, 1.0, device)
         for step, indices in buckets(params, states, None):
             unbiased = 1.0 if group.get("torch_eps") else math.sqrt(1 - beta2**step)

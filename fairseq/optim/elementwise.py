@@ -24,7 +24,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 
     Parameters of half precision (``--memory-efficient-fp16``) are updated in float32: their state is float32, and
     only the result is rounded. They are widened :data:`CHUNK` elements at a time, so that a step allocates no more
-    than a few chunks. The update is elementwise, so that equal inputs give equal bits.
+    than a few chunks. Updates are given contiguous tensors. They are elementwise, so that equal inputs give equal bits.
 
     Where :attr:`sliceable` is false, an update needs whole parameters, which are widened one at a time.
 
@@ -95,13 +95,13 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             if not self.state[p]:
                 self.state[p].update(self.new_state(group, lambda p=p: _zeros(p)))  # type: ignore[misc]
         self.begin_step(group, [self.state[p] for p in params])
-        full = [p for p in params if not is_half(p)]
+        full = [p for p in params if not _is_copied(p)]
         if full:
-            grads = [p.grad for p in full if p.grad is not None]
+            grads = [p.grad.contiguous() for p in full if p.grad is not None]
             self.scaled_update(group, [p.detach() for p in full], grads, [self.state[p] for p in full], factor)
-        for pieces in _chunks([p for p in params if is_half(p)], self.state, self.sliceable):
+        for pieces in _chunks([p for p in params if _is_copied(p)], self.state, self.sliceable):
             narrow = [piece[0] for piece in pieces]
-            wide, grads = [p.float() for p in narrow], [piece[1].float() for piece in pieces]
+            wide, grads = [_widened(p) for p in narrow], [_widened(piece[1]) for piece in pieces]
             self.scaled_update(group, wide, grads, [piece[2] for piece in pieces], factor)
             torch._foreach_copy_(narrow, wide)
         self.end_step(group)
@@ -208,12 +208,6 @@ def divisor(factor: Tensor | float | None, multiple: float, device: torch.device
     return torch.full((), multiple if factor is None else multiple * factor, device=device).reciprocal()
 
 
-def laid_out(tensors: list[Tensor], like: list[Tensor]) -> list[Tensor]:
-    """*tensors*, copied where their strides are not those of *like*: fused kernels do not look at strides."""
-    pairs = zip(tensors, like, strict=True)
-    return [x if x.stride() == y.stride() else torch.empty_like(y).copy_(x) for x, y in pairs]
-
-
 def slices(tensor: Tensor) -> Iterator[Tensor]:
     """One-dimensional views of *tensor* of at most :data:`CHUNK` elements; *tensor* itself if it is not contiguous."""
     yield from tensor.view(-1).split(CHUNK) if tensor.is_contiguous() else (tensor,)
@@ -273,12 +267,21 @@ def _has_shape(value: Any, p: nn.Parameter) -> bool:
 
 
 def _zeros(p: Tensor) -> Tensor:
-    """Zeros in the dtype of the parameter's state, laid out as the parameter."""
-    return torch.zeros_like(p.detach(), dtype=_wide(p))
+    """Zeros in the dtype of the parameter's state, contiguous as a restored state is."""
+    return torch.zeros(p.shape, dtype=_wide(p), device=p.device)
+
+
+def _is_copied(p: Tensor) -> bool:
+    """Return whether *p* is updated in a copy: of half precision, or not contiguous (fused kernels ignore strides)."""
+    return is_half(p) or not p.is_contiguous()
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float32 if is_half(tensor) else tensor.dtype
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(_wide(tensor)).contiguous()
 
 
 def is_half(tensor: Tensor) -> bool:

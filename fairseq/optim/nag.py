@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
-from fairseq.optim.elementwise import ElementwiseOptimizer, divisor, laid_out
+from fairseq.optim.elementwise import ElementwiseOptimizer, divisor, scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
 LARGEST = torch.finfo(torch.float32).max  # torch rejects factors beyond it, as of 1e-8 raised to 1e38
@@ -74,20 +74,26 @@ class NAG(ElementwiseOptimizer):
         With rate r, momentum m and dampening d it computes buf ← m·buf + (1 − d)·ĝ; p ← p − r·(ĝ + m·buf), which is the
         update above for ĝ = −c·η·g, r = −1/c, m = μ·c and d = 1 − 1/c. It multiplies gradients itself.
         """
-        lr, lr_old = group["lr"], group["lr_old"]
+        lr, lr_old, momentum = group["lr"], group["lr_old"], group["momentum"]
         change = lr / lr_old if lr_old > 0 else 1.0  # after a rate of 0 the buffer is 0
         buffers = [state["momentum_buffer"] for state in states]
         if group["weight_decay"] != 0:
             torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+        if momentum == 0:  # then the kernel takes no buffers
+            scale_(grads, factor)
+            torch._foreach_zero_(buffers)
+            torch._foreach_add_(buffers, grads, alpha=-lr)
+            torch._foreach_add_(params, buffers)
+            return
         if not 1 / LARGEST_CHANGE <= change <= LARGEST_CHANGE:  # beyond it c·η·g may not be a float32
             torch._foreach_mul_(buffers, min(change, LARGEST))
             change = 1.0
         torch._fused_sgd_(
             params,
-            laid_out(grads, params),
+            grads,
             buffers,
             lr=-1 / change,
-            momentum=group["momentum"] * change,
+            momentum=momentum * change,
             dampening=1 - 1 / change,
             weight_decay=0.0,
             nesterov=True,

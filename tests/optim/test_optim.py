@@ -103,6 +103,21 @@ def test_updates_follow_the_formula(name, dtype, tolerance):
         assert torch.allclose(p.double(), value.double(), atol=tolerance, rtol=0)
 
 
+def test_nag_without_momentum_is_gradient_descent_whose_buffer_is_the_last_step():
+    params = parameters()
+    optimizer = build("nag", params, momentum=0.0, weight_decay=0.0)
+    for rate in RATES:
+        before = [p.detach().clone() for p in params]
+        for index, p in enumerate(params):
+            p.grad = torch.full_like(p, index + 1.0)
+        optimizer.set_lr(rate)
+        optimizer.scaled_step(0.5)
+        for index, (p, was) in enumerate(zip(params, before, strict=True)):
+            step = torch.full_like(p, -rate * 0.5 * (index + 1))
+            torch.testing.assert_close(p.detach(), was + step)
+            torch.testing.assert_close(optimizer.optimizer.state[p]["momentum_buffer"], step)
+
+
 def test_adam_adds_epsilon_where_torch_does_if_asked_to():
     params, theirs, ours_without = parameters(), parameters(), parameters()
     optimizer = torch.optim.AdamW(theirs, lr=0.1, betas=(0.9, 0.98), eps=1e-3, weight_decay=0.1)
@@ -181,6 +196,29 @@ def test_a_gradient_may_be_laid_out_otherwise_than_its_parameter(name):
     for optimizer in pair:
         optimizer.step()
     assert all(torch.equal(*both) for both in zip(pair[0].params, pair[1].params, strict=True))
+
+
+def _gap(x):
+    """*x* as part of a larger tensor."""
+    return torch.stack([x, torch.full_like(x, 7.0)], dim=-1)[..., 0]
+
+
+@pytest.mark.parametrize("name", ["nag", "adam", "sgd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [lambda x: x.t().contiguous().t(), _gap])
+def test_a_parameter_need_not_be_contiguous_even_after_its_state_is_restored(name, dtype, layout):
+    values = [p.detach() for p in parameters(dtype)][:2]
+    pair = [[torch.nn.Parameter(layout(x) if odd else x.clone()) for x in values] for odd in (True, False)]
+    assert not pair[0][0].is_contiguous()
+    for params in pair:
+        optimizer = build(name, params)
+        train(optimizer, RATES[:2])
+        optimizer.load_state_dict(optimizer.state_dict())
+        train(optimizer, RATES[2:], seed=5)
+    for one, other in zip(*pair, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+    if layout is _gap:
+        assert all((p.detach().as_strided((p.numel(),), (2,), 1) == 7.0).all() for p in pair[0])
 
 
 @pytest.mark.parametrize("name", ["nag", "adam", "sgd"])
