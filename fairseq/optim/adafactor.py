@@ -13,7 +13,7 @@ from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
 from fairseq.errors import SettingError
-from fairseq.optim.elementwise import CountingOptimizer
+from fairseq.optim.elementwise import CountingOptimizer, Group, State, States, Tensors
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
 
@@ -58,21 +58,6 @@ class FairseqAdafactor(FairseqOptimizer):
         self.config = typed(AdafactorConfig, args)
         self._optimizer = Adafactor(params, **self.optimizer_config)
 
-    @property
-    def optimizer_config(self) -> dict[str, Any]:
-        config = self.config
-        return {
-            "lr": self.config.lr[0],
-            "eps": (config.adafactor_eps[0], config.adafactor_eps[1]),
-            "clip_threshold": config.clip_threshold,
-            "decay_rate": config.decay_rate,
-            "beta1": config.beta1,
-            "scale_parameter": config.scale_parameter,
-            "relative_step": config.relative_step,
-            "warmup_init": config.warmup_init,
-            "weight_decay": config.weight_decay,
-        }
-
 
 class Adafactor(CountingOptimizer):
     """Adam without a first moment, and with the second moment of a matrix kept as its row and column means.
@@ -88,9 +73,9 @@ class Adafactor(CountingOptimizer):
     def __init__(self, params: Iterable[Any], **settings: Any) -> None:
         super().__init__(params, settings)
 
-    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+    def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
         like = zeros()
-        state: dict[str, Any] = {"step": 0}
+        state: State = {"step": 0}
         if like.dim() >= 2:
             state["exp_avg_sq_row"], state["exp_avg_sq_col"] = like.sum(-1), like.sum(-2)
         else:
@@ -99,14 +84,7 @@ class Adafactor(CountingOptimizer):
             state["exp_avg"] = like
         return state
 
-    def update_at(
-        self,
-        step: int,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-    ) -> None:
+    def update_at(self, step: int, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         rates = _rates(group, step, params)
         updates = _normalised(grads, states, 1 - step ** group["decay_rate"], group["eps"][0])
         excess = _rms(updates)
@@ -124,7 +102,7 @@ class Adafactor(CountingOptimizer):
         torch._foreach_sub_(params, updates)
 
 
-def _rates(group: dict[str, Any], step: int, params: list[Tensor]) -> list[Any]:
+def _rates(group: Group, step: int, params: Tensors) -> list[Any]:
     """The rate of each parameter: numbers, or scalar tensors where it follows from the parameter's size."""
     rate: float = group["lr"]
     if group["relative_step"]:
@@ -137,14 +115,14 @@ def _rates(group: dict[str, Any], step: int, params: list[Tensor]) -> list[Any]:
     return rates
 
 
-def _normalised(grads: list[Tensor], states: list[dict[str, Any]], decay: float, eps: float) -> list[Tensor]:
+def _normalised(grads: Tensors, states: States, decay: float, eps: float) -> Tensors:
     """Return the gradients over the roots of their second moments, which are updated."""
     squares = torch._foreach_mul(grads, grads)
     torch._foreach_add_(squares, eps)
     return [_scaled(*each, decay) for each in zip(grads, squares, states, strict=True)]
 
 
-def _scaled(grad: Tensor, squares: Tensor, state: dict[str, Any], decay: float) -> Tensor:
+def _scaled(grad: Tensor, squares: Tensor, state: State, decay: float) -> Tensor:
     if "exp_avg_sq" in state:
         return state["exp_avg_sq"].lerp_(squares, 1 - decay).rsqrt().mul_(grad)
     rows, columns = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
@@ -154,7 +132,7 @@ def _scaled(grad: Tensor, squares: Tensor, state: dict[str, Any], decay: float) 
     return scale * columns.rsqrt().unsqueeze(-2) * grad
 
 
-def _rms(tensors: list[Tensor]) -> list[Tensor]:
+def _rms(tensors: Tensors) -> Tensors:
     """The root mean square of each of *tensors*."""
     norms = list(torch._foreach_norm(tensors, 2))
     torch._foreach_div_(norms, [tensor.numel() ** 0.5 for tensor in tensors])

@@ -32,7 +32,3 @@ class Adagrad(FairseqOptimizer):
         super().__init__(args)
         self.config = typed(AdagradConfig, args)
         self._optimizer = torch.optim.Adagrad(params, **self.optimizer_config)
-
-    @property
-    def optimizer_config(self) -> dict[str, Any]:
-        return {"lr": self.config.lr[0], "weight_decay": self.config.weight_decay}

@@ -16,7 +16,7 @@ from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
 from fairseq.config.shared import KernelConfig
 from fairseq.errors import SettingError
-from fairseq.optim.elementwise import CountingOptimizer, buckets, divisor
+from fairseq.optim.elementwise import CountingOptimizer, Factor, Group, State, States, Tensors, buckets, divisor
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,9 @@ class AdamConfig(RateConfig, KernelConfig):
     weight_decay: float = flag(0.0, "weight decay, decoupled from the gradient", low=0)
 
     def check(self) -> None:
-        pair_of(self.adam_betas)
+        if len(self.adam_betas) != 2:
+            shown = ",".join(map(str, self.adam_betas))
+            raise SettingError(f"`adam_betas` {shown}: expected two numbers, e.g. 0.9,0.98")
 
 
 @register_optimizer("adam", dataclass=AdamConfig)
@@ -59,18 +61,10 @@ class FairseqAdam(FairseqOptimizer):
         if fused is not None:
             logger.info("`optimizer` adam: using NVIDIA apex's FusedAdam; `no_apex` turns it off")
         self._keeps_step_in_group = fused is not None
-        own: dict[str, Any] = {} if fused is not None else {"torch_eps": self.config.adam_torch_eps}
-        self._optimizer = (fused or Adam)(params, **self.optimizer_config, **own)
-
-    @property
-    def optimizer_config(self) -> dict[str, Any]:
-        config = self.config
-        return {
-            "lr": config.lr[0],
-            "betas": pair_of(config.adam_betas),
-            "eps": config.adam_eps,
-            "weight_decay": config.weight_decay,
-        }
+        settings = self.optimizer_config
+        if fused is not None:
+            settings.pop("torch_eps", None)  # apex always adds it after bias correction
+        self._optimizer = (fused or Adam)(params, **settings)
 
     def load_state_dict(
         self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, *, adopt: bool = False
@@ -101,22 +95,15 @@ class Adam(CountingOptimizer):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "torch_eps": torch_eps}
         super().__init__(params, settings)
 
-    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+    def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
         return {"step": 0, "exp_avg": zeros(), "exp_avg_sq": zeros()}
 
-    def scaled_update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        factor: Tensor | float | None,
-    ) -> None:
+    def scaled_update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
         """One call of PyTorch's kernel, told the ε that makes its formula ours: ε / √(1 − β₂ᵗ), or ε."""
         beta1, beta2 = group["betas"]
         device = params[0].device
         scale = None if factor is None else divisor(factor, 1.0, device)
-        for step, indices in buckets(params, states, None):
+        for step, indices in buckets(params, states, math.inf):
             unbiased = 1.0 if group.get("torch_eps") else math.sqrt(1 - beta2**step)
             torch._fused_adamw_(
                 [params[i] for i in indices],
@@ -134,13 +121,6 @@ class Adam(CountingOptimizer):
                 maximize=False,
                 grad_scale=scale,
             )
-
-
-def pair_of(betas: list[float]) -> tuple[float, float]:
-    """Return the two numbers of ``adam_betas``; SettingError if they are not two."""
-    if len(betas) != 2:
-        raise SettingError(f"`adam_betas` {','.join(map(str, betas))}: expected two numbers, e.g. 0.9,0.98")
-    return betas[0], betas[1]
 
 
 def _apex_adam(params: list[Any]) -> Any:

@@ -5,13 +5,23 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
+
+T = TypeVar("T")
+Group = dict[str, Any]
+"""Settings of a group of parameters, as torch's optimizers hold them."""
+State = dict[str, Any]
+"""What is kept of one parameter between updates, by name."""
+States = list[State]
+Tensors = list[Tensor]
+Factor = Tensor | float | None
+"""What gradients are multiplied by before an update; None: nothing."""
 
 CHUNK = 1 << 22
 """Elements of half precision that are widened to float32 at a time: 16 MiB for each temporary tensor."""
@@ -40,45 +50,35 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
     _restore = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
-    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+    def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
         """Return the initial state of a parameter; *zeros* makes a tensor of its shape in the state's dtype."""
         raise NotImplementedError
 
-    def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
-        """Advance what changes once a step, before the update."""
+    def begin_step(self, group: Group, states: States) -> None:
+        """Advance what changes once a step, however many chunks it has; before the update."""
 
-    def update(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
-    ) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         """Update *params* and the tensors of *states* in place, of one group or of a chunk of it, in float32 or more.
 
         In a chunk the tensors are one-dimensional slices of the parameters and of their states.
         """
         raise NotImplementedError
 
-    def scaled_update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        factor: Tensor | float | None,
-    ) -> None:
+    def scaled_update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
         """Multiply *grads* by *factor*, which may be done in place, and update as :meth:`update` does."""
         scale_(grads, factor)
         self.update(group, params, grads, states)
 
-    def end_step(self, group: dict[str, Any]) -> None:
-        """Advance what changes once a step, after the update."""
+    def end_step(self, group: Group) -> None:
+        """Like :meth:`begin_step`, after the update."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, factor: Tensor | float | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, factor: Factor = None) -> Any:
         """Update every parameter that has a gradient.
 
         Args:
             closure: recomputes the loss, as torch's optimizers take it.
-            factor: a number that gradients are multiplied by before, in float32. Those of half precision are left
-                as they are, others are scaled in place.
+            factor: applied in float32. Gradients of half precision stay as they are, others are scaled in place.
         """
         loss = None
         if closure is not None:
@@ -90,7 +90,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                 self._step_group(group, params, factor)
         return loss
 
-    def _step_group(self, group: dict[str, Any], params: list[nn.Parameter], factor: Tensor | float | None) -> None:
+    def _step_group(self, group: Group, params: list[nn.Parameter], factor: Factor) -> None:
         for p in params:
             if not self.state[p]:
                 self.state[p].update(self.new_state(group, lambda p=p: _zeros(p)))  # type: ignore[misc]
@@ -99,10 +99,11 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         if full:
             grads = [p.grad.contiguous() for p in full if p.grad is not None]
             self.scaled_update(group, [p.detach() for p in full], grads, [self.state[p] for p in full], factor)
-        for pieces in _chunks([p for p in params if _is_copied(p)], self.state, self.sliceable):
-            narrow = [piece[0] for piece in pieces]
-            wide, grads = [_widened(p) for p in narrow], [_widened(piece[1]) for piece in pieces]
-            self.scaled_update(group, wide, grads, [piece[2] for piece in pieces], factor)
+        pieces = (piece for p in params if _is_copied(p) for piece in _pieces(p, self.state[p], self.sliceable))
+        for chunk in together(pieces, lambda piece: piece[0].numel(), CHUNK):
+            narrow = [piece[0] for piece in chunk]
+            wide, grads = [_widened(p) for p in narrow], [_widened(piece[1]) for piece in chunk]
+            self.scaled_update(group, wide, grads, [piece[2] for piece in chunk], factor)
             torch._foreach_copy_(narrow, wide)
         self.end_step(group)
 
@@ -166,39 +167,30 @@ class CountingOptimizer(ElementwiseOptimizer):
     Subclasses define :meth:`update_at`.
     """
 
-    def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
+    def begin_step(self, group: Group, states: States) -> None:
         for state in states:
             state["step"] = int(state["step"]) + 1
 
-    def update(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
-    ) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         for step, indices in buckets(params, states, CHUNK):
             self.update_at(
                 step, group, [params[i] for i in indices], [grads[i] for i in indices], [states[i] for i in indices]
             )
 
-    def update_at(
-        self,
-        step: int,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-    ) -> None:
+    def update_at(self, step: int, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         """Update *params* and *states* in place, as :meth:`update` does, in their *step*-th update."""
         raise NotImplementedError
 
 
-def scale_(gradients: list[Tensor], factor: Tensor | float | None) -> None:
-    """Multiply *gradients* by *factor* in place; None: by nothing."""
+def scale_(gradients: Tensors, factor: Factor) -> None:
+    """Multiply *gradients* by *factor* in place."""
     if isinstance(factor, Tensor):
         torch._foreach_mul_(gradients, factor.to(gradients[0].device) if gradients else factor)  # --cpu-offload
     elif factor is not None:
         torch._foreach_mul_(gradients, float(factor))
 
 
-def divisor(factor: Tensor | float | None, multiple: float, device: torch.device) -> Tensor:
+def divisor(factor: Factor, multiple: float, device: torch.device) -> Tensor:
     """What fused kernels divide gradients by, to multiply them by *factor* and *multiple*: a float32 scalar.
 
     It is made on the device: a copy from the host would synchronise.
@@ -213,57 +205,43 @@ def slices(tensor: Tensor) -> Iterator[Tensor]:
     yield from tensor.view(-1).split(CHUNK) if tensor.is_contiguous() else (tensor,)
 
 
-def buckets(params: list[Tensor], states: list[dict[str, Any]], largest: int | None) -> Iterator[tuple[int, list[int]]]:
-    """Parameters to update together: the number of their update, and their indices.
+def together(items: Iterable[T], numel: Callable[[T], int], largest: float) -> Iterator[list[T]]:
+    """*items* in order, in lists of at most *largest* elements or one item, so that temporary tensors are small."""
+    batch: list[T] = []
+    size = 0
+    for item in items:
+        if batch and size + numel(item) > largest:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += numel(item)
+    if batch:
+        yield batch
 
-    They have at most *largest* elements, or there is only one, so that temporary tensors of their shapes are small.
-    """
+
+def buckets(params: Tensors, states: States, largest: float) -> Iterator[tuple[int, list[int]]]:
+    """Parameters to update together: the number of their update, and their indices; see :func:`together`."""
     members: dict[int, list[int]] = defaultdict(list)  # by the number of the update: not all begin together
     for index, state in enumerate(states):
         members[state["step"]].append(index)
     for step, indices in members.items():
-        bucket: list[int] = []
-        size = 0
-        for index in indices:
-            if bucket and largest is not None and size + params[index].numel() > largest:
-                yield step, bucket
-                bucket, size = [], 0
-            bucket.append(index)
-            size += params[index].numel()
-        yield step, bucket
+        for bucket in together(indices, lambda index: params[index].numel(), largest):
+            yield step, bucket
 
 
-Piece = tuple[Tensor, Tensor, dict[str, Any]]
+Piece = tuple[Tensor, Tensor, State]
 """Slices of a parameter, of its gradient, and of its state."""
 
 
-def _chunks(params: list[nn.Parameter], states: Any, sliceable: bool) -> Iterator[list[Piece]]:
-    """Pieces of *params*, of :data:`CHUNK` elements together where they are smaller."""
-    chunk: list[Piece] = []
-    size = 0
-    for p in params:
-        for piece in _pieces(p, states[p], sliceable):
-            if chunk and size + piece[0].numel() > CHUNK:
-                yield chunk
-                chunk, size = [], 0
-            chunk.append(piece)
-            size += piece[0].numel()
-    if chunk:
-        yield chunk
-
-
-def _pieces(p: nn.Parameter, state: dict[str, Any], sliceable: bool) -> Iterator[Piece]:
+def _pieces(p: nn.Parameter, state: State, sliceable: bool) -> Iterator[Piece]:
     assert p.grad is not None
     if not (sliceable and p.is_contiguous() and p.grad.is_contiguous()):
         yield p.detach(), p.grad, state
         return
-    sliced = {name: value.view(-1).split(CHUNK) for name, value in state.items() if _has_shape(value, p)}
+    of_shape = {name: v for name, v in state.items() if isinstance(v, Tensor) and v.dim() > 0 and v.shape == p.shape}
+    sliced = {name: value.view(-1).split(CHUNK) for name, value in of_shape.items()}
     for number, (piece, grad) in enumerate(zip(slices(p.detach()), slices(p.grad), strict=True)):
         yield piece, grad, {**state, **{name: values[number] for name, values in sliced.items()}}
-
-
-def _has_shape(value: Any, p: nn.Parameter) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == p.shape
 
 
 def _zeros(p: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairseq.config.fields import add_flags, shortened
 from fairseq.config.registry import OPTIMIZERS
-from fairseq.config.settings import TrainingSettings, training_settings
+from fairseq.config.settings import RateConfig, TrainingSettings, training_settings
 from fairseq.errors import SettingError, UserError, nearest
 from fairseq.optim.elementwise import RESET, ElementwiseOptimizer, check_number, scale_
 from fairseq.optim.groups import NO_DECAY
@@ -28,6 +28,7 @@ class FairseqOptimizer:
     """
 
     config_class: type | None = None
+    config: RateConfig | None = None
     supports_half_parameters = True
     """True if parameters may be float16 (``--memory-efficient-fp16``): the state must be float32."""
 
@@ -71,8 +72,11 @@ class FairseqOptimizer:
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """The keyword arguments of the torch optimizer."""
-        return {}
+        """The keyword arguments of the torch optimizer: the rate, and what its groups hold of the settings."""
+        if self.config is None:
+            return {}  # of a plug-in, which gives its own
+        values = {key: getattr(self.config, name) for key, name in self.group_settings.items()}
+        return {"lr": self.config.lr[0]} | {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -137,14 +141,14 @@ class FairseqOptimizer:
         """
         _check_shapes(state, self.params)
         _check_groups(state["param_groups"], self.param_groups)
-        fresh = [dict(group) for group in self.param_groups]
+        before = [dict(group) for group in self.param_groups]
         if isinstance(self.optimizer, ElementwiseOptimizer):
             self.optimizer.load_state_dict(dict(state), adopt)
         else:
             self.optimizer.load_state_dict(dict(state))
-        for group, before in zip(self.param_groups, fresh, strict=True):
-            group.update({name: value for name, value in before.items() if name not in group})  # fairseq's lack some
-        self._restore_factors(fresh)
+        for group, former in zip(self.param_groups, before, strict=True):
+            group.update({name: value for name, value in former.items() if name not in group})  # fairseq's lack some
+        self._restore_factors(before)
         settings = [name for name in self.param_groups[0] if name not in ("params", "group", "lr_factor")]
         for name, value in (overrides or {}).items():
             if name not in settings:
@@ -200,23 +204,24 @@ def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
     return {**state, "state": entries, "param_groups": groups}
 
 
-def _check_groups(stored: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> None:
+def _check_groups(stored: Sequence[Mapping[str, Any]], local: Sequence[Mapping[str, Any]]) -> None:
     """Raise UserError if a setting of a group has another type than this optimizer's."""
     for group in stored:
-        for name in own[0].keys() & group.keys() - {"params"}:
-            if not _is_alike(own[0][name], group[name]):
+        for name in local[0].keys() & group.keys() - {"params"}:
+            if not _is_alike(local[0][name], group[name]):
                 raise UserError(
                     f"checkpoint: setting {name} of its optimizer is {shortened(group[name])}, expected a value like "
-                    f"{shortened(own[0][name])}; {RESET}"
+                    f"{shortened(local[0][name])}; {RESET}"
                 )
 
 
-def _is_alike(own: Any, value: Any) -> bool:
-    if isinstance(own, list | tuple):
-        return isinstance(value, list | tuple) and len(value) == len(own) and all(map(_is_alike, own, value))
-    if isinstance(own, bool | str):
-        return isinstance(value, type(own)) or value is None
-    if isinstance(own, int | float | Tensor):
+def _is_alike(expected: Any, value: Any) -> bool:
+    if isinstance(expected, list | tuple):
+        same_length = isinstance(value, list | tuple) and len(value) == len(expected)
+        return same_length and all(map(_is_alike, expected, value))
+    if isinstance(expected, bool | str):
+        return isinstance(value, type(expected)) or value is None
+    if isinstance(expected, int | float | Tensor):
         number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
         # Compared, not converted: a whole number of a file may be beyond float64. NaN is in no range.
         return isinstance(number, int | float) and abs(number) <= sys.float_info.max

@@ -13,7 +13,7 @@ from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
 from fairseq.errors import SettingError
-from fairseq.optim.elementwise import CountingOptimizer, is_half
+from fairseq.optim.elementwise import CountingOptimizer, Factor, Group, State, States, Tensors, is_half
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
 
 
@@ -41,16 +41,6 @@ class FairseqLAMB(FairseqOptimizer):
         super().__init__(args)
         self.config = typed(LAMBConfig, args)
         self._optimizer = LAMB(params, **self.optimizer_config)
-
-    @property
-    def optimizer_config(self) -> dict[str, Any]:
-        config = self.config
-        return {
-            "lr": self.config.lr[0],
-            "betas": (config.lamb_betas[0], config.lamb_betas[1]),
-            "eps": config.lamb_eps,
-            "weight_decay": config.weight_decay,
-        }
 
     def load_state_dict(
         self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, *, adopt: bool = False
@@ -81,30 +71,22 @@ class LAMB(CountingOptimizer):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
         super().__init__(params, settings)
 
-    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+    def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
         return {"step": 0, "exp_avg": zeros(), "exp_avg_sq": zeros()}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, factor: Tensor | float | None = None) -> Any:
-        """Update every parameter; see :meth:`ElementwiseOptimizer.step`."""
+    def step(self, closure: Callable[[], Any] | None = None, *, factor: Factor = None) -> Any:
         if closure is not None:
             raise TypeError("LAMB takes no closure: it needs all gradients before the first update")
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if grads:
             norms = torch._foreach_norm(grads, 2, torch.float32 if is_half(grads[0]) else None)
-            given: Tensor | float = 1.0 if factor is None else factor
-            norm = torch.linalg.vector_norm(torch.stack(norms)) * given
-            factor = given / (norm / self.param_groups[0]["max_grad_norm"]).clamp(min=1.0)
+            scale: Tensor | float = 1.0 if factor is None else factor
+            norm = torch.linalg.vector_norm(torch.stack(norms)) * scale
+            factor = scale / (norm / self.param_groups[0]["max_grad_norm"]).clamp(min=1.0)
         return super().step(factor=factor)
 
-    def update_at(
-        self,
-        step: int,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-    ) -> None:
+    def update_at(self, step: int, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         beta1, beta2 = group["betas"]
         first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
         torch._foreach_mul_(first, beta1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import PrecisionConfig
 from fairseq.errors import SettingError
-from fairseq.optim.adam import Adam, AdamConfig, FairseqAdam, pair_of
-from fairseq.optim.elementwise import scale_
+from fairseq.optim.adam import Adam, AdamConfig, FairseqAdam
+from fairseq.optim.elementwise import Factor, Group, State, States, Tensors, scale_, together
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.groups import HIDDEN, hidden_apart
 
@@ -65,14 +65,9 @@ class FairseqMuon(FairseqOptimizer):
         groups = [{**group, "lr_factor": factor} if group.get("group") == HIDDEN else group for group in groups]
         self._optimizer = Muon(
             groups,
-            lr=config.lr[0],
-            momentum=config.muon_momentum,
             iterations=config.muon_iterations,
             dtype=torch.bfloat16 if config.bf16 else torch.float32,
-            betas=pair_of(config.adam_betas),
-            eps=config.adam_eps,
-            weight_decay=config.weight_decay,
-            torch_eps=config.adam_torch_eps,
+            **self.optimizer_config,
         )
         self.set_lr(config.lr[0])
 
@@ -106,21 +101,14 @@ class Muon(Adam):
             if group.get("group") == HIDDEN:
                 group["momentum"] = momentum
 
-    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+    def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
         return {"momentum_buffer": zeros()} if group.get("group") == HIDDEN else super().new_state(group, zeros)
 
-    def begin_step(self, group: dict[str, Any], states: list[dict[str, Any]]) -> None:
+    def begin_step(self, group: Group, states: States) -> None:
         if group.get("group") != HIDDEN:
             super().begin_step(group, states)
 
-    def scaled_update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        factor: Tensor | float | None,
-    ) -> None:
+    def scaled_update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
         if group.get("group") != HIDDEN:
             super().scaled_update(group, params, grads, states, factor)
             return
@@ -159,13 +147,10 @@ def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
     return x.mT if tall else x
 
 
-def _batches(matrices: list[Tensor]) -> list[list[int]]:
+def _batches(matrices: Tensors) -> Iterator[list[int]]:
     """Indices of equally shaped *matrices*, at most :data:`BATCH` elements together."""
     alike: dict[torch.Size, list[int]] = defaultdict(list)
     for index, matrix in enumerate(matrices):
         alike[matrix.shape].append(index)
-    batches = []
-    for shape, indices in alike.items():
-        size = max(1, BATCH // shape.numel())
-        batches += [indices[start : start + size] for start in range(0, len(indices), size)]
-    return batches
+    for indices in alike.values():
+        yield from together(indices, lambda index: matrices[index].numel(), BATCH)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
-from fairseq.optim.elementwise import ElementwiseOptimizer, divisor, scale_
+from fairseq.optim.elementwise import ElementwiseOptimizer, Factor, Group, State, States, Tensors, divisor, scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
 LARGEST = torch.finfo(torch.float32).max  # torch rejects factors beyond it, as of 1e-8 raised to 1e38
@@ -39,11 +39,6 @@ class FairseqNAG(FairseqOptimizer):
         self.config = typed(NAGConfig, args)
         self._optimizer = NAG(params, **self.optimizer_config)
 
-    @property
-    def optimizer_config(self) -> dict[str, Any]:
-        config = self.config
-        return {"lr": config.lr[0], "momentum": config.momentum, "weight_decay": config.weight_decay}
-
 
 class NAG(ElementwiseOptimizer):
     """Nesterov's momentum with the learning rate inside the buffer, which follows when the rate changes.
@@ -58,17 +53,10 @@ class NAG(ElementwiseOptimizer):
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.99, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "lr_old": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+    def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
         return {"momentum_buffer": zeros()}
 
-    def scaled_update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Any]],
-        factor: Tensor | float | None,
-    ) -> None:
+    def scaled_update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
         """One call of PyTorch's kernel of SGD with Nesterov's momentum.
 
         With rate r, momentum m and dampening d it computes buf ← m·buf + (1 − d)·ĝ; p ← p − r·(ĝ + m·buf), which is the
@@ -102,5 +90,5 @@ class NAG(ElementwiseOptimizer):
             grad_scale=divisor(factor, -change * lr, params[0].device),
         )
 
-    def end_step(self, group: dict[str, Any]) -> None:
+    def end_step(self, group: Group) -> None:
         group["lr_old"] = group["lr"]

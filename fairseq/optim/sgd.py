@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
-from fairseq.optim.elementwise import ElementwiseOptimizer
+from fairseq.optim.elementwise import ElementwiseOptimizer, Group, State, States, Tensors
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
 
@@ -36,11 +36,6 @@ class SGD(FairseqOptimizer):
         self.config = typed(SGDConfig, args)
         self._optimizer = MomentumSGD(params, **self.optimizer_config)
 
-    @property
-    def optimizer_config(self) -> dict[str, Any]:
-        config = self.config
-        return {"lr": config.lr[0], "momentum": config.momentum, "weight_decay": config.weight_decay}
-
 
 class MomentumSGD(ElementwiseOptimizer):
     """g ← g + λ·p; buf ← μ·buf + g; p ← p − η·buf, as in :class:`torch.optim.SGD`, whose states it shares."""
@@ -48,12 +43,10 @@ class MomentumSGD(ElementwiseOptimizer):
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
-    def new_state(self, group: dict[str, Any], zeros: Callable[[], Tensor]) -> dict[str, Any]:
+    def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
         return {"momentum_buffer": zeros()} if group["momentum"] > 0 else {}
 
-    def update(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
-    ) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         if group["weight_decay"] != 0:
             grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
         if group["momentum"] > 0:
