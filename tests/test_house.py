@@ -114,7 +114,7 @@ def test_flags_are_named_at_the_border_only() -> None:
             *("--restore-file", "--finetune-from-model", "--reset-"),
         },
         # Arguments of git and of compilers, and variables of style sheets.
-        **dict.fromkeys(("fairseq.system.provenance", "fairseq.inference.kernels.build"), None),
+        **dict.fromkeys(("fairseq.system.provenance", "fairseq.modules.native"), None),
         **dict.fromkeys(("fairseq.system.pages", "fairseq.inference.passages", "fairseq.notes.note_map"), None),
     }
     below = {module: path for module, path in FILES.items() if not module.startswith(border)}

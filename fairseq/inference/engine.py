@@ -18,9 +18,8 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fairseq.inference.kernels.build import library
 from fairseq.inference.kernels.packed import dequantized
-from fairseq.inference.kernels.stack import PackedStack, packable
+from fairseq.inference.kernels.stack import PackedStack, decoding_kernels, packable
 from fairseq.inference.kernels.words import PackedEmbedding, PackedOutput, packable_embedding, packable_output
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.decoder import DecoderModel
@@ -73,7 +72,7 @@ class Reader:
         """The model packed for the kernels; None if they do not support it."""
         if not self.kernels or self.device.type != "cpu" or not _packable(self.module):
             return None
-        compiled = library()
+        compiled = decoding_kernels()
         if compiled is None:
             return None
         with torch.inference_mode(False), torch.no_grad():

@@ -157,7 +157,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grads = _Gradients.make(h, w, b) if needs_grad else None
             for start in range(0, h.size(0), step):
                 rows = slice(start, start + step)
-                logits = F.linear(h[rows], w, b).float()  # (n, V)
+                logits = F.linear(h[rows], w, b)  # (n, V)
                 loss += _chunk(logits, target[rows], h[rows], w, rows, grads)
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         if grads is not None:
@@ -195,22 +195,22 @@ class _Gradients:
 
 def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:
     """The loss of one chunk; its logits become the gradient of the logits, and go into *grads*."""
-    normaliser = logits.logsumexp(-1, keepdim=True)  # (n, 1)
-    loss = normaliser.sum() - _gather(logits, target).sum()
+    from fairseq.modules import fused  # where a loss is computed: a model for inference does without
+
+    gradient = grads is not None
+    losses = fused.cross_entropy(logits, target, gradient)
+    loss, probabilities = _cross_entropy(logits, target, gradient) if losses is None else (losses.sum(), logits)
     if grads is not None:
-        # In place: the chunk's logits become its probabilities, and then its gradient.
-        probabilities = logits.sub_(normaliser).exp_()
-        probabilities.scatter_add_(1, target.unsqueeze(1), torch.full_like(normaliser, -1.0))
         if grads.bias is not None:
-            grads.bias.add_(probabilities.sum(0))
+            fused.add_column_sums_(grads.bias, probabilities)
         if w.dtype == torch.float32:
             torch.mm(probabilities, w, out=grads.hidden[rows])
             # With beta 0 the first chunk writes, and the uninitialised gradient is not read.
             grads.weight.addmm_(probabilities.t(), h, beta=1 if rows.start else 0)
         else:
             boost = _float16_boost(probabilities, h, w) if w.dtype == torch.float16 else None
-            gradient = (probabilities if boost is None else probabilities.mul_(boost)).to(w.dtype)
-            products = gradient @ w, gradient.t() @ h
+            scaled = (probabilities if boost is None else probabilities.mul_(boost)).to(w.dtype)
+            products = scaled @ w, scaled.t() @ h
             of_hidden, of_weight = products if boost is None else (product.float() / boost for product in products)
             grads.hidden[rows] = of_hidden
             if rows.start:
@@ -218,6 +218,16 @@ def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, gr
             else:
                 grads.weight.copy_(of_weight)
     return loss
+
+
+def _cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    """The summed loss, and the *gradient* of the logits, in float32; in their place, if they are."""
+    logits = logits.float()
+    normaliser = logits.logsumexp(-1, keepdim=True)  # (n, 1)
+    loss = normaliser.sum() - _gather(logits, target).sum()
+    if gradient:
+        logits.sub_(normaliser).exp_().scatter_add_(1, target.unsqueeze(1), torch.full_like(normaliser, -1.0))
+    return loss, logits
 
 
 def _float16_boost(gradient: Tensor, h: Tensor, w: Tensor) -> Tensor:

@@ -8,10 +8,11 @@ import runs
 import torch
 
 from fairseq.inference.engine import Reader, inference_copy
-from fairseq.inference.kernels import build
 from fairseq.inference.kernels.packed import dequantized, quantize
+from fairseq.inference.kernels.stack import decoding_kernels
 from fairseq.inference.loading import load_language_models
 from fairseq.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLDecoder
+from fairseq.modules import native
 from fairseq.text.dictionary import Dictionary
 
 VOCABULARY, LENGTH = 40, 8
@@ -44,7 +45,7 @@ TRANSFORMER_XL = {
     "xl, bands": {"cutoffs": [10, 20], "div_val": 2},
     "xl, untied": {"untie_r": True},
 }
-needs_compiler = pytest.mark.skipif(build.library() is None, reason="no C compiler")
+needs_compiler = pytest.mark.skipif(decoding_kernels() is None, reason="no C compiler")
 
 
 @pytest.fixture(scope="module")
@@ -205,13 +206,13 @@ def test_more_tokens_than_the_segment_has_room_for_are_rejected(load):
 
 def test_without_a_compiler_the_modules_read(load, monkeypatch, caplog):
     monkeypatch.setenv("CC", "/nowhere/cc")
-    build.library.cache_clear()
+    native.library.cache_clear()
     try:
         reader = Reader(load("baseline"))
         with torch.inference_mode():
             assert reader.packed is None and len(list(segments(reader, random_tokens(1)))) == 3 * LENGTH
     finally:
-        build.library.cache_clear()
+        native.library.cache_clear()
     assert "decoding kernels: not compiled (" in caplog.text
 
 

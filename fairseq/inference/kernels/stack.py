@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +14,21 @@ from torch import Tensor, nn
 from fairseq.inference.kernels.packed import NOTHING, TYPES, Matrix, PackedMatrix, floats, pack, pointer
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.memory import KeyValueCache, LayerCache, RelativeLayerCache
+from fairseq.modules.native import library
 from fairseq.modules.relative_attention import RelativeAttention, ShawAttention
 from fairseq.modules.transformer_layer import TransformerLayer
 
 ATTENTION = (SelfAttention, PositionInfusedAttention, RelativeAttention, ShawAttention)
 LEAST_WORK = 1 << 17  # multiplications per thread; less work takes no longer than synchronising threads
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2, "tanh": 3, "linear": 4, "relu_squared": 5}
+
+
+def decoding_kernels() -> ctypes.CDLL | None:
+    """The compiled kernels; None, with a warning, if they cannot be compiled."""
+    compiled = library("decoding", Path(__file__).with_name("step.c"))
+    if compiled is not None:
+        compiled.scratch_size.restype = ctypes.c_long
+    return compiled
 
 
 def threads_for(work: int) -> int:

@@ -1,4 +1,4 @@
-"""Compilation of the decoding kernels for this machine, once, and loading."""
+"""Compilation of kernels in C for this machine, once, and loading."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import platform
@@ -21,59 +22,65 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("step.c")
-HEADER = Path(__file__).with_name("kernels.h")
 FLAGS = (
     *("-O2", "-ftree-vectorize", "-fPIC", "-Wno-psabi"),
     # Allow reordered sums, so that loops are vectorised; keep infinities and NaN.
     *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"),
 )
 TIMEOUT = 300  # seconds
+_LOADED = itertools.count()
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None, with a warning, if they cannot be compiled or loaded."""
+def library(work: str, source: Path) -> ctypes.CDLL | None:
+    """The compiled kernels of *source*; None, with a warning, if they cannot be compiled or loaded.
+
+    The environment's ``CC`` and ``CFLAGS`` are the compiler and additional flags.
+
+    Args:
+        work: what the kernels are for, in the warning.
+        source: a file in C; its folder holds the headers.
+    """
     if sys.byteorder != "little" or os.name != "posix":
         return None
     try:
-        with _compiled() as path:
-            loaded = ctypes.CDLL(path)
+        with _compiled(source) as path:
+            return ctypes.CDLL(path)
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("decoding kernels: not compiled (%s); decoding uses torch and is slower", _reason(error))
+        logger.warning("%s kernels: not compiled (%s); %s uses torch and is slower", work, _reason(error), work)
         return None
-    loaded.scratch_size.restype = ctypes.c_long
-    return loaded
 
 
 @contextlib.contextmanager
-def _compiled() -> Iterator[str]:
-    """A path of the shared library for this source, compiler and processor, compiled on first use."""
+def _compiled(source: Path) -> Iterator[str]:
+    """A path of the shared library for *source*, compiler and processor, compiled on first use."""
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT).stdout
     key = hashlib.sha256()
-    for part in (SOURCE.read_bytes(), HEADER.read_bytes(), version, _processor(), repr((compiler, FLAGS)).encode()):
+    texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    for part in (*texts, version, _processor(), repr((compiler, FLAGS, _more_flags())).encode()):
         key.update(hashlib.sha256(part).digest())
-    name = f"decode-{key.hexdigest()}.so"
+    name = f"{source.stem}-{key.hexdigest()}.so"
     with contextlib.ExitStack() as stack:
         folder = _folder()
-        descriptor = _library_in(folder, name, compiler) if folder is not None else None
+        descriptor = _library_in(folder, name, compiler, source) if folder is not None else None
         if descriptor is None:  # no cache: a loaded library needs no file
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fairseq-short-")))
-            descriptor = _library_in(folder, name, compiler)
+            descriptor = _library_in(folder, name, compiler, source)
         if folder is None or descriptor is None:
             raise OSError(f"{folder}: others than this user may write it")
         stack.callback(os.close, descriptor)
         # Load the file that was checked, whatever its path names by then.
-        opened = f"/proc/self/fd/{descriptor}"
+        # By a path of its own: the loader takes an equal path for a library that it has loaded already.
+        opened = f"/proc/self/fd/{'./' * next(_LOADED)}{descriptor}"
         yield opened if os.path.exists(opened) else str(folder / name)
 
 
-def _library_in(folder: Path, name: str, compiler: list[str]) -> int | None:
+def _library_in(folder: Path, name: str, compiler: list[str], source: Path) -> int | None:
     """A descriptor of the library *name* in *folder*, compiled if needed; None if that cannot be trusted."""
     descriptor = _open_library(folder, name)
     if descriptor is None:
-        _build(compiler, folder, name)
+        _build(compiler, source, folder, name)
         descriptor = _open_library(folder, name)
     return descriptor
 
@@ -96,34 +103,43 @@ def _is_private(state: os.stat_result) -> bool:
     return state.st_uid == os.getuid() and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _build(compiler: list[str], folder: Path, name: str) -> None:
+def _build(compiler: list[str], source: Path, folder: Path, name: str) -> None:
     """Compile the library *name* in *folder*; leave a *folder* as it is that does not let us."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        built = Path(scratch) / "decode.so"
-        _compile(compiler, built)
+        built = Path(scratch) / "kernels.so"
+        _compile(compiler, source, built)
         built.chmod(0o700)  # whatever the umask: others must not be able to write it
         with contextlib.suppress(OSError):  # of another user in a sticky folder, or a folder of that name
             os.replace(built, folder / name)  # atomic: another process may have compiled the same file meanwhile
 
 
-def _compile(compiler: list[str], target: Path) -> None:
+def _compile(compiler: list[str], source: Path, target: Path) -> None:
     unit, output = target.with_suffix(".o"), ["-shared", "-o", str(target)]
-    common = [*compiler, *FLAGS, "-c", str(SOURCE), "-o", str(unit)]
+    common = [*compiler, *FLAGS, "-c", str(source), "-o", str(unit)]
     for more in (["-march=native", "-fopenmp"], ["-mcpu=native", "-fopenmp"], ["-fopenmp"], []):
-        result = subprocess.run([*common, *more], capture_output=True, timeout=TIMEOUT)
+        result = subprocess.run([*common, *more, *_more_flags()], capture_output=True, timeout=TIMEOUT)
         if result.returncode == 0:
             break
     result.check_returncode()
     # Not linked with -fopenmp, so that symbols resolve to the OpenMP runtime that torch has loaded and there is one
     # thread pool. If that runtime is a different one, link the compiler's own.
     for link in ([], ["-fopenmp"]):
-        subprocess.run([*compiler, str(unit), *output, *link, "-lm"], capture_output=True, check=True, timeout=TIMEOUT)
+        subprocess.run(
+            [*compiler, str(unit), *output, *link, *_more_flags(), "-lm"],
+            capture_output=True,
+            check=True,
+            timeout=TIMEOUT,
+        )
         try:
             ctypes.CDLL(str(target), mode=os.RTLD_NOW)
             return
         except OSError:
             if link:
                 raise
+
+
+def _more_flags() -> list[str]:
+    return shlex.split(os.environ.get("CFLAGS", ""))
 
 
 def _folder() -> Path | None:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fairseq.inference.kernels import build
+from fairseq.modules import native
+
+SOURCE = Path(native.__file__).with_name("fused.c")
 
 
 @pytest.fixture
@@ -18,7 +20,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of the cache; the "compiler" writes the text of its own, different each time it runs."""
     runs = iter(range(100))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_compile", lambda compiler, target: target.write_text(f"compiled {next(runs)}"))
+    monkeypatch.setattr(
+        native, "_compile", lambda compiler, source, target: target.write_text(f"compiled {next(runs)}")
+    )
     monkeypatch.setattr(
         subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, stdout=b"a compiler", stderr=b"")
     )
@@ -28,9 +32,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not list((tmp_path / "temporary").iterdir()), "no folder is left"
 
 
-def loaded() -> str:
+def loaded(source: Path = SOURCE) -> str:
     """The content of the library that would be loaded."""
-    with build._compiled() as path:
+    with native._compiled(source) as path:
         return Path(path).read_text()
 
 
@@ -42,9 +46,10 @@ def library(cache: Path) -> Path:
 def test_a_library_is_compiled_once_for_a_source(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [loaded(), loaded()] == ["compiled 0"] * 2
     other = tmp_path / "step.c"
-    other.write_text(build.SOURCE.read_text() + "\n")
-    monkeypatch.setattr(build, "SOURCE", other)
-    assert loaded() == "compiled 1"
+    other.write_text(SOURCE.read_text() + "\n")
+    assert loaded(other) == "compiled 1"
+    monkeypatch.setenv("CFLAGS", "-mno-avx512f")
+    assert loaded(other) == "compiled 2"
 
 
 def test_an_open_umask_leaves_a_library_that_only_this_user_writes(cache: Path) -> None:

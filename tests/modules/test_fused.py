@@ -1,0 +1,118 @@
+"""Kernels of training compute what torch's operators do, on whatever the compiler and the processor offer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fairseq.modules import fused, native
+from fairseq.modules.output_layer import linear_cross_entropy
+
+SOURCE = Path(fused.__file__).with_name("fused.c")
+COMPILED = native.library("training", SOURCE) is not None
+TYPES = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2}
+
+
+@pytest.fixture(params=["compiled", "compiled without AVX-512", "no compiler"], autouse=True)
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What this machine is taken for."""
+    if request.param == "no compiler":
+        monkeypatch.setenv("CC", "false")
+    elif not COMPILED:
+        pytest.skip("no C compiler")
+    elif "without" in request.param:
+        monkeypatch.setenv("CFLAGS", "-mno-avx512f")  # nothing of AVX-512, bfloat16 included
+    native.library.cache_clear()
+    yield request.param
+    assert (native.library("training", SOURCE) is None) == (request.param == "no compiler")
+    native.library.cache_clear()
+
+
+def test_several_libraries_are_loaded_in_one_process(machine: str, tmp_path: Path) -> None:
+    if machine != "compiled":
+        pytest.skip("once is enough")
+    for number in range(2):
+        source = tmp_path / f"{number}.c"
+        source.write_text(f"int number(void) {{ return {number}; }}")
+        library = native.library("testing", source)
+        assert library is not None and library.number() == number
+
+
+@pytest.mark.parametrize("words", [1, 15, 83, 5000])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_cross_entropy_and_its_gradients_are_those_of_torch_in_float64(dtype: torch.dtype, words: int) -> None:
+    torch.manual_seed(1)
+    hidden, weight, bias = (torch.randn(s).to(dtype) for s in ((37, 16), (words, 16), (words,)))
+    target = torch.randint(words, (37,))
+    ours, exact = (
+        [t.clone().to(kind).requires_grad_() for t in (hidden, weight, bias)] for kind in (dtype, torch.double)
+    )
+    loss = linear_cross_entropy(*ours[:2], target, ours[2])
+    expected = F.cross_entropy(F.linear(*exact), target, reduction="sum")
+    torch.testing.assert_close(loss.double(), expected, rtol=TYPES[dtype], atol=0)
+    loss.backward()
+    expected.backward()
+    for a, b in zip(ours, exact, strict=True):
+        assert a.grad is not None and b.grad is not None
+        torch.testing.assert_close(a.grad.double(), b.grad, rtol=TYPES[dtype], atol=4 * TYPES[dtype])
+
+
+def test_extreme_logits_have_a_finite_loss_and_invalid_ones_none() -> None:
+    logits = torch.tensor([[1e4, -1e4, 0.0]])
+    weight = logits.t().expand(3, 3).contiguous()
+    assert float(linear_cross_entropy(torch.eye(3)[:1], weight, torch.tensor([1]))) == pytest.approx(2e4)
+    assert linear_cross_entropy(torch.eye(3)[:1], weight * torch.nan, torch.tensor([1])).isnan()
+
+
+@pytest.mark.parametrize("word", [-1, 3])
+def test_a_target_outside_of_the_vocabulary_is_an_error(word: int) -> None:
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        linear_cross_entropy(torch.eye(3), torch.eye(3), torch.tensor([0, word, 0]))
+
+
+def test_a_chunk_of_bfloat16_is_not_widened() -> None:
+    """Logits in float32 would be mapped from the system, and their pages cleared, anew in every chunk."""
+    hidden, weight = torch.randn(64, 8).bfloat16(), torch.randn(500, 8).bfloat16().requires_grad_()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        linear_cross_entropy(hidden, weight, torch.randint(500, (64,)))
+    largest = max(event.cpu_memory_usage for event in profile.events())
+    assert largest < 64 * 500 * 4 or fused.kernels(weight) is None
+
+
+ADDRESSES = r"""
+#include <stdlib.h>
+#include "FUSED"
+int main(void) {
+    for (long type = 0; type < 2; type++)
+        for (long columns = 1; columns < 70; columns++) {
+            const long rows = 3, size = rows * columns * (type ? 2 : 4);
+            char *a = calloc(size, 1);
+            float *sums = calloc(columns, 4);
+            int64_t *targets = calloc(rows, 8);
+            double *losses = calloc(rows, 8);
+            targets[1] = columns - 1;
+            cross_entropy(type, a, targets, losses, rows, columns, 0, 2);
+            cross_entropy(type, a, targets, losses, rows, columns, 1, 2);
+            add_column_sums(type, a, sums, rows, columns, 2);
+            free(a), free(sums), free(targets), free(losses);
+        }
+}
+"""
+
+
+def test_the_address_sanitizer_finds_nothing(tmp_path: Path, machine: str) -> None:
+    if machine != "compiled":
+        pytest.skip("once is enough")
+    (tmp_path / "main.c").write_text(ADDRESSES.replace("FUSED", str(SOURCE)))
+    command = [*os.environ.get("CC", "cc").split(), "-O1", "-march=native", "-fsanitize=address,undefined", "-w"]
+    built = subprocess.run([*command, tmp_path / "main.c", "-o", tmp_path / "main", "-lm"], capture_output=True)
+    if built.returncode:
+        pytest.skip("the compiler has no address sanitizer")
+    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
