@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
 from fairseq.config.registry import BPES
 from fairseq.config.unused_flags import add_unread
-from fairseq.data.binarizer import Binarizer
+from fairseq.data.binarizer import Binarizer, LearnedTexts
 from fairseq.errors import UserError
 from fairseq.notes.spans import NoteMarks
 from fairseq.notes.words import NoteWords
@@ -98,13 +100,21 @@ def main(args: argparse.Namespace) -> None:
     with atomic_folder(config.destdir, flag="--destdir") as folder:
         tokenizer = _tokenizer(config, splits, options, folder)
         read = {name: path for name, path in splits.items() if not config.dict_only or name.startswith("train")}
-        with tokenized_texts(read, tokenizer, options, folder) as texts:
-            dictionary = _dictionary(config, _training_texts(texts), tokenizer)
+        # The operating system removes a file without a name, however this process ends.
+        with tokenized_texts(read, tokenizer, options, folder) as texts, tempfile.TemporaryFile(dir=folder) as file:
+            training, learned = _training_texts(texts), None
+            if config.srcdict is not None:
+                dictionary = Dictionary.load(config.srcdict)
+            elif config.dict_only:
+                dictionary = _learn_dictionary(config, count_words(training, config.workers), tokenizer)
+            else:
+                learned = LearnedTexts(training, config.workers, file)
+                dictionary = _learn_dictionary(config, learned.counter(), tokenizer)
             _check_kept_splits(config, dictionary, splits)
             print(f"{_language(config)}Dictionary: {len(dictionary)} types")
             dictionary.save(folder / "dict.txt")
             if not config.dict_only:
-                _binarize(config, dictionary, tokenizer, texts, folder)
+                _binarize(config, dictionary, tokenizer, texts, learned, folder)
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
         checksums.record(folder, Path(config.destdir))
@@ -234,11 +244,8 @@ def _training_texts(texts: Mapping[str, TokenizedText]) -> list[str]:
     return [text.path for name, text in texts.items() if name.startswith("train")]
 
 
-def _dictionary(config: PreprocessConfig, training: list[str], tokenizer: Tokenizer | None) -> Dictionary:
-    """The dictionary ``--srcdict``, or a new one from all training texts and the symbols that were learned."""
-    if config.srcdict is not None:
-        return Dictionary.load(config.srcdict)
-    counter = count_words(training, config.workers)
+def _learn_dictionary(config: PreprocessConfig, counter: Counter[str], tokenizer: Tokenizer | None) -> Dictionary:
+    """A dictionary of all counted words and the symbols that were learned."""
     if not counter:
         raise UserError(f"--trainpref {config.trainpref}: the text is empty; give a file with at least one word")
     if config.learn_bpe is not None and tokenizer is not None and tokenizer.subwords is not None:
@@ -254,6 +261,7 @@ def _binarize(
     dictionary: Dictionary,
     tokenizer: Tokenizer | None,
     texts: Mapping[str, TokenizedText],
+    learned: LearnedTexts | None,
     folder: Path,
 ) -> None:
     marks = None
@@ -264,7 +272,7 @@ def _binarize(
         notes.save(folder)
         print(f"{_language(config)}Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")
         marks = NoteMarks(notes, dictionary, rule)
-    with Binarizer(dictionary, config.workers, marks, tokenizer is not None) as binarizer:
+    with Binarizer(dictionary, config.workers, marks, tokenizer is not None, learned) as binarizer:
         for name, text in texts.items():
             summary = binarizer.binarize(text.path, str(folder / name))
             share = float(f"{100 * summary.replaced / summary.tokens:.3g}")

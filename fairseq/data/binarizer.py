@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import itertools
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
-from fairseq.errors import UserError
 from fairseq.system.workers import Workers
-from fairseq.text.counting import LINE_END, over, text_blocks
-from fairseq.text.dictionary import NONE, Dictionary
+from fairseq.text.counting import over, text_blocks
+from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import no_words
+
+# Stands for the end of a line among words: a lone surrogate, which no decoded UTF-8 holds.
+_LINE_END = "\udc80"
 
 
 @dataclass
@@ -47,6 +52,55 @@ class Annotation(Protocol):
         """Open the files beside the corpus *prefix*; the value's ``add(*marks)`` appends what the marker found."""
 
 
+class LearnedTexts:
+    """Texts read once, before their dictionary is known: the counts of their words, and their tokens in a file.
+
+    There a token is 1 + the index of its word in ``words``, 0 the ``</s>`` of a line. Only words are kept in memory.
+
+    Args:
+        paths: the texts.
+        workers: processes.
+        file: for the tokens; binary, empty, readable and writable.
+
+    Attributes:
+        words: all different words, in the order of their first appearance.
+
+    Raises:
+        UserError: a text is missing, empty or not UTF-8, or a process died.
+    """
+
+    def __init__(self, paths: Iterable[str], workers: int, file: BinaryIO) -> None:
+        self._file = file
+        self._parts: dict[str, tuple[int, int]] = {}  # place in the file, number of parts
+        numbers: dict[str, int] = collections.defaultdict(itertools.count(1).__next__)
+        counts = np.zeros(1, np.int64)
+        with Workers(_numbered, workers) as pool:
+            for path in paths:
+                start = file.tell()
+                for count, part in enumerate(over(pool, path, "reading"), 1):
+                    table = np.array([0, *map(numbers.__getitem__, part.words)])
+                    np.save(file, table.astype(np.min_scalar_type(len(numbers)))[part.numbers])
+                    counts = np.pad(counts, (0, len(numbers) + 1 - len(counts)))
+                    counts[table] += np.bincount(part.numbers, minlength=len(table))
+                    self._parts[path] = start, count
+        self.words = list(numbers)
+        self._counts = counts[1:]
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._parts
+
+    def counter(self) -> Counter[str]:
+        """The count of each word of all texts."""
+        return Counter(dict(zip(self.words, self._counts.tolist(), strict=True)))
+
+    def numbers(self, path: str) -> Iterator[np.ndarray]:
+        """The tokens of the text *path*, a part at a time: unsigned [N], see the class."""
+        start, count = self._parts[path]
+        self._file.seek(start)
+        for _ in range(count):
+            yield np.load(self._file)
+
+
 class Binarizer:
     """Writes texts as corpora of a dictionary's ids; a context manager that keeps its processes from text to text.
 
@@ -57,6 +111,7 @@ class Binarizer:
         workers: processes.
         beside: what is written beside each corpus; None: nothing is.
         replaced_before: whether unknown symbols in the text count as replaced, as those of a tokenizer do.
+        learned: texts that are not read again.
     """
 
     def __init__(
@@ -65,26 +120,25 @@ class Binarizer:
         workers: int = 1,
         beside: Annotation | None = None,
         replaced_before: bool = False,
+        learned: LearnedTexts | None = None,
     ) -> None:
+        self._dictionary = dictionary
         self._dtype = token_dtype(len(dictionary))
         self._beside = beside
-        encoder = _Encoder(
-            {**dictionary.indices, LINE_END: dictionary.eos_index},
-            dictionary.unk_word,
-            dictionary.unk_index,
-            self._dtype,
-            dictionary.lack(),
-            beside.marker if beside is not None else None,
-            replaced_before,
-        )
-        self._pool = Workers(encoder, workers)
+        self._replaced_before = replaced_before
+        self._learned = learned
+        self._pools = contextlib.ExitStack()
+        self._pool = Workers(_numbered, workers)
+        self._marks = Workers(functools.partial(_marked, beside.marker), workers) if beside is not None else None
 
     def __enter__(self) -> Binarizer:
-        self._pool.__enter__()
+        self._pools.enter_context(self._pool)
+        if self._marks is not None:
+            self._pools.enter_context(self._marks)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._pool.__exit__(*error)
+        self._pools.__exit__(*error)
 
     def binarize(self, path: str, prefix: str | Path) -> Summary:
         """Write the text *path* to *prefix* ``.bin`` and ``.idx``; the same bytes for any number of processes.
@@ -95,82 +149,64 @@ class Binarizer:
         summary = Summary()
         with contextlib.ExitStack() as files:
             writer = files.enter_context(IndexedWriter(prefix, self._dtype))
-            marks = files.enter_context(self._beside.writer(prefix)) if self._beside is not None else None
-            for encoded in over(self._pool, path, "writing"):
-                writer.add(encoded.tokens, encoded.sizes)
-                if marks is not None and encoded.marks is not None:
-                    marks.add(*encoded.marks)
-                summary.sentences += len(encoded.sizes)
-                summary.tokens += len(encoded.tokens)
-                summary.replaced += encoded.replaced
+            for numbers, ids, replaced in self._parts(path):
+                sizes = np.diff(np.flatnonzero(numbers == 0), prepend=-1)
+                writer.add(ids[numbers], sizes)
+                summary.sentences += len(sizes)
+                summary.tokens += len(numbers)
+                summary.replaced += int(np.count_nonzero(replaced[numbers]))
             if summary.tokens == summary.sentences:
                 raise no_words(path)
+            if self._beside is not None and self._marks is not None:
+                annotation = files.enter_context(self._beside.writer(prefix))
+                for marks in over(self._marks, path, "marking words of"):
+                    annotation.add(*marks)
         return summary
+
+    def _parts(self, path: str) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """For each part of a text its tokens as numbers [N], and by number the id and whether it replaces the word."""
+        if self._learned is not None and path in self._learned:
+            table = self._table(self._learned.words)
+            for numbers in self._learned.numbers(path):
+                yield numbers, *table
+            return
+        for part in over(self._pool, path, "writing"):
+            yield part.numbers, *self._table(part.words)
+
+    def _table(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        dictionary = self._dictionary
+        ids = np.array([dictionary.eos_index, *map(dictionary.index, words)], self._dtype)
+        replaced = ids == dictionary.unk_index
+        replaced[0] = False  # some dictionaries have one symbol for both
+        if not self._replaced_before and dictionary.unk_word in words:
+            replaced[1 + words.index(dictionary.unk_word)] = False
+        return ids, replaced
 
 
 @dataclass(frozen=True)
-class _Encoded:
-    """A part of a text: tokens [N], sizes of its lines [lines], words replaced by the unknown symbol, marks."""
+class _Part:
+    """A part of a text: its different words in the order of their first appearance, and its tokens.
 
-    tokens: np.ndarray
-    sizes: np.ndarray
-    replaced: int
-    marks: tuple[np.ndarray, ...] | None  # see Marker
+    Attributes:
+        numbers: unsigned [N], 1 + the index of a token's word, 0 for the ``</s>`` of a line.
+    """
+
+    words: list[str]
+    numbers: np.ndarray
 
 
-@dataclass
-class _Encoder:
-    """Converts a part of a text to ids."""
+def _numbered(path: str, start: int, end: int) -> _Part:
+    numbers = collections.defaultdict(itertools.count(1).__next__, {_LINE_END: 0})
+    found = [np.empty(0, np.uint32)]
+    unfinished = False
+    for text in text_blocks(path, start, end):
+        # One split of all lines: no Python code runs per word or line.
+        words = text.replace("\n", f" {_LINE_END} ").split()
+        found.append(np.fromiter(map(numbers.__getitem__, words), np.uint32, len(words)))
+        unfinished = not text.endswith("\n")
+    found.append(np.zeros(int(unfinished), np.uint32))
+    return _Part(list(numbers)[1:], np.concatenate(found).astype(np.min_scalar_type(len(numbers))))
 
-    indices: dict[str, int]  # that of a line's end is LINE_END's, since a word of the text may be called </s>
-    unk_word: str
-    unk: int  # −1: there is none
-    dtype: np.dtype
-    lack: str  # see Dictionary.lack
-    marker: Marker | None = None
-    replaced_before: bool = False
 
-    def __call__(self, path: str, start: int, end: int) -> _Encoded:
-        tokens, sizes = [np.empty(0, self.dtype)], [np.empty(0, np.int64)]
-        replaced = carried = 0  # carried: words so far of a line that continues in the next block
-        unfinished = False
-        for text in text_blocks(path, start, end):
-            words, lengths = self._words(text, carried)
-            carried = lengths.pop()
-            unfinished = not text.endswith("\n")
-            ids = self._ids(words)
-            if self.unk != NONE:
-                replaced += int(np.count_nonzero(ids == self.unk))
-                if not self.replaced_before:
-                    replaced -= words.count(self.unk_word) * (self.indices.get(self.unk_word) == self.unk)
-            tokens.append(ids)
-            sizes.append(np.array(lengths, np.int64))
-        if unfinished:
-            tokens.append(self._ids([LINE_END]))
-            sizes.append(np.array([carried + 1], np.int64))
-        marks = self.marker.mark(text_blocks(path, start, end)) if self.marker is not None else None
-        return _Encoded(np.concatenate(tokens), np.concatenate(sizes), replaced, marks)
-
-    def _words(self, text: str, carried: int) -> tuple[list[str], list[int]]:
-        """The words of a block, ``LINE_END`` at the end of each line; the lines' lengths, that of an open line last."""
-        words: list[str] = []
-        lengths: list[int] = []
-        *lines, rest = text.split("\n")
-        before = -carried
-        for line in lines:
-            words += line.split()
-            words.append(LINE_END)
-            lengths.append(len(words) - before)
-            before = len(words)
-        words += rest.split()
-        lengths.append(len(words) - before)
-        return words, lengths
-
-    def _ids(self, words: list[str]) -> np.ndarray:
-        if self.unk == NONE:
-            for word in words:
-                if word not in self.indices:
-                    raise UserError(f"{word[:80]!r}: {self.lack}")
-            return np.array([self.indices[word] for word in words], dtype=self.dtype)
-        found = map(self.indices.get, words, itertools.repeat(self.unk))
-        return np.fromiter(found, dtype=self.dtype, count=len(words))
+def _marked(marker: Marker, path: str, start: int, end: int) -> tuple[np.ndarray, ...]:
+    return marker.mark(text_blocks(path, start, end))

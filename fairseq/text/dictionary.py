@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,7 @@ class Dictionary:
         if isinstance(counter, Dictionary):
             counts = list(zip(counter.symbols, counter.count, strict=True))
         else:
-            counts = sorted(counter.items())
+            counts = [(word, counter[word]) for word in sorted(counter)]
         for word, n in counts:
             self.add_symbol(word, n)
 
@@ -194,7 +195,8 @@ class Dictionary:
             padding_factor: the size is rounded up to a multiple of this; 0 and 1: it is not.
         """
         counted = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
-        kept = sorted(((word, n) for word, n in counted if n >= threshold), key=lambda item: (-item[1], item[0]))
+        kept = sorted((item for item in counted if item[1] >= threshold), key=operator.itemgetter(0))
+        kept.sort(key=operator.itemgetter(1), reverse=True)  # stable: faster than one sort by pairs
         if nwords > 0:
             kept = kept[: max(0, nwords - self.nspecial)]
         self.symbols = self.symbols[: self.nspecial] + [word for word, _ in kept]
@@ -278,10 +280,12 @@ class Dictionary:
         with atomic_file(path) as file:
             if not self.nspecial:
                 file.write(f"{HEADER} {' '.join(self._roles())}\n".encode())
+            lines = []
             for index, (word, n) in enumerate(words, self.nspecial):
                 mark = f" {OVERWRITE}" if word in before and self.indices[word] == index else ""
-                file.write(f"{word} {n}{mark}\n".encode())
+                lines.append(f"{word} {n}{mark}\n")
                 before.add(word)
+            file.write("".join(lines).encode())
 
     def _roles(self) -> list[str]:
         indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK)}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 FEWEST_LINES, FEWEST_WORDS = 40, 200  # of a text that shows what it is
+MOST_WORDS = 20_000  # looked at
 WIDTHS = range(40, 101)  # characters of hard-wrapped lines
 LONGEST_SYMBOL = 25  # mean characters of a symbol where words are separated
 ENDS = tuple(".!?:;\"'”’»)")  # of paragraphs and sentences
@@ -33,7 +34,7 @@ def wrapped_at(lines: Sequence[str]) -> int | None:
 
 def raw_text(lines: Sequence[str]) -> str | None:
     """Return what shows that *lines* are not symbols between white space; None if they may be."""
-    words = [word for line in lines for word in line.split()]
+    words = [word for line in lines for word in line.split()][:MOST_WORDS]
     if sum(map(len, words)) > LONGEST_SYMBOL * max(1, len(words)) and sum(map(len, words)) >= FEWEST_WORDS:
         return "words are not separated"
     glued = sum(GLUED.fullmatch(word[-2:]) is not None for word in words)
