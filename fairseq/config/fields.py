@@ -291,7 +291,8 @@ def _of_kind(name: str, hint: Any, value: Any) -> Any:
 def _split(value: Any) -> list[Any]:
     """``"1,2"``, ``"(0.9, 0.98)"``, ``5`` or ``[1, 2]`` as a list of items."""
     if isinstance(value, str):
-        return [part for part in value.strip().strip("()[]").split(",") if part.strip()]
+        text = value.strip().strip("()[]").strip().removesuffix(",")  # that of a tuple
+        return text.split(",") if text else []
     if isinstance(value, int | float):
         return [value]
     return list(value)
