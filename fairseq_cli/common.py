@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fairseq import distributed
-from fairseq.analysis import plots
 from fairseq.checkpoint.manager import find_checkpoint, is_model
 from fairseq.config import fields
-from fairseq.config.command_settings import FrequencyConfig, ModelPathConfig, TextFormatConfig
+from fairseq.config.command_settings import ModelPathConfig, TextFormatConfig
 from fairseq.config.parser import Parser
 from fairseq.config.settings import (
     CheckpointConfig,
@@ -164,7 +163,7 @@ def read_text(
 
 @contextlib.contextmanager
 def results_folder(path: str | None) -> Iterator[None]:
-    """Create the folder of ``--results-path``, if given; a new folder that stays empty is removed at the end.
+    """Create the folder of ``--results-path``, if given; after an error a new folder that is empty is removed.
 
     Raises:
         UserError: it cannot be created or written.
@@ -177,22 +176,11 @@ def results_folder(path: str | None) -> Iterator[None]:
     prepare_folder("--results-path", folder)
     try:
         yield
-    finally:
+    except BaseException:
         if is_new:
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
-
-
-def prepare_report(cfg: FrequencyConfig, results_path: str | None) -> None:
-    """Make the folder of ``--results-path``, if given, and check that what ``--by-frequency`` puts there can be drawn.
-
-    Raises:
-        UserError: it cannot be written, or matplotlib is missing.
-    """
-    if results_path is not None:
-        if cfg.by_frequency:
-            plots.require("--results-path")
-        prepare_folder("--results-path", results_path)
+        raise
 
 
 def evaluation_parser(

@@ -46,9 +46,9 @@ from fairseq.text.tokenization import load_counts
 from fairseq_cli.common import (
     evaluation_parser,
     existing_checkpoint,
-    prepare_report,
     progress,
     read_text,
+    results_folder,
     run_on_processes,
     with_models,
 )
@@ -124,7 +124,8 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: flags contradict each other, or a checkpoint or the data cannot be used.
     """
-    return run_on_processes(evaluate, args)
+    with results_folder(vars(args).get("results_path")):
+        return run_on_processes(evaluate, args)
 
 
 def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
@@ -135,6 +136,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     _prepare_files(cfg, paths)
     model = _load(paths, settings, args, world)
     name, corpus, counts = _evaluated_text(cfg, settings, model, world)
+    baseline = _baseline(cfg.baseline, settings, args, world) if cfg.baseline is not None else None
     in_training = word_counts(cfg.word_counts, settings.data_path, model.dictionary) if cfg.by_frequency else {}
     start = time.perf_counter()
     scores = model.score(corpus, progress(settings.common, name) if world.is_first else None)
@@ -149,7 +151,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         exact_words = report.join_words(model.exact.score(corpus), model.dictionary, cfg.remove_bpe)
         figures["perplexity_without_int8"] = report.figures(exact_words, seconds)["perplexity"]
     if cfg.by_frequency:
-        losses = {} if cfg.baseline is None else _baseline_losses(cfg.baseline, settings, args, world)
+        losses = {} if baseline is None else _baseline_losses(*baseline, settings.common, world)
         losses |= {paths[0] if len(paths) == 1 else "model": _word_losses(model, scores)}
         named = dict(zip(distinct_names(list(losses), None), losses.values(), strict=True))
         figures["by_frequency"] = by_frequency(named, in_training, cfg.frequency_bands)
@@ -171,7 +173,8 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
 
 def _prepare_files(cfg: EvalLMConfig, paths: Sequence[str]) -> None:
     """See before any work is done that the files to write can be written."""
-    prepare_report(cfg, cfg.results_path)
+    if cfg.by_frequency and cfg.results_path is not None:
+        plots.require("--results-path")
     if cfg.baseline is not None and existing_checkpoint(cfg.baseline) in paths:
         raise UserError(f"--baseline {cfg.baseline}: is the checkpoint that is evaluated; give another")
     inputs = {**{f"--path {path}": path for path in paths}, "--text": cfg.text, "--word-counts": cfg.word_counts}
@@ -283,8 +286,8 @@ def _word_losses(model: _Model, scores: Scores) -> WordLosses:
     return WordLosses.of(WordGroups(model.dictionary), scores.tokens, scores.lprobs, lines=scores.lines)
 
 
-def _baseline_losses(path: str, settings: Settings, args: argparse.Namespace, world: World) -> dict[str, WordLosses]:
-    """The losses of the words of the same text with the model ``--baseline``, by its path.
+def _baseline(path: str, settings: Settings, args: argparse.Namespace, world: World) -> tuple[str, _Model, Corpus]:
+    """The path of the model ``--baseline``, the model, and the same text for it.
 
     With ``--text`` it reads the text with the dictionary and the tokenizer beside it, if there are any.
     """
@@ -292,9 +295,14 @@ def _baseline_losses(path: str, settings: Settings, args: argparse.Namespace, wo
     if settings.command.text is not None and (found.parent / DICTIONARY).is_file():
         settings = dataclasses.replace(settings, data_path=str(found.parent))
     model = _load([str(found)], settings, args, world)
-    name, corpus, _ = _evaluated_text(settings.command, settings, model, world)
-    scores = model.score(corpus, progress(settings.common, f"{name}, baseline") if world.is_first else None)
-    return {str(found): _word_losses(model, scores)}
+    return str(found), model, _evaluated_text(settings.command, settings, model, world)[1]
+
+
+def _baseline_losses(
+    path: str, model: _Model, corpus: Corpus, common: CommonConfig, world: World
+) -> dict[str, WordLosses]:
+    scores = model.score(corpus, progress(common, f"{path}, baseline") if world.is_first else None)
+    return {path: _word_losses(model, scores)}
 
 
 def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[str, Any]) -> None:

@@ -17,9 +17,9 @@ from fairseq.evaluation.pairs import accuracies, accuracy_table, read_pairs
 from fairseq.evaluation.report import write_results
 from fairseq.hub import LanguageModel, load_scorer
 from fairseq.interop.harness import harness_model, require_harness, task_data
-from fairseq.system.files import prepare_folder
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr
+from fairseq_cli.common import results_folder
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,23 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
             read or written.
     """
     cfg = fields.typed(HarnessConfig, args)
-    if cfg.pairs is not None:
-        return _minimal_pairs(args.checkpoint, cfg.pairs, cfg)
+    with results_folder(cfg.results_path):
+        if cfg.pairs is not None:
+            return _minimal_pairs(args.checkpoint, cfg.pairs, cfg)
+        return _tasks(args.checkpoint, cfg)
+
+
+def _tasks(checkpoint: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
+    """Print the metrics of the tasks, and write them with ``--results-path``; return them by task."""
     require_harness()
     names = [name for name in (cfg.tasks or "").split(",") if name]
     if not names:
         raise UserError("--tasks: name one task or several, separated by commas")
     if cfg.include_path is not None and not Path(cfg.include_path).is_dir():
         raise UserError(f"--include-path {cfg.include_path}: folder not found; give one with task files")
-    if cfg.results_path is not None:
-        prepare_folder("--results-path", cfg.results_path)
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     device = "cpu" if cfg.cpu else "auto"
-    model = harness_model()(args.checkpoint, cfg.data, cfg.batch_size, device, cfg.max_gen_toks, cfg.within_words)
+    model = harness_model()(checkpoint, cfg.data, cfg.batch_size, device, cfg.max_gen_toks, cfg.within_words)
     metrics = _evaluate(model, names, cfg)
     for task, found in metrics.items():
         for name, value in found.items():
@@ -90,8 +94,6 @@ def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, 
     """Print the table of minimal pairs, and write it with ``--results-path``; return the numbers of each phenomenon."""
     if cfg.tasks is not None:
         raise UserError("--pairs: excludes --tasks; run one after the other")
-    if cfg.results_path is not None:
-        prepare_folder("--results-path", cfg.results_path)
     pairs = read_pairs(path)[: cfg.limit]
     model = load_scorer(checkpoint, cfg.data, device="cpu" if cfg.cpu else "auto")
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]

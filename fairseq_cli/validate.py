@@ -48,7 +48,7 @@ from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training.validation import validate
-from fairseq_cli.common import evaluation_parser, prepare_report, run_on_processes, with_models
+from fairseq_cli.common import evaluation_parser, results_folder, run_on_processes, with_models
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,8 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     Raises:
         UserError: a checkpoint or the data cannot be used.
     """
-    return run_on_processes(evaluate, args)
+    with results_folder(vars(args).get("results_path")):
+        return run_on_processes(evaluate, args)
 
 
 def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict[str, float]]]:
@@ -104,14 +105,15 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     splits = [split.strip() for split in settings.data.valid_subset.split(",") if split.strip()]
     results: dict[str, dict[str, dict[str, float]]] = {}
     settings, paths = with_models(settings)
-    prepare_report(cfg, cfg.results_path)
+    if cfg.by_frequency and cfg.results_path is not None:
+        plots.require("--results-path")
     names = distinct_names(paths, None) if cfg.by_frequency else list(paths)
     words: dict[str, dict[str, WordLosses]] = {split: {} for split in splits}
-    counts: Mapping[str, int] = {}
-    for path, name in zip(paths, names, strict=True):
-        models, task, trained = load_models([path], settings.data_path, overrides, vars(_own_settings(args)))
-        if cfg.by_frequency and not counts:  # before anything is measured: they may be missing
-            counts = word_counts(cfg.word_counts, settings.data_path, task.source_dictionary)
+    # Before anything is measured: one may be of another dictionary, and the counts may be missing.
+    loaded = [load_models([path], settings.data_path, overrides, vars(_own_settings(args))) for path in paths]
+    dictionary = loaded[0][1].source_dictionary
+    counts = word_counts(cfg.word_counts, settings.data_path, dictionary) if cfg.by_frequency else {}
+    for path, name, (models, task, trained) in zip(paths, names, loaded, strict=True):
         keeps = cfg.keep_notes and dictionary_of(models[0]) is not None
         if cfg.keep_notes and not keeps:
             if len(paths) == 1:

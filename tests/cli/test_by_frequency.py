@@ -206,6 +206,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         (["--by-frequency", "--baseline", BASELINE], "--baseline .*: is the checkpoint that is evaluated"),
         (["--word-counts", "x"], "--word-counts: needs --by-frequency"),
         (["--by-frequency", "--frequency-bands", "10,5"], "--frequency-bands 10,5: must rise"),
+        (["--by-frequency", "--frequency-bands", "1,,2"], "--frequency-bands: expected a whole number, got ''"),
         (["--by-frequency", "--word-counts", tmp_path / "x"], "--word-counts .*x: file not found"),
         (["--by-frequency", "--baseline", tmp_path / "no.pt"], "no.pt: file not found"),
     ]:
@@ -221,17 +222,23 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert counted == evaluate(["--path", BASELINE, "--by-frequency"])["by_frequency"]
 
 
-def test_missing_files_are_named_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_files_and_other_dictionaries_are_named_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(validate, "validate", None)
     monkeypatch.setattr(eval_lm.Scorer, "score", None)
     paths = ["--by-frequency", "--path", f"{BASELINE}:{tmp_path}/no.pt"]
+    other = runs.saved(tmp_path / "other.pt", noted.CAUSAL, data=noted.corpus(tmp_path))
     for command, flags, message in [
+        (evaluate, ["--by-frequency", "--path", BASELINE, "--baseline", other], "other.pt: .* dictionary"),
+        (validated, ["--by-frequency", "--path", f"{BASELINE}:{other}"], "other.pt: .* dictionary"),
         (evaluate, ["--by-frequency", "--path", BASELINE, "--baseline", tmp_path / "no.pt"], "no.pt: file not found"),
         (validated, paths, "no.pt: file not found"),
         (validated, ["--path", BASELINE, "--by-frequency", "--word-counts", tmp_path / "x"], "x: file not found"),
     ]:
         with user_error(message):
             command(flags, "--results-path", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
 
 def test_words_of_raw_text_are_those_between_spaces(tmp_path: Path) -> None:

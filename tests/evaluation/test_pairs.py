@@ -48,5 +48,7 @@ def test_accuracy_by_phenomenon_is_the_share_of_pairs_whose_good_sentence_scores
 
 def test_line_without_a_sentence_is_named(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "a", "sentence_bad": "b"}\n{"sentence_good": "a"}\n')
+    argv = [tmp_path, "--pairs", tmp_path / "pairs.jsonl", "--results-path", tmp_path / "out"]
     with pytest.raises(UserError, match="line 2: expected sentence_good and sentence_bad"):
-        harness.main(parsed(get_harness_parser(), tmp_path, "--pairs", tmp_path / "pairs.jsonl"))
+        harness.main(parsed(get_harness_parser(), *argv))
+    assert not (tmp_path / "out").exists()
