@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import noted
 import numpy as np
 import pytest
 import runs
@@ -14,6 +15,7 @@ import warm
 from mistakes import user_error
 
 from fairseq.config import options
+from fairseq.evaluation import pseudo_likelihood
 from fairseq_cli import eval_lm, generate, validate
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.generate import get_generation_parser
@@ -58,6 +60,28 @@ def test_two_processes_give_the_result_of_one(models: dict[str, Path], tmp_path:
     (one, scores), (two, others) = found
     np.testing.assert_allclose(others, scores, atol=1e-5)
     assert two["tokens"] == one["tokens"] and two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-6)
+
+
+@pytest.mark.parametrize("flags", [noted.BERT, noted.ELECTRA], ids=["bert", "electra"])
+def test_two_processes_give_the_pseudo_likelihoods_of_one(
+    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, found = noted.corpus(tmp_path), []
+    path = runs.saved(tmp_path / "model.pt", flags, data=data)
+    monkeypatch.setattr(pseudo_likelihood, "TOGETHER", 20)  # several parts; commands are forks of this process
+    for count in (1, 2):
+        out = tmp_path / str(count)
+        words = runs.words(data, "--cpu --gen-subset valid --by-frequency --path", path)
+        words += runs.words("--save-token-scores", out / "scores.npz", "--results-path", out)
+        result = warm.command("eval_lm.py", *words, "--distributed-world-size", str(count))
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.count("Evaluated") == 1, "one process prints"
+        found.append(results(out))
+    (one, scores), (two, others) = found
+    np.testing.assert_allclose(others, scores, atol=1e-5)
+    assert len(scores) > 100 and scores.max() < 0
+    assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-6)
+    assert two["tokens"] == one["tokens"] and len(two["by_frequency"]["bands"]) == len(one["by_frequency"]["bands"])
 
 
 def test_validation_by_two_processes_is_that_of_one(models: dict[str, Path]) -> None:
