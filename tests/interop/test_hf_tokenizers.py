@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from exports import MODELS, exported, keep_code_in, made, saved
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from runs import DATA, arguments, model_of
 from subword_encodings import encodings
 
@@ -19,6 +22,7 @@ from fairseq.interop.hugging_face.tokenizer_files import tokenizer_files
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.moses import Moses
+from fairseq.text.tokenizers.rules import BYTES
 
 pytest.importorskip("safetensors")
 transformers = pytest.importorskip("transformers")
@@ -65,6 +69,49 @@ def test_offsets_are_those_of_the_symbols_in_the_text(tmp_path: Path) -> None:
         assert {TEXT[slice(*ends)] for ends, symbol in symbols.items() if symbol == "</s>"} == {"\n", "</s>"}, name
         covered = set().union(*(range(*ends) for ends in offsets))
         assert all(place in covered for place, letter in enumerate(TEXT) if not letter.isspace()), name
+
+
+PARTS = [
+    "the",
+    "low",
+    "er",
+    "café",
+    "e\u0301",
+    "🙂",
+    "👩\u200d👧",
+    "世界",
+    "\t",
+    "  ",
+    " ",
+    "-",
+    "isn't",
+    ".",
+    "(",
+]
+MARKS = {"subword_nmt": "@@", "sentencepiece": "▁", "metaspace": "▁", "wordpiece": "##"}
+
+
+@pytest.fixture(scope="module")
+def python_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    return {name: written(folder / f"x{name}", tokenizer) for name, tokenizer in tokenizers().items()}
+
+
+@settings(deadline=None, max_examples=40)
+@given(text=st.lists(st.sampled_from(PARTS), max_size=8).map("".join))
+def test_offsets_are_of_the_characters_that_each_symbol_writes(text: str, python_tokenizers: dict[str, Any]) -> None:
+    for name, tokenizer in python_tokenizers.items():
+        offsets = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+        for symbol, (start, end) in zip(tokenizer.tokenize(text), offsets, strict=True):
+            if symbol in ("<unk>", "@-@", "▁") or (name == "moses and gpt2" and symbol in "@Ġ"):
+                continue
+            is_bytes = name in ("byte", "gpt2", "moses and gpt2")
+            letters = bytes(map(BYTES.__getitem__, symbol)) if is_bytes else symbol.strip(MARKS.get(name)).encode()
+            part = unicodedata.normalize("NFKC", text[start:end]) if name == "sentencepiece" else text[start:end]
+            several = offsets.count((start, end)) > 1  # bytes of one character, or letters of one
+            assert letters in part.encode() if several else letters.strip() == part.strip().encode(), (name, symbol)
+        covered = set().union(*(range(*ends) for ends in offsets))
+        assert all(place in covered for place, letter in enumerate(text) if not letter.isspace()), name
 
 
 def test_offsets_follow_truncation_padding_and_pairs(tmp_path: Path) -> None:
