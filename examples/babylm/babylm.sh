@@ -12,7 +12,9 @@
 #   WORDS         words between checkpoints (default: 1M:10,10M:10,100M, the challenge's)
 #   BPE LAYERS WIDTH BATCH LR SEED   subwords, sizes, tokens an update, rate (default: 8000 6 384 4096 0.001 1)
 #   NOTES=1       ELECTRA takes notes of rare words, in an OUT of its own: NOTE_COUNTS occurrences (default: 10:100)
+#   ONE_BY_ONE=1  one model after the other (default with a GPU; on CPUs they share the cores, with logs in OUT/MODEL.log)
 #   PRECISION (fp32, bf16, fp16), EXTRA: further flags of fairseq-train, SMALL=1 as for the other recipes
+# It ends with the wall time and the processor time of each step, in seconds, which OUT/seconds.tsv keeps.
 # shellcheck source=examples/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
@@ -30,10 +32,22 @@ batch=$(whole BATCH "$(full_or_small 4096 512)")
 for model in "${models[@]}"; do
   [[ $model =~ ^(shortformer|transformer_xl|electra)$ ]] || fail "MODELS=$model: choose shortformer, transformer_xl or electra"
 done
+one_by_one=${ONE_BY_ONE:-}
+[[ -n $one_by_one ]] || ! nvidia-smi -L 2>/dev/null | grep -q GPU || one_by_one=1
 [[ -f $pairs ]] || fail "PAIRS=$pairs: file not found; give JSON lines in BLiMP's format"
 [[ -z ${TABLE:-} || (-f $TABLE/train.tsv && -f $TABLE/dev.tsv) ]] || fail "TABLE=$TABLE: has no train.tsv and dev.tsv"
 ((bpe < 65000)) || fail "BPE=$bpe: must be below 65,000"
 ((share < 100)) || fail "SHORT_SHARE=$share: must be below 100 per cent"
+
+# step NAME COMMAND…: run it, and note its seconds.
+step() {
+  if [[ -n ${DRY_RUN:-} ]]; then
+    run "${@:2}"
+  else
+    local TIMEFORMAT="$1"$'\t%R\t%U'
+    { time run "${@:2}" 2>&3; } 3>&2 2>>"$out/seconds.tsv"
+  fi
+}
 
 # texts VARIABLE: the files of a folder or the file, separated by commas.
 texts() {
@@ -46,6 +60,8 @@ texts() {
   echo "${files[*]}"
 }
 
+[[ -n ${DRY_RUN:-} ]] || { mkdir -p "$out" && printf "" >"$out/seconds.tsv"; }
+
 # 1. Texts to byte-level subwords, which are learned on the training texts: no text has unknown symbols.
 data=$out/data-bin notes=()
 if [[ -n ${NOTES:-} ]]; then
@@ -55,7 +71,7 @@ fi
 if [[ ! -e $data/dict.txt ]]; then
   train=$(texts TRAIN)
   valid=$(texts VALID)
-  run python preprocess.py --trainpref "$train" --validpref "$valid" --bpe hf --learn-bpe "$bpe" --destdir "$data" \
+  step subwords python preprocess.py --trainpref "$train" --validpref "$valid" --bpe hf --learn-bpe "$bpe" --destdir "$data" \
     ${notes[@]+"${notes[@]}"}
 fi
 
@@ -77,18 +93,21 @@ decoder+=(--decoder-input-dim "$width" --decoder-output-dim "$width" --decoder-a
 encoder=(--encoder-layers "$layers" --encoder-embed-dim "$width" --encoder-ffn-embed-dim $((4 * width)))
 encoder+=(--encoder-attention-heads "$heads" --max-positions "$long")
 
+# Commands of one model, whose checkpoints and exports are named after it.
+
 train() { # train ARCH FLAGS…
-  run python train.py "$data" --save-dir "$out/$model" --arch "$@" "${training[@]}" \
+  step "$model training" python train.py "$data" --save-dir "$out/$model" --arch "$@" "${training[@]}" \
     ${precision[@]+"${precision[@]}"} ${extra[@]+"${extra[@]}"}
 }
 
 export_as() { # export_as CHECKPOINT NAME FLAGS…
-  [[ -e $out/exported/$2 ]] || run python -m fairseq_cli.export_model "$1" --to hf --out "$out/exported/$2" "${@:3}"
+  [[ -e $out/exported/$2 ]] ||
+    step "$2 export" python -m fairseq_cli.export_model "$1" --to hf --out "$out/exported/$2" "${@:3}"
 }
 
 # 3. Checkpoints as revisions; minimal pairs; a classifier; and both again with transformers alone.
-for model in "${models[@]}"; do
-  reads=("$out/exported/$model")
+all_of() { # all_of MODEL
+  local model=$1 reads=("$out/exported/$1")
   case $model in
     shortformer)
       train shortformer "${decoder[@]}" --adaptive-softmax-cutoff "$bands" --criterion adaptive_loss
@@ -105,12 +124,35 @@ for model in "${models[@]}"; do
       export_as "$out/$model" "$model-generator" --revisions --half generator # predicts masked words
       reads+=("$out/exported/$model-generator")
       if [[ -n ${TABLE:-} ]]; then
-        run python -m fairseq_cli.finetune "$TABLE" --path "$out/$model/checkpoint_best.pt" --save-dir "$out/finetuned" \
-          --lrs 1e-4 --seeds 1 --max-epoch 3 --tokens-per-sample "$long"
+        step "$model classifier" python -m fairseq_cli.finetune "$TABLE" --path "$out/$model/checkpoint_best.pt" \
+          --save-dir "$out/finetuned" --lrs 1e-4 --seeds 1 --max-epoch 3 --tokens-per-sample "$long"
         export_as "$out/finetuned/lr0.0001-seed1" "$model-classifier"
       fi
       ;;
   esac
-  run python -m fairseq_cli.harness "$out/$model" --pairs "$pairs" --results-path "$out/pairs/$model"
-  run python examples/babylm/evaluate.py "${reads[@]}" --pairs "$pairs" ${TABLE:+--table "$TABLE"}
-done
+  step "$model pairs" python -m fairseq_cli.harness "$out/$model" --pairs "$pairs" --results-path "$out/pairs/$model"
+  step "$model in transformers" python examples/babylm/evaluate.py "${reads[@]}" --pairs "$pairs" ${TABLE:+--table "$TABLE"}
+}
+
+if [[ -n $one_by_one || -n ${DRY_RUN:-} || ${#models[@]} == 1 ]]; then
+  for model in "${models[@]}"; do all_of "$model"; done
+else
+  cores=$(getconf _NPROCESSORS_ONLN)
+  share=$((cores / ${#models[@]}))
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((share > 0 ? share : 1))}
+  echo "${models[*]} side by side; the logs are $out/MODEL.log" >&2
+  set -m # each has a process group, so that an interrupted script ends all that it started
+  jobs=() status=0
+  trap 'for job in "${jobs[@]}"; do kill -- "-$job" 2>/dev/null || true; done' EXIT
+  for model in "${models[@]}"; do
+    all_of "$model" >"$out/$model.log" 2>&1 &
+    jobs+=($!)
+  done
+  for number in "${!jobs[@]}"; do
+    wait "${jobs[number]}" || status=$?
+    cat "$out/${models[number]}.log"
+  done
+  trap - EXIT
+  ((status == 0)) || exit "$status"
+fi
+[[ -n ${DRY_RUN:-} ]] || { printf 'step\tseconds\tof processor time\n' && cat "$out/seconds.tsv" && echo "whole: $SECONDS s"; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -23,11 +24,11 @@ MODELS = ("shortformer", "transformer_xl", "electra")
 SETTINGS = "TRAIN VALID OUT MODELS PAIRS TABLE EPOCHS SHORT_SHARE SHORT LONG WORDS BPE LAYERS WIDTH BATCH LR SEED NOTES"
 
 
-def run(**variables: object) -> subprocess.CompletedProcess[str]:
-    names = {*SETTINGS.split(), "NOTE_COUNTS", "PRECISION", "EXTRA", "DRY_RUN", "SMALL"}
+def run(*arguments: object, script: str = "babylm.sh", **variables: object) -> subprocess.CompletedProcess[str]:
+    names = {*SETTINGS.split(), "NOTE_COUNTS", "ONE_BY_ONE", "PRECISION", "EXTRA", "TOTAL", "DRY_RUN", "SMALL"}
     environment = {name: value for name, value in os.environ.items() if name not in names}
     environment |= {name: str(value) for name, value in variables.items()}
-    command = ["bash", str(RECIPE / "babylm.sh")]
+    command = ["bash", str(RECIPE / script), *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT)
 
 
@@ -60,6 +61,15 @@ def finished(texts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     result = run(SMALL=1, WORDS="3K", OUT=out, HF_MODULES_CACHE=out / "modules", OMP_NUM_THREADS=1, **texts)
     assert result.returncode == 0, result.stdout + result.stderr
     return out, result.stdout
+
+
+def test_the_seconds_of_each_step_are_printed_at_the_end(finished: tuple[Path, str]) -> None:
+    head, *steps, whole = finished[1].splitlines()[-18:]
+    assert head == "step\tseconds\tof processor time" and re.fullmatch(r"whole: \d+ s", whole)
+    names = [re.fullmatch(r"(.+)\t[\d.]+\t[\d.]+", step) for step in steps]
+    want = {f"{model} {step}" for model in MODELS for step in ("training", "export", "pairs", "in transformers")}
+    want |= {"subwords", "electra-generator export", "electra classifier", "electra-classifier export"}
+    assert {name[1] for name in names if name} == want
 
 
 def test_checkpoints_by_words_are_exported_as_revisions(finished: tuple[Path, str]) -> None:
@@ -124,6 +134,22 @@ def test_the_rules_of_the_challenge_are_the_defaults(texts: dict[str, Path], tmp
     assert len(training) == 3
     assert all("--max-epoch 10 " in line and "--save-interval-words 1M:10,10M:10,100M" in line for line in training)
     assert list(tmp_path.iterdir()) == [], "a dry run writes nothing"
+
+
+def test_a_million_words_are_the_first_of_a_text_and_read_once(texts: dict[str, Path], tmp_path: Path) -> None:
+    whole = (texts["TRAIN"] / "0.txt").read_text()
+    (tmp_path / "train.gz").write_bytes(gzip.compress(whole.encode()))
+    paths = tmp_path / "train.gz", texts["VALID"] / "0.txt", texts["TABLE"], tmp_path / "out"
+    result = run(*paths, script="million.sh", TOTAL=2000, DRY_RUN=1)
+    assert result.returncode == 0, result.stderr
+    sizes = {file.name: len(file.read_text().splitlines()) for file in (tmp_path / "out").rglob("*.t*")}
+    assert sizes == {"train.txt": 200, "valid.txt": 4, "train.tsv": 5, "dev.tsv": 2}, "lines have ten words"
+    assert (tmp_path / "out/texts/train.txt").read_text() == "".join(whole.splitlines(keepends=True)[:200])
+    training = [line for line in result.stdout.splitlines() if " train.py " in line]
+    assert len(training) == 3
+    assert all("--max-epoch 1 " in line and "--save-interval-words 1000 " in line for line in training)
+    refused = run(texts["TRAIN"], *paths[1:], script="million.sh")
+    assert refused.stderr == f"{texts['TRAIN']}: file not found; give TRAIN, VALID and TABLE\n"
 
 
 @pytest.mark.parametrize(
