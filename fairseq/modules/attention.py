@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.modules.cached_tensor import cached_tensor
-from fairseq.modules.dropout import dropout
+from fairseq.modules.dropout import softmax_dropout
 from fairseq.modules.memory import LayerCache
 
 _CACHED_SCORES = 1 << 19  # attention scores that fit a CPU's cache
@@ -375,7 +375,7 @@ def _attend_unfused(query: Tensor, key: Tensor, value: Tensor, visible: Visibili
     for start in range(0, batch * heads, together):
         part = slice(start, start + together)
         scores = _scores(q[part], k[part], bias if bias is None or bias.dim() == 2 else bias[part])
-        parts.append(torch.bmm(dropout(scores.softmax(-1), dropout_p), v[part]))
+        parts.append(torch.bmm(softmax_dropout(scores, dropout_p), v[part]))
     attended = parts[0] if len(parts) == 1 else torch.cat(parts)
     return attended.view(batch, heads, queries, dim)
 

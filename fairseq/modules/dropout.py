@@ -1,23 +1,12 @@
-"""Dropout with a fast random generator for CPUs.
-
-torch draws one random number for each element on one CPU thread, which costs more than the matrix product that it
-follows. Here 16 bits decide about an element, four elements to a word of a faster generator; the rate is
-exact to 1/65536 (the kept values are scaled by what was really kept, so the expectation is exact). On GPUs, and under
-``torch.compile``, torch's own fused dropout is used.
-"""
+"""Dropout: on CPUs that of :mod:`fairseq.modules.fused`; torch's on GPUs and under ``torch.compile``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-_LEVELS = 1 << 16
-_SEEDS = 1 << 62
-_LOWEST = torch.iinfo(torch.int16).min
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
@@ -27,18 +16,28 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """
     if not training or p == 0.0:
         return x
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(x, p)
-    return _Dropout.apply(x, p)
+    return _fused().dropout(x, p) if _on_cpu(x) else F.dropout(x, p)
+
+
+def add_dropout(residual: Tensor, x: Tensor, p: float, training: bool = True) -> Tensor:
+    """``residual + dropout(x, p)``."""
+    if training and p > 0.0 and _on_cpu(x) and (residual.shape, residual.dtype) == (x.shape, x.dtype):
+        return _fused().dropout(x, p, residual)
+    return residual + dropout(x, p, training)
+
+
+def softmax_dropout(scores: Tensor, p: float) -> Tensor:
+    """``dropout(softmax(scores), p)`` over the last dimension."""
+    if p > 0.0 and _on_cpu(scores):
+        return _fused().softmax_dropout(scores, p)
+    return dropout(scores.softmax(-1), p)
 
 
 def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """``dropout(relu(x), p)``; the backward pass needs only the result, so no mask is stored."""
     if not training or p == 0.0:
         return F.relu(x)
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(F.relu(x), p)
-    return _ReLUDropout.apply(x, p)
+    return _fused().relu_dropout(x, p) if _on_cpu(x) else F.dropout(F.relu(x), p)
 
 
 def variational_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
@@ -62,57 +61,11 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
-def _noise(x: Tensor) -> Tensor:
-    """Sixteen random bits an element of *x*, four elements to a word; torch's generator draws the seed."""
-    seed = int(torch.randint(_SEEDS, ()))
-    words = np.random.SFC64(seed).random_raw(max(1, (x.numel() + 3) // 4))
-    return torch.from_numpy(words.view(np.int64))
+def _on_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _dropped(p: float) -> int:
-    """Number of the 65536 values of sixteen bits that drop an element."""
-    return min(max(round(p * _LEVELS), 0), _LEVELS - 1)
+def _fused() -> Any:
+    from fairseq.modules import fused  # where a model is trained: inference does without
 
-
-def _pick(x: Tensor, words: Tensor, p: float) -> Tensor:
-    """*x* scaled where the noise *words* keep it, 0 elsewhere.
-
-    Elements are picked by torch's threshold kernel, which runs at the speed of memory: a boolean mask would be
-    converted and multiplied at a tenth of it.
-    """
-    dropped = _dropped(p)
-    threshold = _LOWEST + dropped - 1  # noise at or below it drops the element
-    noise = words.view(torch.int16)[: x.numel()].view(x.shape).float()
-    if x.dtype != torch.float32:
-        noise = noise.sub_(threshold).to(x.dtype)  # only the sign matters, which every type keeps
-        threshold = 0
-    return torch.ops.aten.threshold_backward(x, noise, threshold).mul_(_LEVELS / (_LEVELS - dropped))
-
-
-class _Dropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        # Saved for the backward pass: two bytes an element, from which the same elements are picked again.
-        words = _noise(x)
-        ctx.p = p
-        ctx.save_for_backward(words)
-        return _pick(x, words, p)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (words,) = ctx.saved_tensors
-        return _pick(grads[0], words, ctx.p), None
-
-
-class _ReLUDropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        y = _pick(x, _noise(x), p).clamp_min_(0)
-        ctx.scale = _LEVELS / (_LEVELS - _dropped(p))
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (y,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward(grads[0], y, 0).mul_(ctx.scale), None
+    return fused

@@ -88,7 +88,61 @@ INLINE floats exponentials(floats x) {
     return choose(tiny, all(0.0f), p * (floats)((n + 127) << 23));
 }
 
-/* ---- rows of one type ---- */
+/* ---- masks of dropout: a bit an element, 1 where it is kept; a buffer has 4 bytes more, for kept() ---- */
+
+INLINE ints kept(const uint8_t *mask, long first) {
+    const words powers = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+    uint32_t bits;
+    memcpy(&bits, mask + first / 8, sizeof bits);
+    return (ints)(((bits >> first % 8) & powers) != 0);
+}
+
+/* The mask of count elements: of the 65536 values of sixteen bits of noise, the lowest as signed numbers drop one.
+ *
+ * The noise is that of numpy's SFC64 in the given state (Doty-Humphrey, "PractRand": small fast counting), which draws
+ * the masks where this is not compiled. It has no jump ahead, so that one thread draws.
+ */
+void draw_mask(const uint64_t *state, long dropped, uint8_t *mask, long count) {
+    const int16_t lowest = (int16_t)(dropped - 32768);
+    typedef int16_t signs __attribute__((vector_size(32)));
+    typedef uint8_t flags __attribute__((vector_size(16)));
+    uint64_t a = state[0], b = state[1], c = state[2], counter = state[3], noise[BLOCK / 4];
+    for (long first = 0; first < count; first += BLOCK) {
+        const long some = least(BLOCK, count - first);
+        for (long i = 0; i < (some + 3) / 4; i++) {
+            noise[i] = a + b + counter++;
+            a = b ^ b >> 11;
+            b = c + (c << 3);
+            c = (c << 24 | c >> 40) + noise[i];
+        }
+        for (long i = 0; i < some; i += LANES) {
+            signs values;
+            uint64_t halves[2];
+            memcpy(&values, noise + i / 4, sizeof values);
+            flags ones = __builtin_convertvector((values >= lowest) & 1, flags);
+            memcpy(halves, &ones, sizeof halves);
+            /* The product moves the lowest bits of eight bytes into its highest byte. */
+            for (int half = 0; half < 2; half++)
+                mask[(first + i) / 8 + half] = halves[half] * 0x0102040810204080u >> 56;
+        }
+    }
+}
+
+/* ---- pieces and rows of one type ---- */
+
+enum { PLAIN, ADD, RELU, RELU_GRADIENT };
+
+INLINE void drop_piece(int type, int mode, const void *x, const void *other, void *y, long first, long end,
+                       const uint8_t *mask, float scale) {
+    for (long i = first; i < end; i += LANES) {
+        floats value = load(type, x, i, end - i, 0) * scale;
+        if (mode == RELU_GRADIENT) value = choose(load(type, other, i, end - i, 0) > 0.0f, value, all(0));
+        else value = choose(kept(mask, i), value, all(0));
+        if (mode == RELU) value = choose(value < 0.0f, all(0), value); /* NaN stays */
+        if (mode == ADD) value += load(type, other, i, end - i, 0);
+        store(type, y, i, end - i, value);
+    }
+}
 
 /* The sum of all e to the (x - largest) of a row */
 INLINE double exponential_sum(int type, const void *x, long start, long columns, float *largest) {
@@ -109,6 +163,33 @@ INLINE double exponential_sum(int type, const void *x, long start, long columns,
     return total;
 }
 
+INLINE void softmax_row(int type, const void *scores, void *probabilities, void *dropped, long row, long columns,
+                        const uint8_t *mask, float scale) {
+    const long start = row * columns;
+    float largest;
+    const float factor = (float)(1 / exponential_sum(type, scores, start, columns, &largest));
+    for (long i = 0; i < columns; i += LANES) {
+        floats value = exponentials(load(type, scores, start + i, columns - i, 0) - largest) * factor;
+        store(type, probabilities, start + i, columns - i, value);
+        store(type, dropped, start + i, columns - i, choose(kept(mask, start + i), value * scale, all(0)));
+    }
+}
+
+INLINE void softmax_gradient_row(int type, const void *probabilities, const void *gradient, void *result, long row,
+                                 long columns, const uint8_t *mask, float scale) {
+    const long start = row * columns;
+    floats sums = all(0);
+    for (int pass = 0; pass < 2; pass++) {
+        const float sum = sum_of(sums);
+        for (long i = 0; i < columns; i += LANES) {
+            floats own = choose(kept(mask, start + i), load(type, gradient, start + i, columns - i, 0) * scale, all(0));
+            floats probability = load(type, probabilities, start + i, columns - i, 0);
+            if (pass == 0) sums += own * probability;
+            else store(type, result, start + i, columns - i, (own - sum) * probability);
+        }
+    }
+}
+
 INLINE double cross_entropy_row(int type, void *logits, long row, long columns, long target, int gradient) {
     const long start = row * columns;
     float largest, chosen = get(type, logits, start + target);
@@ -122,13 +203,38 @@ INLINE double cross_entropy_row(int type, void *logits, long row, long columns, 
     return log(sum) + largest - chosen;
 }
 
-/* ---- rows of any type, in threads ---- */
+/* ---- tensors of any type, in threads ---- */
 
-#define FOR_ROWS(CALL)                                                                              \
-    _Pragma("omp parallel for num_threads(threads) schedule(static)") for (long row = 0; row < rows; row++) { \
-        if (type == FLOAT32) { enum { T = FLOAT32 }; CALL; }                                        \
-        else { enum { T = BFLOAT16 }; CALL; }                                                       \
+#define PARALLEL(FROM, END, STEP, CALL)                                                                  \
+    _Pragma("omp parallel for num_threads(threads) schedule(static)") for (long FROM = 0; FROM < END; FROM += STEP) { \
+        if (type == FLOAT32) { enum { T = FLOAT32 }; CALL; }                                             \
+        else { enum { T = BFLOAT16 }; CALL; }                                                            \
     }
+#define FOR_ROWS(CALL) PARALLEL(row, rows, 1, CALL)
+#define FOR_PIECES(MODE) \
+    PARALLEL(first, size, BLOCK, drop_piece(T, MODE, x, other, y, first, least(size, first + BLOCK), mask, scale))
+
+/* y [size]: by mode dropout(x), other + dropout(x), dropout(relu(x)), or for that the gradient, with x the gradient of
+   the result and other the result; no mask then */
+void drop(long type, long mode, const void *x, const void *other, void *y, const uint8_t *mask, float scale, long size,
+          long threads) {
+    if (mode == PLAIN) FOR_PIECES(PLAIN)
+    else if (mode == ADD) FOR_PIECES(ADD)
+    else if (mode == RELU) FOR_PIECES(RELU)
+    else FOR_PIECES(RELU_GRADIENT)
+}
+
+/* probabilities = softmax(scores), dropped = dropout(probabilities): [rows, columns] */
+void softmax_drop(long type, const void *scores, void *probabilities, void *dropped, const uint8_t *mask, float scale,
+                  long rows, long columns, long threads) {
+    FOR_ROWS(softmax_row(T, scores, probabilities, dropped, row, columns, mask, scale))
+}
+
+/* result: the gradient of the scores, from that of what was dropped; all [rows, columns] */
+void softmax_drop_gradient(long type, const void *probabilities, const void *gradient, void *result,
+                           const uint8_t *mask, float scale, long rows, long columns, long threads) {
+    FOR_ROWS(softmax_gradient_row(T, probabilities, gradient, result, row, columns, mask, scale))
+}
 
 /* losses [rows] = -log softmax(logits)[targets]; with gradient, it replaces the logits [rows, columns] */
 void cross_entropy(long type, void *logits, const int64_t *targets, double *losses, long rows, long columns,
@@ -146,6 +252,7 @@ void add_column_sums(long type, const void *x, float *sums, long rows, long colu
         for (long row = 0; row < rows; row++)
             for (long part = 0, i = first; part < 16 && i < columns; part++, i += LANES)
                 sum[part] += load((int)type, x, row * columns + i, columns - i, 0);
-        for (long i = first; i < least(columns, first + WIDTH); i++) sums[i] += sum[(i - first) / LANES][(i - first) % LANES];
+        for (long i = first; i < least(columns, first + WIDTH); i++)
+            sums[i] += sum[(i - first) / LANES][(i - first) % LANES];
     }
 }

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fairseq.modules.attention import CAUSAL, Causal, SelfAttention, Visibility, on_cpu, pad_heads
-from fairseq.modules.dropout import dropout
+from fairseq.modules.dropout import softmax_dropout
 from fairseq.modules.memory import LayerCache, RelativeLayerCache
 
 _CACHED_SCORES = 1 << 18  # attention scores that fit a CPU's cache, with what else is in it
@@ -296,8 +296,8 @@ def _attend(
     scores: Tensor = _Shift.apply(_by_distance(distance_query, distances), bias)  # (B·H, T, K)
     q, k, v = (x.reshape(batch * heads, -1, dim) for x in (content_query, key, value))
     # In place: scores [B·H, T, K] are the largest tensor of a layer, and nothing else reads them.
-    probabilities = scores.baddbmm_(q, k.transpose(1, 2)).softmax(-1)
-    return torch.bmm(dropout(probabilities, dropout_p), v).view(batch, heads, queries, dim)
+    probabilities = softmax_dropout(scores.baddbmm_(q, k.transpose(1, 2)), dropout_p)
+    return torch.bmm(probabilities, v).view(batch, heads, queries, dim)
 
 
 def _attend_in_pieces(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError, nearest
 from fairseq.modules.attention import CAUSAL, Visibility
-from fairseq.modules.dropout import dropout, relu_dropout, variational_dropout
+from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, variational_dropout
 from fairseq.modules.memory import LayerCache
 
 logger = logging.getLogger(__name__)
@@ -151,11 +151,11 @@ class TransformerLayer(nn.Module):
         attended = self.self_attn(
             attention_input, memory=memory, positions=positions, visible=visible, cache=cache, held=held
         )
-        x = x + self._drop(attended, self.dropout)
+        x = self._add(x, attended)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
         h = self.final_layer_norm(x) if self.normalize_before else x
-        x = x + self._drop(self.fc2(self._activate(self.fc1(h))), self.dropout)
+        x = self._add(x, self.fc2(self._activate(self.fc1(h))))
         if not self.normalize_before:
             x = self.final_layer_norm(x)
         return x, remembered
@@ -168,6 +168,12 @@ class TransformerLayer(nn.Module):
             if not self.variational:
                 return relu_dropout(x, self.activation_dropout, self.training)
         return self._drop(self.activation(x), self.activation_dropout)
+
+    def _add(self, x: Tensor, branch: Tensor) -> Tensor:
+        """*x* plus the dropout of *branch*."""
+        if self.variational:
+            return x + variational_dropout(branch, self.dropout, self.training)
+        return add_dropout(x, branch, self.dropout, self.training)
 
     def _drop(self, x: Tensor, p: float) -> Tensor:
         return (variational_dropout if self.variational else dropout)(x, p, self.training)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import runs
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fairseq.modules import fused, native
+from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, softmax_dropout
 from fairseq.modules.output_layer import linear_cross_entropy
 
 SOURCE = Path(fused.__file__).with_name("fused.c")
@@ -42,6 +47,77 @@ def test_several_libraries_are_loaded_in_one_process(machine: str, tmp_path: Pat
         source.write_text(f"int number(void) {{ return {number}; }}")
         library = native.library("testing", source)
         assert library is not None and library.number() == number
+
+
+def mask_of(p: float, shape: tuple[int, ...]) -> Tensor:
+    """The factors of the next dropout, in float64: sixteen bits of numpy's noise from a seed that torch draws."""
+    noise = np.random.SFC64(int(torch.randint(1 << 62, ()))).random_raw(math.prod(shape) // 4 + 1).view(np.int16)
+    dropped = round(p * 65536)
+    kept = torch.from_numpy(noise[: math.prod(shape)].astype(int) >= dropped - 32768).view(shape)
+    return kept.double() * 65536 / (65536 - dropped)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1,), (31,), (3, 32), (2, 5, 77), (9, 1000)], ids=str)
+def test_dropouts_and_their_gradients_are_those_of_torch_in_float64(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(7)
+    factors = mask_of(0.3, shape)
+    x, residual, grad = (torch.randn(shape).to(dtype) for _ in range(3))
+    cases: list[tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = [
+        (lambda a, b: dropout(a, 0.3) + 0 * b, lambda a, b: a * factors + 0 * b),
+        (lambda a, b: relu_dropout(a, 0.3) + 0 * b, lambda a, b: a.relu() * factors + 0 * b),
+        (lambda a, b: add_dropout(b, a, 0.3), lambda a, b: b + a * factors),
+        (lambda a, b: softmax_dropout(a, 0.3) + 0 * b, lambda a, b: a.softmax(-1) * factors + 0 * b),
+    ]
+    for computed, expected in cases:
+        ours = [t.clone().requires_grad_() for t in (x, residual)]
+        exact = [t.double().requires_grad_() for t in (x, residual)]
+        torch.manual_seed(7)
+        found, wanted = computed(*ours), expected(*exact)
+        found.backward(grad)
+        wanted.backward(grad.double())
+        for a, b in [(found, wanted), *((o.grad, e.grad) for o, e in zip(ours, exact, strict=True))]:
+            assert a is not None and b is not None
+            torch.testing.assert_close(a.double(), b, rtol=TYPES[dtype], atol=2 * TYPES[dtype])
+
+
+def test_a_mask_takes_a_bit_an_element() -> None:
+    x = torch.randn(4096, requires_grad=True)
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        dropout(x, 0.1)
+    assert fused.kernels(x) is None or sum(t.nbytes for t in saved) == 4096 // 8 + 8
+
+
+def test_hidden_scores_have_no_probability() -> None:
+    scores = torch.full((2, 40), float("-inf"))
+    scores[:, :3] = torch.tensor([1.0, 90.0, -90.0])
+    torch.testing.assert_close(softmax_dropout(scores, 1e-9), scores.softmax(-1))
+
+
+def test_threads_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_LEAST_WORK", 1)
+    x, threads = torch.randn(64, 1000), torch.get_num_threads()
+    results = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        torch.manual_seed(1)
+        results.append(torch.stack([dropout(x, 0.2), softmax_dropout(x, 0.2)]))
+    torch.set_num_threads(threads)
+    assert torch.equal(*results)
+
+
+def test_a_run_without_kernels_is_the_same_run(tmp_path: Path, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if machine == "no compiler":
+        pytest.skip("compared with the others")
+    flags = [runs.SHORTFORMER, runs.DROPOUT, "--max-update 6 --disable-validation"]
+    logs = [runs.updates(runs.train(tmp_path / "with", *flags))]
+    with monkeypatch.context() as patch:
+        patch.setattr(fused, "library", lambda *arguments: None)
+        logs.append(runs.updates(runs.train(tmp_path / "without", *flags)))
+    assert len(logs[0]) == 6
+    for line, other in zip(*logs, strict=True):
+        assert (line["loss"], line["gnorm"]) == pytest.approx((other["loss"], other["gnorm"]), rel=1e-4)
 
 
 @pytest.mark.parametrize("words", [1, 15, 83, 5000])
@@ -89,18 +165,25 @@ ADDRESSES = r"""
 #include <stdlib.h>
 #include "FUSED"
 int main(void) {
+    const uint64_t state[4] = {1, 2, 3, 4};
     for (long type = 0; type < 2; type++)
         for (long columns = 1; columns < 70; columns++) {
             const long rows = 3, size = rows * columns * (type ? 2 : 4);
             char *a = calloc(size, 1);
+            char *b = calloc(size, 1), *c = calloc(size, 1);
+            uint8_t *mask = calloc(rows * columns / 8 + 8, 1);
             float *sums = calloc(columns, 4);
             int64_t *targets = calloc(rows, 8);
             double *losses = calloc(rows, 8);
             targets[1] = columns - 1;
+            draw_mask(state, 20000, mask, rows * columns);
+            for (long mode = 0; mode < 4; mode++) drop(type, mode, a, b, c, mask, 1.5f, rows * columns, 2);
+            softmax_drop(type, a, b, c, mask, 1.5f, rows, columns, 2);
+            softmax_drop_gradient(type, a, b, c, mask, 1.5f, rows, columns, 2);
             cross_entropy(type, a, targets, losses, rows, columns, 0, 2);
             cross_entropy(type, a, targets, losses, rows, columns, 1, 2);
             add_column_sums(type, a, sums, rows, columns, 2);
-            free(a), free(sums), free(targets), free(losses);
+            free(a), free(b), free(c), free(mask), free(sums), free(targets), free(losses);
         }
 }
 """
