@@ -27,12 +27,7 @@ MARGIN = 1 << 20
 
 
 def check_records(path: str | Path) -> None:
-    """Compare every record of a ``torch.save`` zip file, one a tensor, with its checksum; reads the file once.
-
-    Raises:
-        UserError: a record is damaged, or is compressed, which ``torch.save`` never does and which could expand
-            without bound, as can tuples.
-    """
+    """Check the archive of ``torch.save`` at *path*; see :func:`check_archive`."""
     check_archive(path, path, os.path.getsize(path))
 
 
@@ -53,10 +48,16 @@ def check_older_format(path: str | Path) -> None:
 
 
 def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -> None:
-    """Compare the checksums of *content*, an archive of ``torch.save`` with *size* bytes; *path* is its name.
+    """Compare every record of an archive of ``torch.save``, one a tensor, with its checksum; reads it once.
+
+    Args:
+        content: the archive.
+        path: its name in messages.
+        size: its bytes.
 
     Raises:
-        UserError: see :func:`check_records`.
+        UserError: a record is damaged, or is compressed, which ``torch.save`` never does and which could expand
+            without bound, as can tuples.
     """
     try:
         with zipfile.ZipFile(content) as archive:
@@ -67,7 +68,9 @@ def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -
                     f"{path}: rejected: its records expand, which torch.save never writes; use another file"
                 )
             for record in records:
-                _read_all(archive, record)
+                with archive.open(record) as content:
+                    while content.read(1 << 20):  # at its end, zipfile compares the checksum
+                        pass
                 if record.filename.endswith("data.pkl"):
                     with archive.open(record) as pickled:
                         check_tuples(pickled)
@@ -78,12 +81,6 @@ def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -
         raise UserError(
             f"{path}: cannot be read as a checkpoint: truncated or damaged ({reason}); use another checkpoint"
         ) from None
-
-
-def _read_all(archive: zipfile.ZipFile, record: zipfile.ZipInfo) -> None:
-    with archive.open(record) as content:
-        while content.read(1 << 20):  # at its end, zipfile compares the checksum
-            pass
 
 
 def tensors(state: Any) -> Iterator[tuple[str, Tensor]]:

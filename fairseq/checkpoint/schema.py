@@ -12,7 +12,8 @@ from torch import Tensor
 from fairseq.checkpoint.integrity import tensors
 from fairseq.errors import UserError
 
-Check = Callable[[Any], bool]
+Kind = tuple[Callable[[Any], bool], str]
+"""Whether a value is valid, and what messages call a valid one."""
 LONGEST_NAME = 1000  # characters of a parameter's name
 
 
@@ -26,78 +27,47 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _is_positive(value: Any) -> bool:
-    return _is_count(value) and value >= 1
-
-
-def _is_optional_number(value: Any) -> bool:
-    return value is None or _is_number(value)
-
-
 def _is_settings(value: Any) -> bool:
     return isinstance(value, Namespace) or (isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
 
 
-def _is_optional_mapping(value: Any) -> bool:
-    return value is None or _is_settings(value)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _is_random_states(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, list)
-        and all(isinstance(own, Mapping) and all(isinstance(each, Tensor) for each in own.values()) for own in value)
+    return isinstance(value, list) and all(
+        isinstance(states, Mapping) and all(isinstance(each, Tensor) for each in states.values()) for states in value
     )
 
 
-HISTORY: dict[str, tuple[Check, str]] = {
-    "criterion_name": (_is_name, "text"),
-    "optimizer_name": (_is_name, "text"),
-    "num_updates": (_is_count, "a count"),
-    "lr_scheduler_state": (_is_optional_mapping, "a dict"),
+TEXT: Kind = (lambda value: isinstance(value, str), "text")
+COUNT: Kind = (_is_count, "a count")
+POSITIVE: Kind = (lambda value: _is_count(value) and value >= 1, "a count of at least 1")
+NUMBER: Kind = (lambda value: value is None or _is_number(value), "a number")
+DICT: Kind = (lambda value: value is None or _is_settings(value), "a dict")
+LIST: Kind = (lambda value: isinstance(value, list), "a list")
+
+HISTORY = {
+    **dict.fromkeys(("criterion_name", "optimizer_name"), TEXT),
+    "num_updates": COUNT,
+    "lr_scheduler_state": DICT,
 }
-EXTRA: dict[str, tuple[Check, str]] = {
+EXTRA: dict[str, Kind] = {
     "train_iterator": (_is_settings, "a dict"),
-    "epoch": (_is_count, "a count"),
-    "batch_offset": (_is_count, "a count"),
-    "val_loss": (_is_optional_number, "a number"),
-    "best": (_is_optional_number, "a number"),
-    "best_saved": (_is_optional_number, "a number"),
-    "previous_training_time": (_is_optional_number, "a number"),
-    "without_improvement": (_is_count, "a count"),
-    "sums": (_is_optional_mapping, "a dict"),
-    "average": (_is_optional_mapping, "a dict"),
-    "criterion": (_is_optional_mapping, "a dict"),
-    "skipped_nonfinite": (_is_count, "a count"),
-    "loss_scaler": (_is_optional_mapping, "a dict"),
-    "carried": (_is_optional_mapping, "a dict"),
+    **dict.fromkeys(("epoch", "batch_offset", "without_improvement", "skipped_nonfinite"), COUNT),
+    **dict.fromkeys(("val_loss", "best", "best_saved", "previous_training_time"), NUMBER),
+    **dict.fromkeys(("sums", "average", "criterion", "loss_scaler", "carried"), DICT),
     "memory": (lambda value: value is None or isinstance(value, list), "a list"),
-    "random": (_is_random_states, "a list of tensors by name"),
+    "random": (lambda value: value is None or _is_random_states(value), "a list of tensors by name"),
 }
-ITERATOR: dict[str, tuple[Check, str]] = {
-    "epoch": (_is_positive, "a count of at least 1"),
-    "iterations_in_epoch": (_is_count, "a count"),
-    "read": (_is_optional_mapping, "a dict"),
+ITERATOR = {"epoch": POSITIVE, "iterations_in_epoch": COUNT, "read": DICT}
+READ = {
+    "order": TEXT,
+    **dict.fromkeys(("step", "processes"), POSITIVE),
+    **dict.fromkeys(("units", "block_size", "cut", "seed", "count"), COUNT),
 }
-READ: dict[str, tuple[Check, str]] = {
-    "order": (_is_name, "text"),
-    **dict.fromkeys(("step", "processes"), (_is_positive, "a count of at least 1")),
-    **dict.fromkeys(("units", "block_size", "cut", "seed", "count"), (_is_count, "a count")),
-}
-SCALER: dict[str, tuple[Check, str]] = {
+SCALER: dict[str, Kind] = {
     "scale": (lambda value: _is_number(value) and float(value) > 0, "a number greater than 0"),
-    "updates": (_is_count, "a count"),
-    "last_rescale": (_is_count, "a count"),
-    **dict.fromkeys(("overflows", "last_overflow", "overflows_in_a_row"), (_is_count, "a count")),
+    **dict.fromkeys(("updates", "last_rescale", "overflows", "last_overflow", "overflows_in_a_row"), COUNT),
 }
-AVERAGE: dict[str, tuple[Check, str]] = {
-    "count": (_is_count, "a count"),
-    "mean": (lambda value: isinstance(value, list), "a list"),
-    "weights": (lambda value: isinstance(value, list), "a list"),
-}
+AVERAGE = {"count": COUNT, "mean": LIST, "weights": LIST}
 
 
 def check(state: Mapping[str, Any], path: str | Path) -> None:
@@ -107,9 +77,9 @@ def check(state: Mapping[str, Any], path: str | Path) -> None:
         UserError: one has another type; the message names it.
     """
     for key in ("args", "cfg"):
-        _require(_is_optional_mapping(state.get(key)), path, key, "a dict with names")
+        _require(state.get(key) is None or _is_settings(state[key]), path, key, "a dict with names")
         _require(next(tensors(state.get(key)), None) is None, path, key, "settings without tensors")
-    _require(state.get("dictionary") is None or _is_name(state["dictionary"]), path, "dictionary", "text")
+    _require(isinstance(state.get("dictionary"), str | None), path, "dictionary", "text")
     history = state.get("optimizer_history")
     _require(history is None or isinstance(history, list), path, "optimizer_history", "a list")
     for number, entry in enumerate(history or []):
@@ -152,13 +122,13 @@ def _check_optimizer(state: Any, path: str | Path) -> None:
         _require(_is_number(entry.get("step", 0)), path, f"{name}.state[{key!r:.60}].step", "a number")
 
 
-def _check_fields(value: Any, fields: Mapping[str, tuple[Check, str]], path: str | Path, place: str) -> None:
-    _require(isinstance(value, Mapping), path, place, "a dict")
+def _check_fields(value: Any, fields: Mapping[str, Kind], path: str | Path, part: str) -> None:
+    _require(isinstance(value, Mapping), path, part, "a dict")
     for name, (fits, wanted) in fields.items():
         if name in value:
-            _require(fits(value[name]), path, f"{place}.{name}", wanted)
+            _require(fits(value[name]), path, f"{part}.{name}", wanted)
 
 
-def _require(fits: bool, path: str | Path, place: str, wanted: str) -> None:
+def _require(fits: bool, path: str | Path, part: str, wanted: str) -> None:
     if not fits:
-        raise UserError(f"{path}: not a checkpoint ('{place}' is not {wanted}); use another checkpoint")
+        raise UserError(f"{path}: not a checkpoint ('{part}' is not {wanted}); use another checkpoint")

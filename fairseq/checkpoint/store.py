@@ -52,21 +52,25 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
 
 
 def copied(value: Any, *, again: bool = True) -> Any:
-    """Return *value*, a tree of dicts and lists, with copies of its tensors on the host; a tied one is copied once.
+    """Return *value*, a tree of dicts and lists, with its tensors on the host; a tied one is copied once.
 
     Args:
         value: the tree.
         again: copy tensors that are on the host already, too.
     """
-    copies: dict[int, Any] = {}
+    copies: dict[Any, Any] = {}
 
     def copy(item: Any) -> Any:
-        if isinstance(item, Tensor | TensorPart):
+        if isinstance(item, TensorPart):
             if id(item) not in copies:
-                copies[id(item)] = (
-                    item.copied(again) if isinstance(item, TensorPart) else item.detach().to("cpu", copy=again)
-                )
+                copies[id(item)] = item.copied(again)
             return copies[id(item)]
+        if isinstance(item, Tensor):
+            # One tensor under several names stays one; a square matrix and its transpose differ by strides only.
+            view = (item.data_ptr(), item.shape, item.stride(), item.dtype)
+            if view not in copies:
+                copies[view] = item.detach().to("cpu", copy=True) if again else item.detach().cpu()
+            return copies[view]
         if isinstance(item, dict):
             return {key: copy(inner) for key, inner in item.items()}
         return [copy(inner) for inner in item] if isinstance(item, list) else item
@@ -75,18 +79,8 @@ def copied(value: Any, *, again: bool = True) -> Any:
 
 
 def _on_host(state: Mapping[str, Any]) -> dict[str, Any]:
-    copies: dict[tuple[Any, ...], Tensor] = {}
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.device.type != "cpu":
-            # One tensor under several names stays one; a square matrix and its transpose differ by strides only.
-            view = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-            return copies.setdefault(view, value.detach().cpu())
-        if isinstance(value, dict):
-            return {key: moved(item) for key, item in value.items()}
-        return [moved(item) for item in value] if isinstance(value, list) else value
-
-    return {key: value if key == "last_optimizer_state" else moved(value) for key, value in state.items()}
+    # The optimizer's state is the largest part: torch.save copies its tensors one at a time.
+    return {key: value if key == "last_optimizer_state" else copied(value, again=False) for key, value in state.items()}
 
 
 def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | None = None) -> dict[str, Any]:
