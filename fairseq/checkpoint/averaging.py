@@ -22,9 +22,7 @@ def newest(folder: str | Path, kind: str, count: int, upper_bound: int | None = 
     """The *count* newest checkpoints of a folder, or those with the lowest losses.
 
     Args:
-        folder: the checkpoint folder.
         kind: ``epoch``, ``update`` or ``best`` (``--keep-best-checkpoints``).
-        count: how many.
         upper_bound: the highest epoch or update to take.
 
     Raises:
@@ -50,7 +48,6 @@ def average(
     wherever it stands. Sums are float64; checkpoints are read one at a time.
 
     Args:
-        paths: the checkpoints.
         digest: that of the dictionary of a checkpoint and its file; None where it is not known.
         decisive: those of a checkpoint's settings that its parameters depend on beside their shapes.
 

@@ -21,7 +21,6 @@ class ParameterNames:
     Args:
         model: whose state dict names its parameters.
         criterion: whose parameters, if any, are named ``criterion.…``.
-        groups: the optimizer's groups of parameters.
     """
 
     def __init__(self, model: nn.Module, criterion: nn.Module, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -53,7 +52,6 @@ class ParameterNames:
         Args:
             state: by name; or by number in the order of *stored*, as fairseq and version 0.1 saved it; or fairseq's
                 ``--fp16`` state over a single flat parameter.
-            groups: the optimizer's groups.
             stored: the names of the checkpoint's model parameters, in its order.
 
         Raises:

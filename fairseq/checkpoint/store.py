@@ -55,7 +55,6 @@ def copied(value: Any, *, again: bool = True) -> Any:
     """Return *value*, a tree of dicts and lists, with its tensors on the host; a tied one is copied once.
 
     Args:
-        value: the tree.
         again: copy tensors that are on the host already, too.
     """
     copies: dict[Any, Any] = {}
@@ -89,8 +88,6 @@ def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
     The parts in a folder that sharded training saved are put together.
 
     Args:
-        path: a file, or such a folder.
-        map_location: device of the tensors of a file.
         rows: (i, n): of such a folder, read part i of n of each sharded tensor, as
             :class:`~fairseq.checkpoint.parts.TensorPart`.
 
@@ -143,12 +140,7 @@ def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
 
 
 def describe_mismatch(model_state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: str | Path) -> str | None:
-    """Name the parameters of the checkpoint at *path* that do not fit a model, in one line; None if all do.
-
-    Args:
-        model_state: parameters by name, as the checkpoint has them.
-        wanted: parameters by name, as the model has them.
-    """
+    """Name the parameters of the checkpoint at *path* that do not fit a model, in one line; None if all do."""
     reshaped = [
         f"{name} {list(model_state[name].shape)} for {list(wanted[name].shape)}"
         for name in wanted

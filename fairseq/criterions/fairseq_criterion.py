@@ -82,7 +82,6 @@ class FairseqCriterion(nn.Module):
         Args:
             args: its settings, as attributes; the constructor takes them as ``args`` or ``cfg``, or single ones by
                 name. None: it has none.
-            task: the task.
         """
         wanted = inspect.signature(cls.__init__).parameters
         if not wanted.keys() - {"self", "parts"}:
@@ -104,7 +103,6 @@ class FairseqCriterion(nn.Module):
         """Return the loss on *sample*, and the ``extra`` that the model returned.
 
         Args:
-            model: the model.
             sample: a batch; its ``net_input`` are keyword arguments of the model.
             inputs: further keyword arguments, from the state that steps carry.
         """

@@ -63,8 +63,6 @@ class GradientReducer(DataParallel):
     """Data-parallel execution of a module that every process holds whole.
 
     Args:
-        module: the module.
-        world: the processes.
         backend: ``c10d`` or ``pytorch_ddp`` for torch's DistributedDataParallel, which overlaps the reduction with the
             backward pass; another name for one reduction after it.
         bucket_cap_mb: size of a reduction, in MB.

@@ -34,10 +34,7 @@ def plan(cfg: DistributedConfig, cpu: bool, gpus: int, environment: Mapping[str,
     """Return the part of the job that belongs to this process.
 
     Args:
-        cfg: the flags.
-        cpu: whether --cpu is given.
         gpus: GPUs that this process sees, 0 with *cpu*.
-        environment: the variables of the process.
 
     Raises:
         UserError: the flags contradict each other, the environment, or the number of GPUs.

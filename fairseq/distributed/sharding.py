@@ -45,8 +45,6 @@ class ShardedReducer(DataParallel):
     Args:
         module: the loss graph. Rank 0's initial values count; those of other ranks may be on the meta device.
         layers: modules of *module* that are gathered one at a time.
-        world: the processes.
-        cfg: their settings.
         dtype: type of the layers' matrices in computation; None: their own.
 
     Raises:

@@ -42,9 +42,6 @@ class Workers:
 
     Args:
         target: a function of a module, as pickle needs it.
-        first: rank of the first process.
-        count: number of processes.
-        args: further arguments.
     """
 
     def __init__(self, target: Callable[..., None], first: int, count: int, args: tuple[Any, ...]) -> None:

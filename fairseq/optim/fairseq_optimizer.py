@@ -23,7 +23,6 @@ class FairseqOptimizer:
     """An optimizer with its settings; subclasses set ``self._optimizer`` in their constructor.
 
     Args:
-        args: its settings.
         params: the parameters to train, or groups of them as dicts.
     """
 
@@ -170,7 +169,6 @@ def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> Fairse
     """Return the optimizer that *settings* choose.
 
     Args:
-        settings: those of the run.
         params: parameters, of which those that require a gradient are trained, or groups of them as dicts.
 
     Raises:

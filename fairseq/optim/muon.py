@@ -82,10 +82,8 @@ class Muon(Adam):
     scalable for LLM training", section 2.2, for the weight decay and the scale.
 
     Args:
-        params: groups of parameters.
         lr: rate of a group, unless it has its own.
         momentum: μ.
-        iterations: Newton-Schulz iterations.
         dtype: precision of the iterations.
         adam: settings of Adam's groups; its weight decay is that of the matrices, too.
     """
@@ -133,7 +131,6 @@ def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
 
     Args:
         matrices: [N, n, m], in the precision of the iteration.
-        iterations: how many.
 
     Source: Jordan et al. 2024; Higham 2008, "Functions of matrices", section 8.3, for the iteration.
     """

@@ -17,12 +17,7 @@ _FAILURE = "failure"
 def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: int) -> None:
     """Check that all processes are at the same update and read the same batches of the same data, which are opened.
 
-    Processes exchange one number; only if those differ what it was computed from.
-
-    Args:
-        world: the processes, each of which calls this.
-        splits: the batches of each split on this process.
-        updates: number of updates so far.
+    To be called on every process. Processes exchange one number; only if those differ what it was computed from.
 
     Raises:
         UserError: they differ, or a process cannot read its data; the same on every process.

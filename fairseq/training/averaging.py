@@ -21,7 +21,6 @@ class WeightAverage:
     initial weights have no part in it; with decay 1 all updates count alike.
 
     Args:
-        parameters: those that the optimizer changes.
         start: the first update that counts.
         decay: from 0, the last weights alone, to 1.
     """

@@ -95,7 +95,6 @@ def total_updates(cfg: OptimizationConfig, done: int, batches: EpochIterator) ->
 
     Args:
         cfg: the limits; ``max_update`` is the last stage's in a run with stages.
-        done: updates so far.
         batches: of training, at the place that these updates have reached.
     """
     limits = [cfg.max_update] if cfg.max_update else []
@@ -108,14 +107,7 @@ def total_updates(cfg: OptimizationConfig, done: int, batches: EpochIterator) ->
 
 
 def seconds_left(line: Mapping[str, Any], cfg: OptimizationConfig, batches: EpochIterator, wall: float) -> float | None:
-    """Return the seconds to the end of the run at the speed of *line*, by the limit that comes first; None without one.
-
-    Args:
-        line: metrics of the log.
-        cfg: the limits.
-        batches: of training.
-        wall: seconds of training so far.
-    """
+    """Return the seconds to the end of the run at the speed of *line*; see :func:`total_updates`."""
     limits = []
     total = total_updates(cfg, line["num_updates"], batches)
     if total is not None and line["ups"] > 0:

@@ -60,8 +60,6 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
     """Train what *settings* describe, on one process of *world*: restore, run every stage that is left, save.
 
     Args:
-        settings: those of the run.
-        world: the processes.
         interruption: the signal that asks this process to stop; polled after each update.
 
     Returns:

@@ -46,9 +46,7 @@ class NonFinite(UserError):
     """Training cannot go on: too many updates with a loss or gradients that are not finite.
 
     Args:
-        finding: the last of them.
         reason: why it is one too many; empty if the first one is.
-        advice: what the user can do.
     """
 
     def __init__(self, finding: Finding, reason: str, advice: str) -> None:
@@ -57,11 +55,7 @@ class NonFinite(UserError):
 
 
 class NonFiniteUpdates:
-    """The updates that were skipped because their loss or gradients are not finite.
-
-    Args:
-        allowed: how many may be (``--skip-nonfinite``).
-    """
+    """The updates that were skipped because their loss or gradients are not finite."""
 
     def __init__(self, allowed: int) -> None:
         self.allowed = allowed
@@ -83,10 +77,6 @@ class NonFiniteUpdates:
 def check_scale(scaler: LossScaler, find: Callable[[], Finding]) -> None:
     """Check that another loss scale may help after an update that overflowed.
 
-    Args:
-        scaler: the loss scale after the update.
-        find: returns what is known of the update.
-
     Raises:
         NonFinite: none does.
     """
@@ -98,10 +88,10 @@ def check_scale(scaler: LossScaler, find: Callable[[], Finding]) -> None:
 def check_weights(parameters: Mapping[str, nn.Parameter], world: World, update: int) -> None:
     """Check the weights before they are saved: no command loads a checkpoint in which one is infinite or NaN.
 
+    To be called on every process.
+
     Args:
         parameters: those of the model by name, or this rank's parts of them.
-        world: the processes; all of them call this.
-        update: the number of the last update.
 
     Raises:
         UserError: one is, on any rank.
@@ -132,13 +122,7 @@ def find(
     backward pass. Dropout draws other random numbers than in the first pass.
 
     Args:
-        graph: model and criterion.
-        task: whose steps they are.
-        samples: the batches of the update on this rank.
         parameters: those of *graph* by name, or this rank's parts of them, with their gradients.
-        precision: of the passes.
-        world: the processes.
-        update: the number of the update.
     """
     ids = [number for sample in samples if sample is not None and "id" in sample for number in sample["id"].tolist()]
     found = next((f"the weights {name}" for name, value in parameters.items() if not _is_finite(value)), None)
@@ -176,8 +160,6 @@ def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], orde
     """The parameter whose gradient the backward pass completes first among those that are not finite.
 
     Args:
-        graph: the module.
-        parameters: its parameters with their gradients.
         order: its modules as the forward pass ends them. A tied parameter belongs to the first that has it.
     """
     names = {id(value): name for name, value in graph.named_parameters()}

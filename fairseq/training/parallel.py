@@ -21,13 +21,6 @@ def data_parallel(
 ) -> DataParallel:
     """Place *graph* on the device of *world*, and return its execution on the data of all processes.
 
-    Args:
-        graph: model and criterion.
-        precision: of the model.
-        cfg: settings of the processes.
-        compiled: ``--compile``.
-        world: the processes.
-
     Raises:
         UserError: settings contradict each other.
     """

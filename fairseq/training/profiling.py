@@ -39,7 +39,6 @@ def parse_window(text: str | None, max_update: int) -> Window | None:
     """The updates that the value *text* of ``--profile`` asks for, e.g. ``10:13``; None without it.
 
     Args:
-        text: as given.
         max_update: last update of the run; 0: no limit.
 
     Raises:

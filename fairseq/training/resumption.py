@@ -128,9 +128,7 @@ def log_differences(run: Run, given: TrainingSettings, stored: Mapping[str, Any]
 
     Args:
         run: restored from the checkpoint; it has the settings in force.
-        given: the settings that the user gave.
         stored: those in the checkpoint, which may be of another version or of fairseq.
-        source: the checkpoint.
     """
     now, restored = run.stored_settings(), run.restored
     names = sorted(now.keys() & stored.keys() - _APART - _of_stages(given))

@@ -49,9 +49,7 @@ class Run:
 
     Args:
         settings: of the run, or of *stage*.
-        world: the processes.
         manager: the checkpoints; None except on the first process.
-        stage: the stage, in staged training.
         interruption: the signal that asks this process to stop.
 
     Attributes:
@@ -252,12 +250,7 @@ class Run:
         return 0 < self.saving.save_interval_minutes * 60 < time.perf_counter() - self.saved_at
 
     def _restore_best(self, extra: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-        """Restore the best figures, unless they are another figure's or of blocks of another length.
-
-        Args:
-            extra: of the checkpoint.
-            stored: its settings.
-        """
+        """Restore the best figures, unless they are another figure's or of blocks of another length."""
         metric, former = self.saving.best_checkpoint_metric, stored.get("best_checkpoint_metric") or "loss"
         if former != metric:
             logger.info("best checkpoint: starts anew, because %s and %s are different figures", former, metric)

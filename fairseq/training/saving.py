@@ -31,9 +31,6 @@ class Saver:
     end of the run, wait for it.
 
     Args:
-        cfg: what is saved, and when.
-        distributed: settings of the processes.
-        world: the processes.
         manager: the checkpoints; None except on the first process.
     """
 

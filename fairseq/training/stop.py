@@ -30,7 +30,6 @@ class StopVote:
     once, on GPUs those of the update before, which the device has finished by then. Every rank reads the same votes.
 
     Args:
-        world: the processes.
         wishes: returns whether this process is (out of time, interrupted, due to save); called once an update.
     """
 
@@ -114,8 +113,6 @@ def describe_end(
     """Return the last message of a run that *limit* ended.
 
     Args:
-        limit: the setting.
-        updates: of the run.
         seconds: that this process trained.
         best: name and value of the best validation metric; None without a validation.
         following: the command to use next; None where nothing was saved.
@@ -132,9 +129,7 @@ def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) ->
     """Return the command that evaluates the best checkpoint of a run, or else the last; None if there is none.
 
     Args:
-        settings: those of the run.
         command: module of :mod:`fairseq_cli` that evaluates checkpoints of the task.
-        argv: ``sys.argv`` of the run.
     """
     folder, data = Path(settings.checkpoint.save_dir), settings.data
     path = next((folder / name for name in (BEST, LAST) if (folder / name).exists()), None)

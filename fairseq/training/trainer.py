@@ -47,15 +47,10 @@ class Trainer:
     """Model, criterion, optimizer and schedule of one run, on one process of *world*.
 
     Args:
-        cfg: settings of updates.
         task: whose memory the steps carry along.
-        graph: model and criterion.
         reducer: the execution of *graph* on the data of all processes.
-        optimizer, lr_scheduler: of the reducer's parameters.
         splitter: repeats batches that exceed memory.
-        precision: of the forward pass.
         scaler: of the loss; None: it is not scaled.
-        world: the processes that train together.
     """
 
     def __init__(
@@ -309,7 +304,6 @@ class Trainer:
         """Continue from *state*, ours or fairseq's.
 
         Args:
-            state: a loaded checkpoint.
             source: what to call it in messages.
             options: what is left aside (``--reset-…``), and what is overridden.
             rows: rows of a batch on one rank that go on where they stopped when *state* was saved, so that their

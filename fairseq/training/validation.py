@@ -25,10 +25,7 @@ def validate(
 
     Args:
         graph: model and criterion; left in evaluation mode.
-        task: whose steps they are.
         batches: this rank's batches, None for an empty one; equally many on every rank.
-        precision: of the forward pass.
-        world: the processes.
     """
     graph.eval()
     meter = Meter(world.device)

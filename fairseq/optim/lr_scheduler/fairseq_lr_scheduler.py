@@ -21,10 +21,6 @@ class FairseqLRScheduler:
     the epoch alone, so that a restored run goes on exactly: call ``step_begin_epoch`` and ``step_update`` after
     restoring.
 
-    Args:
-        args: its settings.
-        optimizer: whose rate is set.
-
     Attributes:
         best: the smallest validation loss seen.
     """
