@@ -80,5 +80,5 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
     yield from getattr(value, "__dict__", {}).items()
 
 
-def _invalid(path: str | Path, name: str, found: str) -> UserError:
-    return UserError(f"{path}: not a checkpoint ('{name}' is {found}); use another checkpoint")
+def _invalid(path: str | Path, name: str, kind: str) -> UserError:
+    return UserError(f"{path}: not a checkpoint ('{name}' is {kind}); use another checkpoint")

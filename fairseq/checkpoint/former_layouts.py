@@ -140,14 +140,14 @@ def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor],
     """
     names = [name for name in model if name.rpartition(".")[2] not in BUFFERS]
     if not untied:
-        names = [name for name in names if (found := OUTPUT_LAYER.fullmatch(name)) is None or found[1] != "weight"]
+        names = [name for name in names if (match := OUTPUT_LAYER.fullmatch(name)) is None or match[1] != "weight"]
     copies = {number for number, name in enumerate(names) if name in superfluous}
     groups = optimizer.get("param_groups") if isinstance(optimizer, Mapping) else None
     if not copies or not isinstance(groups, list):
         return optimizer
     numbers = [number for group in groups for number in group["params"]]
     if len(numbers) > 1:
-        removed = {number for place, number in enumerate(numbers) if place in copies}
+        removed = {number for index, number in enumerate(numbers) if index in copies}
         left = [{**group, "params": [n for n in group["params"] if n not in removed]} for group in groups]
         entries = {number: entry for number, entry in optimizer["state"].items() if number not in removed}
         return {**optimizer, "state": entries, "param_groups": left}

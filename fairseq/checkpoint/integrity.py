@@ -68,8 +68,8 @@ def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -
                     f"{path}: rejected: its records expand, which torch.save never writes; use another file"
                 )
             for record in records:
-                with archive.open(record) as content:
-                    while content.read(1 << 20):  # at its end, zipfile compares the checksum
+                with archive.open(record) as stored:
+                    while stored.read(1 << 20):  # at its end, zipfile compares the checksum
                         pass
                 if record.filename.endswith("data.pkl"):
                     with archive.open(record) as pickled:

@@ -214,8 +214,8 @@ class CheckpointManager:
     def _newest_good(self) -> Path:
         """``checkpoint_last.pt``, or if that is damaged the newest other checkpoint that is not."""
         last = self.folder / LAST
-        found = [path for path in self.folder.glob("checkpoint*.pt") if path.exists()]
-        others = [path for path in found if not (last.exists() and path.samefile(last))]
+        paths = [path for path in self.folder.glob("checkpoint*.pt") if path.exists()]
+        others = [path for path in paths if not (last.exists() and path.samefile(last))]
         failure: UserError | None = None
         for path in [last, *sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)]:
             try:
@@ -285,17 +285,17 @@ class CheckpointManager:
         return figure > before[-1] if self.config.maximize_best_checkpoint_metric else figure < before[-1]
 
     def _best_first(self) -> list[tuple[float, Path]]:
-        found = self._highest_first(AMONG_BEST)
-        return found if self.config.maximize_best_checkpoint_metric else found[::-1]
+        numbered = self._highest_first(AMONG_BEST)
+        return numbered if self.config.maximize_best_checkpoint_metric else numbered[::-1]
 
     def _highest_first(self, pattern: re.Pattern[str]) -> list[tuple[float, Path]]:
         names = [(match, path) for path in self.folder.iterdir() if (match := pattern.fullmatch(path.name))]
         return sorted(((float(match[1]), path) for match, path in names), reverse=True)
 
     @staticmethod
-    def _after(found: list[tuple[float, Path]], keep: int) -> list[Path]:
+    def _after(numbered: list[tuple[float, Path]], keep: int) -> list[Path]:
         """The files after the first *keep*; none where all are kept."""
-        return [path for _, path in found[keep:]] if keep > 0 else []
+        return [path for _, path in numbered[keep:]] if keep > 0 else []
 
 
 def _lock(descriptor: int, folder: Path) -> None:

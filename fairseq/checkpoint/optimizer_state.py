@@ -71,8 +71,8 @@ class ParameterNames:
         regrouped = {frozenset(group["params"]) for group in state["param_groups"]} != set(map(frozenset, self.groups))
         restored = []
         for group, members in zip(groups, self.groups, strict=True):
-            own = {"weight_decay": group["weight_decay"]} if regrouped and "weight_decay" in group else {}
-            restored.append({**saved[members[0]], **own, "params": members})
+            decay = {"weight_decay": group["weight_decay"]} if regrouped and "weight_decay" in group else {}
+            restored.append({**saved[members[0]], **decay, "params": members})
         number = {name: index for index, name in enumerate(self.names)}
         return _renamed({**state, "param_groups": restored}, number)
 

@@ -45,20 +45,20 @@ def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TensorPar
     """Return *state* without its :class:`TensorPart` values, and those by key; equal keys on all processes."""
     keys: dict[int, str] = {}
     parts: dict[str, TensorPart] = {}
-    places: list[Any] = []
+    paths: list[Any] = []
 
     def strip(value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, TensorPart):
             key = keys.setdefault(id(value), "/".join(map(str, path)))  # a tied tensor is stored once
             parts[key] = value
-            places.append([list(path), key])
+            paths.append([list(path), key])
             return None
         if isinstance(value, dict):
             return {name: strip(item, (*path, name)) for name, item in value.items()}
         return [strip(item, (*path, i)) for i, item in enumerate(value)] if isinstance(value, list) else value
 
     plain = strip(dict(state), ())
-    return {**plain, PARTS: places}, parts
+    return {**plain, PARTS: paths}, parts
 
 
 def write(folder: Path, plain: Mapping[str, Any], parts: dict[str, TensorPart], group: dist.ProcessGroup) -> None:
@@ -124,16 +124,16 @@ def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -
         raise ValueError(f"{MANIFEST} does not belong to {PLAIN}")
     stored = parse_json(text)["tensors"]
     _check_sizes(folder, stored)
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for path, key in plain.pop(PARTS):
-        if key not in found:
+        if key not in tensors:
             if key != "/".join(map(str, path)):  # the first of tied places names the tensor
                 raise ValueError(f"{path[-1]} is stored under the name of another tensor")
-            found[key] = _read(folder, stored[key], rows)
-        place: Any = plain
+            tensors[key] = _read(folder, stored[key], rows)
+        holder: Any = plain
         for step in path[:-1]:
-            place = place[step]
-        place[path[-1]] = found[key]
+            holder = holder[step]
+        holder[path[-1]] = tensors[key]
     return plain
 
 

@@ -32,8 +32,8 @@ class Writer(FileSystemWriter):
             for chunk in tensor.chunks
         }
         for written in (item for each in results for item in each):
-            name, offset, place = written.index.fqn, written.index.offset, written.storage_data
-            chunk = [offset[0], rows[name, tuple(offset)], place.relative_path, place.offset, place.length]
+            name, offset, stored = written.index.fqn, written.index.offset, written.storage_data
+            chunk = [offset[0], rows[name, tuple(offset)], stored.relative_path, stored.offset, stored.length]
             tensors[name].setdefault("chunks", []).append(chunk)
         with self.fs.create_stream(self.fs.concat_path(self.path, MANIFEST), "wb") as file:
             file.write(json.dumps({"save_id": self.save_id, "tensors": tensors}).encode())

@@ -146,7 +146,7 @@ def describe_mismatch(model_state: Mapping[str, Tensor], wanted: Mapping[str, Te
         for name in wanted
         if name in model_state and model_state[name].shape != wanted[name].shape
     ]
-    found = {
+    differences = {
         "missing": [name for name in wanted if name not in model_state],
         "unexpected": [name for name in model_state if name not in wanted],
         "of another shape": reshaped,
@@ -156,7 +156,7 @@ def describe_mismatch(model_state: Mapping[str, Tensor], wanted: Mapping[str, Te
             if name in model_state and (_type(model_state[name]) in FLOATS) != (_type(wanted[name]) in FLOATS)
         ],
     }
-    parts = [f"{len(names)} {kind} ({first_of(names)})" for kind, names in found.items() if names]
+    parts = [f"{len(names)} {kind} ({first_of(names)})" for kind, names in differences.items() if names]
     if not parts:
         return None
     return (

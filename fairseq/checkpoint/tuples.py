@@ -60,7 +60,7 @@ def _step(opcode: pickletools.OpcodeInfo, argument: Any, stack: list[int], memo:
 
 def _to_mark(stack: list[int]) -> list[int]:
     """Take what lies above the last mark off the *stack*, and the mark."""
-    place = len(stack) - 1 - stack[::-1].index(0)
-    values = stack[place + 1 :]
-    del stack[place:]
+    mark = len(stack) - 1 - stack[::-1].index(0)
+    values = stack[mark + 1 :]
+    del stack[mark:]
     return values

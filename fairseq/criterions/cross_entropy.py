@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -46,17 +47,15 @@ class CrossEntropyCriterion(FairseqCriterion):
     def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
         layer = model.output_layer
         if isinstance(layer, OutputLayer):
-            sample["partition"] = self._partition(layer, sample)
+            target = sample["target"].reshape(-1)
+            sample["partition"] = layer.partition(target, self.padding_idx, self.band_padding)
         return sample
 
     def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
         hidden = net_output[0]
         layer = model.output_layer
         if isinstance(layer, OutputLayer):
-            partition = sample.get("partition")
-            if partition is None:
-                partition = self._partition(layer, sample)
-            loss = layer.loss(hidden.flatten(0, -2), move_partition(partition, hidden.device))
+            loss = layer.loss(hidden.flatten(0, -2), self._partition(layer, sample, hidden.device))
         else:
             lprobs = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
             target = model.get_targets(sample, net_output).reshape(-1)
@@ -71,5 +70,9 @@ class CrossEntropyCriterion(FairseqCriterion):
             return {}
         return subset_sums(layer, hidden.flatten(0, -2), sample, self.padding_idx)
 
-    def _partition(self, layer: OutputLayer, sample: Sample) -> Any:
-        return layer.partition(sample["target"].reshape(-1), self.padding_idx, self.band_padding)
+    def _partition(self, layer: OutputLayer, sample: Sample, device: torch.device) -> Any:
+        """The targets of *sample* that count, on *device*; :meth:`prepare` has computed them on the host."""
+        partition = sample.get("partition")
+        if partition is None:  # a plug-in called the criterion itself
+            partition = layer.partition(sample["target"].reshape(-1), self.padding_idx, self.band_padding)
+        return move_partition(partition, device)

@@ -86,11 +86,11 @@ class FairseqCriterion(nn.Module):
         wanted = inspect.signature(cls.__init__).parameters
         if not wanted.keys() - {"self", "parts"}:
             return cls(task)
-        given: dict[str, Any] = {} if args is None else dict(vars(args))
+        values: dict[str, Any] = {} if args is None else dict(vars(args))
         if cls.config_class is not None:
-            given |= vars(fields.typed(cls.config_class, args))
-        given |= {"task": task, "args": args, "cfg": args}
-        return cls(**{name: given[name] for name in wanted if name in given})
+            values |= vars(fields.typed(cls.config_class, args))
+        values |= {"task": task, "args": args, "cfg": args}
+        return cls(**{name: values[name] for name in wanted if name in values})
 
     def check(self, model: TrainedModel) -> None:
         """Raise UserError if *model* lacks the outputs this loss needs; called once, before any batch."""

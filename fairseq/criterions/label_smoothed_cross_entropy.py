@@ -11,7 +11,7 @@ from fairseq.config.fields import flag
 from fairseq.config.registry import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyConfig, CrossEntropyCriterion
 from fairseq.criterions.fairseq_criterion import Loss, Sample, TrainedModel, logging_output
-from fairseq.modules.output_layer import LinearOutput, OutputLayer, move_partition
+from fairseq.modules.output_layer import LinearOutput, OutputLayer
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,13 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
 
     def _linear(self, layer: LinearOutput, hidden: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
         """Both losses without storing the logits: the sum of all logits of a row is h · Σ_v w_v."""
-        partition = sample.get("partition")
-        if partition is None:
-            partition = self._partition(layer, sample)
-        rows, target = partition = move_partition(partition, hidden.device)
+        rows, target = partition = self._partition(layer, sample, hidden.device)
         flat = hidden.flatten(0, -2)
         nll = layer.loss(flat, partition)
-        kept = (flat if rows is None else flat[rows]).float()  # (N, C)
+        states = (flat if rows is None else flat[rows]).float()  # (N, C)
         weight = layer.weight.float()  # (V, C)
-        of_target = (kept * weight[target]).sum()
-        of_all = kept.sum(0) @ weight.sum(0)
+        of_target = (states * weight[target]).sum()
+        of_all = states.sum(0) @ weight.sum(0)
         return nll + self.eps * (of_target - of_all / weight.size(0)), nll
 
     def _full(self, model: TrainedModel, layer: Any, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:

@@ -35,19 +35,19 @@ class DataParallel:
         """The trained parameters, in the order of the module, as the optimizer changes them: this process's parts."""
         raise NotImplementedError
 
-    def source(self, part: nn.Parameter) -> nn.Parameter:
+    def full_parameter(self, part: nn.Parameter) -> nn.Parameter:
         """The module's parameter that *part*, one of :meth:`named_parameters`, is a part of."""
         return part
 
-    def own(self, part: nn.Parameter, value: Any) -> Any:
+    def local_shard(self, part: nn.Parameter, value: Any) -> Any:
         """This process's part of *value*, which has the shape of the module's parameter; other values as they are."""
         return value
 
-    def whole(self, part: nn.Parameter, value: Any) -> Any:
+    def full(self, part: nn.Parameter, value: Any) -> Any:
         """*value*, of the shape of *part*, as a checkpoint of all processes stores it; other values as they are."""
         return value
 
-    def stored(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+    def consolidated(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
         """*parameters* of the module's state dict, by name, as a checkpoint of all processes stores them."""
         return dict(parameters)
 
@@ -55,7 +55,7 @@ class DataParallel:
         """The norm of all gradients from the *norm* of this process's parts."""
         return norm
 
-    def settle(self) -> None:
+    def reset(self) -> None:
         """Let the next forward pass see parameters that were changed otherwise than by an update."""
 
 

@@ -78,13 +78,14 @@ class Heartbeat:
                 if published is not None:
                     return published
                 time.sleep(0.1)
-            places = [value.partition(" ")[2] for value in self._read([self._key(rank) for rank in range(self.size)])]
+            values = self._read([self._key(rank) for rank in range(self.size)])
         except RuntimeError:
             return None
-        busy = [rank for rank, place in enumerate(places) if rank != self.rank and place and place != _WAITING]
+        positions = {rank: value.partition(" ")[2] for rank, value in enumerate(values) if rank != self.rank}
+        busy = [rank for rank, position in positions.items() if position not in ("", _WAITING)]
         if not _is_timeout(error) or not busy:
             return None
-        reason = f"hangs at {places[busy[0]]}: the others waited {self.timeout:g} s for it (`distributed_timeout`)"
+        reason = f"hangs at {positions[busy[0]]}: the others waited {self.timeout:g} s for it (`distributed_timeout`)"
         return self._publish(Failure(busy[0], 1, reason))
 
     def report(self, failure: Failure) -> None:
@@ -99,7 +100,7 @@ class Heartbeat:
         while not self.stopped.wait(self.timeout / _TICKS):
             beat += 1
             try:
-                self.store.set(self._key(self.rank), f"{beat} {self._place()}")
+                self.store.set(self._key(self.rank), f"{beat} {self._position()}")
                 values = self._read([self._key(other) for other in self.watched])
                 published = self._published()
             except RuntimeError:  # the store's host is gone, or does not answer
@@ -134,7 +135,7 @@ class Heartbeat:
     def _key(self, rank: int) -> str:
         return f"heartbeat/{rank}"
 
-    def _place(self) -> str:
+    def _position(self) -> str:
         """File and line that the main thread is at, or that it waits for other processes."""
         frame: FrameType | None = sys._current_frames().get(self.main or 0)
         waiting = False

@@ -108,10 +108,7 @@ def _join(job: Job[V, R], world: World, url: str, fail: Fail) -> R:
     rank, size, timeout = world.rank, world.size, cfg.distributed_timeout
     rendezvous.stay_on_loopback(url)
     store = rendezvous.connect(url, rank, size, timeout)
-    heartbeat = Heartbeat(
-        rendezvous.connect(url, rank, size, timeout),
-        *(rank, size, timeout, fail),
-    )
+    heartbeat = Heartbeat(rendezvous.connect(url, rank, size, timeout), rank, size, timeout, fail)
     rendezvous.meet(store, rank, size, timeout)
     heartbeat.start()
     stopped = None

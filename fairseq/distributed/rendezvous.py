@@ -39,13 +39,8 @@ def listen(url: str | None, timeout: float) -> tuple[dist.Store, str]:
             bound.bind((host, port) if host in _LOOPBACK else ("", port))
             bound.listen(1024)
             port = bound.getsockname()[1]
-            store = dist.TCPStore(
-                host,
-                port,
-                is_master=True,
-                timeout=timedelta(seconds=timeout),
-                master_listen_fd=bound.detach(),
-            )
+            limit = timedelta(seconds=timeout)
+            store = dist.TCPStore(host, port, is_master=True, timeout=limit, master_listen_fd=bound.detach())
         except (OSError, OverflowError, RuntimeError) as error:
             raise UserError(_cannot_open(url, error)) from None
     return store, f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
@@ -73,22 +68,17 @@ def connect(url: str, rank: int, size: int, timeout: float) -> dist.Store:
             host, port = _address(url)
             store: dist.Store = dist.TCPStore(host, port, is_master=False, timeout=limit)
         else:
-            if url.startswith("file://"):
-                _check_file(url)
+            if url.startswith("file://"):  # torch would try to open the file until its time is over
+                path = urlsplit(url).path
+                if is_special(path):
+                    raise UserError(f"`distributed_init_method` {url}: is a device or a pipe; give a file")
+                prepare_file("`distributed_init_method`", path)
             store, _, _ = next(iter(dist.rendezvous(url, rank, size, timeout=limit)))
     except (RuntimeError, ValueError, OSError, OverflowError) as error:
         raise UserError(_cannot_open(url, error)) from None
     store.set_timeout(timedelta(seconds=timeout))
     attempt = _attempt() if url == "env://" else ""
     return dist.PrefixStore(attempt, store) if attempt else store
-
-
-def _check_file(url: str) -> None:
-    """Raise UserError unless the file of *url* can be written; torch would try to open it until its time is over."""
-    path = urlsplit(url).path
-    if is_special(path):
-        raise UserError(f"`distributed_init_method` {url}: is a device or a pipe; give a file")
-    prepare_file("`distributed_init_method`", path)
 
 
 def _attempt() -> str:

@@ -67,26 +67,26 @@ class ShardedReducer(DataParallel):
 
         # No module's output is modified in place, which the warning is about.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
-        self.place = place_of(cfg, world)
-        mesh = _mesh(world, self.place[1])
+        self.shard = shard_of(cfg, world)
+        mesh = _mesh(world, self.shard[1])
         pinned = world.device.type == "cuda"
         self.module = module
         self.group = mesh.get_group("shard")
         offload = CPUOffloadPolicy(pin_memory=pinned) if cfg.cpu_offload else OffloadPolicy()
         low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32, cast_forward_inputs=False)
-        placed: dict[int, Any] = {}
+        moved: dict[int, Any] = {}
         for layer in layers:
             matrices = [child for child in layer.children() if not _is_norm(child)]
-            _place(matrices, world.device, placed)
+            _move(matrices, world.device, moved)
             fully_shard(matrices, mesh=mesh, mp_policy=low, offload_policy=offload)
-        _place([module], world.device, placed)
+        _move([module], world.device, moved)
         root: Any = fully_shard(module, mesh=mesh, offload_policy=offload)
         root.set_force_sum_reduction_for_comms(True)  # an older gloo has no mean
         root.set_reduce_scatter_unused_params(True)  # a rank without a batch does not use all of them
         self.root = root
         self.sharded: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parts = {name: nn.Parameter(p.to_local().detach()) for name, p in self.sharded.items()}
-        self._source = {id(part): self.sharded[name] for name, part in self.parts.items()}
+        self._full = {id(part): self.sharded[name] for name, part in self.parts.items()}
         for loaded in module.children():
             loaded.register_load_state_dict_pre_hook(self._cut_parameters)
 
@@ -113,7 +113,7 @@ class ShardedReducer(DataParallel):
         dist.all_reduce(squares, group=self.group)
         return squares.sqrt()
 
-    def settle(self) -> None:
+    def reset(self) -> None:
         self.root.reshard()
         for _ in self._pairs():
             pass
@@ -121,41 +121,41 @@ class ShardedReducer(DataParallel):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.parts.items()
 
-    def source(self, part: nn.Parameter) -> nn.Parameter:
-        return self._source[id(part)]
+    def full_parameter(self, part: nn.Parameter) -> nn.Parameter:
+        return self._full[id(part)]
 
-    def own(self, part: nn.Parameter, value: Any) -> Any:
-        whole = isinstance(value, Tensor | TensorPart) and value.shape == self._source[id(part)].shape
+    def local_shard(self, part: nn.Parameter, value: Any) -> Any:
+        whole = isinstance(value, Tensor | TensorPart) and value.shape == self._full[id(part)].shape
         return self._rows(value) if whole else value
 
-    def whole(self, part: nn.Parameter, value: Any) -> Any:
+    def full(self, part: nn.Parameter, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
-        return self._part(value, self._source[id(part)].shape)
+        return self._part(value, self._full[id(part)].shape)
 
-    def stored(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+    def consolidated(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
         once: dict[int, Any] = {id(value): value for value in parameters.values()}  # a tied tensor stays one
         cut = {key: self._part(v.to_local(), v.shape) if _is_sharded(v) else v for key, v in once.items()}
         return {name: cut[id(value)] for name, value in parameters.items()}
 
     def _part(self, local: Tensor, shape: torch.Size) -> TensorPart:
-        return TensorPart(local.detach(), rows_of(shape[0], *self.place)[0], shape)
+        return TensorPart(local.detach(), rows_of(shape[0], *self.shard)[0], shape)
 
     def _rows(self, value: Tensor | TensorPart) -> Tensor:
         """This process's rows of *value*."""
-        first, end = rows_of(value.shape[0], *self.place)
+        first, end = rows_of(value.shape[0], *self.shard)
         return value.local if isinstance(value, TensorPart) else value[first:end]
 
     def _cut_parameters(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         """Replace whole tensors in *state*, which *module* is about to load, by this process's parts."""
         from torch.distributed.tensor import DTensor
 
-        for name, own in module.state_dict(prefix=prefix).items():
+        for name, target in module.state_dict(prefix=prefix).items():
             value = state.get(name)
-            if _is_sharded(own) and isinstance(value, Tensor | TensorPart) and value.shape == own.shape:
-                local = torch.empty_like(own.to_local()).copy_(self._rows(value))
-                layout = own.device_mesh, own.placements
-                state[name] = DTensor.from_local(local, *layout, shape=own.shape, stride=own.stride())
+            if _is_sharded(target) and isinstance(value, Tensor | TensorPart) and value.shape == target.shape:
+                local = torch.empty_like(target.to_local()).copy_(self._rows(value))
+                layout = target.device_mesh, target.placements
+                state[name] = DTensor.from_local(local, *layout, shape=target.shape, stride=target.stride())
 
 
 def build_device(cfg: DistributedConfig, world: World) -> AbstractContextManager[object]:
@@ -174,7 +174,7 @@ def is_sharded(cfg: DistributedConfig, world: World) -> bool:
     return cfg.ddp_backend == BACKEND and world.size > 1
 
 
-def place_of(cfg: DistributedConfig, world: World) -> tuple[int, int]:
+def shard_of(cfg: DistributedConfig, world: World) -> tuple[int, int]:
     """Return (i, n): this process holds part i of n of each parameter.
 
     Raises:
@@ -207,28 +207,28 @@ def _is_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.LayerNorm) or "Norm" in type(module).__name__
 
 
-def _place(modules: Sequence[nn.Module], device: torch.device, placed: dict[int, Any]) -> None:
+def _move(modules: Sequence[nn.Module], device: torch.device, moved: dict[int, Any]) -> None:
     """Put the parameters and buffers of *modules* on *device*, with rank 0's values; tied ones stay tied.
 
-    *placed* has the new tensor of each old one that has been placed already, itself included.
+    *moved* has the new tensor of each old one that has been moved, itself included.
     """
     for module in itertools.chain.from_iterable(part.modules() for part in modules):
         tensors: Any
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None and not _is_sharded(tensor):
-                    tensors[name] = _placed(tensor, device, placed)
+                    tensors[name] = _moved(tensor, device, moved)
 
 
-def _placed(tensor: Tensor, device: torch.device, placed: dict[int, Any]) -> Tensor:
-    if id(tensor) not in placed:
+def _moved(tensor: Tensor, device: torch.device, moved: dict[int, Any]) -> Tensor:
+    if id(tensor) not in moved:
         empty = torch.empty_like(tensor, device=device)
         values = empty if tensor.is_meta else empty.copy_(tensor.detach())
         dist.broadcast(values, 0)
         new = nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
-        placed[id(tensor)] = new, tensor  # the old one is kept, so that no other tensor gets its id
-        placed[id(new)] = new, tensor
-    result: Tensor = placed[id(tensor)][0]
+        moved[id(tensor)] = new, tensor  # the old one is kept, so that no other tensor gets its id
+        moved[id(new)] = new, tensor
+    result: Tensor = moved[id(tensor)][0]
     return result
 
 

@@ -49,7 +49,7 @@ class Workers:
         self.first = first
         self.messages: SimpleQueue[Failure] = context.SimpleQueue()
         self.processes = [
-            context.Process(target=target, args=(self.messages, first + place, place, *args)) for place in range(count)
+            context.Process(target=target, args=(self.messages, first + index, index, *args)) for index in range(count)
         ]
         self.signal = 0
         self._before: dict[signal.Signals, Any] = {}
@@ -89,15 +89,15 @@ class Workers:
             time.sleep(0.05)
 
     def _failure(self, codes: list[int | None]) -> Failure:
-        killed = [place for place, code in enumerate(codes) if code not in (None, 0, 1, USER_ERROR, *EXIT_CODES)]
+        killed = [number for number, code in enumerate(codes) if code not in (None, 0, 1, USER_ERROR, *EXIT_CODES)]
         if killed:  # the messages of the others only say that it is gone
             code = codes[killed[0]] or 0
             reason = f"killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
             return Failure(self.first + killed[0], 1, reason)
         if not self.messages.empty():
             return self.messages.get()
-        place = next(place for place, code in enumerate(codes) if code in (1, USER_ERROR))
-        return Failure(self.first + place, 1, "exited without an error message")
+        number = next(number for number, code in enumerate(codes) if code in (1, USER_ERROR))
+        return Failure(self.first + number, 1, "exited without an error message")
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if self.signal:

@@ -73,8 +73,8 @@ class World:
         known: list[Any] = next((header for header in headers if header), [])
         stacked = [torch.empty((sum(counts), *shape[1:]), dtype=dtype) for shape, dtype in known]
         pieces = list(zip(*(tensor.split(counts) for tensor in stacked), strict=True))
-        for own, tensor in zip(pieces[0] if tensors else (), tensors, strict=True):
-            own.copy_(tensor.detach())
+        for piece, tensor in zip(pieces[0] if tensors else (), tensors, strict=True):
+            piece.copy_(tensor.detach())
         for rank, header in enumerate(headers[1:], start=1):
             for piece in pieces[rank] if header else ():
                 dist.recv(piece, rank, group=group)
@@ -106,9 +106,9 @@ class World:
 
     def _exchange(self, number: int) -> list[int]:
         """The *number* of every process."""
-        own = torch.tensor([number])
-        numbers = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(numbers, own, group=self._host_group)
+        local = torch.tensor([number])
+        numbers = [torch.empty_like(local) for _ in range(self.size)]
+        dist.all_gather(numbers, local, group=self._host_group)
         return torch.cat(numbers).tolist()
 
     def _gather_padded(self, rows: Tensor, counts: list[int]) -> Tensor:

@@ -24,8 +24,10 @@ def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: 
     """
     if world.size == 1:
         return
+    facts: dict[str, Any]
     try:
-        facts = _facts(splits, updates)
+        facts = {f"{split}: {name}": v for split, batches in splits.items() for name, v in batches.facts().items()}
+        facts["updates so far"] = updates
     except UserError as error:  # raised below on all processes: raised here, it would leave the others waiting
         facts = {_FAILURE: error.args[0]}
     if len(set(world.gather(zlib.crc32(repr(facts).encode()), everywhere=True))) == 1 and _FAILURE not in facts:
@@ -39,11 +41,3 @@ def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: 
             if first.get(name) != other.get(name):
                 values = f"{other.get(name, 'missing')} on rank {rank}, {first.get(name, 'missing')} on rank 0"
                 raise UserError(f"{name}: {values}; {ADVICE}")
-
-
-def _facts(splits: Mapping[str, EpochIterator], updates: int) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for split, batches in splits.items():
-        facts |= {f"{split}: {name}": value for name, value in batches.facts().items()}
-    facts["updates so far"] = updates
-    return facts

@@ -22,8 +22,8 @@ EVENTS = "events.out.tfevents.*"  # TensorBoard's names
 def effective(settings: TrainingSettings) -> dict[str, Any]:
     """The settings by flag name with underscores, sorted; without the data folder and what Python objects have."""
     plain = (bool, int, float, str, list, tuple)
-    found = {name: value for name, value in settings.flat.items() if value is None or isinstance(value, plain)}
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in sorted(found.items()) if name != "data"}
+    values = {name: value for name, value in settings.flat.items() if value is None or isinstance(value, plain)}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in sorted(values.items()) if name != "data"}
 
 
 def describe(settings: TrainingSettings) -> str:

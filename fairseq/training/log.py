@@ -51,8 +51,8 @@ class Clock:
         ``mfu``, the model FLOPs utilisation in percent, is added where it is known.
         """
         tokens, updates = self.before[name]
-        found = {"wps": (meter.tokens - tokens) / seconds, "ups": (meter.updates - updates) / seconds}
-        return found if self.token_share is None else {**found, "mfu": self.token_share * found["wps"]}
+        speeds = {"wps": (meter.tokens - tokens) / seconds, "ups": (meter.updates - updates) / seconds}
+        return speeds if self.token_share is None else {**speeds, "mfu": self.token_share * speeds["wps"]}
 
 
 def interval_line(
@@ -123,11 +123,7 @@ def stage_line(stage: Stage | None) -> dict[str, int]:
 
 
 def _line(
-    trainer: Trainer,
-    batches: EpochIterator,
-    stage: Stage | None,
-    report: dict[str, float],
-    speeds: dict[str, float],
+    trainer: Trainer, batches: EpochIterator, stage: Stage | None, report: dict[str, float], speeds: dict[str, float]
 ) -> dict[str, Any]:
     line: dict[str, Any] = {
         "epoch": batches.epoch,

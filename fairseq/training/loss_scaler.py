@@ -26,23 +26,14 @@ class LossScaler:
     """
 
     def __init__(
-        self,
-        init_scale: float,
-        window: int,
-        tolerance: float,
-        lowest: float,
-        threshold: float | None,
+        self, init_scale: float, window: int, tolerance: float, lowest: float, threshold: float | None
     ) -> None:
         self.scale = init_scale
         self.window = window
         self.tolerance = tolerance
         self.lowest = lowest
         self.threshold = threshold
-        self.updates = 0
-        self.last_rescale = 0
-        self.overflows = 0
-        self.last_overflow = 0
-        self.overflows_in_a_row = 0
+        self.updates = self.last_rescale = self.overflows = self.last_overflow = self.overflows_in_a_row = 0
 
     def update(self, overflow: bool) -> None:
         """Record one update; an overflow is logged."""
@@ -62,8 +53,8 @@ class LossScaler:
         if self.overflows_in_a_row < LIMIT:
             return None
         bounds = {"`threshold_loss_scale`": self.threshold, "`fp16_scale_tolerance`": self.tolerance}
-        given = "".join(f", {flag} {value:g}" for flag, value in bounds.items() if value)
-        return f"{LIMIT} updates in a row overflowed, the last one at loss scale {self.scale:g}{given}"
+        in_force = "".join(f", {flag} {value:g}" for flag, value in bounds.items() if value)
+        return f"{LIMIT} updates in a row overflowed, the last one at loss scale {self.scale:g}{in_force}"
 
     def state_dict(self) -> dict[str, float | int]:
         """Return what changes."""

@@ -37,12 +37,12 @@ class Milestones:
 
     def __init__(self, settings: TrainingSettings) -> None:
         texts = {unit: getattr(settings.checkpoint, f"save_interval_{unit}") for unit in ("words", "tokens")}
-        given = {unit: text for unit, text in texts.items() if text}
-        if len(given) == 2:
+        requested = {unit: text for unit, text in texts.items() if text}
+        if len(requested) == 2:
             raise UserError("`save_interval_words`: cannot be combined with `save_interval_tokens`; give one of them")
         self.amount = 0
         self.name: str | None = None
-        self._unit, text = next(iter(given.items()), ("", ""))
+        self._unit, text = next(iter(requested.items()), ("", ""))
         self._ranges = _ranges(f"`save_interval_{self._unit}` {text}", text) if text else []
         folders = data_folders(settings.data_path) if text else []
         self._epochs = [sum(_amounts(folder, settings.data.train_subset, self._unit)) for folder in folders]

@@ -125,15 +125,15 @@ def find(
         parameters: those of *graph* by name, or this rank's parts of them, with their gradients.
     """
     ids = [number for sample in samples if sample is not None and "id" in sample for number in sample["id"].tolist()]
-    found = next((f"the weights {name}" for name, value in parameters.items() if not _is_finite(value)), None)
+    first = next((f"the weights {name}" for name, value in parameters.items() if not _is_finite(value)), None)
     bad, order = _second_pass(graph, task, samples, precision, world)  # on every rank: layers may be gathered
-    found = found or bad or _in_gradients(graph, parameters, order)
-    gathered = world.gather((ids, found), everywhere=True)
+    first = first or bad or _in_gradients(graph, parameters, order)
+    gathered = world.gather((ids, first), everywhere=True)
     places = [
         place if world.size == 1 else f"{place} on rank {rank}" for rank, (_, place) in enumerate(gathered) if place
     ]
     unknown = "no place that a second forward pass would show"
-    return Finding(update, [number for own, _ in gathered for number in own], places[0] if places else unknown)
+    return Finding(update, [number for numbers, _ in gathered for number in numbers], places[0] if places else unknown)
 
 
 def _second_pass(
@@ -164,11 +164,9 @@ def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], orde
     """
     names = {id(value): name for name, value in graph.named_parameters()}
     used = [id(value) for name in order for value in graph.get_submodule(name).parameters(recurse=False)]
-    bad = [
-        names[value]
-        for value in dict.fromkeys(used)
-        if (held := parameters.get(names[value])) is not None and held.grad is not None and not _is_finite(held.grad)
-    ]
+    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    in_order = [names[value] for value in dict.fromkeys(used)]
+    bad = [name for name in in_order if name in gradients and not _is_finite(gradients[name])]
     return f"the gradient of {bad[-1]}" if bad else None
 
 

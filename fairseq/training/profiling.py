@@ -104,12 +104,12 @@ class _Profiler:
         """Write what was profiled, if anything was."""
         if self.running is None:
             return
-        found = self.running
-        found.stop()
+        profiled = self.running
+        profiled.stop()
         with atomic_folder(self.folder, FILES, "`profile`") as folder:
             operators, memory, trace = (folder / name for name in FILES)
-            found.export_chrome_trace(str(trace))
-            operators.write_text(self._table(found), encoding="utf-8")
+            profiled.export_chrome_trace(str(trace))
+            operators.write_text(self._table(profiled), encoding="utf-8")
             if self.device.type == "cuda":
                 torch.cuda.memory._dump_snapshot(str(memory))
         self._stop_recording()
@@ -135,8 +135,8 @@ class _Profiler:
         if self.device.type == "cuda":
             torch.cuda.memory._record_memory_history(enabled=None)
 
-    def _table(self, found: profile) -> str:
+    def _table(self, profiled: profile) -> str:
         """The operators that took most time on the device, and their sums."""
         sort = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
-        table = found.key_averages().table(sort_by=sort, row_limit=OPERATORS, max_name_column_width=70)
+        table = profiled.key_averages().table(sort_by=sort, row_limit=OPERATORS, max_name_column_width=70)
         return f"{self.updates} updates from {self.first + 1} on; {self.device}, torch {torch.__version__}\n{table}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from fairseq import checkpoint
@@ -14,7 +14,7 @@ from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config.fields import differ, shown
 from fairseq.config.settings import CheckpointConfig, DistributedConfig, ProfileConfig, TrainingSettings
 from fairseq.distributed import World
-from fairseq.distributed.sharding import is_sharded, place_of
+from fairseq.distributed.sharding import is_sharded, shard_of
 from fairseq.errors import UserError
 from fairseq.models.architectures.transformer_lm import resumed
 from fairseq.models.loading import check_settings, load_fitting
@@ -61,7 +61,7 @@ class Origin:
 
 def first_origin(settings: TrainingSettings, world: World, manager: CheckpointManager | None) -> Origin:
     """Read what the first stage goes on from, the same file on every process."""
-    rows = place_of(settings.distributed, world) if is_sharded(settings.distributed, world) else None
+    rows = shard_of(settings.distributed, world) if is_sharded(settings.distributed, world) else None
     path = world.share(str(manager.restore_path() or "") if manager is not None else None)
     if path:
         return Origin("checkpoint", checkpoint.load(path, rows=rows), path)
@@ -83,9 +83,9 @@ def begin(run: Run, origin: Origin) -> None:
             _load_weights(run, state, origin.source)
         case "checkpoint":
             with restoring(origin.source):
-                given = run.settings
+                requested = run.settings
                 run.restore(state, origin.source)
-                log_differences(run, given, state.get("args") or {}, origin.source)
+                log_differences(run, requested, state.get("args") or {}, origin.source)
         case "weights":
             _load_weights(run, state, origin.source)
         case "stage":
@@ -123,7 +123,7 @@ def restoring(path: str) -> Iterator[None]:
         ) from error
 
 
-def log_differences(run: Run, given: TrainingSettings, stored: Mapping[str, Any], source: str) -> None:
+def log_differences(run: Run, requested: TrainingSettings, stored: Mapping[str, Any], source: str) -> None:
     """Log one warning with the settings that differ from those of the checkpoint; nothing where none does.
 
     Args:
@@ -131,18 +131,20 @@ def log_differences(run: Run, given: TrainingSettings, stored: Mapping[str, Any]
         stored: those in the checkpoint, which may be of another version or of fairseq.
     """
     now, restored = run.stored_settings(), run.restored
-    names = sorted(now.keys() & stored.keys() - _APART - _of_stages(given))
+    names = sorted(now.keys() & stored.keys() - _APART - _of_stages(requested))
     names = [name for name in names if _is_flat(now[name]) and _is_flat(stored[name])]
     changed = [name for name in names if differ(now[name], stored[name])]
-    kept = [name for name in sorted(restored) if name not in changed]
+    retained = [name for name in sorted(restored) if name not in changed]
     parts = []
     if changed:
         lines = (f"`{name}` {_short(now[name])} (was {_short(stored[name])})" for name in changed)
         parts.append(f"in force, other than in the checkpoint: {', '.join(lines)}")
-    if kept:
-        asked = given.flat
-        lines = (f"`{name}` {_short(restored[name])} (not {_short(asked[name])})" for name in kept)
-        parts.append(f"in force as in the checkpoint: {', '.join(lines)}; {_ways_out(kept)}")
+    if retained:
+        lines = (f"`{name}` {_short(restored[name])} (not {_short(requested.flat[name])})" for name in retained)
+        ways = ["`reset_lr_scheduler` for another `lr`"] if "lr" in retained else []
+        if set(retained) - {"lr"}:
+            ways.append("`optimizer_overrides` or `reset_optimizer` for new ones")
+        parts.append(f"in force as in the checkpoint: {', '.join(lines)}; {', '.join(ways)}")
     if parts:
         logger.warning("%s: settings %s", source, "; ".join(parts))
 
@@ -152,14 +154,6 @@ def _of_stages(settings: TrainingSettings) -> set[str]:
     planned = stages.plan(settings)
     of_each = [stages.settings_at(settings, planned, stage).flat for stage in planned]
     return {name for values in of_each for name in values if values[name] != of_each[0].get(name)}
-
-
-def _ways_out(kept: Sequence[str]) -> str:
-    """The flags that put other values of the settings *kept* in force."""
-    ways = ["`reset_lr_scheduler` for another `lr`"] if "lr" in kept else []
-    if set(kept) - {"lr"}:
-        ways.append("`optimizer_overrides` or `reset_optimizer` for new ones")
-    return ", ".join(ways)
 
 
 def _short(value: object) -> str:

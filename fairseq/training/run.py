@@ -85,7 +85,9 @@ class Run:
         self.milestones = Milestones(settings)
         torch.manual_seed(self.common.seed)
         self.task: FairseqTask = setup_task(settings)
-        self.inferred = _inferred(self.task, settings)
+        # What the task changed while it was set up; a plug-in that writes to its namespace changed nothing here.
+        before = settings.flat
+        self.inferred = {n: value for n, value in self.task.settings.flat.items() if value is not before.get(n)}
         self.restored: dict[str, Any] = {}
         self.settings = settings = settings.changed(**self.inferred) if self.inferred else settings
         with build_device(settings.distributed, world):
@@ -124,16 +126,13 @@ class Run:
             self.milestones.restore(extra["train_iterator"], self.batches)
             rows = self.batches.sampler.rows if same_rows and self._memory_fits(extra.get("batches") or {}) else 0
             if not rows and self.trainer.model.memory_length and self.batches.iterations_in_epoch:
-                logger.info(
-                    "%s: memory dropped, because rows, segments or memory have another length",
-                    source,
-                )
+                logger.info("%s: memory dropped, because rows, segments or memory have another length", source)
         stored, model = state.get("args") or {}, self.trainer.model
         # First, because it names the setting by which parameters have other names or shapes.
         check_settings(model, stored, self.settings.model, source, self.settings.extensions)
         in_force = self.trainer.load_state_dict(state, source, self.saving, rows, adopt=adopt)
-        given = self.settings.flat
-        self.restored = {n: value for n, value in in_force.items() if n in given and differ(given[n], value)}
+        flat = self.settings.flat
+        self.restored = {n: value for n, value in in_force.items() if n in flat and differ(flat[n], value)}
         self.settings = self.settings.changed(**self.restored)
         if not self.saving.reset_meters:
             self.trained_before = float(extra.get("previous_training_time") or 0.0)
@@ -165,11 +164,9 @@ class Run:
 
     def stage_is_done(self) -> bool:
         """Return whether the run ended because its stage is complete, so that the next stage follows."""
-        return (
-            self.stage is not None
-            and not (self.stopped or self.stop.decided)
-            and self.trainer.num_updates >= self.stage.max_update
-        )
+        if self.stage is None or self.stopped or self.stop.decided:
+            return False
+        return self.trainer.num_updates >= self.stage.max_update
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything a run needs to continue; to be called on every process."""
@@ -181,11 +178,8 @@ class Run:
             **self.best.state_dict(),
         )
         if self.stage is not None:
-            state["extra_state"]["stage"] = {
-                "number": self.stage.number,
-                "tokens_per_sample": self.stage.tokens_per_sample,
-                "max_update": self.stage.max_update,
-            }
+            names = ("number", "tokens_per_sample", "max_update")
+            state["extra_state"]["stage"] = {name: getattr(self.stage, name) for name in names}
         return state
 
     def stored_settings(self) -> dict[str, Any]:
@@ -285,9 +279,7 @@ class Run:
         if self.stopped or self.stop.late:
             return Limit(f"`stop_time_hours` {cfg.stop_time_hours:g}")
         if 0 < self.max_update <= updates:
-            return Limit(
-                f"`max_update` {self.max_update}" if self.stage is None else f"the end of `stages` {cfg.stages}"
-            )
+            return Limit(f"the end of `stages` {cfg.stages}" if self.stage else f"`max_update` {self.max_update}")
         if 0 < cfg.max_epoch <= epochs:
             return Limit(f"`max_epoch` {cfg.max_epoch}")
         if between and updates > 0 and self.trainer.get_lr() <= stop_lr:
@@ -318,12 +310,12 @@ class Run:
             device=self.world.device,
         )
 
-    def bar(self, items: Iterable[T], epoch: int, total: int, **place: Any) -> ProgressBar[T]:
+    def bar(self, items: Iterable[T], epoch: int, total: int, **shown_at: Any) -> ProgressBar[T]:
         """Return *items* as a progress bar; processes but the first show none."""
         log_format = self.common.log_format or ("simple" if self.common.no_progress_bar else None)
         shown = log_format if self.world.is_first else "none"
         interval = self.common.log_interval
-        return progress_bar(items, log_format=shown, log_interval=interval, epoch=epoch, total=total, **place)
+        return progress_bar(items, log_format=shown, log_interval=interval, epoch=epoch, total=total, **shown_at)
 
     def batches_signature(self) -> dict[str, Any]:
         """Settings of the batches that memory depends on, and that earlier versions locate a place by."""
@@ -336,10 +328,9 @@ class Run:
 
     def _memory_fits(self, signature: Mapping[str, Any]) -> bool:
         """Return whether row memory saved under *signature* fits the rows of this run."""
-        own = self.batches_signature()
-        return all(
-            signature.get(key) == own.get(key) for key in ("tokens_per_sample", "memory_length", "shuffled_with")
-        )
+        here = self.batches_signature()
+        names = ("tokens_per_sample", "memory_length", "shuffled_with")
+        return all(signature.get(name) == here.get(name) for name in names)
 
     def describe(self) -> None:
         """Log the sizes of model and data, and where the run computes."""
@@ -355,9 +346,3 @@ class Run:
             f" × {self.world.size} processes" if self.world.size > 1 else "",
             stage,
         )
-
-
-def _inferred(task: FairseqTask, settings: TrainingSettings) -> dict[str, Any]:
-    """The settings that *task* changed while it was set up; a plug-in that writes to its namespace has none."""
-    before = settings.flat
-    return {name: value for name, value in task.settings.flat.items() if value is not before.get(name)}

@@ -65,14 +65,18 @@ class Saver:
             return
         if work is None:
             return
-        written = [f"{path} (epoch {point.epoch}, update {point.updates})" for path in paths]
-        done = functools.partial(_finish, work, written)
+
+        def finish() -> None:
+            work()
+            for path in paths:
+                logger.info("saved %s (epoch %d, update %d)", path, point.epoch, point.updates)
+
         if self.cfg.async_save:
             executor = ThreadPoolExecutor(1, "save")
-            self.pending = executor.submit(done)
+            self.pending = executor.submit(finish)
             executor.shutdown(wait=False)  # its thread ends with the work
         else:
-            done()
+            finish()
 
     def save_as(self, name: str, state: Mapping[str, Any], epoch: int, updates: int) -> None:
         """Write *state* as *name*, which training neither resumes from nor removes; to be called on every process.
@@ -109,27 +113,21 @@ class Saver:
         copy: bool = False,
     ) -> Callable[[], None] | None:
         """What is left to do, on this process, to write the parts of *state*; None if no checkpoint is due."""
-        plain, own = parts.split(state)
+        plain, shards = parts.split(state)
         open_folder = contextlib.ExitStack()
         folder = ""
         if self.manager is not None and paths:
-            check_room(paths[0], plain, sum(part.size_of_whole for part in own.values()))
+            check_room(paths[0], plain, sum(part.size_of_whole for part in shards.values()))
             folder = str(open_folder.enter_context(self.manager.saving_folder(paths, epoch, updates)))
         folder = self.world.share(folder)
         if not folder:
             return None
         if copy:
-            own = {key: part.copied() for key, part in own.items()}
+            shards = {key: part.copied() for key, part in shards.items()}
             plain = copied(plain) if self.world.is_first else {}
 
         def write() -> None:
             with open_folder:
-                parts.write(Path(folder), plain, own, group)
+                parts.write(Path(folder), plain, shards, group)
 
         return write
-
-
-def _finish(work: Callable[[], None], written: list[str]) -> None:
-    work()
-    for what in written:
-        logger.info("saved %s", what)

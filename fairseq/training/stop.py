@@ -167,7 +167,7 @@ def continuation(argv: Sequence[str]) -> str:
         start = ["python", "-m", f"fairseq_cli.{path.stem}"]
     else:
         start = ["python", program] if path.suffix == ".py" else [path.name]
-    kept: list[str] = []
+    arguments: list[str] = []
     skip = False
     for word in words:
         if skip:
@@ -175,8 +175,8 @@ def continuation(argv: Sequence[str]) -> str:
         elif word in _ELSEWHERE:
             skip = True
         elif not word.startswith(("--reset-", *(f"{flag}=" for flag in _ELSEWHERE))):
-            kept.append(word)
-    return shlex.join([*start, *kept])
+            arguments.append(word)
+    return shlex.join([*start, *arguments])
 
 
 def _program(program: str, command: str) -> list[str]:

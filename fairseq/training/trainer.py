@@ -107,7 +107,7 @@ class Trainer:
         groups = parameter_groups(
             [(name.removeprefix("model."), p) for name, p in reducer.named_parameters()],
             cfg.no_decay_on_norms_and_biases,
-            [p for _, p in reducer.named_parameters() if id(reducer.source(p)) in hidden],
+            [p for _, p in reducer.named_parameters() if id(reducer.full_parameter(p)) in hidden],
             OPTIMIZERS[settings.chosen.optimizer].group_of,
         )
         optimizer = build_optimizer(settings, groups)
@@ -204,11 +204,11 @@ class Trainer:
 
         def find() -> Finding:
             parameters = dict(self.reducer.named_parameters())
-            found = nonfinite.find(
+            finding = nonfinite.find(
                 self.graph, self.task, samples, parameters, self.precision, self.world, self.num_updates + 1
             )
-            self.reducer.settle()
-            return found
+            self.reducer.reset()
+            return finding
 
         if self.scaler is not None:
             nonfinite.check_scale(self.scaler, find)
@@ -245,7 +245,7 @@ class Trainer:
         """Return the sums over *batches*; see :func:`~fairseq.training.validation.validate`."""
         with self.averaged():
             meter = validate(self.graph, self.task, batches, self.precision, self.world)
-            self.reducer.settle()
+            self.reducer.reset()
         return meter
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
@@ -272,7 +272,7 @@ class Trainer:
                 }
             ],
             "last_optimizer_state": self.names.by_name(
-                convert_state(self.optimizer.state_dict(), self.parameters, self.reducer.whole)
+                convert_state(self.optimizer.state_dict(), self.parameters, self.reducer.full)
             ),
             "extra_state": {
                 "random": self._gather_random_states(),
@@ -283,9 +283,9 @@ class Trainer:
         if (dictionary := dictionary_digest.dictionary_of(self.task)) is not None:
             state[dictionary_digest.KEY] = dictionary.digest()
         if self.average is not None:
-            state["extra_state"]["average"] = self._each(self.reducer.whole, self.average.state_dict())
-        if own := self.criterion.state_dict():
-            state["extra_state"]["criterion"] = own
+            state["extra_state"]["average"] = self._each(self.reducer.full, self.average.state_dict())
+        if parameters := self.criterion.state_dict():
+            state["extra_state"]["criterion"] = parameters
         if self.skipped.count:
             state["extra_state"]["skipped_nonfinite"] = self.skipped.count
         if self.scaler is not None:
@@ -321,7 +321,7 @@ class Trainer:
         history = (state.get("optimizer_history") or [{}])[-1]
         in_force: dict[str, Any] = {}
         if "average" in extra and not options.reset_optimizer:
-            average = self._each(self.reducer.own, extra["average"])
+            average = self._each(self.reducer.local_shard, extra["average"])
             if self.average is not None:
                 self.average.load_state_dict(average)
             else:
@@ -354,11 +354,11 @@ class Trainer:
 
     def _stored_model(self) -> dict[str, Any]:
         """The model as a checkpoint stores it: where a mean of the weights is asked for, in place of the parameters."""
-        stored = self.reducer.stored(stored_parameters(self.model))
+        stored = self.reducer.consolidated(stored_parameters(self.model))
         if self.average is None:
             return stored
         means = {
-            id(self.reducer.source(p)): self.reducer.whole(p, mean.to(p.dtype))
+            id(self.reducer.full_parameter(p)): self.reducer.full(p, mean.to(p.dtype))
             for p, mean in zip(self._trained(), self.average.mean, strict=bool(self.average.count))
         }
         live = self.model.state_dict(keep_vars=True)
@@ -379,14 +379,14 @@ class Trainer:
     def _load_optimizer(
         self, state: Mapping[str, Any], history: Mapping[str, Any], source: str, options: CheckpointConfig, adopt: bool
     ) -> None:
-        for kind, own in (("criterion", type(self.criterion)), ("optimizer", type(self.optimizer))):
-            stored = history.get(f"{kind}_name", own.__name__)
-            if stored != own.__name__:
+        for kind, part in (("criterion", self.criterion), ("optimizer", self.optimizer)):
+            name = type(part).__name__
+            if (stored := history.get(f"{kind}_name", name)) != name:
                 advice = f"give its `{kind}`, or `reset_optimizer`"
-                raise UserError(f"{source}: made with {kind} {stored}, not {own.__name__}; {advice}")
+                raise UserError(f"{source}: made with {kind} {stored}, not {name}; {advice}")
         numbered = self.names.by_number(state["last_optimizer_state"], self.optimizer.param_groups, state["model"])
         self.optimizer.load_state_dict(
-            convert_state(numbered, self.parameters, self.reducer.own),
+            convert_state(numbered, self.parameters, self.reducer.local_shard),
             parse_dict("`optimizer_overrides`", options.optimizer_overrides),
             # A plug-in's optimizer may have another signature.
             **({"adopt": adopt} if isinstance(self.optimizer.optimizer, ElementwiseOptimizer) else {}),
@@ -394,7 +394,7 @@ class Trainer:
 
     def _source_groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups with the parameters of the model, of which it may have parts."""
-        source = self.reducer.source
+        source = self.reducer.full_parameter
         return [{**group, "params": [source(p) for p in group["params"]]} for group in self.optimizer.param_groups]
 
     def _each(self, convert: Callable[[nn.Parameter, Any], Any], average: Mapping[str, Any]) -> dict[str, Any]:
@@ -416,10 +416,10 @@ class Trainer:
                 source, len(states), self.world.size,
             )  # fmt: skip
         elif states:
-            own = states[self.world.rank]
-            torch.set_rng_state(own["cpu"].cpu())
-            if "cuda" in own and self.world.device.type == "cuda":
-                torch.cuda.set_rng_state(own["cuda"].cpu(), self.world.device)
+            state = states[self.world.rank]
+            torch.set_rng_state(state["cpu"].cpu())
+            if "cuda" in state and self.world.device.type == "cuda":
+                torch.cuda.set_rng_state(state["cuda"].cpu(), self.world.device)
 
 
 def _loss_scaler(common: CommonConfig, cfg: OptimizationConfig, world: World) -> LossScaler:

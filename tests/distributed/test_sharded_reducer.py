@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from fairseq.config.settings import DistributedConfig
 from fairseq.distributed import World, sharding
-from fairseq.distributed.sharding import ShardedReducer, build_device, is_sharded, place_of
+from fairseq.distributed.sharding import ShardedReducer, build_device, is_sharded, shard_of
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
 
@@ -117,7 +117,7 @@ def whole_of(reducer: Any, world: World, tensors: dict[str, Any]) -> dict[str, T
 
 
 def gradients(reducer: Any, world: World) -> dict[str, Tensor]:
-    whole = {name: reducer.whole(part, part.grad) for name, part in reducer.named_parameters()}
+    whole = {name: reducer.full(part, part.grad) for name, part in reducer.named_parameters()}
     return whole_of(reducer, world, {name: part for name, part in whole.items() if part is not None})
 
 
@@ -165,9 +165,9 @@ def losses(world: World) -> Any:
     first = reducer.module(tokens_of(0)).item()
     state = Graph(Model(9)).state_dict()
     reducer.module.load_state_dict(state)
-    reducer.settle()
+    reducer.reset()
     loaded = reducer.module(tokens_of(0)).item()
-    parts = {name: reducer.whole(part, part) for name, part in reducer.named_parameters()}
+    parts = {name: reducer.full(part, part) for name, part in reducer.named_parameters()}
     parameters = whole_of(reducer, world, parts)
     seen = {name: p.requires_grad for name, p in reducer.module.named_parameters()}
     tied = reducer.module.model.output.weight is reducer.module.model.embed.weight
@@ -200,7 +200,7 @@ def steps(world: World) -> Any:
             for _, part in reducer.named_parameters():
                 part.sub_(part.grad, alpha=0.01)
                 part.grad = None
-        reducer.settle()
+        reducer.reset()
         found.append(float(world.sum(loss.detach())) / world.size)
     return found
 
@@ -319,17 +319,17 @@ def cut(world: World) -> Any:
     bias = dict(reducer.named_parameters())["model.bias"]
     whole = torch.arange(24.0).view(6, 4)
     mine = TensorPart(torch.full((3, 4), 7.0), 3 * world.rank, torch.Size([6, 4]))
-    owned = [reducer.own(part, value) for value in (whole, mine, whole[0], torch.tensor(3.0), "text")]
-    short = reducer.own(bias, torch.tensor([1.0, 2.0, 3.0]))
+    owned = [reducer.local_shard(part, value) for value in (whole, mine, whole[0], torch.tensor(3.0), "text")]
+    short = reducer.local_shard(bias, torch.tensor([1.0, 2.0, 3.0]))
     stored = [
-        reducer.whole(part, part),
-        reducer.whole(bias, bias),
-        reducer.whole(part, torch.tensor(3.0)),
-        reducer.whole(part, 4),
+        reducer.full(part, part),
+        reducer.full(bias, bias),
+        reducer.full(part, torch.tensor(3.0)),
+        reducer.full(part, 4),
     ]
-    source = reducer.source(part) is reducer.module.model.embed.weight
+    source = reducer.full_parameter(part) is reducer.module.model.embed.weight
     state = {**reducer.module.state_dict(keep_vars=True), "other": whole}
-    parts = reducer.stored(state)
+    parts = reducer.consolidated(state)
     same = parts["model.embed.weight"] is parts["model.output.weight"]
     kept = parts["other"] is whole and parts["model.scale"].item() == 3
     fields = [
@@ -362,7 +362,7 @@ def loaded(world: World) -> Any:
     state = {**Model(9).state_dict(), "embed.weight": part, "output.weight": part}
     del state["bias"]
     missing = model.load_state_dict(state, strict=False).missing_keys  # of a child, as a model's is loaded
-    reducer.settle()
+    reducer.reset()
     after = dict(reducer.named_parameters())
     same = torch.equal(after["model.bias"], before["model.bias"])
     wrong = ""
@@ -409,13 +409,13 @@ def test_processes_of_a_machine_share_a_copy_where_all_machines_have_as_many(
 ) -> None:
     world = Hosts(rank, len(names))
     object.__setattr__(world, "names", tuple(names))
-    assert place_of(SHARDED, world) == place
+    assert shard_of(SHARDED, world) == place
 
 
 def test_groups_have_the_size_that_is_asked_for_and_divide_the_processes() -> None:
-    assert [place_of(PAIRS, World(rank, 6)) for rank in (0, 3, 4)] == [(0, 2), (1, 2), (0, 2)]
+    assert [shard_of(PAIRS, World(rank, 6)) for rank in (0, 3, 4)] == [(0, 2), (1, 2), (0, 2)]
     with user_error("^--shard-group-size 2: must divide the number of processes, 5$"):
-        place_of(PAIRS, World(0, 5))
+        shard_of(PAIRS, World(0, 5))
 
 
 def test_only_ranks_above_0_of_a_sharded_job_build_without_memory() -> None:

@@ -334,7 +334,7 @@ def test_memory_goes_on_with_the_rows_that_do_and_that_of_version_0_1_too() -> N
 def test_parts_of_parameters_have_the_groups_of_their_whole_ones() -> None:
     trainer = a_trainer()
     wholes = {id(p): torch.nn.Parameter(p.detach().clone()) for p in trainer.parameters}
-    trainer.reducer.source = lambda part: wholes[id(part)]  # type: ignore[method-assign]
+    trainer.reducer.full_parameter = lambda part: wholes[id(part)]  # type: ignore[method-assign]
     for group, parts in zip(trainer._source_groups(), trainer.optimizer.param_groups, strict=True):
         assert [id(p) for p in group["params"]] == [id(wholes[id(p)]) for p in parts["params"]]
         assert group["lr"] == parts["lr"] and set(group) == set(parts)

@@ -299,7 +299,7 @@ def test_shards_of_the_mean_are_made_whole_and_cut_by_their_parameters(monkeypat
     assert torch.float16 in dtypes.values()
     asked.clear()
     state = one.average.state_dict()  # type: ignore[union-attr]
-    other._each(other.reducer.own, state)
+    other._each(other.reducer.local_shard, state)
     assert asked == [("own", id(p)) for p in other._trained()] * 2, "its mean and its weights"
 
 
