@@ -285,7 +285,7 @@ def test_parameters_wait_in_host_memory_if_asked_for_which_is_pinned_for_a_gpu(
 
     monkeypatch.setattr(fsdp, "fully_shard", shard)
     monkeypatch.setattr(sharding, "_mesh", lambda world, size: SimpleNamespace(get_group=str))
-    monkeypatch.setattr(sharding, "_place", lambda *_: None)
+    monkeypatch.setattr(sharding, "_move", lambda *_: None)
     cfg = DistributedConfig(ddp_backend="fully_sharded", shard_group_size=2, cpu_offload=offload)
     ShardedReducer(Graph(nn.Identity()), [nn.Identity()], World(0, 2, torch.device(device)), cfg, None)
     expected = fsdp.CPUOffloadPolicy(pin_memory=device == "cuda") if offload else fsdp.OffloadPolicy()
