@@ -146,7 +146,7 @@ def test_the_thread_beats_until_it_is_stopped_and_does_not_hold_up_the_end_of_it
     twice = threading.Semaphore(0)
     other = Heartbeat(store, 1, 2, 600, fail)
     beat = Heartbeat(store, 0, 2, 0.01, fail)
-    beat._place = lambda: twice.release() or "here"  # type: ignore[method-assign]
+    beat._position = lambda: twice.release() or "here"  # type: ignore[method-assign]
     beat.fail = lambda failure: None
     beat.start()
     assert twice.acquire() and twice.acquire()
@@ -315,7 +315,7 @@ def place_of(file: str) -> tuple[str, int]:
     """The place of a process whose main thread waits in code of *file*, and the line of this file that called it."""
     _, beat = beats(1)
     found: list[str] = []
-    looking = threading.Thread(target=lambda: found.append(beat._place()))
+    looking = threading.Thread(target=lambda: found.append(beat._position()))
     code = compile("def wait(thread):\n    thread.start()\n    thread.join()\n", file, "exec")
     names: dict[str, Any] = {}
     exec(code, names)
@@ -348,8 +348,8 @@ def test_a_process_whose_own_code_has_ended_waits() -> None:
     thread = threading.Thread(target=end.wait)
     thread.start()
     beat.main = thread.ident
-    assert beat._place() == "waiting"
+    assert beat._position() == "waiting"
     end.set()
     thread.join()
     beat.main = None
-    assert beat._place() == "waiting"
+    assert beat._position() == "waiting"

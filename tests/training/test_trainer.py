@@ -288,19 +288,19 @@ def test_shards_of_the_mean_are_made_whole_and_cut_by_their_parameters(monkeypat
     one, other = a_trainer(flags, "--memory-efficient-fp16"), a_trainer(flags, "--memory-efficient-fp16")
     one.train_step(batches(one, 1))
     asked: list[Any] = []
-    for trainer, name in ((one, "whole"), (other, "own")):
+    for trainer, name in ((one, "full"), (other, "local_shard")):
         record = lambda p, value, name=name: asked.append((name, id(p))) or value  # noqa: E731
         monkeypatch.setattr(trainer.reducer, name, record)
         monkeypatch.setattr(trainer.names, "by_number", lambda state, *args: state)
     dtypes = {name: value.dtype for name, value in one.model.state_dict().items()}
     stored = one._stored_model()
     assert {name: value.dtype for name, value in stored.items()} == {name: dtypes[name] for name in stored}
-    assert asked == [("whole", id(p)) for p in one._trained()]
+    assert asked == [("full", id(p)) for p in one._trained()]
     assert torch.float16 in dtypes.values()
     asked.clear()
     state = one.average.state_dict()  # type: ignore[union-attr]
     other._each(other.reducer.local_shard, state)
-    assert asked == [("own", id(p)) for p in other._trained()] * 2, "its mean and its weights"
+    assert asked == [("local_shard", id(p)) for p in other._trained()] * 2, "its mean and its weights"
 
 
 def test_before_the_first_mean_the_weights_are_saved() -> None:
