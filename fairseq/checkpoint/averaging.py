@@ -61,6 +61,7 @@ def average(
     for path in paths:
         state = load(path)
         first = first or state
+        # Equal shapes do not tell two dictionaries of one size apart.
         if (dictionary := digest(state, path)) is not None:
             digests.setdefault(dictionary, path)
         if len(digests) > 1:
@@ -73,6 +74,7 @@ def average(
         _check_settings(decisive(state.get("args") or {}), decisive(first.get("args") or {}), path, paths[0])
         updates = int((state.get("optimizer_history") or [{}])[-1].get("num_updates") or 0)
         for name, value in parameters.items():
+            # float64: with many checkpoints, sums in their own precision would lose what distinguishes them.
             if value.is_floating_point():
                 sums[name] = sums[name] + value.double() if name in sums else value.double()
             elif updates > most:

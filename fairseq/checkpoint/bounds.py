@@ -29,6 +29,7 @@ def check_bounded(state: Any, path: str | Path) -> None:
     """
     sizes: dict[int, int] = {}  # of the parts that are finished, as trees
     open_parts = {id(state)}
+    # A stack instead of recursion, which a deep state would end first.
     stack: list[tuple[str, Any, Iterator[tuple[Any, Any]]]] = [("", state, _parts(state))]
     totals, stored = [1], 1
     while stack:

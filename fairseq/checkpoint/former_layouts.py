@@ -11,16 +11,20 @@ import torch
 from torch import Tensor
 
 PARAMETER_NAMES = [  # (pattern, current name), applied in order
-    (r"^decoder\.(sentence_encoder|lm_head|classification_heads)\.", r"encoder.\1."),  # RoBERTa before 0.9
-    (r"sentence_encoder\.layernorm_embedding\.", "sentence_encoder.emb_layer_norm."),  # RoBERTa since 0.10.2
+    # RoBERTa before 0.9
+    (r"^decoder\.(sentence_encoder|lm_head|classification_heads)\.", r"encoder.\1."),
+    # RoBERTa since 0.10.2
+    (r"sentence_encoder\.layernorm_embedding\.", "sentence_encoder.emb_layer_norm."),
     (r"\.layer_norms\.0\.", ".self_attn_layer_norm."),
     (r"\.layer_norms\.[12]\.", ".final_layer_norm."),
 ]
 # Parameters of 0.12.2's encoder layers for a fast path: made from the others when a model is loaded, never trained.
 COPIES = re.compile(r".*\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
-OUTPUT_LAYER = re.compile(r"(?:encoder|decoder)\.lm_head\.(.*)")  # of RoBERTa; fine-tuning keeps it, untrained
+# Of RoBERTa; fine-tuning keeps it, untrained
+OUTPUT_LAYER = re.compile(r"(?:encoder|decoder)\.lm_head\.(.*)")
 BUFFERS = ("version", "_float_tensor")
-FUSED_PROJECTION = re.compile(r"(.*\.)in_proj_(weight|bias)")  # fairseq < 0.8: queries, keys and values in one matrix
+# fairseq < 0.8: queries, keys and values in one matrix
+FUSED_PROJECTION = re.compile(r"(.*\.)in_proj_(weight|bias)")
 
 ARGUMENT_NAMES = {  # former name: current name
     "relu_dropout": "activation_dropout",
@@ -30,7 +34,8 @@ ARGUMENT_NAMES = {  # former name: current name
 }
 LISTS = ("lr", "update_freq")  # once single numbers
 
-HALF_PRECISION = ("FP16Optimizer", "MemoryEfficientFP16Optimizer")  # wrappers, stored in place of the optimizer's name
+# Wrappers, stored in place of the optimizer's name
+HALF_PRECISION = ("FP16Optimizer", "MemoryEfficientFP16Optimizer")
 CRITERIONS = {"MaskedLmLoss": "MaskedLMCriterion"}  # fairseq's class: that of this package
 OPTIMIZERS = {
     "nag": "FairseqNAG",
@@ -50,6 +55,7 @@ def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
     args = upgrade_args(_settings(state))
     upgraded = {key: value for key, value in state.items() if key != "cfg"}
     upgraded["args"] = args
+    # Loading is strict, so that parameters which no model has must go.
     superfluous = {name for name in state["model"] if COPIES.fullmatch(name)}
     if args.get("task") == "sentence_prediction":
         superfluous |= {name for name in state["model"] if OUTPUT_LAYER.fullmatch(name)}
@@ -88,11 +94,13 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(upgraded.get(name), int | float):
             upgraded[name] = [upgraded[name]]
     if isinstance(upgraded.get("tokens_from_prev"), int):
-        upgraded["tokens_from_prev"] = max(0, upgraded["tokens_from_prev"])  # the Shortformer fork's -1: no cache
+        # The Shortformer fork's -1: no cache
+        upgraded["tokens_from_prev"] = max(0, upgraded["tokens_from_prev"])
         # The fork has no setting for position-infused attention, because all its models have it, without a cache too.
         if "position_infused_attention" not in upgraded or upgraded["tokens_from_prev"]:
             upgraded["position_infused_attention"] = True
-    if upgraded.get("arch") == "transformer_lm":  # 0.12, whose defaults are others, stores all of them
+    # 0.12, whose defaults are others, stores all of them
+    if upgraded.get("arch") == "transformer_lm":
         upgraded.setdefault("decoder_normalize_before", True)
         upgraded.setdefault("decoder_input_dim", None)
         upgraded.setdefault("decoder_output_dim", None)
@@ -151,6 +159,7 @@ def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor],
         left = [{**group, "params": [n for n in group["params"] if n not in removed]} for group in groups]
         entries = {number: entry for number, entry in optimizer["state"].items() if number not in removed}
         return {**optimizer, "state": entries, "param_groups": left}
+    # One flat parameter: the elements of the superfluous ones are cut out of every state of its shape.
     trained = torch.cat([torch.full((model[name].numel(),), number not in copies) for number, name in enumerate(names)])
     entries = {
         number: {

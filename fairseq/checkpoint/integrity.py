@@ -21,7 +21,8 @@ from fairseq.system.opening import open_regular
 PLACEHOLDER = "_float_tensor"
 """Last part of the name of a buffer that only marks the device."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_PICKLES = 5  # of the older format: magic number, protocol, system, content, names of the tensors
+# Of the older format: magic number, protocol, system, content, names of the tensors
+_PICKLES = 5
 MARGIN = 1 << 20
 """Bytes of a checkpoint beside its tensors, roughly."""
 
@@ -62,6 +63,7 @@ def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -
     try:
         with zipfile.ZipFile(content) as archive:
             records = archive.infolist()
+            # Declared sizes are checked before any record is read.
             total = sum(record.file_size for record in records)
             if total > size or any(record.compress_type != zipfile.ZIP_STORED for record in records):
                 raise UserError(
@@ -131,12 +133,14 @@ def _is_finite(value: Tensor) -> bool:
 
 def check_room(path: str | Path, state: Mapping[str, Any], more: int = 0) -> None:
     """Raise UserError if the disk of *path* has no room for the tensors of *state* and *more* bytes."""
+    # torch.save writes a storage once, however many tensors are views of it.
     storages = {
         (tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage().nbytes()
         for _, tensor in tensors(state)
     }
     needed = sum(storages.values()) + MARGIN + more
     try:
+        # A link may lead to another disk.
         free = shutil.disk_usage(Path(os.path.realpath(path)).parent).free
     except OSError:
         return  # the folder is missing: opening the file says so

@@ -34,7 +34,8 @@ UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 MILESTONE = re.compile(r"checkpoint_(words|tokens)_(\d+)\.pt")
 BEST_OF_STAGE = re.compile(r"checkpoint_best(\d+)\.pt")
 AMONG_BEST = re.compile(r"checkpoint\.best_.*_(-?[\d.]+)\.pt")
-FOLDER = re.compile(r"checkpoint_\d+_\d+(-\d+)?\.parts")  # of sharded training; the names above are links to it
+# Of sharded training; the names above are links to it
+FOLDER = re.compile(r"checkpoint_\d+_\d+(-\d+)?\.parts")
 
 
 def find_checkpoint(path: str | Path) -> Path:
@@ -95,6 +96,7 @@ class CheckpointManager:
     def names(self, point: SavePoint) -> list[str]:
         """Return the names of the files that a save at *point* writes."""
         config, epoch, updates = self.config, point.epoch, point.updates
+        # In fairseq's order: the first is written, the others are links to it.
         chosen = {
             f"checkpoint{epoch}.pt": point.end_of_epoch
             and not config.no_epoch_checkpoints
@@ -127,7 +129,8 @@ class CheckpointManager:
         for path in paths:
             if path.is_dir() and not path.is_symlink():
                 raise UserError(f"{path}: cannot be written (Is a directory); remove it or choose another `save_dir`")
-        if first.is_dir():  # a link to a folder, which a file can replace only from beside it
+        # A link to a folder, which a file can replace only from beside it
+        if first.is_dir():
             beside = first.with_name(f"{first.name}.file")
             save(beside, state)
             os.replace(beside, first)
@@ -137,6 +140,7 @@ class CheckpointManager:
             if path.is_dir():
                 path.unlink()
             link_or_copy(first, path)
+        # After the new files, so that a kill between the two leaves a checkpoint too many, never one too few.
         self._remove_old()
 
     @contextlib.contextmanager
@@ -219,6 +223,7 @@ class CheckpointManager:
         failure: UserError | None = None
         for path in [last, *sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)]:
             try:
+                # In full: a file may be damaged anywhere.
                 load(path)
             except UserError as error:
                 failure = failure or error
@@ -257,6 +262,7 @@ class CheckpointManager:
     def _remove_old(self) -> None:
         config = self.config
         old = self._after(self._highest_first(EPOCH), config.keep_last_epochs)
+        # --keep-interval-updates-pattern: multiples of it stay for good.
         every = config.keep_interval_updates_pattern
         updates = [(number, path) for number, path in self._highest_first(UPDATE) if every <= 0 or number % every]
         old += self._after(updates, config.keep_interval_updates)
@@ -264,6 +270,7 @@ class CheckpointManager:
         for path in old:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
+        # Names are links to folders: one that no name leads to any more is an old checkpoint.
         linked = {os.path.realpath(path) for path in self.folder.iterdir() if path.is_symlink()}
         for path in self.folder.iterdir():
             if FOLDER.fullmatch(path.name) and os.path.realpath(path) not in linked:
@@ -300,6 +307,8 @@ class CheckpointManager:
 
 def _lock(descriptor: int, folder: Path) -> None:
     try:
+        # flock, not a lock file: the kernel frees it, however the process ends. At once: waiting would look like a
+        # hang.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(f"`save_dir` {folder}: another run writes checkpoints there; choose another folder") from None

@@ -71,6 +71,7 @@ class ParameterNames:
         regrouped = {frozenset(group["params"]) for group in state["param_groups"]} != set(map(frozenset, self.groups))
         restored = []
         for group, members in zip(groups, self.groups, strict=True):
+            # This run's flags group by weight decay, so that the stored one would undo them.
             decay = {"weight_decay": group["weight_decay"]} if regrouped and "weight_decay" in group else {}
             restored.append({**saved[members[0]], **decay, "params": members})
         number = {name: index for index, name in enumerate(self.names)}
@@ -78,6 +79,7 @@ class ParameterNames:
 
     def _named(self, state: State, stored: Iterable[str]) -> State:
         """Name a numbered state's parameters by their order in the checkpoint."""
+        # Tied parameters are numbered once, at their first name.
         order = list(dict.fromkeys(name for key in stored if (name := self.aliases.get(key)) in self.shapes))
         order += [name for name in self.names if name.startswith("criterion.")]
         if len(order) != len(self.names):

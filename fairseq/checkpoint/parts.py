@@ -49,7 +49,8 @@ def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TensorPar
 
     def strip(value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, TensorPart):
-            key = keys.setdefault(id(value), "/".join(map(str, path)))  # a tied tensor is stored once
+            # A tied tensor is stored once
+            key = keys.setdefault(id(value), "/".join(map(str, path)))
             parts[key] = value
             paths.append([list(path), key])
             return None
@@ -76,6 +77,7 @@ def write(folder: Path, plain: Mapping[str, Any], parts: dict[str, TensorPart], 
         dcp.save(dict(parts), storage_writer=Writer(folder), planner=Planner(), process_group=group)
     except CheckpointException as error:
         raise _failure(folder, error.failures) from None
+    # Last, with the checksum of the manifest: parts of two saves are never taken for one.
     if dist.get_rank(group) == 0:
         with open(folder / PLAIN, "wb") as file:
             torch.save({**plain, "manifest": zlib.crc32((folder / MANIFEST).read_bytes())}, file)
@@ -85,6 +87,7 @@ def write(folder: Path, plain: Mapping[str, Any], parts: dict[str, TensorPart], 
 
 def _failure(folder: Path, failures: Mapping[int, Any]) -> BaseException:
     """The error to raise for the *failures* of ranks."""
+    # Of several failures the lowest rank's, the same message on all processes.
     rank, (error, _) = min(failures.items())
     if not isinstance(error, OSError):
         return RuntimeError(f"process {rank} could not write its part of {folder}: {error}")
@@ -151,7 +154,8 @@ def _read(folder: Path, stored: Mapping[str, Any], rows: tuple[int, int] | None)
     chunks = [Chunk(*chunk) for chunk in stored["chunks"]]
     width = math.prod(shape[1:]) * dtype.itemsize
     if min(shape) < 0 or sum(chunk.length for chunk in chunks) < shape[0] * width:
-        raise ValueError("a tensor is larger than its parts")  # checked before room is made for it
+        # Checked before room is made for it
+        raise ValueError("a tensor is larger than its parts")
     first, end = (0, shape[0]) if rows is None else rows_of(shape[0], *rows)
     result = torch.empty((end - first, *shape[1:]), dtype=dtype)
     reached = 0
@@ -200,6 +204,7 @@ class Chunk:
                 raise ValueError(f"{self.file} is truncated")
             file.seek(self.start)
             archive = io.BytesIO(file.read(self.length))
+        # Before torch.load builds anything from it.
         check_archive(archive, path, self.length)
         archive.seek(0)
         try:

@@ -22,6 +22,7 @@ class Writer(FileSystemWriter):
 
     def finish(self, metadata: Any, results: Any) -> None:
         super().finish(metadata, results)
+        # Called on one process, when all parts are written.
         tensors: dict[str, Any] = {
             name: {"dtype": str(tensor.properties.dtype).removeprefix("torch."), "shape": list(tensor.size)}
             for name, tensor in metadata.state_dict_metadata.items()

@@ -24,6 +24,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
+    # True is an int in Python; numbers from 2**63 on overflow those of torch and numpy.
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 

@@ -19,11 +19,13 @@ _NUMBER = re.compile(r"[<>|=]?[biuf]\d{1,2}")
 class DType:
     """Replacement of ``numpy.dtype`` for a number: type code and byte order."""
 
-    def __init__(self, code: str, *_: Any) -> None:  # whether to align and to copy does not matter here
+    # Whether to align and to copy does not matter here
+    def __init__(self, code: str, *_: Any) -> None:
         self.code = code
         self.order = "="
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
+        # State of numpy's dtypes: version, byte order, and fields that numbers do not have.
         self.order = state[1]
 
     def numpy(self) -> np.dtype[Any]:
@@ -49,6 +51,7 @@ class Meter:
 
 def _known_as(path: str, part: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of *part* under the name *path*, for the allow-list of PyTorch's unpickler."""
+    # A copy, so that the part itself keeps its name; the unpickler compares names.
     module, name = path.rsplit(".", 1)
     if isinstance(part, type):
         return type(name, (part,), {"__module__": module})

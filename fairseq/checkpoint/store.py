@@ -106,6 +106,7 @@ def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
         raise UserError(f"{path}: not a checkpoint (it holds no 'model'); give a file that training saved")
     if not any(isinstance(state.get(key), dict) or hasattr(state.get(key), "__dict__") for key in ("args", "cfg")):
         raise UserError(f"{path}: not a checkpoint (it holds no 'args'); give a file that training saved")
+    # Before the upgrade, which relies on the types.
     schema.check(state, path)
     check_finite(model, path)
     return former_layouts.upgrade(state)
@@ -129,8 +130,10 @@ def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
     else:
         check_older_format(path)
     try:
+        # For this file only: what other code allows, or does not, stays as it is.
         with torch.serialization.safe_globals(list(SAFE_GLOBALS)), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch thinks of a foreign pickle is no news to a user
+            # What torch warns of is reported below.
+            warnings.simplefilter("ignore")
             state = torch.load(str(path), map_location=map_location, weights_only=True, mmap=magic == ZIP_MAGIC)
     except Exception as error:  # damaged and hostile files fail in every way there is
         raise UserError(f"{path}: {_fault(error)}") from None

@@ -10,7 +10,8 @@ LARGEST = 1 << 20
 _GETS = ("GET", "BINGET", "LONG_BINGET")
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _TUPLES = ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE")
-_COUNTED = (*_TUPLES, "REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST", "FROZENSET")  # torch.Size is one, too
+# torch.Size is a tuple, too
+_COUNTED = (*_TUPLES, "REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST", "FROZENSET")
 
 
 class RepeatedTuple(ValueError):
@@ -49,6 +50,7 @@ def _step(opcode: pickletools.OpcodeInfo, argument: Any, stack: list[int], memo:
     elif name == "DUP":
         stack.append(stack[-1])
     else:
+        # pickletools knows what every opcode takes from the stack and puts there.
         before, values = list(opcode.stack_before), []
         if pickletools.markobject in before:
             values = _to_mark(stack)

@@ -17,10 +17,7 @@ from fairseq.modules.adaptive_softmax import BandedSoftmax
 class AdaptiveCriterionConfig(CrossEntropyConfig):
     """Settings of the adaptive loss."""
 
-    adaptive_loss_legacy_padding: bool = flag(
-        False,
-        "fairseq's padding bug: one word of each tail band untrained",
-    )
+    adaptive_loss_legacy_padding: bool = flag(False, "fairseq's padding bug: one word of each tail band untrained")
 
 
 @register_criterion("adaptive_loss", dataclass=AdaptiveCriterionConfig)
@@ -32,6 +29,7 @@ class AdaptiveLoss(CrossEntropyCriterion):
         self.band_padding = adaptive_loss_legacy_padding
 
     def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
+        # Two bounds are one band: such a softmax is a full one.
         if not isinstance(model.output_layer, BandedSoftmax) or len(model.output_layer.bounds) == 2:
             raise UserError(
                 "`criterion` adaptive_loss: the model's softmax has no bands; use `criterion` cross_entropy"

@@ -47,6 +47,7 @@ class CrossEntropyCriterion(FairseqCriterion):
     def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
         layer = model.output_layer
         if isinstance(layer, OutputLayer):
+            # On the host: selecting targets on a device synchronises, because their number has to be read.
             target = sample["target"].reshape(-1)
             sample["partition"] = layer.partition(target, self.padding_idx, self.band_padding)
         return sample

@@ -64,6 +64,7 @@ class FairseqCriterion(nn.Module):
         task = parts[-1]
         self.task = task
         dictionary = getattr(task, "target_dictionary", None)
+        # -100 is torch's number of targets that do not count, for tasks without a dictionary.
         self.padding_idx = dictionary.pad() if dictionary is not None else -100
 
     @staticmethod
@@ -106,7 +107,8 @@ class FairseqCriterion(nn.Module):
             sample: a batch; its ``net_input`` are keyword arguments of the model.
             inputs: further keyword arguments, from the state that steps carry.
         """
-        if not sample["nsentences"]:  # a dummy sample, which has not come through the iterator
+        # A dummy sample, which has not come through the iterator
+        if not sample["nsentences"]:
             sample = self.prepare(model, sample)
         net_output = model(**sample["net_input"], **inputs)
         extra = net_output[1] if isinstance(net_output, tuple) and len(net_output) > 1 else None

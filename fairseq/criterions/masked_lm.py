@@ -50,7 +50,8 @@ class MaskedLMCriterion(FairseqCriterion):
     def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
         output = net_output[0].flatten(0, -2)
         if "chosen" in sample:
-            rows = sample["chosen"] if net_output[0].dim() == 2 else slice(None)  # else of all tokens, [B, T, V]
+            # Else of all tokens, [B, T, V]
+            rows = sample["chosen"] if net_output[0].dim() == 2 else slice(None)
             loss, chosen = (
                 nll(output, sample["target"][rows].reshape(-1), self.padding_idx),
                 int(sample["chosen"].sum()),
@@ -94,4 +95,5 @@ def output_layer(model: TrainedModel) -> OutputLayer:
 
 def nll(logits: Tensor, target: Tensor, padding_idx: int) -> Tensor:
     """Summed negative log-likelihood of targets that are not padding: logits [N, V], target [N]."""
+    # float32: sums over a vocabulary lose digits in half precision.
     return F.cross_entropy(logits.float(), target, ignore_index=padding_idx, reduction="sum")

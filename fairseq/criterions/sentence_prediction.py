@@ -17,12 +17,7 @@ from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, Gathered, Values, ratio
 
 PREDICTIONS = "predictions"
-LIBRARIES = {
-    "f1": "sklearn.metrics",
-    "mcc": "sklearn.metrics",
-    "pearson": "scipy.stats",
-    "spearman": "scipy.stats",
-}
+LIBRARIES = {"f1": "sklearn.metrics", "mcc": "sklearn.metrics", "pearson": "scipy.stats", "spearman": "scipy.stats"}
 
 
 @register_criterion("sentence_prediction")

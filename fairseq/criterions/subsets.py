@@ -26,6 +26,7 @@ def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx:
     sums: dict[str, Any] = {}
     if "places" in sample:
         target = sample["target"].reshape(-1)
+        # This synchronises, in validation only.
         rows = (target != padding_idx).nonzero().squeeze(1)
         sums[TOKEN_LOSSES] = _gathered(sample, rows, -layer.target_log_probs(hidden[rows], target[rows]))
     for name, mask in sample.get("subsets", {}).items():

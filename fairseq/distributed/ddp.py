@@ -70,12 +70,7 @@ class GradientReducer(DataParallel):
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        world: World,
-        backend: str,
-        bucket_cap_mb: int,
-        find_unused_parameters: bool,
+        self, module: nn.Module, world: World, backend: str, bucket_cap_mb: int, find_unused_parameters: bool
     ) -> None:
         self.world = world
         self.overlapped = world.size > 1 and backend in ("c10d", "pytorch_ddp")
@@ -93,7 +88,8 @@ class GradientReducer(DataParallel):
                 **no_buffers,
                 bucket_cap_mb=bucket_cap_mb,
                 find_unused_parameters=find_unused_parameters,
-                gradient_as_bucket_view=True,  # no copies to and from the buckets, and no second memory for them
+                # No copies to and from the buckets, and no second memory for them
+                gradient_as_bucket_view=True,
             )
         elif world.size > 1:
             # DistributedDataParallel does the same when it is made.
@@ -126,7 +122,9 @@ class GradientReducer(DataParallel):
     def _average(self, gradients: list[Tensor]) -> None:
         if not gradients:
             return
+        # One message for many tensors: small ones cost latency, not bandwidth.
         flat = torch.cat([g.reshape(-1) for g in gradients])
+        # A sum, then a division: gloo has no mean.
         dist.all_reduce(flat)
         flat.div_(self.world.size)
         for gradient, piece in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):

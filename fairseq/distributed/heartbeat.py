@@ -18,7 +18,8 @@ import torch.distributed as dist
 from fairseq.distributed.workers import USER_ERROR, Failure
 
 _TICKS = 10  # heartbeats in a timeout
-_MISSED = 7  # heartbeats missed before a process counts as stopped, so that it is said before reductions time out
+# Heartbeats missed before a process counts as stopped, so that it is said before reductions time out
+_MISSED = 7
 _PACKAGE = Path(__file__).parents[2]
 _NOT_OURS = (str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"])
 _FAILURE = "failure"
@@ -50,6 +51,7 @@ class Heartbeat:
         self.watched = [other for other in range(size) if other != rank] if rank == 0 else [0]
         self.main = threading.main_thread().ident
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        # The host of the store may stop as well: its silence counts like that of a process.
         store.set_timeout(timedelta(seconds=timeout * _MISSED / _TICKS))
         store.set(self._key(rank), "0 ")
         if rank == 0:
@@ -73,7 +75,8 @@ class Heartbeat:
             return None
         self.stopped.set()
         try:
-            for _ in range(1 if _is_timeout(error) else 20):  # who saw the cause publishes it in a moment
+            # Who saw the cause publishes it in a moment
+            for _ in range(1 if _is_timeout(error) else 20):
                 published = self._published()
                 if published is not None:
                     return published
@@ -83,6 +86,7 @@ class Heartbeat:
             return None
         positions = {rank: value.partition(" ")[2] for rank, value in enumerate(values) if rank != self.rank}
         busy = [rank for rank, position in positions.items() if position not in ("", _WAITING)]
+        # A process that waits, too, is not at fault.
         if not _is_timeout(error) or not busy:
             return None
         reason = f"hangs at {positions[busy[0]]}: the others waited {self.timeout:g} s for it (`distributed_timeout`)"

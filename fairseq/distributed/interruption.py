@@ -10,7 +10,8 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-EXIT_CODES = {128 + number: signal.Signals(number).name for number in SIGNALS}  # of a run that stopped and saved
+# Of a run that stopped and saved
+EXIT_CODES = {128 + number: signal.Signals(number).name for number in SIGNALS}
 
 
 class Interruption:
@@ -29,11 +30,13 @@ class Interruption:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+        # No other thread may set handlers
+        if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._record)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the launcher blocks them until this moment
+            # The launcher blocks them until this moment
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -42,5 +45,7 @@ class Interruption:
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         if self.signal and self.second_ends:
+            # Not sys.exit: whoever asks twice does not want to wait for handlers and threads.
             os._exit(128 + number)
+        # torchrun repeats what the terminal has sent already: the first one names the reason.
         self.signal = self.signal or number

@@ -104,11 +104,14 @@ Fail = Callable[[Failure], NoReturn]
 def _join(job: Job[V, R], world: World, url: str, fail: Fail) -> R:
     """Run *job* as one process of *world*, in touch with the others from beginning to end."""
     cfg = job.distributed
-    importlib.import_module("torch.distributed.nn.functional")  # imported later, it would hold on to the group
+    # Imported later, it would hold on to the group
+    importlib.import_module("torch.distributed.nn.functional")
     rank, size, timeout = world.rank, world.size, cfg.distributed_timeout
     rendezvous.stay_on_loopback(url)
     store = rendezvous.connect(url, rank, size, timeout)
+    # A second connection: the thread must not wait behind a request of this one.
     heartbeat = Heartbeat(rendezvous.connect(url, rank, size, timeout), rank, size, timeout, fail)
+    # Before the heartbeat starts: a slow import must not look like a process that stopped.
     rendezvous.meet(store, rank, size, timeout)
     heartbeat.start()
     stopped = None
@@ -134,7 +137,8 @@ def _join(job: Job[V, R], world: World, url: str, fail: Fail) -> R:
             raise UserError(cause.reason) from None
         fail(cause)
     heartbeat.stop()
-    gc.collect()  # what still refers to the group keeps its threads alive, which abort a process as it ends
+    # What still refers to the group keeps its threads alive, which abort a process as it ends
+    gc.collect()
     dist.destroy_process_group()
     if stopped is not None:
         sys.exit(stopped)
@@ -147,6 +151,7 @@ def _spawn(job: Job[V, R], launch: Launch) -> None:
         # The launcher has the store, not rank 0: it outlives every process that may fail.
         server, url = rendezvous.listen(url, job.distributed.distributed_timeout)
     assert url is not None
+    # Otherwise each process would start a thread for every core.
     if "OMP_NUM_THREADS" not in os.environ and job.common.cpu:
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // launch.count))
     arguments = (job.common.user_dir, pickle.dumps(job), launch.size, url)
@@ -154,6 +159,7 @@ def _spawn(job: Job[V, R], launch: Launch) -> None:
         failure = workers.wait()
     if failure is None:
         return
+    # The launchers of other machines do not see these processes.
     if launch.count < launch.size:
         _tell_other_nodes(url, launch, failure)
     if failure.code == USER_ERROR:
@@ -166,7 +172,8 @@ def _spawn(job: Job[V, R], launch: Launch) -> None:
 def _tell_other_nodes(url: str, launch: Launch, failure: Failure) -> None:
     if failure.code in EXIT_CODES:  # they stop at the same update
         return
-    if not rendezvous.is_reachable(url, _QUICK):  # the first node is what failed: torch would try for minutes
+    # The first node is what failed: torch would try for minutes
+    if not rendezvous.is_reachable(url, _QUICK):
         return
 
     def publish() -> None:

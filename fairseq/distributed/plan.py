@@ -39,6 +39,7 @@ def plan(cfg: DistributedConfig, cpu: bool, gpus: int, environment: Mapping[str,
     Raises:
         UserError: the flags contradict each other, the environment, or the number of GPUs.
     """
+    # torchrun sets both; one alone may be left over from something else.
     if "RANK" in environment and "WORLD_SIZE" in environment:
         rank = _number(environment, "RANK")
         return Launch(
@@ -47,6 +48,7 @@ def plan(cfg: DistributedConfig, cpu: bool, gpus: int, environment: Mapping[str,
             local_rank=_number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else rank,
             url="env://",
         )
+    # Flags that name a rendezvous mean processes started by hand, also inside a SLURM job.
     tasks = 1 if cfg.distributed_init_method else _slurm_tasks(environment)
     if tasks > 1 and cfg.distributed_world_size != 1:
         return _from_slurm(cfg, tasks, gpus, environment)
@@ -65,7 +67,8 @@ def _slurm_tasks(environment: Mapping[str, str]) -> int:
         return 1
     if "SLURM_STEP_NUM_TASKS" in environment:
         return _number(environment, "SLURM_STEP_NUM_TASKS")
-    if environment.get("ENVIRONMENT") == "BATCH":  # the batch script itself: SLURM_NTASKS is what srun would start
+    # The batch script itself: SLURM_NTASKS is what srun would start
+    if environment.get("ENVIRONMENT") == "BATCH":
         return 1
     return _number(environment, "SLURM_NTASKS") if "SLURM_NTASKS" in environment else 1
 
@@ -91,7 +94,8 @@ def _from_slurm(cfg: DistributedConfig, tasks: int, gpus: int, environment: Mapp
     if per_task > 1:
         return Launch(size, rank * per_task, per_task, url=url)
     local = _number(environment, "SLURM_LOCALID") if "SLURM_LOCALID" in environment else rank
-    return Launch(size, rank, local_rank=0 if gpus == 1 else local, url=url)  # one GPU: srun bound it to this task
+    # One GPU: srun bound it to this task
+    return Launch(size, rank, local_rank=0 if gpus == 1 else local, url=url)
 
 
 def _slurm_port(cfg: DistributedConfig, environment: Mapping[str, str]) -> int:
@@ -123,6 +127,7 @@ def _from_flags(cfg: DistributedConfig, cpu: bool, gpus: int) -> Launch:
             "or `distributed_init_method` to add other machines"
         )
     count = min(here or size, size - cfg.distributed_rank)
+    # The number of GPUs bounds nothing here, and each process takes memory.
     if cpu:
         check_processes("`nprocs_per_node`" if cfg.nprocs_per_node else "`distributed_world_size`", count)
     if count < size and not url:

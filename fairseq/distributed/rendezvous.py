@@ -17,7 +17,8 @@ from fairseq.system.opening import is_special
 
 logger = logging.getLogger(__name__)
 
-_SLOWEST_START = 300.0  # seconds: importing torch from a network file system may take minutes
+# In seconds: importing torch from a network file system may take minutes
+_SLOWEST_START = 300.0
 _QUIET = 10.0  # seconds of waiting before a line in the log
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SOURCES = {"tcp": "`distributed_init_method` or `distributed_port`", "env": "MASTER_ADDR and MASTER_PORT"}
@@ -35,6 +36,7 @@ def listen(url: str | None, timeout: float) -> tuple[dist.Store, str]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as bound:
         try:
+            # A run may follow another at once, whose connections the kernel has not forgotten.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind((host, port) if host in _LOOPBACK else ("", port))
             bound.listen(1024)
@@ -68,7 +70,8 @@ def connect(url: str, rank: int, size: int, timeout: float) -> dist.Store:
             host, port = _address(url)
             store: dist.Store = dist.TCPStore(host, port, is_master=False, timeout=limit)
         else:
-            if url.startswith("file://"):  # torch would try to open the file until its time is over
+            # torch would try to open the file until its time is over
+            if url.startswith("file://"):
                 path = urlsplit(url).path
                 if is_special(path):
                     raise UserError(f"`distributed_init_method` {url}: is a device or a pipe; give a file")
@@ -126,6 +129,7 @@ def _missing(store: dist.Store, size: int, timeout: float) -> str:
 
 def stay_on_loopback(url: str) -> None:
     """Let gloo connect over the loopback where the rendezvous is there, unless the environment says otherwise."""
+    # gloo would listen at the address of the host's name, which other machines may reach.
     if url.startswith("tcp://") and _address(url)[0] in _LOOPBACK and "GLOO_SOCKET_IFNAME" not in os.environ:
         names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
         if names:

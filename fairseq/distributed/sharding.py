@@ -82,11 +82,13 @@ class ShardedReducer(DataParallel):
         _move([module], world.device, moved)
         root: Any = fully_shard(module, mesh=mesh, offload_policy=offload)
         root.set_force_sum_reduction_for_comms(True)  # an older gloo has no mean
-        root.set_reduce_scatter_unused_params(True)  # a rank without a batch does not use all of them
+        # A rank without a batch does not use all of them
+        root.set_reduce_scatter_unused_params(True)
         self.root = root
         self.sharded: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parts = {name: nn.Parameter(p.to_local().detach()) for name, p in self.sharded.items()}
         self._full = {id(part): self.sharded[name] for name, part in self.parts.items()}
+        # Checkpoints hold full values or local shards, where PyTorch expects its own tensors.
         for loaded in module.children():
             loaded.register_load_state_dict_pre_hook(self._cut_parameters)
 
@@ -105,11 +107,13 @@ class ShardedReducer(DataParallel):
         """Every part with its parameter."""
         for name, parameter in self.sharded.items():
             part = self.parts[name]
-            part.data = parameter.to_local().detach()  # the first forward pass may have moved it
+            # The first forward pass may have moved it
+            part.data = parameter.to_local().detach()
             yield part, parameter
 
     def total_norm(self, norm: Tensor) -> Tensor:
         squares = norm.square()
+        # Within the group: the groups hold the same shards.
         dist.all_reduce(squares, group=self.group)
         return squares.sqrt()
 
@@ -134,7 +138,8 @@ class ShardedReducer(DataParallel):
         return self._part(value, self._full[id(part)].shape)
 
     def consolidated(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-        once: dict[int, Any] = {id(value): value for value in parameters.values()}  # a tied tensor stays one
+        # A tied tensor stays one
+        once: dict[int, Any] = {id(value): value for value in parameters.values()}
         cut = {key: self._part(v.to_local(), v.shape) if _is_sharded(v) else v for key, v in once.items()}
         return {name: cut[id(value)] for name, value in parameters.items()}
 
@@ -180,6 +185,7 @@ def shard_of(cfg: DistributedConfig, world: World) -> tuple[int, int]:
     Raises:
         UserError: --shard-group-size does not divide the number of processes.
     """
+    # Within a machine: layers are gathered in every pass, which a network would slow down.
     size = cfg.shard_group_size or _processes_of_a_node(world)
     if world.size % size:
         raise UserError(f"`shard_group_size` {size}: must divide the number of processes, {world.size}")
@@ -226,7 +232,8 @@ def _moved(tensor: Tensor, device: torch.device, moved: dict[int, Any]) -> Tenso
         values = empty if tensor.is_meta else empty.copy_(tensor.detach())
         dist.broadcast(values, 0)
         new = nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
-        moved[id(tensor)] = new, tensor  # the old one is kept, so that no other tensor gets its id
+        # The old one is kept, so that no other tensor gets its id
+        moved[id(tensor)] = new, tensor
         moved[id(new)] = new, tensor
     result: Tensor = moved[id(tensor)][0]
     return result

@@ -40,8 +40,10 @@ class TensorPart:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+        # There may be more processes than rows.
         if not self.local.numel():
             return []
+        # Parts are rows, so that offsets in other dimensions are 0.
         offsets = torch.Size([self.first, *[0] * (len(self.shape) - 1)])
         chunk = ChunkStorageMetadata(offsets, self.local.size())
         data = TensorWriteData(chunk, TensorProperties(dtype=self.local.dtype), self.shape)

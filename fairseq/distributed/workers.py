@@ -45,6 +45,7 @@ class Workers:
     """
 
     def __init__(self, target: Callable[..., None], first: int, count: int, args: tuple[Any, ...]) -> None:
+        # CUDA does not survive a fork.
         context = torch.multiprocessing.get_context("spawn")
         self.first = first
         self.messages: SimpleQueue[Failure] = context.SimpleQueue()
@@ -111,7 +112,8 @@ class Workers:
     def _kill(self) -> None:
         for process in self.processes:
             if process.pid is not None:
-                process.kill()  # not SIGTERM, which a stopped process never sees and a running one takes as a request
+                # Not SIGTERM, which a stopped process never sees and a running one takes as a request
+                process.kill()
         for process in self.processes:
             if process.pid is not None:
                 process.join()
@@ -120,12 +122,14 @@ class Workers:
 def leave(messages: SimpleQueue[Failure], failure: Failure) -> NoReturn:
     """Report *failure*, and end this process at once, whatever the others are waiting for."""
     messages.put(replace(failure, reason=failure.reason[-_LONGEST_MESSAGE:]))
+    # Not sys.exit: threads of a collective may wait for processes that are gone.
     os._exit(failure.code)
 
 
 def end_with_launcher() -> None:
     """Let this worker end when the launcher does, however it went: on Linux even while this worker is stopped."""
     if sys.platform.startswith("linux"):
+        # From the kernel, so that it also ends a worker that is stopped.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_wait_for_launcher, name="launcher", daemon=True).start()

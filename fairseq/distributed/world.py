@@ -124,6 +124,7 @@ class World:
         """Return the *value* of rank 0 on every process."""
         if self.size == 1:
             return value
+        # NCCL sends memory of its device only.
         box = [value]
         dist.broadcast_object_list(box, device=self.device if self.device.type == "cuda" else None)
         return box[0]

@@ -77,6 +77,7 @@ class Adafactor(CountingOptimizer):
         like = zeros()
         state: State = {"step": 0}
         if like.dim() >= 2:
+            # Zeros of the shapes that the means of rows and columns have.
             state["exp_avg_sq_row"], state["exp_avg_sq_col"] = like.sum(-1), like.sum(-2)
         else:
             state["exp_avg_sq"] = torch.zeros_like(like)
@@ -128,6 +129,7 @@ def _scaled(grad: Tensor, squares: Tensor, state: State, decay: float) -> Tensor
     rows, columns = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
     rows.lerp_(squares.mean(-1), 1 - decay)
     columns.lerp_(squares.mean(-2), 1 - decay)
+    # The two factors are applied one after the other: their product would be a matrix of second moments.
     scale = (rows / rows.mean(-1, keepdim=True)).rsqrt_().unsqueeze(-1)
     return scale * columns.rsqrt().unsqueeze(-2) * grad
 

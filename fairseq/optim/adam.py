@@ -105,6 +105,7 @@ class Adam(CountingOptimizer):
         scale = None if factor is None else divisor(factor, 1.0, device)
         for step, indices in buckets(params, states, math.inf):
             unbiased = 1.0 if group.get("torch_eps") else math.sqrt(1 - beta2**step)
+            # The kernel reads the step on the device, where it is made: a copy from the host would synchronise.
             torch._fused_adamw_(
                 [params[i] for i in indices],
                 [grads[i] for i in indices],
@@ -126,6 +127,7 @@ class Adam(CountingOptimizer):
 def _apex_adam(params: list[Any]) -> Any:
     """Return apex's FusedAdam if it can be imported and the parameters are on a GPU."""
     first = params[0]["params"][0] if params and isinstance(params[0], dict) else next(iter(params), None)
+    # apex has CUDA kernels only.
     if first is None or not first.is_cuda:
         return None
     try:

@@ -92,6 +92,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 
     def _step_group(self, group: Group, params: list[nn.Parameter], factor: Factor) -> None:
         for p in params:
+            # At the first gradient, as torch does: a parameter that is never used takes no memory.
             if not self.state[p]:
                 self.state[p].update(self.new_state(group, lambda p=p: _zeros(p)))  # type: ignore[misc]
         self.begin_step(group, [self.state[p] for p in params])
@@ -116,12 +117,15 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         """
         defaults = dict(self.defaults)  # torch adds names of its own
         self._restore(state_dict)
+        # A state of another version or of fairseq lacks settings that are newer.
         for group in self.param_groups:
             for name, value in defaults.items():
                 group.setdefault(name, value)
         self._check_entries()
         stored = [index for group in state_dict["param_groups"] for index in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
+        # torch casts a state to the type of its parameter, so that float32 values would lose digits: taken from the
+        # file again.
         for index, p in zip(stored, params, strict=True):
             self.state[p] = {name: value for name, value in self.state[p].items() if value is not None}
             for name, value in state_dict["state"].get(index, {}).items():
@@ -153,7 +157,8 @@ def check_number(value: Any, name: str) -> None:
     number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     # Compared as it is: a whole number of a file may be beyond float64. NaN is in no range.
     if not (isinstance(number, int | float) and 0 <= number < 2**31):
-        is_long = isinstance(number, int) and abs(number) >= 2**64  # Python does not write thousands of digits
+        # Python does not write thousands of digits
+        is_long = isinstance(number, int) and abs(number) >= 2**64
         shown = "a number beyond 64 bits" if is_long else f"{number!r:.60}"
         raise UserError(
             f"checkpoint: its optimizer state lacks a valid {name}: {shown}, expected a number from 0 to {2**31 - 1}; "
@@ -185,7 +190,8 @@ class CountingOptimizer(ElementwiseOptimizer):
 def scale_(gradients: Tensors, factor: Factor) -> None:
     """Multiply *gradients* by *factor* in place."""
     if isinstance(factor, Tensor):
-        torch._foreach_mul_(gradients, factor.to(gradients[0].device) if gradients else factor)  # --cpu-offload
+        # With --cpu-offload gradients are on the host.
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device) if gradients else factor)
     elif factor is not None:
         torch._foreach_mul_(gradients, float(factor))
 
@@ -221,7 +227,8 @@ def together(items: Iterable[T], numel: Callable[[T], int], largest: float) -> I
 
 def buckets(params: Tensors, states: States, largest: float) -> Iterator[tuple[int, list[int]]]:
     """Parameters to update together: the number of their update, and their indices; see :func:`together`."""
-    members: dict[int, list[int]] = defaultdict(list)  # by the number of the update: not all begin together
+    # By the number of the update: not all begin together
+    members: dict[int, list[int]] = defaultdict(list)
     for index, state in enumerate(states):
         members[state["step"]].append(index)
     for step, indices in members.items():

@@ -88,6 +88,7 @@ class FairseqOptimizer:
 
     def settings_in_force(self) -> dict[str, Any]:
         """Return the settings that the groups hold, by name; after a state is restored they may be its own."""
+        # Norms and biases without weight decay do not have the setting in force.
         decayed = [group for group in self.param_groups if group.get("group") != NO_DECAY]
         group = decayed[0] if decayed else {}
         values = {name: group[key] for key, name in self.group_settings.items() if key in group}
@@ -115,6 +116,7 @@ class FairseqOptimizer:
         if isinstance(self.optimizer, ElementwiseOptimizer) and type(self).step is FairseqOptimizer.step:
             self.optimizer.step(factor=factor)
         else:
+            # A plug-in that overrides step takes no factor.
             scale_([p.grad for p in self.params if p.grad is not None], factor)
             self.step()
 
@@ -146,7 +148,8 @@ class FairseqOptimizer:
         else:
             self.optimizer.load_state_dict(dict(state))
         for group, former in zip(self.param_groups, before, strict=True):
-            group.update({name: value for name, value in former.items() if name not in group})  # fairseq's lack some
+            # fairseq's lack some
+            group.update({name: value for name, value in former.items() if name not in group})
         self._restore_factors(before)
         settings = [name for name in self.param_groups[0] if name not in ("params", "group", "lr_factor")]
         for name, value in (overrides or {}).items():
@@ -235,7 +238,8 @@ def _check_shapes(state: Mapping[str, Any], params: list[nn.Parameter]) -> None:
         )
     for index, parameter in zip(stored, params, strict=True):
         shape = parameter.shape
-        allowed = (shape, shape[:-1], shape[:-2] + shape[-1:])  # Adafactor keeps the means of rows and columns
+        # Adafactor keeps the means of rows and columns
+        allowed = (shape, shape[:-1], shape[:-2] + shape[-1:])
         for name, value in state["state"].get(index, {}).items():
             if isinstance(value, Tensor) and value.dim() > 0 and value.shape not in allowed:
                 raise UserError(

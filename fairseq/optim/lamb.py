@@ -80,6 +80,7 @@ class LAMB(CountingOptimizer):
             raise TypeError("LAMB takes no closure: it needs all gradients before the first update")
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if grads:
+            # The norm of all gradients, as FusedLAMB clips before any update.
             norms = torch._foreach_norm(grads, 2, torch.float32 if is_half(grads[0]) else None)
             scale: Tensor | float = 1.0 if factor is None else factor
             norm = torch.linalg.vector_norm(torch.stack(norms)) * scale

@@ -69,6 +69,7 @@ class FairseqMuon(FairseqOptimizer):
             dtype=torch.bfloat16 if config.bf16 else torch.float32,
             **self.optimizer_config,
         )
+        # Torch gave every group the same rate; this applies the factors.
         self.set_lr(config.lr[0])
 
 
@@ -137,6 +138,7 @@ def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices  # [N, short, long]: the products below are of the shorter side
+    # The bound leaves a zero matrix at zero instead of NaN.
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(iterations):
         gram = x @ x.mT  # [N, short, short]

@@ -15,7 +15,8 @@ from fairseq.config.settings import RateConfig
 from fairseq.optim.elementwise import ElementwiseOptimizer, Factor, Group, State, States, Tensors, divisor, scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
-LARGEST = torch.finfo(torch.float32).max  # torch rejects factors beyond it, as of 1e-8 raised to 1e38
+# torch rejects factors beyond it, as of 1e-8 raised to 1e38
+LARGEST = torch.finfo(torch.float32).max
 LARGEST_CHANGE = 1e4
 
 
@@ -73,7 +74,8 @@ class NAG(ElementwiseOptimizer):
             torch._foreach_add_(buffers, grads, alpha=-lr)
             torch._foreach_add_(params, buffers)
             return
-        if not 1 / LARGEST_CHANGE <= change <= LARGEST_CHANGE:  # beyond it c·η·g may not be a float32
+        # Beyond it c·η·g may not be a float32
+        if not 1 / LARGEST_CHANGE <= change <= LARGEST_CHANGE:
             torch._foreach_mul_(buffers, min(change, LARGEST))
             change = 1.0
         torch._fused_sgd_(

@@ -48,7 +48,8 @@ class WeightAverage:
                 means, weights = zip(*exact, strict=True)
                 torch._foreach_lerp_(means, weights, share)
             for mean, p in (pair for pair in pairs if pair[0].dtype != pair[1].dtype):
-                for piece, narrow in zip(slices(mean), slices(p), strict=True):  # widened a slice at a time
+                # Widened a slice at a time
+                for piece, narrow in zip(slices(mean), slices(p), strict=True):
                     piece.lerp_(narrow.float(), share)
 
     @contextlib.contextmanager
@@ -66,6 +67,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _set(self, values: Sequence[Tensor]) -> None:
+        # No values at all: there is no mean yet, and the parameters stay.
         for parameter, value in zip(self.parameters, values, strict=bool(values)):
             parameter.copy_(value)
 
@@ -77,6 +79,7 @@ class WeightAverage:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore *state*."""
         self.count = int(state["count"])
+        # A state without a mean is that of a run which had not reached the first update of it.
         pairs = zip(state["mean"], self.parameters, strict=bool(self.count))
         _check_shapes(self.parameters, state["mean"])
         self.mean = [_float32(mean).to(p.device) for mean, p in pairs]

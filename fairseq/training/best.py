@@ -28,6 +28,7 @@ class Best:
 
     def validated(self, figure: float) -> Best:
         """The value after a validation that gave *figure*; NaN never improves anything, an equal figure does not."""
+        # As in fairseq, an equal figure is no improvement for --patience.
         improves = not math.isnan(figure) and (self.seen is None or self._sign * figure < self._sign * self.seen)
         if improves:
             return replace(self, seen=figure, without_improvement=0)
@@ -41,6 +42,7 @@ class Best:
         """Return whether a checkpoint with *figure* becomes ``checkpoint_best.pt``: ties do, NaN never does."""
         if figure is None or math.isnan(figure):
             return False
+        # As in fairseq, an equal figure replaces checkpoint_best.pt.
         return self.saved is None or self._sign * figure <= self._sign * self.saved
 
     def after_saving(self, figure: float | None) -> Best:

@@ -22,13 +22,15 @@ EVENTS = "events.out.tfevents.*"  # TensorBoard's names
 def effective(settings: TrainingSettings) -> dict[str, Any]:
     """The settings by flag name with underscores, sorted; without the data folder and what Python objects have."""
     plain = (bool, int, float, str, list, tuple)
+    # A plug-in's namespace and Python callers may hold objects, which no YAML file can.
     values = {name: value for name, value in settings.flat.items() if value is None or isinstance(value, plain)}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in sorted(values.items()) if name != "data"}
 
 
 def describe(settings: TrainingSettings) -> str:
     """The data folder and the settings that are not empty, as one line."""
-    empty: tuple[object, ...] = (None, False, "", [])  # a 0 is equal to False, but it is a value
+    # A 0 is equal to False, but it is a value
+    empty: tuple[object, ...] = (None, False, "", [])
     values = {n: value for n, value in effective(settings).items() if type(value) in (int, float) or value not in empty}
     return ", ".join([f"data={settings.data_path}", *(f"{name}={shown(value)}" for name, value in values.items())])
 
@@ -44,6 +46,7 @@ def check_outputs(settings: TrainingSettings) -> None:
     metrics, board = settings.common.metrics_file, settings.common.tensorboard_logdir
     tags = ("train_inner", "train", *settings.data.valid_subset.split(","))
     used = {
+        # An empty file holds no lines of another run.
         "metrics_file": bool(metrics) and os.path.isfile(metrics) and os.path.getsize(metrics) > 0,
         "tensorboard_logdir": bool(board) and any(any(Path(board, tag.strip()).glob(EVENTS)) for tag in tags),
     }
@@ -74,6 +77,7 @@ def write_settings(settings: TrainingSettings, path: Path) -> None:
 
     values = effective(settings)
     values |= {name: os.path.abspath(values[name]) for name in ("save_dir", *OUTPUTS) if values.get(name)}
+    # A run that was resumed with other outputs still owns the former ones.
     former = _outputs(path.parent)
     if former and former[0] not in [{name: values[name] for name in former[0] if name in values}, *former[1:]]:
         with atomic_file(path.parent / EARLIER) as file:

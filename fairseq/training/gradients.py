@@ -36,5 +36,6 @@ def norm_and_factor(
     norms = torch._foreach_norm(pieces, 2, torch.float32) if pieces else [torch.zeros((), device=device)]
     gnorm = total(torch.linalg.vector_norm(torch.stack(norms)).to(device)) * factor
     if clip_norm > 0:
+        # 1e-6 as torch.nn.utils.clip_grad_norm_ and fairseq have it.
         factor = factor * (clip_norm / (gnorm + 1e-6)).clamp(max=1.0)
     return gnorm, factor

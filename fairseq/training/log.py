@@ -100,6 +100,7 @@ def total_updates(cfg: OptimizationConfig, done: int, batches: EpochIterator) ->
     limits = [cfg.max_update] if cfg.max_update else []
     if cfg.max_epoch:
         frequency = cfg.update_freq[min(batches.epoch, len(cfg.update_freq)) - 1]
+        # The last group of an epoch is an update, however few batches it has.
         rest = math.ceil((len(batches) - batches.iterations_in_epoch) / frequency)
         later = max(cfg.max_epoch - batches.epoch, 0) * math.ceil(len(batches) / cfg.update_freq[-1])
         limits.append(done + rest + later)
@@ -112,6 +113,7 @@ def seconds_left(line: Mapping[str, Any], cfg: OptimizationConfig, batches: Epoc
     total = total_updates(cfg, line["num_updates"], batches)
     if total is not None and line["ups"] > 0:
         limits.append((total - line["num_updates"]) / line["ups"])
+    # The clock of the run goes on where the restored run stopped it.
     if cfg.stop_time_hours:
         limits.append(cfg.stop_time_hours * 3600 - wall)
     return max(min(limits), 0.0) if limits and line["ups"] > 0 else None
@@ -125,6 +127,7 @@ def stage_line(stage: Stage | None) -> dict[str, int]:
 def _line(
     trainer: Trainer, batches: EpochIterator, stage: Stage | None, report: dict[str, float], speeds: dict[str, float]
 ) -> dict[str, Any]:
+    # fairseq's order, which scripts that read its logs rely on.
     line: dict[str, Any] = {
         "epoch": batches.epoch,
         "update": batches.epoch - 1 + batches.iterations_in_epoch / max(len(batches), 1),

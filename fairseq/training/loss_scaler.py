@@ -71,6 +71,7 @@ class LossScaler:
         self.last_overflow = self.updates
         self.overflows += 1
         self.overflows_in_a_row += 1
+        # By the share of overflows since the last change, so that --fp16-scale-tolerance can ignore single ones.
         if self.overflows / (self.updates - self.last_rescale) >= self.tolerance:
             lowered = self.scale / 2.0
             self._rescale(lowered if self.threshold is None else max(lowered, self.threshold))

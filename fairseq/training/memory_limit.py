@@ -72,6 +72,7 @@ class BatchSplitter:
                 halves += [rebatch(ids[: rows // 2]), rebatch(ids[rows // 2 :])]
         if len(halves) == len(samples):
             raise UserError(message)
+        # The cached blocks have the sizes of the larger batches and cannot serve the smaller ones.
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         logger.warning("%s; repeated as %s", message.partition(":")[0], _shapes(halves))

@@ -126,7 +126,8 @@ def find(
     """
     ids = [number for sample in samples if sample is not None and "id" in sample for number in sample["id"].tolist()]
     first = next((f"the weights {name}" for name, value in parameters.items() if not _is_finite(value)), None)
-    bad, order = _second_pass(graph, task, samples, precision, world)  # on every rank: layers may be gathered
+    # On every rank: layers may be gathered
+    bad, order = _second_pass(graph, task, samples, precision, world)
     first = first or bad or _in_gradients(graph, parameters, order)
     gathered = world.gather((ids, first), everywhere=True)
     places = [
@@ -146,6 +147,8 @@ def _second_pass(
     devices = [world.device] if world.device.type == "cuda" else []
     carried = task.carried
     try:
+        # Random states as before: the next update must draw what it would have drawn. Hooks run in eager mode only, not
+        # inside compiled code.
         with torch.no_grad(), torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
             for sample in samples:
                 with precision.autocast(world.device):
@@ -165,6 +168,7 @@ def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], orde
     names = {id(value): name for name, value in graph.named_parameters()}
     used = [id(value) for name in order for value in graph.get_submodule(name).parameters(recurse=False)]
     gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    # Backward runs from the last module to the first, so that the last of these gradients is completed first.
     in_order = [names[value] for value in dict.fromkeys(used)]
     bad = [name for name in in_order if name in gradients and not _is_finite(gradients[name])]
     return f"the gradient of {bad[-1]}" if bad else None
@@ -173,6 +177,7 @@ def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], orde
 def _reporter(name: str, order: list[str], bad: list[str]) -> Callable[[nn.Module, object, object], None]:
     def hook(module: nn.Module, inputs: object, output: object) -> None:
         order.append(name)
+        # Only the first counts: what is computed from it is not finite either.
         if not bad and not all(_is_finite(value) for value in _tensors(output)):
             bad.append(name)
 

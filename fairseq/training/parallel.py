@@ -27,7 +27,8 @@ def data_parallel(
     model = graph.model
     _check(cfg, compiled)
     sharded = is_sharded(cfg, world)
-    precision.place(graph.model, None if sharded else world.device)  # sharded, it may never be whole on a device
+    # Sharded, it may never be whole on a device
+    precision.place(graph.model, None if sharded else world.device)
     if not sharded:
         graph.criterion.to(world.device)
     if compiled:
@@ -35,7 +36,8 @@ def data_parallel(
     if cfg.checkpoint_activations:
         checkpoint_activations(model)
     if sharded:
-        if model.skips_parameters:  # processes would wait for one another at different layers
+        # Processes would wait for one another at different layers
+        if model.skips_parameters:
             setting = "decoder_layerdrop" if model.predicts_next_token else "encoder_layerdrop"
             raise UserError(f"`{setting}`: leaves out layers, which `ddp_backend` {BACKEND} cannot; leave it out")
         return ShardedReducer(graph, layers_of(model), world, cfg, precision.dtype)

@@ -106,6 +106,7 @@ class _Profiler:
             return
         profiled = self.running
         profiled.stop()
+        # A run killed while it writes leaves the profile of an earlier run complete.
         with atomic_folder(self.folder, FILES, "`profile`") as folder:
             operators, memory, trace = (folder / name for name in FILES)
             profiled.export_chrome_trace(str(trace))
@@ -124,6 +125,7 @@ class _Profiler:
     def _start(self, done: int) -> None:
         self.first = done
         activities = [ProfilerActivity.CPU]
+        # Recorded from here on only: the history of allocations costs time and memory.
         if self.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
             torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS, stacks="python")

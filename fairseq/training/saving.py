@@ -53,6 +53,7 @@ class Saver:
         Raises:
             UserError: this checkpoint, or the one before in the background, cannot be written.
         """
+        # One save at a time, so that memory holds one copy and files appear in order.
         self.wait()
         paths = self.manager.due(point) if self.manager is not None else []
         if self.cfg.no_save_optimizer_state:
@@ -117,13 +118,16 @@ class Saver:
         open_folder = contextlib.ExitStack()
         folder = ""
         if self.manager is not None and paths:
+            # All processes write to one folder, so that one of them asks for the room of all.
             check_room(paths[0], plain, sum(part.size_of_whole for part in shards.values()))
             folder = str(open_folder.enter_context(self.manager.saving_folder(paths, epoch, updates)))
+        # Also where no checkpoint is due: only the first process knows that.
         folder = self.world.share(folder)
         if not folder:
             return None
         if copy:
             shards = {key: part.copied() for key, part in shards.items()}
+            # Only the first process writes what is not sharded.
             plain = copied(plain) if self.world.is_first else {}
 
         def write() -> None:

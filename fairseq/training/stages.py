@@ -19,7 +19,8 @@ from fairseq.errors import UserError
 from fairseq.models import ModelConfig
 
 SYNTAX = "LENGTH:UPDATES[:TOKENS[:LR]], as in 128:140100,512:286000 or 128:140100:9216:0.5,512:286000::0.25"
-_STAGE = re.compile(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}|(?=:))(?::(\S+))?)?")  # int reads no text of any length
+# int reads no text of any length
+_STAGE = re.compile(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}|(?=:))(?::(\S+))?)?")
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def plan(settings: TrainingSettings) -> list[Stage]:
         raise UserError(
             f"`max_update` {cfg.max_update}: `stages` ends at update {stages[-1].max_update}; leave `max_update` out"
         )
+    # Learned positions are a table: a longer block would read beyond it, hours after the start.
     rows = settings.model.row_limit if isinstance(settings.model, ModelConfig) else None
     limited = [stage for stage in stages if stage.max_tokens is None]
     for name, limit, of in (("max_tokens", settings.data.max_tokens, limited), ("max_target_positions", rows, stages)):
@@ -96,7 +98,8 @@ def plan(settings: TrainingSettings) -> list[Stage]:
             raise UserError(f"`{name}` {limit}: `stages` {cfg.stages} needs {longest}; raise it")
     if any(stage.lr is not None for stage in stages):
         _check_rates(settings)
-    for stage in stages:  # values that contradict a stage's are errors before the first stage, not after hours
+    # Values that contradict a stage's are errors before the first stage, not after hours
+    for stage in stages:
         settings_at(settings, stages, stage)
     return stages
 
@@ -130,6 +133,7 @@ def settings_at(settings: TrainingSettings, stages: list[Stage], stage: Stage) -
         changes |= {"max_tokens": stage.max_tokens, "batch_size": None}
     if stage.lr is not None:
         changes["lr"] = [stage.lr]
+    # A plug-in's model has no cache that follows the length of blocks.
     if isinstance(settings.model, ModelConfig):
         changes |= settings.model.at_block_length(stage.tokens_per_sample, max(lengths))
     limit = settings.data.max_tokens_valid

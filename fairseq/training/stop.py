@@ -20,7 +20,8 @@ from fairseq.distributed import World
 from fairseq.logging.figures import NamedSums
 
 _VOTES = ("votes_late", "votes_interrupted", "votes_save")
-_ELSEWHERE = ("--restore-file", "--finetune-from-model")  # a run that goes on starts from its own checkpoint
+# A run that goes on starts from its own checkpoint
+_ELSEWHERE = ("--restore-file", "--finetune-from-model")
 
 
 class StopVote:
@@ -60,6 +61,7 @@ class StopVote:
         if self.on_host:
             self.late, self.interrupted, self.save_due = wishes
             return sums
+        # In the reduction of the sums: one of their own would synchronise processes twice an update.
         votes = torch.tensor(wishes, dtype=sums.values.dtype).to(sums.values.device, non_blocking=True)
         with_votes = NamedSums((*sums.names, *_VOTES), torch.cat([sums.values, votes]), sums.rows)
         total = with_votes.reduced(self.world)
@@ -72,7 +74,8 @@ class StopVote:
             return
         before, self._pending = self._pending, _start_copy(votes)
         if before is not None:
-            before[1].synchronize()  # of the update before: the device is busy with this one meanwhile
+            # Of the update before: the device is busy with this one meanwhile
+            before[1].synchronize()
             self._read(before[0])
             # These votes were cast before the checkpoint that the votes before them asked for.
             self.save_due = self.save_due and not self._answered
@@ -84,6 +87,7 @@ class StopVote:
 
 def _start_copy(votes: Tensor) -> tuple[Tensor, torch.cuda.Event]:
     """Start to copy *votes* from the device; return the copy, and what tells when it is complete."""
+    # Pinned: a copy to pageable memory blocks the host.
     copy = torch.empty(votes.shape, dtype=votes.dtype, pin_memory=True).copy_(votes, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record()

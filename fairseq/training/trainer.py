@@ -84,6 +84,7 @@ class Trainer:
         self.figures = task.figures(self.criterion)
         self.meters = {name: Meter(world.device) for name in ("train", "train_inner")}
         self.skipped = NonFiniteUpdates(cfg.skip_nonfinite)
+        # A plug-in's schedule may set its first rate here only.
         lr_scheduler.step_update(0)
 
     @classmethod
@@ -103,6 +104,7 @@ class Trainer:
         world = world or World()
         cfg, precision, graph = settings.optimization, Precision(settings.common), task.loss_graph(model, criterion)
         reducer = data_parallel(graph, precision, settings.distributed, settings.common.compile, world)
+        # Roles are found by identity in the model; the optimizer has this process's shards of it.
         hidden = {id(p) for p in hidden_matrices(layers_of(model))}
         groups = parameter_groups(
             [(name.removeprefix("model."), p) for name, p in reducer.named_parameters()],
@@ -178,6 +180,7 @@ class Trainer:
         )
         # The only wait of an update: whether it counts decides what every line below does.
         overflow = not bool(torch.isfinite(gnorm) & torch.isfinite(sums["loss"]))
+        # An update without overflow counts, too: enough of them raise the scale.
         if self.scaler is not None:
             self.scaler.update(overflow)
         if overflow:
@@ -189,6 +192,7 @@ class Trainer:
             if self.average is not None:
                 self.average.update(self.num_updates)
             self.lr_scheduler.step_update(self.num_updates)
+            # A percentage on the device: the log reads its mean, and no update waits for it.
             clipped = (gnorm > self.cfg.clip_norm).double() * (100.0 if self.cfg.clip_norm > 0 else 0.0)
             for meter in self.meters.values():
                 meter.add(sums, gnorm=gnorm, clip=clipped)
@@ -245,6 +249,7 @@ class Trainer:
         """Return the sums over *batches*; see :func:`~fairseq.training.validation.validate`."""
         with self.averaged():
             meter = validate(self.graph, self.task, batches, self.precision, self.world)
+            # Without a backward pass sharded layers stay gathered.
             self.reducer.reset()
         return meter
 
@@ -325,6 +330,7 @@ class Trainer:
             if self.average is not None:
                 self.average.load_state_dict(average)
             else:
+                # The file has the mean in place of the parameters; training goes on from the weights beside it.
                 restore_weights(self._trained(), average)
         if "criterion" in extra and not options.reset_optimizer:
             self.criterion.load_state_dict(extra["criterion"])
@@ -340,6 +346,7 @@ class Trainer:
             in_force = {**self.optimizer.settings_in_force(), **of_others}
             self.num_updates = int(history.get("num_updates", 0))
             self.skipped.count = int(extra.get("skipped_nonfinite", 0))
+        # Also with --reset-lr-scheduler: the rate follows from the number of updates.
         self.lr_scheduler.step_update(self.num_updates)
         if not options.reset_meters:
             for name, meter in self.meters.items():

@@ -12,6 +12,7 @@ from fairseq.models.flops import Reading, flops_per_token
 from fairseq.tasks.masked_lm import MaskedLMConfig
 from fairseq.training.trainer import Trainer
 
+# Of dense products: data sheets also print twice as much, for 2:4 sparsity.
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
 PEAKS: dict[str, tuple[float | None, ...]] = {
     # Name of the device: dense TFLOP/s by PRECISIONS, from the vendors' data sheets; None: not supported.
@@ -36,6 +37,7 @@ def peak_flops(device: str, precision: str) -> float | None:
         device: name of the GPU, as ``torch.cuda.get_device_name`` returns it.
         precision: one of :data:`PRECISIONS`.
     """
+    # A part of a GPU reports the name of the whole one, with MIG in it.
     for pattern, peaks in PEAKS.items():
         if re.fullmatch(pattern, device) and "MIG" not in device:
             peak = peaks[PRECISIONS.index(precision)]

@@ -33,6 +33,7 @@ def validate(
     for sample in batches:
         with precision.autocast(world.device):
             (_, sample_size, log), carried = task.step(graph, sample, carried, world.device)
+        # Gathered: metrics such as F1 are computed from all predictions, not from sums.
         meter.add(NamedSums.of(log, sample_size, world.device, gather=True))
     meter.reduce(world)
     return meter

@@ -122,6 +122,7 @@ class CosineSchedule(FairseqLRScheduler):
     def _annealed(self, updates: float) -> float:
         """The rate *updates* after the warmup."""
         index, period = 0, self.period
+        # Equal periods need no loop over all that have passed.
         if self.config.t_mult == 1:
             index = int(updates // period)
             updates -= index * period

@@ -41,6 +41,7 @@ class InverseSqrtSchedule(FairseqLRScheduler):
         if num_updates < warmup:
             lr = self.init_lr + num_updates * (self.lr - self.init_lr) / warmup
         else:
+            # Without a warmup the decay begins after the first update: 0 has no inverse.
             lr = self.lr * (max(warmup, 1) / max(num_updates, 1)) ** 0.5
         self.optimizer.set_lr(lr)
         return lr

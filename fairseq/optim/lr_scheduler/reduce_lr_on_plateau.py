@@ -49,6 +49,7 @@ class ReduceLROnPlateau(FairseqLRScheduler):
         self.step_update(0)
 
     def step(self, epoch: int, val_loss: float | None = None) -> float:
+        # The warmup raises the rate, whatever validations say.
         if val_loss is not None and self.num_updates >= self.config.warmup_updates:
             if self._is_better(val_loss):
                 self.best, self.bad_epochs = val_loss, 0
@@ -80,5 +81,6 @@ class ReduceLROnPlateau(FairseqLRScheduler):
     def _is_better(self, figure: float) -> bool:
         if self.best is None:
             return not math.isnan(figure)
+        # Relative to the best figure, as torch's threshold_mode="rel".
         margin = self.config.lr_threshold * self.best
         return self.sign * figure < self.sign * (self.best - self.sign * margin)

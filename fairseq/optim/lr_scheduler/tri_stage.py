@@ -48,6 +48,7 @@ class TriStageSchedule(FairseqLRScheduler):
         self.lr = config.lr[0]
         self.steps = [config.warmup_steps, config.hold_steps, config.decay_steps]
         if config.phase_ratio is not None:
+            # Not in check(): with --stages the length of training comes with the stage.
             if config.max_update <= 0:
                 shown = ",".join(map(str, config.phase_ratio))
                 raise SettingError(f"`phase_ratio` {shown}: needs `max_update`; give it")

@@ -53,6 +53,7 @@ class TriangularSchedule(FairseqLRScheduler):
         self.step_update(0)
 
     def step_update(self, num_updates: int) -> float:
+        # Whole updates, as in fairseq: an odd period is one update shorter.
         half = self.config.lr_period_updates // 2
         cycle = num_updates // (2 * half)
         shrink = self.config.lr_shrink**cycle
