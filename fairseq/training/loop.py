@@ -70,12 +70,14 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
     """
     started = time.perf_counter()  # of all stages
     interruption = interruption or Interruption()
+    # One process names and writes checkpoints; of sharded ones the others write their parts into its folder.
     manager = CheckpointManager(settings.checkpoint) if world.is_first else None
     with manager.locked() if manager is not None else contextlib.nullcontext():
+        # Before hours of training, and under the lock, so that no other run changes the folder meanwhile.
         if manager is not None:
             check_outputs(settings)
         planned = stages.plan(settings)
-        origin = resumption.first_origin(settings, world, manager)
+        origin = resumption.first_origin(settings.checkpoint.finetune_from_model, settings.distributed, world, manager)
         settings = resumption.at_version(settings, (origin.state or {}).get("args") or {})
         while True:
             stage = stages.stage_at(planned, origin.updates(settings.checkpoint)) if planned else None
@@ -83,7 +85,9 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
             run = Run(of_stage, world, manager, stage, interruption)
             resumption.begin(run, origin)
             settings = settings.changed(**{**run.inferred, **run.restored})
-            run.batches.open()  # what is wrong with the data is found before anything is written
+            # What is wrong with the data is found before anything is written
+            run.batches.open()
+            # Once a run: the file describes all stages.
             if manager is not None and origin.kind != "stage":
                 run.record_settings(settings, manager)
             train_stage(run)
@@ -100,7 +104,8 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
             origin = resumption.Origin("stage", copied(run.state_dict(), again=False), f"stage {stage.number}")
             run.batches.close()  # what opens the next data folder refers to the model
             del run
-            gc.collect()  # wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer leaves
+            # Wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer leaves
+            gc.collect()
             settings = settings.changed(**RESETS_OFF)
 
 
@@ -109,7 +114,8 @@ def train_stage(run: Run) -> None:
     run.describe()
     updates, read = run.trainer.num_updates, {run.settings.data.train_subset: run.batches}
     check_agreement(run.world, {**read, **run.validation}, updates)
-    if run.cfg.stop_time_hours > 0:  # a restored run may be late already; clocks differ between ranks
+    # A restored run may be late already; clocks differ between ranks
+    if run.cfg.stop_time_hours > 0:
         run.stopped |= bool(run.world.sum(torch.tensor(float(run.is_late()), device=run.world.device)))
     if limit := run.limit():
         logger.info(limit.describe_nothing_to_do(updates))
@@ -118,6 +124,7 @@ def train_stage(run: Run) -> None:
         recording(run.common if run.world.is_first else None, run.saving.save_dir, updates) as run.record,
         profiling(run.window, run.saving.save_dir, run.world) as observed,
     ):
+        # Folders of data take turns by epoch, so that one which differs may be reached after days.
         compared = run.batches.epoch
         while run.limit() is None:
             if run.batches.changes_data and run.batches.epoch != compared:
@@ -144,6 +151,7 @@ def train_epoch(run: Run, observed: Observer) -> None:
                 with observed(trainer.num_updates):
                     updated = trainer.train_step(samples, run.stop, batches.rebatch)
             except NonFinite as error:
+                # The state is that before the update, so that what led to it can be repeated from the file.
                 run.save_for_inspection(error.finding)
                 raise
             if updated:
@@ -153,6 +161,7 @@ def train_epoch(run: Run, observed: Observer) -> None:
                 validate_and_save(run, epoch, bar, clock)
             if batches.end_of_epoch or (updated and run.limit() is not None):
                 break
+    # An epoch that a limit cut short stays where it is: the resumed run completes it.
     if batches.end_of_epoch:
         batches.load_state_dict({"epoch": epoch + 1, "iterations_in_epoch": 0})
 
@@ -170,7 +179,8 @@ def validate_and_save(run: Run, epoch: int, bar: ProgressBar[list[Sample | None]
     if end_of_epoch:
         line = log.epoch_line(run.trainer, run.batches, run.stage, clock)
         run.record(bar.print({**line, **run.clocks(clock)}, tag="train"), "train", updates)
-        run.task.restart()  # before a checkpoint is saved: the next epoch begins elsewhere in the corpus
+        # Before a checkpoint is saved: the next epoch begins elsewhere in the corpus
+        run.task.restart()
     due = (
         run.milestones.passed(run.batches)
         or log.is_due(updates, saving.save_interval_updates)
@@ -191,8 +201,10 @@ def validate_and_save(run: Run, epoch: int, bar: ProgressBar[list[Sample | None]
     if figure is not None:
         run.best = run.best.validated(figure)
         run.check_patience()
+    # After the validation, whose figure may lower the rate, and before the save that stores the rate.
     if end_of_epoch:
         run.trainer.end_epoch(epoch, figure)
     if (due or last or run.stopped or run.stop.decided or run.stop.save_due) and not saving.no_save:
         run.save(epoch, updates, end_of_epoch, figure)
+    # Speeds of the log are those of training.
     clock.skip(paused)

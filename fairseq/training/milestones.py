@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fairseq.config.settings import TrainingSettings
+from fairseq.config.settings import CheckpointConfig
 from fairseq.data.folders import check_split, corpus_prefixes, data_folders
 from fairseq.data.indexed_dataset import token_count
 from fairseq.data.iterator import EpochIterator
@@ -35,8 +35,8 @@ class Milestones:
         name: of the checkpoint that is due here, after the last milestone reached; None: none is.
     """
 
-    def __init__(self, settings: TrainingSettings) -> None:
-        texts = {unit: getattr(settings.checkpoint, f"save_interval_{unit}") for unit in ("words", "tokens")}
+    def __init__(self, saving: CheckpointConfig, data_path: str, split: str) -> None:
+        texts = {unit: getattr(saving, f"save_interval_{unit}") for unit in ("words", "tokens")}
         requested = {unit: text for unit, text in texts.items() if text}
         if len(requested) == 2:
             raise UserError("`save_interval_words`: cannot be combined with `save_interval_tokens`; give one of them")
@@ -44,8 +44,8 @@ class Milestones:
         self.name: str | None = None
         self._unit, text = next(iter(requested.items()), ("", ""))
         self._ranges = _ranges(f"`save_interval_{self._unit}` {text}", text) if text else []
-        folders = data_folders(settings.data_path) if text else []
-        self._epochs = [sum(_amounts(folder, settings.data.train_subset, self._unit)) for folder in folders]
+        folders = data_folders(data_path) if text else []
+        self._epochs = [sum(_amounts(folder, split, self._unit)) for folder in folders]
 
     def restore(self, state: Mapping[str, Any], batches: EpochIterator) -> None:
         """Go on from the place *state* that a run saved; *batches* stand at that of this run, which may be earlier."""
@@ -58,6 +58,7 @@ class Milestones:
         milestone = previous = 0
         for every, end in self._ranges:
             last = int(min(self.amount, end)) // every * every
+            # Several may have been passed in one update: the file is named after the last.
             milestone = last if last > max(before, previous) else milestone
             previous = int(min(self.amount, end))
         self.name = f"checkpoint_{self._unit}_{milestone}.pt" if milestone else None
@@ -70,6 +71,7 @@ class Milestones:
     def _amount(self, epoch: int, read: int, units: int) -> int:
         if not self._epochs:
             return 0
+        # Folders of data are read one an epoch, in turns.
         turns, number = divmod(epoch - 1, len(self._epochs))
         before = turns * sum(self._epochs) + sum(self._epochs[:number])
         return before + self._epochs[number] * read // units

@@ -59,14 +59,17 @@ class Origin:
         return int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
 
 
-def first_origin(settings: TrainingSettings, world: World, manager: CheckpointManager | None) -> Origin:
-    """Read what the first stage goes on from, the same file on every process."""
-    rows = shard_of(settings.distributed, world) if is_sharded(settings.distributed, world) else None
+def first_origin(
+    model: str | None, distributed: DistributedConfig, world: World, manager: CheckpointManager | None
+) -> Origin:
+    """Read what the first stage goes on from, the same file on every process; *model*: ``--finetune-from-model``."""
+    rows = shard_of(distributed, world) if is_sharded(distributed, world) else None
+    # Chosen by one process, so that all read the same file.
     path = world.share(str(manager.restore_path() or "") if manager is not None else None)
     if path:
         return Origin("checkpoint", checkpoint.load(path, rows=rows), path)
-    if settings.checkpoint.finetune_from_model:
-        path = str(find_checkpoint(settings.checkpoint.finetune_from_model))
+    if model:
+        path = str(find_checkpoint(model))
         return Origin("weights", checkpoint.load(path, rows=rows), path)
     return Origin()
 
@@ -88,6 +91,7 @@ def begin(run: Run, origin: Origin) -> None:
                 log_differences(run, requested, state.get("args") or {}, origin.source)
         case "weights":
             _load_weights(run, state, origin.source)
+        # Not within restoring(): a state of this process that cannot be restored is a bug, not a bad file.
         case "stage":
             run.restore(state, origin.source, adopt=True)
 
@@ -132,6 +136,7 @@ def log_differences(run: Run, requested: TrainingSettings, stored: Mapping[str, 
     """
     now, restored = run.stored_settings(), run.restored
     names = sorted(now.keys() & stored.keys() - _APART - _of_stages(requested))
+    # What a plug-in or a damaged file stores as a setting may be of any kind and length.
     names = [name for name in names if _is_flat(now[name]) and _is_flat(stored[name])]
     changed = [name for name in names if differ(now[name], stored[name])]
     retained = [name for name in sorted(restored) if name not in changed]

@@ -82,7 +82,8 @@ class Run:
         splits = [split.strip() for split in data.valid_subset.split(",")]
         if not all(splits):
             raise UserError(f"`valid_subset` {data.valid_subset!r}: empty name; `disable_validation` skips validation")
-        self.milestones = Milestones(settings)
+        self.milestones = Milestones(self.saving, settings.data_path, data.train_subset)
+        # Here and not at start-up: what other stages drew must not change the initial values of this one.
         torch.manual_seed(self.common.seed)
         self.task: FairseqTask = setup_task(settings)
         # What the task changed while it was set up; a plug-in that writes to its namespace changed nothing here.
@@ -123,6 +124,7 @@ class Run:
             length = self.task.batch_settings().get("tokens_per_sample")
             saved = SavedBy.of(state, length, self.stage.number if self.stage else None)
             same_rows = self.batches.load_state_dict(extra["train_iterator"], saved)
+            # After the batches, whose position may be earlier than the one that was saved.
             self.milestones.restore(extra["train_iterator"], self.batches)
             rows = self.batches.sampler.rows if same_rows and self._memory_fits(extra.get("batches") or {}) else 0
             if not rows and self.trainer.model.memory_length and self.batches.iterations_in_epoch:
@@ -150,6 +152,7 @@ class Run:
             check_save_dir(manager.folder, dictionary)
             manager.keep_dictionary(dictionary.path)
         logger.info("settings: %s", describe(settings))
+        # A run with nothing to do must not replace the settings of the run that made the checkpoints.
         if not self.saving.no_save and self.limit() is None:
             write_settings(settings, manager.folder / SETTINGS_FILE)
 
@@ -212,7 +215,8 @@ class Run:
         state["extra_state"].update(val_loss=figure, **saved.state_dict())
         is_best = self.best.is_worth_saving(figure)
         self.saver.save(state, SavePoint(epoch, updates, end_of_epoch, is_best, figure, self.milestones.name))
-        self.best = saved  # only now: a checkpoint that could not be written is not the best one saved
+        # Only now: a checkpoint that could not be written is not the best one saved
+        self.best = saved
         self.saved_at = time.perf_counter()
         self.stop.saved()
         self.world.barrier()
@@ -228,6 +232,7 @@ class Run:
             with self.bar(itertools.islice(batches, steps), epoch, steps, prefix=f"valid on {split!r} subset") as bar:
                 meter = self.trainer.validate(bar)
             report = meter.report(self.trainer.figures)
+            # As in fairseq, the first split alone decides which checkpoint is the best.
             best = report[metric] if figures else self.best.better(report[metric])
             stats = log.validation_line(epoch, self.stage, report, meter.tokens / clock.elapsed())
             stats |= {"num_updates": self.trainer.num_updates, f"best_{metric}": best, "wall": self.wall()}
@@ -251,6 +256,7 @@ class Run:
             return
         length = self.task.batch_settings().get("tokens_per_sample")
         before = (extra.get("batches") or {}).get("tokens_per_sample", length)
+        # A loss at another block length has other context, so that the two cannot be compared.
         if before == length:
             self.best = self.best.restored(extra, forget=self.saving.reset_optimizer)
             return
@@ -272,6 +278,7 @@ class Run:
         between = self.batches.end_of_epoch or self.batches.iterations_in_epoch == 0
         epochs = self.batches.epoch if self.batches.end_of_epoch else self.batches.epoch - 1
         stop_lr = self.trainer.lr_scheduler.stop_lr
+        # First: the message of any other limit would call the run complete.
         if self.stop.interrupted:
             return Limit("a signal")
         if self.stopped and 0 < self.saving.patience <= self.best.without_improvement:
@@ -282,6 +289,7 @@ class Run:
             return Limit(f"the end of `stages` {cfg.stages}" if self.stage else f"`max_update` {self.max_update}")
         if 0 < cfg.max_epoch <= epochs:
             return Limit(f"`max_epoch` {cfg.max_epoch}")
+        # As in fairseq, a rate that is reached within an epoch lets the epoch be completed.
         if between and updates > 0 and self.trainer.get_lr() <= stop_lr:
             return Limit(f"`stop_min_lr` {stop_lr:g}", "lower")
         return None

@@ -119,7 +119,8 @@ def test_two_processes_save_after_the_words_of_both(whole: Path, data: Path, tmp
 
 
 def milestones(data: Any, *flags: str) -> Milestones:
-    return Milestones(training_settings(runs.arguments(FIVE, "--train-subset train", *flags, data=data)))
+    settings = training_settings(runs.arguments(FIVE, "--train-subset train", *flags, data=data))
+    return Milestones(settings.checkpoint, settings.data_path, settings.data.train_subset)
 
 
 def name_at(read: Milestones, batches: Any) -> str | None:
