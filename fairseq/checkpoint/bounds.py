@@ -25,7 +25,7 @@ def check_bounded(state: Any, path: str | Path) -> None:
 
     Raises:
         UserError: a part contains itself, is nested deeper than :data:`DEPTH`, or is a whole number of more than
-            :data:`BITS` bits; the message names its place. Or parts repeat more than :data:`REPEATED` allows.
+            :data:`BITS` bits; the message names its path. Or parts repeat more than :data:`REPEATED` allows.
     """
     sizes: dict[int, int] = {}  # of the parts that are finished, as trees
     open_parts = {id(state)}

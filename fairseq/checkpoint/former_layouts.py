@@ -20,10 +20,10 @@ PARAMETER_NAMES = [  # (pattern, current name), applied in order
 ]
 # Parameters of 0.12.2's encoder layers for a fast path: made from the others when a model is loaded, never trained.
 COPIES = re.compile(r".*\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
-# Of RoBERTa; fine-tuning keeps it, untrained
+# Of RoBERTa; fine-tuning keeps it, untrained.
 OUTPUT_LAYER = re.compile(r"(?:encoder|decoder)\.lm_head\.(.*)")
 BUFFERS = ("version", "_float_tensor")
-# fairseq < 0.8: queries, keys and values in one matrix
+# fairseq < 0.8: queries, keys and values in one matrix.
 FUSED_PROJECTION = re.compile(r"(.*\.)in_proj_(weight|bias)")
 
 ARGUMENT_NAMES = {  # former name: current name
@@ -34,7 +34,7 @@ ARGUMENT_NAMES = {  # former name: current name
 }
 LISTS = ("lr", "update_freq")  # once single numbers
 
-# Wrappers, stored in place of the optimizer's name
+# Wrappers, stored in place of the optimizer's name.
 HALF_PRECISION = ("FP16Optimizer", "MemoryEfficientFP16Optimizer")
 CRITERIONS = {"MaskedLmLoss": "MaskedLMCriterion"}  # fairseq's class: that of this package
 OPTIMIZERS = {
@@ -94,12 +94,12 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(upgraded.get(name), int | float):
             upgraded[name] = [upgraded[name]]
     if isinstance(upgraded.get("tokens_from_prev"), int):
-        # The Shortformer fork's -1: no cache
+        # The Shortformer fork's -1: no cache.
         upgraded["tokens_from_prev"] = max(0, upgraded["tokens_from_prev"])
         # The fork has no setting for position-infused attention, because all its models have it, without a cache too.
         if "position_infused_attention" not in upgraded or upgraded["tokens_from_prev"]:
             upgraded["position_infused_attention"] = True
-    # 0.12, whose defaults are others, stores all of them
+    # 0.12, whose defaults are others, stores all of them.
     if upgraded.get("arch") == "transformer_lm":
         upgraded.setdefault("decoder_normalize_before", True)
         upgraded.setdefault("decoder_input_dim", None)

@@ -21,7 +21,7 @@ from fairseq.system.opening import open_regular
 PLACEHOLDER = "_float_tensor"
 """Last part of the name of a buffer that only marks the device."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Of the older format: magic number, protocol, system, content, names of the tensors
+# Of the older format: magic number, protocol, system, content, names of the tensors.
 _PICKLES = 5
 MARGIN = 1 << 20
 """Bytes of a checkpoint beside its tensors, roughly."""
@@ -86,7 +86,7 @@ def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -
 
 
 def tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in *state*, a tree of dicts, lists and objects, with its place.
+    """Every tensor in *state*, a tree of dicts, lists and objects, with its path.
 
     A part that is there twice is visited once.
     """
@@ -108,7 +108,7 @@ def check_tensors(state: Any, path: str | Path) -> None:
     A view that repeats what is stored takes no room in a file and all of it in a computation.
 
     Raises:
-        UserError: one is not; the message names its place in *state*.
+        UserError: one is not; the message names its path in *state*.
     """
     for name, value in tensors(state):
         dense = value.layout == torch.strided and not (value.is_meta or value.is_nested or value.is_quantized)

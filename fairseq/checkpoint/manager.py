@@ -34,7 +34,7 @@ UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 MILESTONE = re.compile(r"checkpoint_(words|tokens)_(\d+)\.pt")
 BEST_OF_STAGE = re.compile(r"checkpoint_best(\d+)\.pt")
 AMONG_BEST = re.compile(r"checkpoint\.best_.*_(-?[\d.]+)\.pt")
-# Of sharded training; the names above are links to it
+# Of sharded training; the names above are links to it.
 FOLDER = re.compile(r"checkpoint_\d+_\d+(-\d+)?\.parts")
 
 
@@ -129,7 +129,7 @@ class CheckpointManager:
         for path in paths:
             if path.is_dir() and not path.is_symlink():
                 raise UserError(f"{path}: cannot be written (Is a directory); remove it or choose another `save_dir`")
-        # A link to a folder, which a file can replace only from beside it
+        # A link to a folder, which a file can replace only from beside it.
         if first.is_dir():
             beside = first.with_name(f"{first.name}.file")
             save(beside, state)

@@ -1,7 +1,7 @@
 """Checkpoints of sharded training: a folder that all processes write with PyTorch's distributed checkpoint.
 
 ``plain.pt`` holds everything but sharded tensors, ``__R_0.distcp`` the parts that process R held, and
-``manifest.json`` their places. Each part is an archive of its own with a checksum. PyTorch's ``.metadata``, a pickle,
+``manifest.json`` their positions. Each part is an archive with a checksum. PyTorch's ``.metadata``, a pickle,
 is there for PyTorch's tools and never read here.
 
 The folder is written under a temporary name and renamed; ``checkpoint_last.pt`` and the other names are links to it,
@@ -49,7 +49,7 @@ def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TensorPar
 
     def strip(value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, TensorPart):
-            # A tied tensor is stored once
+            # A tied tensor is stored once.
             key = keys.setdefault(id(value), "/".join(map(str, path)))
             parts[key] = value
             paths.append([list(path), key])
@@ -130,7 +130,7 @@ def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -
     tensors: dict[str, Any] = {}
     for path, key in plain.pop(PARTS):
         if key not in tensors:
-            if key != "/".join(map(str, path)):  # the first of tied places names the tensor
+            if key != "/".join(map(str, path)):  # the first of tied paths names the tensor
                 raise ValueError(f"{path[-1]} is stored under the name of another tensor")
             tensors[key] = _read(folder, stored[key], rows)
         holder: Any = plain
@@ -154,7 +154,7 @@ def _read(folder: Path, stored: Mapping[str, Any], rows: tuple[int, int] | None)
     chunks = [Chunk(*chunk) for chunk in stored["chunks"]]
     width = math.prod(shape[1:]) * dtype.itemsize
     if min(shape) < 0 or sum(chunk.length for chunk in chunks) < shape[0] * width:
-        # Checked before room is made for it
+        # Checked before room is made for it.
         raise ValueError("a tensor is larger than its parts")
     first, end = (0, shape[0]) if rows is None else rows_of(shape[0], *rows)
     result = torch.empty((end - first, *shape[1:]), dtype=dtype)

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[<>|=]?[biuf]\d{1,2}")
 class DType:
     """Replacement of ``numpy.dtype`` for a number: type code and byte order."""
 
-    # Whether to align and to copy does not matter here
+    # Whether to align and to copy does not matter here.
     def __init__(self, code: str, *_: Any) -> None:
         self.code = code
         self.order = "="

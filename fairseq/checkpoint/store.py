@@ -1,8 +1,8 @@
 """One checkpoint file: written atomically, read without executing anything in it.
 
 The layout is that of fairseq 0.x with plain values, the optimizer's state by parameter name. Everything that a run
-needs to go on exactly is inside: model, optimizer, schedule, loss scale, random states, carried state, place in the
-data, the log's sums, the best metrics, and a digest of the dictionary. A file is written under another name in the
+needs to go on exactly is inside: model, optimizer, schedule, loss scale, random states, carried state, position in
+the data, the log's sums, the best metrics, and a digest of the dictionary. A file is written under another name in the
 same folder, flushed to the disk, and renamed; it is loaded with ``weights_only=True`` and an allow-list.
 """
 

@@ -107,7 +107,7 @@ class FairseqCriterion(nn.Module):
             sample: a batch; its ``net_input`` are keyword arguments of the model.
             inputs: further keyword arguments, from the state that steps carry.
         """
-        # A dummy sample, which has not come through the iterator
+        # A dummy sample, which has not come through the iterator.
         if not sample["nsentences"]:
             sample = self.prepare(model, sample)
         net_output = model(**sample["net_input"], **inputs)

@@ -88,7 +88,7 @@ class GradientReducer(DataParallel):
                 **no_buffers,
                 bucket_cap_mb=bucket_cap_mb,
                 find_unused_parameters=find_unused_parameters,
-                # No copies to and from the buckets, and no second memory for them
+                # No copies to and from the buckets, and no second memory for them.
                 gradient_as_bucket_view=True,
             )
         elif world.size > 1:

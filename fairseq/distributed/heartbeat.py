@@ -18,7 +18,7 @@ import torch.distributed as dist
 from fairseq.distributed.workers import USER_ERROR, Failure
 
 _TICKS = 10  # heartbeats in a timeout
-# Heartbeats missed before a process counts as stopped, so that it is said before reductions time out
+# Heartbeats missed before a process counts as stopped, so that it is said before reductions time out.
 _MISSED = 7
 _PACKAGE = Path(__file__).parents[2]
 _NOT_OURS = (str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"])
@@ -75,7 +75,7 @@ class Heartbeat:
             return None
         self.stopped.set()
         try:
-            # Who saw the cause publishes it in a moment
+            # Who saw the cause publishes it in a moment.
             for _ in range(1 if _is_timeout(error) else 20):
                 published = self._published()
                 if published is not None:

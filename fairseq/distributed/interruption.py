@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-# Of a run that stopped and saved
+# Of a run that stopped and saved.
 EXIT_CODES = {128 + number: signal.Signals(number).name for number in SIGNALS}
 
 
@@ -30,12 +30,12 @@ class Interruption:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
-        # No other thread may set handlers
+        # No other thread may set handlers.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._record)
-            # The launcher blocks them until this moment
+            # The launcher blocks them until this moment.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return self
 

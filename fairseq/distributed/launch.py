@@ -104,7 +104,7 @@ Fail = Callable[[Failure], NoReturn]
 def _join(job: Job[V, R], world: World, url: str, fail: Fail) -> R:
     """Run *job* as one process of *world*, in touch with the others from beginning to end."""
     cfg = job.distributed
-    # Imported later, it would hold on to the group
+    # Imported later, it would hold on to the group.
     importlib.import_module("torch.distributed.nn.functional")
     rank, size, timeout = world.rank, world.size, cfg.distributed_timeout
     rendezvous.stay_on_loopback(url)
@@ -137,7 +137,7 @@ def _join(job: Job[V, R], world: World, url: str, fail: Fail) -> R:
             raise UserError(cause.reason) from None
         fail(cause)
     heartbeat.stop()
-    # What still refers to the group keeps its threads alive, which abort a process as it ends
+    # What still refers to the group keeps its threads alive, which abort a process as it ends.
     gc.collect()
     dist.destroy_process_group()
     if stopped is not None:
@@ -172,7 +172,7 @@ def _spawn(job: Job[V, R], launch: Launch) -> None:
 def _tell_other_nodes(url: str, launch: Launch, failure: Failure) -> None:
     if failure.code in EXIT_CODES:  # they stop at the same update
         return
-    # The first node is what failed: torch would try for minutes
+    # The first node is what failed: torch would try for minutes.
     if not rendezvous.is_reachable(url, _QUICK):
         return
 

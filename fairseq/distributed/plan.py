@@ -67,7 +67,7 @@ def _slurm_tasks(environment: Mapping[str, str]) -> int:
         return 1
     if "SLURM_STEP_NUM_TASKS" in environment:
         return _number(environment, "SLURM_STEP_NUM_TASKS")
-    # The batch script itself: SLURM_NTASKS is what srun would start
+    # The batch script itself: SLURM_NTASKS is what srun would start.
     if environment.get("ENVIRONMENT") == "BATCH":
         return 1
     return _number(environment, "SLURM_NTASKS") if "SLURM_NTASKS" in environment else 1
@@ -94,7 +94,7 @@ def _from_slurm(cfg: DistributedConfig, tasks: int, gpus: int, environment: Mapp
     if per_task > 1:
         return Launch(size, rank * per_task, per_task, url=url)
     local = _number(environment, "SLURM_LOCALID") if "SLURM_LOCALID" in environment else rank
-    # One GPU: srun bound it to this task
+    # One GPU: srun bound it to this task.
     return Launch(size, rank, local_rank=0 if gpus == 1 else local, url=url)
 
 

@@ -17,7 +17,7 @@ from fairseq.system.opening import is_special
 
 logger = logging.getLogger(__name__)
 
-# In seconds: importing torch from a network file system may take minutes
+# In seconds: importing torch from a network file system may take minutes.
 _SLOWEST_START = 300.0
 _QUIET = 10.0  # seconds of waiting before a line in the log
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -70,7 +70,7 @@ def connect(url: str, rank: int, size: int, timeout: float) -> dist.Store:
             host, port = _address(url)
             store: dist.Store = dist.TCPStore(host, port, is_master=False, timeout=limit)
         else:
-            # torch would try to open the file until its time is over
+            # torch would try to open the file until its time is over.
             if url.startswith("file://"):
                 path = urlsplit(url).path
                 if is_special(path):

@@ -82,7 +82,7 @@ class ShardedReducer(DataParallel):
         _move([module], world.device, moved)
         root: Any = fully_shard(module, mesh=mesh, offload_policy=offload)
         root.set_force_sum_reduction_for_comms(True)  # an older gloo has no mean
-        # A rank without a batch does not use all of them
+        # A rank without a batch does not use all of them.
         root.set_reduce_scatter_unused_params(True)
         self.root = root
         self.sharded: dict[str, Any] = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -107,7 +107,7 @@ class ShardedReducer(DataParallel):
         """Every part with its parameter."""
         for name, parameter in self.sharded.items():
             part = self.parts[name]
-            # The first forward pass may have moved it
+            # The first forward pass may have moved it.
             part.data = parameter.to_local().detach()
             yield part, parameter
 
@@ -138,7 +138,7 @@ class ShardedReducer(DataParallel):
         return self._part(value, self._full[id(part)].shape)
 
     def consolidated(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-        # A tied tensor stays one
+        # A tied tensor stays one.
         once: dict[int, Any] = {id(value): value for value in parameters.values()}
         cut = {key: self._part(v.to_local(), v.shape) if _is_sharded(v) else v for key, v in once.items()}
         return {name: cut[id(value)] for name, value in parameters.items()}
@@ -232,7 +232,7 @@ def _moved(tensor: Tensor, device: torch.device, moved: dict[int, Any]) -> Tenso
         values = empty if tensor.is_meta else empty.copy_(tensor.detach())
         dist.broadcast(values, 0)
         new = nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
-        # The old one is kept, so that no other tensor gets its id
+        # The old one is kept, so that no other tensor gets its id.
         moved[id(tensor)] = new, tensor
         moved[id(new)] = new, tensor
     result: Tensor = moved[id(tensor)][0]

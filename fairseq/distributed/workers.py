@@ -112,7 +112,7 @@ class Workers:
     def _kill(self) -> None:
         for process in self.processes:
             if process.pid is not None:
-                # Not SIGTERM, which a stopped process never sees and a running one takes as a request
+                # Not SIGTERM, which a stopped process never sees and a running one takes as a request.
                 process.kill()
         for process in self.processes:
             if process.pid is not None:

@@ -157,7 +157,7 @@ def check_number(value: Any, name: str) -> None:
     number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     # Compared as it is: a whole number of a file may be beyond float64. NaN is in no range.
     if not (isinstance(number, int | float) and 0 <= number < 2**31):
-        # Python does not write thousands of digits
+        # Python does not write thousands of digits.
         is_long = isinstance(number, int) and abs(number) >= 2**64
         shown = "a number beyond 64 bits" if is_long else f"{number!r:.60}"
         raise UserError(
@@ -227,7 +227,7 @@ def together(items: Iterable[T], numel: Callable[[T], int], largest: float) -> I
 
 def buckets(params: Tensors, states: States, largest: float) -> Iterator[tuple[int, list[int]]]:
     """Parameters to update together: the number of their update, and their indices; see :func:`together`."""
-    # By the number of the update: not all begin together
+    # By the number of the update: not all begin together.
     members: dict[int, list[int]] = defaultdict(list)
     for index, state in enumerate(states):
         members[state["step"]].append(index)

@@ -238,7 +238,7 @@ def _check_shapes(state: Mapping[str, Any], params: list[nn.Parameter]) -> None:
         )
     for index, parameter in zip(stored, params, strict=True):
         shape = parameter.shape
-        # Adafactor keeps the means of rows and columns
+        # Adafactor keeps the means of rows and columns.
         allowed = (shape, shape[:-1], shape[:-2] + shape[-1:])
         for name, value in state["state"].get(index, {}).items():
             if isinstance(value, Tensor) and value.dim() > 0 and value.shape not in allowed:

@@ -15,7 +15,7 @@ from fairseq.config.settings import RateConfig
 from fairseq.optim.elementwise import ElementwiseOptimizer, Factor, Group, State, States, Tensors, divisor, scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
-# torch rejects factors beyond it, as of 1e-8 raised to 1e38
+# torch rejects factors beyond it, as of 1e-8 raised to 1e38.
 LARGEST = torch.finfo(torch.float32).max
 LARGEST_CHANGE = 1e4
 
@@ -74,7 +74,7 @@ class NAG(ElementwiseOptimizer):
             torch._foreach_add_(buffers, grads, alpha=-lr)
             torch._foreach_add_(params, buffers)
             return
-        # Beyond it c·η·g may not be a float32
+        # Beyond it c·η·g may not be a float32.
         if not 1 / LARGEST_CHANGE <= change <= LARGEST_CHANGE:
             torch._foreach_mul_(buffers, min(change, LARGEST))
             change = 1.0

@@ -48,7 +48,7 @@ class WeightAverage:
                 means, weights = zip(*exact, strict=True)
                 torch._foreach_lerp_(means, weights, share)
             for mean, p in (pair for pair in pairs if pair[0].dtype != pair[1].dtype):
-                # Widened a slice at a time
+                # Widened a slice at a time.
                 for piece, narrow in zip(slices(mean), slices(p), strict=True):
                     piece.lerp_(narrow.float(), share)
 

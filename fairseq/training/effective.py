@@ -29,7 +29,7 @@ def effective(settings: TrainingSettings) -> dict[str, Any]:
 
 def describe(settings: TrainingSettings) -> str:
     """The data folder and the settings that are not empty, as one line."""
-    # A 0 is equal to False, but it is a value
+    # A 0 is equal to False, but it is a value.
     empty: tuple[object, ...] = (None, False, "", [])
     values = {n: value for n, value in effective(settings).items() if type(value) in (int, float) or value not in empty}
     return ", ".join([f"data={settings.data_path}", *(f"{name}={shown(value)}" for name, value in values.items())])

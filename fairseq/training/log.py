@@ -95,7 +95,7 @@ def total_updates(cfg: OptimizationConfig, done: int, batches: EpochIterator) ->
 
     Args:
         cfg: the limits; ``max_update`` is the last stage's in a run with stages.
-        batches: of training, at the place that these updates have reached.
+        batches: of training, at the position that these updates have reached.
     """
     limits = [cfg.max_update] if cfg.max_update else []
     if cfg.max_epoch:

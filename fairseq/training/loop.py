@@ -85,7 +85,7 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
             run = Run(of_stage, world, manager, stage, interruption)
             resumption.begin(run, origin)
             settings = settings.changed(**{**run.inferred, **run.restored})
-            # What is wrong with the data is found before anything is written
+            # What is wrong with the data is found before anything is written.
             run.batches.open()
             # Once a run: the file describes all stages.
             if manager is not None and origin.kind != "stage":
@@ -104,7 +104,7 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
             origin = resumption.Origin("stage", copied(run.state_dict(), again=False), f"stage {stage.number}")
             run.batches.close()  # what opens the next data folder refers to the model
             del run
-            # Wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer leaves
+            # Wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer leaves.
             gc.collect()
             settings = settings.changed(**RESETS_OFF)
 
@@ -114,7 +114,7 @@ def train_stage(run: Run) -> None:
     run.describe()
     updates, read = run.trainer.num_updates, {run.settings.data.train_subset: run.batches}
     check_agreement(run.world, {**read, **run.validation}, updates)
-    # A restored run may be late already; clocks differ between ranks
+    # A restored run may be late already; clocks differ between ranks.
     if run.cfg.stop_time_hours > 0:
         run.stopped |= bool(run.world.sum(torch.tensor(float(run.is_late()), device=run.world.device)))
     if limit := run.limit():
@@ -179,7 +179,7 @@ def validate_and_save(run: Run, epoch: int, bar: ProgressBar[list[Sample | None]
     if end_of_epoch:
         line = log.epoch_line(run.trainer, run.batches, run.stage, clock)
         run.record(bar.print({**line, **run.clocks(clock)}, tag="train"), "train", updates)
-        # Before a checkpoint is saved: the next epoch begins elsewhere in the corpus
+        # Before a checkpoint is saved: the next epoch begins elsewhere in the corpus.
         run.task.restart()
     due = (
         run.milestones.passed(run.batches)

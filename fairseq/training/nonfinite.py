@@ -126,15 +126,13 @@ def find(
     """
     ids = [number for sample in samples if sample is not None and "id" in sample for number in sample["id"].tolist()]
     first = next((f"the weights {name}" for name, value in parameters.items() if not _is_finite(value)), None)
-    # On every rank: layers may be gathered
+    # On every rank: layers may be gathered.
     bad, order = _second_pass(graph, task, samples, precision, world)
     first = first or bad or _in_gradients(graph, parameters, order)
     gathered = world.gather((ids, first), everywhere=True)
-    places = [
-        place if world.size == 1 else f"{place} on rank {rank}" for rank, (_, place) in enumerate(gathered) if place
-    ]
+    parts = [part if world.size == 1 else f"{part} on rank {rank}" for rank, (_, part) in enumerate(gathered) if part]
     unknown = "no place that a second forward pass would show"
-    return Finding(update, [number for numbers, _ in gathered for number in numbers], places[0] if places else unknown)
+    return Finding(update, [number for numbers, _ in gathered for number in numbers], parts[0] if parts else unknown)
 
 
 def _second_pass(

@@ -27,7 +27,7 @@ def data_parallel(
     model = graph.model
     _check(cfg, compiled)
     sharded = is_sharded(cfg, world)
-    # Sharded, it may never be whole on a device
+    # Sharded, it may never be whole on a device.
     precision.place(graph.model, None if sharded else world.device)
     if not sharded:
         graph.criterion.to(world.device)
@@ -36,7 +36,7 @@ def data_parallel(
     if cfg.checkpoint_activations:
         checkpoint_activations(model)
     if sharded:
-        # Processes would wait for one another at different layers
+        # Processes would wait for one another at different layers.
         if model.skips_parameters:
             setting = "decoder_layerdrop" if model.predicts_next_token else "encoder_layerdrop"
             raise UserError(f"`{setting}`: leaves out layers, which `ddp_backend` {BACKEND} cannot; leave it out")

@@ -215,7 +215,7 @@ class Run:
         state["extra_state"].update(val_loss=figure, **saved.state_dict())
         is_best = self.best.is_worth_saving(figure)
         self.saver.save(state, SavePoint(epoch, updates, end_of_epoch, is_best, figure, self.milestones.name))
-        # Only now: a checkpoint that could not be written is not the best one saved
+        # Only now: a checkpoint that could not be written is not the best one saved.
         self.best = saved
         self.saved_at = time.perf_counter()
         self.stop.saved()
@@ -326,7 +326,7 @@ class Run:
         return progress_bar(items, log_format=shown, log_interval=interval, epoch=epoch, total=total, **shown_at)
 
     def batches_signature(self) -> dict[str, Any]:
-        """Settings of the batches that memory depends on, and that earlier versions locate a place by."""
+        """Settings of the batches that memory depends on, and that earlier versions locate a position by."""
         return {
             "batches": len(self.batches),
             **self.task.batch_settings(),

@@ -19,7 +19,7 @@ from fairseq.errors import UserError
 from fairseq.models import ModelConfig
 
 SYNTAX = "LENGTH:UPDATES[:TOKENS[:LR]], as in 128:140100,512:286000 or 128:140100:9216:0.5,512:286000::0.25"
-# int reads no text of any length
+# int reads no text of any length.
 _STAGE = re.compile(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}|(?=:))(?::(\S+))?)?")
 
 
@@ -98,7 +98,7 @@ def plan(settings: TrainingSettings) -> list[Stage]:
             raise UserError(f"`{name}` {limit}: `stages` {cfg.stages} needs {longest}; raise it")
     if any(stage.lr is not None for stage in stages):
         _check_rates(settings)
-    # Values that contradict a stage's are errors before the first stage, not after hours
+    # Values that contradict a stage's are errors before the first stage, not after hours.
     for stage in stages:
         settings_at(settings, stages, stage)
     return stages

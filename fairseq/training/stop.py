@@ -20,7 +20,7 @@ from fairseq.distributed import World
 from fairseq.logging.figures import NamedSums
 
 _VOTES = ("votes_late", "votes_interrupted", "votes_save")
-# A run that goes on starts from its own checkpoint
+# A run that goes on starts from its own checkpoint.
 _ELSEWHERE = ("--restore-file", "--finetune-from-model")
 
 
@@ -74,7 +74,7 @@ class StopVote:
             return
         before, self._pending = self._pending, _start_copy(votes)
         if before is not None:
-            # Of the update before: the device is busy with this one meanwhile
+            # Of the update before: the device is busy with this one meanwhile.
             before[1].synchronize()
             self._read(before[0])
             # These votes were cast before the checkpoint that the votes before them asked for.

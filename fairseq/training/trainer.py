@@ -1,8 +1,8 @@
 """One update, and the state of training between updates.
 
 Model and criterion are one module, so that whatever wraps it sees the whole computation. Metrics stay on the device
-until a line of the log is due. The host waits for the device once per update, because a loss or gradient that is not
-finite decides whether the update counts.
+until a line of the log is due. The host synchronises once per update, because a loss or gradient that is not finite
+decides whether the update is applied.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Trainer:
         gnorm, factor = gradients.norm_and_factor(
             self.parameters, self._gradient_factor(size), self.cfg.clip_norm, self.world.device, self.reducer.total_norm
         )
-        # The only wait of an update: whether it counts decides what every line below does.
+        # The only synchronisation of an update: whether it is applied decides what every line below does.
         overflow = not bool(torch.isfinite(gnorm) & torch.isfinite(sums["loss"]))
         # An update without overflow counts, too: enough of them raise the scale.
         if self.scaler is not None:
