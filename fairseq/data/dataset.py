@@ -25,11 +25,9 @@ class Dataset(Protocol):
     @property
     def sizes(self) -> np.ndarray:
         """Tokens of each example, integers [n]: what batches by size are cut by."""
-        ...
 
     def __len__(self) -> int:
         """The number of examples n."""
-        ...
 
     def batch(self, indices: np.ndarray) -> Sample:
         """Return the examples *indices* [B], at least one, as one padded sample.
@@ -37,11 +35,9 @@ class Dataset(Protocol):
         It holds ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the number of targets; ``net_input``, the model's
         keyword arguments; ``target``.
         """
-        ...
 
     def checksums(self) -> Mapping[str, int]:
         """Return a CRC-32 of each file that examples are read from, by its name: equal on all processes."""
-        ...
 
     def at_epoch(self, epoch: int) -> Dataset:
         """Return the dataset as it is read in *epoch* (from 1): a view with the same sizes.
@@ -49,8 +45,6 @@ class Dataset(Protocol):
         Whatever is random in a batch depends on the seed, *epoch* and the examples' numbers only, so that a resumed
         run reads the same, on any number of processes.
         """
-        ...
 
     def select(self, keep: np.ndarray) -> Dataset:
         """Return a view of the examples for which *keep*, bool [n], is true, numbered anew."""
-        ...

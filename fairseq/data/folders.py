@@ -1,10 +1,9 @@
 """Data folders: one dictionary; splits in one or several files, in one or several folders.
 
 Training reads ``train``, ``train1``, ``train2``, … as one corpus, without a copy in memory
-(:mod:`fairseq.system.stored_array`); files are open only while they are among those read last
-(:mod:`fairseq.system.open_files`), and every file is read once by a process, to check it. ``DATA1:DATA2`` reads
+(:mod:`fairseq.system.stored_array`); every file is read once by a process, to check it. ``DATA1:DATA2`` reads
 folder (epoch − 1) mod n, opened when its epoch begins, the next one in the background (:mod:`fairseq.data.turns`);
-validation and evaluation read the first. All folders have one dictionary.
+validation and evaluation read the first.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import itertools
 import os
 from pathlib import Path
 
-from fairseq.data.checked import Checked
-from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, token_count
+from fairseq.data.indexed_dataset import Checked, IndexedCorpus, JoinedCorpus, token_count
 from fairseq.errors import UserError
 from fairseq.system.checksums import Verification
 from fairseq.text.dictionary import Dictionary, read_dictionary

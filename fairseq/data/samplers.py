@@ -46,19 +46,15 @@ class Sampler(Protocol):
     @property
     def layout(self) -> Layout:
         """Units of an epoch, to find places in it."""
-        ...
 
     def __len__(self) -> int:
         """Batches an epoch."""
-        ...
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
         """The blocks of each batch of an epoch (numbered from 1), once *read* units of it were read."""
-        ...
 
     def in_fairseq_order(self) -> Sampler:
         """Return the sampler of a run that fairseq began."""
-        ...
 
 
 @dataclass(frozen=True)

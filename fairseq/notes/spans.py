@@ -19,8 +19,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from fairseq.data.checked import Checked
-from fairseq.data.indexed_dataset import token_count
+from fairseq.data.indexed_dataset import Checked, token_count
 from fairseq.errors import UserError, read_failure
 from fairseq.notes.words import AGAIN, NOTES, NoteWords, WordMarker
 from fairseq.system.checksums import Checksum, Verification

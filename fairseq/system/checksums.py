@@ -11,7 +11,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fairseq.errors import UserError, read_failure
@@ -27,10 +27,14 @@ _PIECE = 1 << 22
 
 def record(written: Path, folder: Path) -> None:
     """Write ``checksums.txt`` for the files of *written*, which move to *folder*; those it has already are kept."""
+    # A second run may add a split to a folder.
     entries = _read(folder / NAME) if (folder / NAME).exists() else {}
     for entry in sorted(os.scandir(written), key=lambda entry: entry.name):
         if entry.is_file():
-            entries[entry.name] = _measure(entry.path)
+            size = crc = 0
+            for piece in _pieces(entry.path):
+                size, crc = size + len(piece), zlib.crc32(piece, crc)
+            entries[entry.name] = size, crc
     with atomic_file(written / NAME) as file:
         for name, (size, crc) in sorted(entries.items()):
             file.write(f"{crc:08x} {size} {name}\n".encode())
@@ -64,7 +68,7 @@ class Verification:
             logger.info("%s: checked %.1f of %.1f GB", self.folder, self._done / 1e9, self._all / 1e9)
 
 
-def check(path: str | Path, pieces: Iterable[bytes | memoryview] | None = None) -> None:
+def check(path: str | Path, pieces: Iterable[bytes] | None = None) -> None:
     """Compare a file with its line in ``checksums.txt``, if there is one.
 
     Args:
@@ -74,12 +78,13 @@ def check(path: str | Path, pieces: Iterable[bytes | memoryview] | None = None) 
     Raises:
         UserError: the file is missing, damaged or was changed.
     """
-    expected = Verification(os.path.dirname(path)).expected(path)
-    if expected is None:
+    verification = Verification(os.path.dirname(path))
+    if verification.expected(path) is None:
         return
-    found = _measure(path) if pieces is None else _sum(pieces)
-    if found != expected:
-        raise _damaged(path, found, expected)
+    checksum = Checksum(path, verification)
+    for piece in _pieces(path) if pieces is None else pieces:
+        checksum.add(piece)
+    checksum.check()
 
 
 def fingerprint(symbols: Iterable[str]) -> str:
@@ -111,19 +116,15 @@ class Checksum:
 
     def check(self) -> None:
         """Raise UserError if the content differs from ``checksums.txt``."""
-        expected = self._verification.expected(self.path)
-        if expected not in (None, (self._size, self.crc)):
-            raise _damaged(self.path, (self._size, self.crc), expected)
-
-
-def _damaged(path: str | Path, found: tuple[int, int], expected: tuple[int, int] | None) -> UserError:
-    """Return the error for a file whose size or checksum is not the recorded one."""
-    sizes = f"{found[0]} bytes" if expected and found[0] != expected[0] else "its content"
-    wanted = f", {expected[0]} expected" if expected and found[0] != expected[0] else ""
-    return UserError(
-        f"{path}: {sizes} differs from {NAME}{wanted}: damaged or changed since preprocessing; preprocess the text "
-        f"again, or remove {NAME} if the change is intended"
-    )
+        size, crc = self._verification.expected(self.path) or (self._size, self.crc)
+        if (self._size, self.crc) == (size, crc):
+            return
+        difference = "its content differs" if self._size == size else f"{self._size} bytes differs"
+        expected = "" if self._size == size else f", {size} expected"
+        raise UserError(
+            f"{self.path}: {difference} from {NAME}{expected}: damaged or changed since preprocessing; preprocess the "
+            f"text again, or remove {NAME} if the change is intended"
+        )
 
 
 def _read(path: Path) -> dict[str, tuple[int, int]]:
@@ -134,11 +135,11 @@ def _read(path: Path) -> dict[str, tuple[int, int]]:
         raise UserError(f"{path}: {read_failure(error)}; preprocess the text again") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8; preprocess the text again") from None
+    # The file that is written last tells whether the copy of a folder is complete.
     if content and not content.endswith("\n"):
         raise UserError(f"{path}: its last line is cut off; preprocess the text again")
-    lines = content.splitlines()
     entries: dict[str, tuple[int, int]] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(content.splitlines(), 1):
         crc, size, name = (line.split(" ", 2) + ["", ""])[:3]
         try:
             entries[name] = int(size), int(crc, 16)
@@ -149,17 +150,10 @@ def _read(path: Path) -> dict[str, tuple[int, int]]:
     return entries
 
 
-def _measure(path: str | Path) -> tuple[int, int]:
-    """(size, CRC-32) of a file."""
+def _pieces(path: str | Path) -> Iterator[bytes]:
+    """Yield the content of a file."""
     try:
         with open_regular(path) as file:
-            return _sum(iter(lambda: file.read(_PIECE), b""))
+            yield from iter(lambda: file.read(_PIECE), b"")
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; make it with fairseq-preprocess") from None
-
-
-def _sum(pieces: Iterable[bytes | memoryview]) -> tuple[int, int]:
-    size = crc = 0
-    for piece in pieces:
-        size, crc = size + len(piece), zlib.crc32(piece, crc)
-    return size, crc

@@ -79,8 +79,8 @@ class LazyArray:
         if mask.shape != self.shape:
             raise IndexError(f"mask of shape {mask.shape} for an array of {self._count}")
         masks = (mask[first : first + _PIECE] for first in range(0, self._count, _PIECE))
-        found = [piece[here] for piece, here in zip(self.pieces(_PIECE), masks, strict=True)]
-        return np.concatenate([np.empty(0, self.dtype), *found], dtype=self.dtype)
+        pieces = [piece[marked] for piece, marked in zip(self.pieces(_PIECE), masks, strict=True)]
+        return np.concatenate([np.empty(0, self.dtype), *pieces], dtype=self.dtype)
 
 
 class JoinedArray(LazyArray):
@@ -110,11 +110,12 @@ class JoinedArray(LazyArray):
         """The elements at *flat*, part by part of those it touches."""
         number = np.searchsorted(self._ends, flat, side="right")
         first = int(number[0])
+        # Rows of a batch mostly lie in one file: no sorting.
         if (number == first).all():
             return self._parts[first][flat - self._starts[first]].astype(self.dtype, copy=False)
         order = np.argsort(number, kind="stable")
-        found = np.empty(flat.shape, self.dtype)
-        for here in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
-            part = int(number[here[0]])
-            found[here] = self._parts[part][flat[here] - self._starts[part]]
-        return found
+        elements = np.empty(flat.shape, self.dtype)
+        for columns in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+            part = int(number[columns[0]])
+            elements[columns] = self._parts[part][flat[columns] - self._starts[part]]
+        return elements

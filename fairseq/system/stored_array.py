@@ -6,27 +6,76 @@ A memory map of a file that is truncated ends the process with SIGBUS, and one t
 from __future__ import annotations
 
 import os
+import resource
+import threading
 import zlib
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 
 import numpy as np
 
 from fairseq.errors import UserError
 from fairseq.system.checksums import Checksum
 from fairseq.system.lazy_array import LazyArray
-from fairseq.system.open_files import FILES, Descriptor
+from fairseq.system.opening import open_descriptor
 
 _WINDOW = 1 << 16  # elements read together where single ones are wanted
 _PIECE = 1 << 20
 _RUNS = 1 << 10  # runs of neighbours that are read one by one
 _NEAR = 16  # elements that are skipped within a run: reading them costs less than another system call
+_MOST_OPEN = 4096  # files
+
+
+class _Descriptor:
+    """An open file; it is closed when nobody uses it any more, so that a read in another thread can finish."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, path: str) -> None:
+        self.number = open_descriptor(path)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound early: modules are gone at exit
+        if hasattr(self, "number"):  # not if opening failed
+            close(self.number)
+
+
+class _OpenFiles:
+    """Descriptors of the most recently read files."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[Hashable, _Descriptor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, path: str, version: Hashable) -> _Descriptor:
+        """Return *path*, open; what has another *version*, such as a replaced file, is another file.
+
+        Raises:
+            OSError: it cannot be opened, or is not a regular file.
+        """
+        key = path, version
+        with self._lock:
+            if key in self._files:
+                self._files.move_to_end(key)
+                return self._files[key]
+        descriptor = _Descriptor(path)
+        # Half as many as the process may open: sockets and libraries need the others.
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        most = _MOST_OPEN if soft == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, soft // 2))
+        # Opened outside the lock, since a network filesystem may be slow: two threads may open the same file.
+        with self._lock:
+            self._files[key] = descriptor
+            while len(self._files) > most:
+                self._files.popitem(last=False)
+        return descriptor
+
+
+_FILES = _OpenFiles()
 
 
 class StoredArray(LazyArray):
     """A one-dimensional array in a file, read with ``pread``; only what is asked for is in memory.
 
-    The file is open only while it is among those read last (:mod:`fairseq.system.open_files`), so that thousands of
-    arrays need few descriptors.
+    The file is open only while it is among those read last, so that thousands of arrays need few descriptors.
 
     Args:
         path: the file, at least offset + count · itemsize bytes long.
@@ -46,7 +95,7 @@ class StoredArray(LazyArray):
         self._offset = offset
         self._crc: int | None = None
         self._stamp = _stamp(os.stat(path))
-        FILES.get(path, self._stamp)
+        _FILES.get(path, self._stamp)
 
     @property
     def crc(self) -> int:
@@ -70,17 +119,17 @@ class StoredArray(LazyArray):
         return stamp(self.path) == self._stamp
 
     def _run(self, first: int, last: int) -> np.ndarray:
-        found = self._read(first, last)
+        elements = self._read(first, last)
         self._check_stamp()
-        return found
+        return elements
 
     def _gather(self, flat: np.ndarray) -> np.ndarray:
         """The elements at *flat*; rising ones close to each other, as in rows of a batch, are read together."""
         step = np.diff(flat)
         breaks = np.flatnonzero((step < 0) | (step > _NEAR)) + 1
-        found = self._gather_windows(flat) if len(breaks) > _RUNS else self._gather_runs(flat, breaks)
+        elements = self._gather_windows(flat) if len(breaks) > _RUNS else self._gather_runs(flat, breaks)
         self._check_stamp()
-        return found
+        return elements
 
     def _gather_runs(self, flat: np.ndarray, breaks: np.ndarray) -> np.ndarray:
         """Read one run of the file for each part of *flat* between *breaks*."""
@@ -97,25 +146,25 @@ class StoredArray(LazyArray):
 
     def _gather_windows(self, flat: np.ndarray) -> np.ndarray:
         """Read windows of the file, because single elements are scattered over it."""
-        found = np.empty(flat.shape, self.dtype)
+        elements = np.empty(flat.shape, self.dtype)
         window = flat // _WINDOW
         order = np.argsort(window, kind="stable")
         numbers, firsts = np.unique(window[order], return_index=True)
-        for number, here in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True):
+        for number, columns in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True):
             piece = self._read(number * _WINDOW, min((number + 1) * _WINDOW, len(self)))
-            found[here] = piece[flat[here] - number * _WINDOW]
-        return found
+            elements[columns] = piece[flat[columns] - number * _WINDOW]
+        return elements
 
     def _read(self, first: int, last: int) -> np.ndarray:
-        found = np.empty(last - first, self.dtype)
-        self._fill(found.view(np.uint8).data, first)
-        return found
+        elements = np.empty(last - first, self.dtype)
+        self._fill(elements.view(np.uint8).data, first)
+        return elements
 
     def _header(self) -> bytes:
         """The bytes before the array."""
-        found = bytearray(self._offset)
-        self._fill_bytes(memoryview(found), 0)
-        return bytes(found)
+        header = bytearray(self._offset)
+        self._fill_bytes(memoryview(header), 0)
+        return bytes(header)
 
     def _fill(self, view: memoryview, first: int) -> None:
         """Read the elements from *first* on into *view*, bytes."""
@@ -125,6 +174,7 @@ class StoredArray(LazyArray):
         file = self._open()
         try:
             while view:
+                # pread has no position of its own, so that threads may share the descriptor.
                 done = os.preadv(file.number, [view], at)
                 if done == 0:
                     raise self._changed()
@@ -132,14 +182,15 @@ class StoredArray(LazyArray):
         except OSError as error:
             raise self._unreadable(error) from None
 
-    def _open(self) -> Descriptor:
+    def _open(self) -> _Descriptor:
         try:
-            return FILES.get(self.path, self._stamp)
+            return _FILES.get(self.path, self._stamp)
         except OSError as error:
             raise self._unreadable(error) from None
 
     def _check_stamp(self) -> None:
         """Raise UserError if another content was read than was checked."""
+        # After the read: a change before it would go unnoticed otherwise.
         stamp = _stamp(os.fstat(self._open().number))
         if stamp != self._stamp:
             self._check_content()
@@ -148,6 +199,7 @@ class StoredArray(LazyArray):
     def _check_content(self) -> None:
         if self._crc is None:
             raise self._changed()
+        # A copy or `touch` changes the stamp, but not the content.
         crc = zlib.crc32(self._header())
         for first in range(0, len(self), _PIECE):
             crc = zlib.crc32(self._read(first, min(first + _PIECE, len(self))).view(np.uint8).data, crc)

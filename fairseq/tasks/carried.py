@@ -39,31 +39,24 @@ class CarriedState(Protocol):
 
     def inputs(self, value: Any, sample: Sample) -> dict[str, Any]:
         """Keyword arguments of the model's ``forward`` on *sample*."""
-        ...
 
     def advance(self, value: Any, extra: Mapping[str, Any], sample: Sample) -> Any:
         """The value after a forward pass on *sample* that returned *extra*."""
-        ...
 
     def commit(self, before: Any, after: Any, model: BaseFairseqModel, world: World) -> Any:
         """The initial value of the next update, after this one counted; may reduce over ranks."""
-        ...
 
     def skip(self, before: Any, after: Any) -> Any:
         """The initial value of the next update, after this one was not applied though its forward pass was finite."""
-        ...
 
     def restart(self, value: Any) -> Any:
         """The value at the beginning of an epoch."""
-        ...
 
     def save(self, value: Any, world: World) -> Any:
         """Plain values and CPU tensors for a checkpoint, complete on rank 0; called on every rank."""
-        ...
 
     def load(self, saved: Any, rows: int, world: World) -> Any:
         """The value in *saved*; *rows* is the number of rows of a batch on one rank."""
-        ...
 
 
 class RowMemory:

@@ -32,27 +32,22 @@ class Extension(Protocol):
     @staticmethod
     def extends(part: Any) -> bool:
         """Return whether *part*, a registered class, is a task that has this extension's settings."""
-        ...
 
     @staticmethod
     def extend_model(model: BaseFairseqModel, cfg: Any, task: Any) -> None:
         """Add to *model*, just built for *task*, what *cfg* says, the settings of the extension."""
-        ...
 
     @staticmethod
     def finished(
         args: Mapping[str, Any], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         """Settings and parameters of a model that is used without the extension, unless *args* keep it."""
-        ...
 
     @staticmethod
     def measured(args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Settings of the task that evaluates a model with *args*, changed as these ask for."""
-        ...
 
     def extend_dataset(
         self, dataset: Dataset, model: BaseFairseqModel, split: str, folder: Path, *, training: bool
     ) -> Dataset:
         """The examples of *split* in *folder*, selected, with what *model* reads of them in addition."""
-        ...

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq.data.checked import Checked
 from fairseq.data.folders import corpus_prefixes, load_dictionary, open_corpus, reopen_corpus
-from fairseq.data.indexed_dataset import IndexedWriter
+from fairseq.data.indexed_dataset import Checked, IndexedWriter
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,15 +18,12 @@ class WordRule(Protocol):
 
     def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
         """Return the words of a line's *tokens*, in order, and the number of tokens of each; every token counts."""
-        ...
 
     def continues(self, symbol: str) -> bool:
         """Return whether *symbol* belongs to the word of the symbol before it."""
-        ...
 
     def joins(self, symbol: str) -> bool:
         """Return whether the symbol after *symbol* belongs to its word."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -57,59 +53,60 @@ class SubwordMarks:
         return len(symbol) > len(self.mark) and symbol.endswith(self.mark)
 
 
+class _Marks:
+    """Words of symbols with marks where they begin (:meth:`continues`) or end (:meth:`joins`)."""
+
+    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
+        inner = [n > 0 and (self.joins(tokens[n - 1]) or self.continues(token)) for n, token in enumerate(tokens)]
+        starts = [n for n, is_inner in enumerate(inner) if not is_inner]
+        groups = [tokens[start:end] for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
+        return [self._word(group) for group in groups], [len(group) for group in groups]
+
+    def continues(self, symbol: str) -> bool:
+        return False
+
+    def joins(self, symbol: str) -> bool:
+        return False
+
+    def _word(self, tokens: list[str]) -> str:
+        """The word of its *tokens*."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class BeginMarks:
+class BeginMarks(_Marks):
     """Words whose first symbol begins with a mark that stands for the space before: ``▁wo r ds``."""
 
     mark: str = "▁"
     ends_known: bool = False
 
-    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        return _grouped(tokens, [not self.continues(token) for token in tokens], self._word)
-
     def continues(self, symbol: str) -> bool:
         return not symbol.startswith(self.mark)
-
-    def joins(self, symbol: str) -> bool:
-        return False
 
     def _word(self, tokens: list[str]) -> str:
         return "".join(tokens).replace(self.mark, "") or self.mark
 
 
 @dataclass(frozen=True)
-class ContinuationMarks:
+class ContinuationMarks(_Marks):
     """Words whose symbols, but for the first, begin with a mark: ``wo ##r ##ds``."""
 
     mark: str = "##"
     ends_known: bool = False
 
-    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        return _grouped(tokens, [not self.continues(token) for token in tokens], self._word)
-
     def continues(self, symbol: str) -> bool:
         return len(symbol) > len(self.mark) and symbol.startswith(self.mark)
-
-    def joins(self, symbol: str) -> bool:
-        return False
 
     def _word(self, tokens: list[str]) -> str:
         return tokens[0] + "".join(token.removeprefix(self.mark) for token in tokens[1:])
 
 
 @dataclass(frozen=True)
-class EndMarks:
+class EndMarks(_Marks):
     """Words whose last symbol ends in a mark: ``wo r ds</w>``."""
 
     mark: str = "</w>"
     ends_known: bool = True
-
-    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        ends = [True, *(not self.joins(token) for token in tokens[:-1])]
-        return _grouped(tokens, ends, self._word)
-
-    def continues(self, symbol: str) -> bool:
-        return False
 
     def joins(self, symbol: str) -> bool:
         return not symbol.endswith(self.mark)
@@ -130,19 +127,13 @@ SPACE = next(letter for letter, byte in BYTES.items() if byte == ord(" "))  # Ġ
 
 
 @dataclass(frozen=True)
-class ByteLevelWords:
+class ByteLevelWords(_Marks):
     """Words of byte-level symbols, in which ``Ġ`` stands for a space: ``Ġwo r ds``."""
 
     ends_known: bool = False
 
-    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        return _grouped(tokens, [not self.continues(token) for token in tokens], self._word)
-
     def continues(self, symbol: str) -> bool:
         return not symbol.startswith(SPACE)
-
-    def joins(self, symbol: str) -> bool:
-        return False
 
     def _word(self, tokens: list[str]) -> str:
         text = bytes_text("".join(tokens))
@@ -153,10 +144,3 @@ def bytes_text(symbols: str) -> str:
     """Return the text of byte-level *symbols*; other characters stand for themselves, invalid bytes become U+FFFD."""
     data = b"".join(bytes([BYTES[letter]]) if letter in BYTES else letter.encode() for letter in symbols)
     return data.decode("utf-8", "replace")
-
-
-def _grouped(tokens: list[str], begins: list[bool], word: Callable[[list[str]], str]) -> tuple[list[str], list[int]]:
-    """The words and sizes of *tokens*, of which the first begins one and those marked in *begins* do."""
-    starts = [place for place, begin in enumerate(begins) if begin or place == 0]
-    groups = [tokens[start:end] for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
-    return [word(group) for group in groups], [len(group) for group in groups]
