@@ -48,8 +48,8 @@ class BlockStarts(LazyArray):
         return self._skip(np.arange(first, last), starts[first - group * _STRIDE :])
 
     def _gather(self, flat: np.ndarray) -> np.ndarray:
-        found = [self._some(flat[first : first + _PIECE]) for first in range(0, len(flat), _PIECE)]
-        return self._skip(flat, np.concatenate(found))
+        starts = [self._some(flat[first : first + _PIECE]) for first in range(0, len(flat), _PIECE)]
+        return self._skip(flat, np.concatenate(starts))
 
     def _some(self, flat: np.ndarray) -> np.ndarray:
         group = flat // _STRIDE

@@ -46,6 +46,7 @@ def load_dictionary(data: str | Path) -> Dictionary:
     first, *others = (folder / "dict.txt" for folder in folders)
     content = read_dictionary(first)
     dictionary = Dictionary.parse(content, first)
+    # A link that leads nowhere is an error, not a missing tokenizer.
     if os.path.lexists(tokenization := first.with_name(TOKENIZATION)):
         read_tokenization(tokenization, dictionary.symbols)
     for path in others:

@@ -160,25 +160,25 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
     lines = read_lines(path)
     header, first = _header(path, lines, layout)
     column = _column(path, header, layout.label)
-    found: set[str] = set()
+    labels: set[str] = set()
     for number, line in enumerate(lines[first:], first + 1):
         fields = line.split("\t")
         label = fields[column].strip() if len(fields) > column else ""
         if not label or "," in label:
             problem = f"label {label[:80]!r} has a comma" if label else "no label"
             raise UserError(f"{path}: line {number}: {problem}; correct or remove the line")
-        found.add(label)
-        if len(found) > MOST_CLASSES:
+        labels.add(label)
+        if len(labels) > MOST_CLASSES:
             raise UserError(
                 f"{path}: more than {MOST_CLASSES} different labels; numbers are learned with `regression_target`"
             )
-    if len(found) < 2:
-        named = f"all examples have the label {next(iter(found))!r}" if found else "no examples"
+    if len(labels) < 2:
+        named = f"all examples have the label {next(iter(labels))!r}" if labels else "no examples"
         raise UserError(f"{path}: {named}; training needs at least two different ones")
     try:
-        return sorted(found, key=float)
+        return sorted(labels, key=float)
     except ValueError:
-        return sorted(found)
+        return sorted(labels)
 
 
 def read_lines(path: Path) -> list[str]:
@@ -192,6 +192,7 @@ def read_lines(path: Path) -> list[str]:
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; check DATA and the name of the split") from None
     try:
+        # Spreadsheets begin a file with a byte-order mark.
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
@@ -204,6 +205,7 @@ def read_lines(path: Path) -> list[str]:
 def _header(path: Path, lines: Sequence[str], layout: Layout) -> tuple[list[str], int]:
     """The names of the columns, and the number of lines before the first example."""
     first = [field.strip() for field in lines[0].split("\t")]
+    # CoLA is published without a header line; copies of it may have one.
     if layout.header and not set(layout.sentences) <= set(first):
         if len(first) < len(layout.header):
             raise UserError(

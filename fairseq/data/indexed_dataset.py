@@ -118,6 +118,7 @@ class IndexedCorpus:
         return len(self.sizes)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Another process opens the files itself.
         return type(self), (self.prefix,)
 
     @functools.cached_property
@@ -244,6 +245,7 @@ def _check_lines(sizes: StoredArray, itemsize: int, verification: Verification) 
     corrupt = UserError(f"{sizes.path}: the lines do not follow one another: corrupt; preprocess the text again")
     if any(int(piece.min()) < 0 for piece in sizes.examine(checksum)):
         raise corrupt
+    # The starts follow from the sizes: they are compared, and not used.
     starts = StoredArray(sizes.path, "<i8", len(sizes), _HEADER.size + 4 * len(sizes))
     first = total = 0
     for piece in starts.pieces(_STEP):

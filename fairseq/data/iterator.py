@@ -121,6 +121,7 @@ class EpochIterator:
         facts |= {"epoch": self.epoch, "units read of the epoch": self.read}
         if hasattr(self.sampler, "rank"):  # a plug-in's sampler may have none
             first: Any = copy.copy(self.sampler)
+            # Ranks differ in their batches, but each can compute those of rank 0.
             first.rank = 0
             batch = next(first.epoch(self.epoch, self.read), np.empty(0))
             facts["checksum of the next batch of rank 0"] = f"{zlib.crc32(batch.tobytes()):08x}"
@@ -188,13 +189,15 @@ class EpochIterator:
         if iterations == 0:
             return True
         layout = self.sampler.layout
-        found = place.find(layout, state, saved)
-        self.read = found.read
-        if found.read >= layout.units:
+        position = place.find(layout, state, saved)
+        self.read = position.read
+        if position.read >= layout.units:
             self.epoch, self.read = self.epoch + 1, 0
-        if found.remark:
-            logger.info("epoch %d, batch %d of %d: %s", self.epoch, self.iterations_in_epoch, len(self), found.remark)
-        return found.same_rows
+        if position.remark:
+            logger.info(
+                "epoch %d, batch %d of %d: %s", self.epoch, self.iterations_in_epoch, len(self), position.remark
+            )
+        return position.same_rows
 
 
 def _to_device(sample: Sample | None, device: torch.device) -> Sample | None:
@@ -248,6 +251,7 @@ def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, Non
                     return
             ready.put(_END)
         except BaseException as error:
+            # The consumer would wait for a batch for ever otherwise.
             ready.put(_Failure(error))
 
     thread = threading.Thread(target=produce, name="batches", daemon=True)

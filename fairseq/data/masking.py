@@ -186,6 +186,7 @@ class MaskedBlocks:
         rank = np.empty(len(rows), dtype=np.int64)
         rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(words) - words, words)
         word = np.cumsum(first.ravel()).reshape(first.shape) - 1  # of each token
+        # Tokens before the first word have the word −1, which reads the False at the end.
         chosen = np.append(rank < count[rows], False)
         return real & chosen[word]
 

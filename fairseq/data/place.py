@@ -126,6 +126,7 @@ def find(ours: Layout, state: Mapping[str, Any], saved: SavedBy | None) -> Found
 
 
 def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Found:
+    # Units are counted over all processes, so the number of processes and their rows may change.
     here = dataclasses.replace(theirs, step=ours.step, processes=ours.processes)
     if here == ours:
         return Found(read, ours.order == STREAMS, _remark(ours, theirs, read))
@@ -161,6 +162,7 @@ def _share(ours: Layout, share: float, block_size: int | None = None) -> Found:
     read = int(share * ours.units)
     reason = "rows read other parts of the text" if block_size == ours.block_size else "blocks have another size"
     remark = f"{reason}: continues after {100 * share:.3g}% of the epoch, some text may be read twice"
+    # Batches of the rest of the epoch are whole ones.
     return Found(read - read % ours.step, False, remark)
 
 

@@ -222,6 +222,7 @@ class BlockSampler:
             yield blocks[first:last].astype(np.int64)
 
     def _permutation(self, count: int, epoch: int) -> np.ndarray:
+        # 4 bytes a block where they suffice: large corpora have many millions.
         order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
         if self.shuffle:
             seed = self.how.seed + epoch if epoch > self.how.curriculum else self.how.seed
@@ -239,17 +240,17 @@ def sorted_by_size(order: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     for piece in pieces:
         counts += np.bincount(np.minimum(sizes[piece], _LARGE), minlength=_LARGE + 1)
     following = np.cumsum(counts) - counts  # place of the next block of each size
-    found = np.empty_like(order)
+    blocks = np.empty_like(order)
     for piece in pieces:
         size = np.minimum(sizes[piece], _LARGE).astype(np.uint16)
         inside = np.argsort(size, kind="stable")
         values, firsts, equal = np.unique(size[inside], return_index=True, return_counts=True)
         rank = np.arange(len(piece)) - np.repeat(firsts, equal)
-        found[np.repeat(following[values], equal) + rank] = piece[inside]
+        blocks[np.repeat(following[values], equal) + rank] = piece[inside]
         following[values] += equal
-    large = found[len(found) - int(counts[_LARGE]) :]
+    large = blocks[len(blocks) - int(counts[_LARGE]) :]
     large[:] = large[np.argsort(sizes[large], kind="stable")]
-    return found
+    return blocks
 
 
 def _cut_by_size(

@@ -150,5 +150,5 @@ def _cut(sentences: tuple[np.ndarray, ...], room: int) -> tuple[np.ndarray, ...]
         return tuple(sentence[: max(room, 0)] for sentence in sentences)
     first, second = sentences
     half = room // 2
-    kept = max(room - len(second), half) if len(first) > len(second) else min(len(first), room - half)
-    return first[:kept], second[: room - kept]
+    length = max(room - len(second), half) if len(first) > len(second) else min(len(first), room - half)
+    return first[:length], second[: room - length]

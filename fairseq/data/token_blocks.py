@@ -40,6 +40,7 @@ class ShuffledLines:
         shuffled = sizes[order]
         self._ends = np.cumsum(shuffled, dtype=np.int64)
         starts = np.cumsum(sizes, dtype=np.int64)
+        # In place: each of these arrays takes 8 bytes a line.
         starts -= sizes
         self._shifts = starts[order]
         self._shifts -= self._ends
@@ -151,6 +152,7 @@ class TokenBlocks:
         masks = (keep[first : first + _PIECE] for first in range(0, len(self), _PIECE))
         selected._set((starts[mask], sizes[mask]) for mask, (starts, sizes) in zip(masks, self._pieces(), strict=True))
         selected.before = None if self.before is None else self.before[keep]
+        # The order of a run that fairseq began is drawn for all blocks, those left out included.
         selected.kept = np.ones(len(keep), bool) if self.kept is None else self.kept.copy()
         selected.kept[selected.kept] = keep
         return selected
@@ -292,6 +294,7 @@ def _pack_lines(sizes: np.ndarray, block_size: int, documents: bool) -> Iterator
         if first + _PIECE < len(sizes):
             blocks, rest = blocks[:-1], lines[blocks[-1] :]
         starts, length = offsets[blocks], offsets[ends[blocks]] - offsets[blocks]
+        # A line of one token is a blank one: its `</s>`.
         keep = (length > 0) & (lines[blocks] != 1) if documents else length > 0
         yield total + starts[keep], length[keep]
         total += int(offsets[len(lines) - len(rest)])
@@ -301,6 +304,7 @@ def _ends(lines: np.ndarray, offsets: np.ndarray, block_size: int, documents: bo
     """The line after a block that starts at each line; every *documents*' separator is a block of its own."""
     numbers = np.arange(len(lines))
     ends = np.searchsorted(offsets, offsets[:-1] + block_size, side="right") - 1
+    # A line that is longer than a block is a block of its own.
     np.maximum(ends, numbers + 1, out=ends)
     separators = np.flatnonzero(lines == 1) if documents else numbers[:0]
     if len(separators):

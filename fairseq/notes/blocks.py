@@ -96,6 +96,7 @@ class NotedExamples(Generic[B]):
         """
         net_input, subsets = sample["net_input"], subsets_of(rare)
         if self.read:
+            # On the host: computed from a tensor on a GPU, it would synchronise.
             longest = int((spans[:, 2] - spans[:, 1]).max(initial=1))
             net_input = {**net_input, "spans": torch.from_numpy(spans), "longest_span": longest}
         if self.written is not None:

@@ -40,7 +40,9 @@ def controlled(notes: NoteDictionary, control: str) -> Iterator[None]:
     try:
         if control == "permuted":
             written = (notes.taken > 0).nonzero()[:, 0]
+            # The same order in every validation, so that their losses compare.
             order = written[torch.randperm(len(written), generator=torch.Generator().manual_seed(1)).to(written.device)]
+            # One cycle: no word reads a note of its own.
             notes.table[order] = table[order.roll(1)]
         else:
             notes.until = 0

@@ -136,23 +136,23 @@ class NoteDictionary(nn.Module):
         if spans.size(0) == 0 and project is None:
             return x
         batch, tokens, _ = x.shape
-        found, readable = self._notes_of(spans[:, 3])  # (S, C), (S)
+        values, readable = self._notes_of(spans[:, 3])  # (S, C), (S)
         if project is not None:
-            found = project(found)
-        place, weight = self._reading(spans, batch, tokens, _longest(spans, longest))  # (S, W), (S, W)
+            values = project(values)
+        flat, weight = self._reading(spans, batch, tokens, _longest(spans, longest))  # (S, W), (S, W)
         if readable is not None:
             weight = weight * readable[:, None]
-        share = torch.zeros(batch * tokens, device=x.device).index_add_(0, place.flatten(), weight.flatten())
+        share = torch.zeros(batch * tokens, device=x.device).index_add_(0, flat.flatten(), weight.flatten())
         noted = share > 0
-        weight = weight * (self.note_lambda / share.where(noted, 1.0))[place]
-        notes = weight[..., None] * found[:, None]  # (S, W, C)
+        weight = weight * (self.note_lambda / share.where(noted, 1.0))[flat]
+        notes = weight[..., None] * values[:, None]  # (S, W, C)
         if self.centred:
-            notes = notes * x.detach().float().norm(dim=-1).flatten()[place][..., None]
+            notes = notes * x.detach().float().norm(dim=-1).flatten()[flat][..., None]
         notes = notes.to(x.dtype)
         keep = torch.ones_like(share).masked_fill_(noted, 1 - self.note_lambda).to(x.dtype)
         mixed = (x * keep.view(batch, tokens, 1)).contiguous()  # x may be a transposed view
         # Other tokens only get zeros added, so without overlaps the order of additions does not matter.
-        mixed.view(batch * tokens, -1).index_add_(0, place.flatten(), notes.flatten(0, 1))
+        mixed.view(batch * tokens, -1).index_add_(0, flat.flatten(), notes.flatten(0, 1))
         return mixed
 
     @torch.no_grad()
@@ -173,11 +173,12 @@ class NoteDictionary(nn.Module):
         row, first, end, word = spans.unbind(1)
         low, high = self._window(first, end, lengths[row])
         width = min(_longest(spans, longest) + 2 * self.note_half_window, hidden.size(1))
-        place, inside = _places(row, low, high, width, hidden.size(1))  # (S, W)
+        flat, inside = _places(row, low, high, width, hidden.size(1))  # (S, W)
         if self.until is not None:
             inside = inside & (self.updates < self.until)
         states = hidden.detach().flatten(0, 1).float()  # (B * T, C)
-        total = F.embedding_bag(place, states, mode="sum", per_sample_weights=inside.float())  # (S, C)
+        # Sums windows without a tensor of all their states, [S, W, C].
+        total = F.embedding_bag(flat, states, mode="sum", per_sample_weights=inside.float())  # (S, C)
         count = inside.sum(1)
         notes = total / count.clamp(min=1)[:, None]
         index = word[None]
@@ -197,6 +198,7 @@ class NoteDictionary(nn.Module):
         sums, counts = sums.to(self.table.dtype), counts.to(self.taken.dtype)
         self.updates += 1
         total = counts if not counts.is_sparse else _total(counts, self.taken)
+        # Before the counts of this update are added.
         known = self.taken > 0
         self.taken += total
         self.written.copy_(torch.where(total > 0, self.updates.int(), self.written))
@@ -250,15 +252,17 @@ class NoteDictionary(nn.Module):
         """Tokens that read the note of each span, as indices in the flattened batch, and their weights: [S, W]."""
         row, first, end, _ = spans.unbind(1)
         if not self.read_window:
-            place, inside = _places(row, first, end.clamp(max=tokens), min(longest, tokens), tokens)
-            return place, inside.float()
+            flat, inside = _places(row, first, end.clamp(max=tokens), min(longest, tokens), tokens)
+            return flat, inside.float()
         k = self.note_half_window
         low, high = (first - k).clamp(min=0), (end + k).clamp(max=tokens)
-        place, inside = _places(row, low, high, min(longest + 2 * k, tokens), tokens)
-        position = place - row[:, None] * tokens
-        own = inside & (position >= first[:, None]) & (position < end[:, None])
-        counted = torch.zeros(batch * tokens, device=spans.device).index_add_(0, place.flatten(), own.flatten().float())
-        return place, (own | (inside & (counted == 0)[place])).float()
+        flat, inside = _places(row, low, high, min(longest + 2 * k, tokens), tokens)
+        position = flat - row[:, None] * tokens
+        inner = inside & (position >= first[:, None]) & (position < end[:, None])
+        counted = torch.zeros(batch * tokens, device=spans.device).index_add_(
+            0, flat.flatten(), inner.flatten().float()
+        )
+        return flat, (inner | (inside & (counted == 0)[flat])).float()
 
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
         """Load a checkpoint. Moments that are not those of its table, as in an average of checkpoints, are replaced."""
@@ -272,9 +276,9 @@ class NoteDictionary(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoteDictionary:
         """Move the module, but keep the precision of notes: in half precision small updates of a mean are lost."""
-        kept = {name: getattr(self, name) for name in ("table", *(["moments"] if self.centred else []))}
+        buffers = {name: getattr(self, name) for name in ("table", *(["moments"] if self.centred else []))}
         super()._apply(fn, recurse)
-        for name, value in kept.items():
+        for name, value in buffers.items():
             if getattr(self, name).dtype != value.dtype:
                 setattr(self, name, value.to(self.table.device))
         return self
@@ -303,8 +307,8 @@ class CausalNoteDictionary(NoteDictionary):
 
     def _reading(self, spans: Tensor, batch: int, tokens: int, longest: int) -> tuple[Tensor, Tensor]:
         row, _, end, word = spans.unbind(1)
-        place, inside = _places(row, end - 1 + self.delay, (end + self.delay).clamp(max=tokens), 1, tokens)
-        return place, (inside & (self.taken[word] > 0)[:, None]).float()
+        flat, inside = _places(row, end - 1 + self.delay, (end + self.delay).clamp(max=tokens), 1, tokens)
+        return flat, (inside & (self.taken[word] > 0)[:, None]).float()
 
 
 def generator_apart(purpose: str) -> torch.Generator:
@@ -355,5 +359,5 @@ def _by_word(word: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # One thread sums a bag in order, unlike index_add on a GPU: the result is deterministic.
     sums = F.embedding_bag(order, values, starts, mode="sum")
     first = rows <= group[-1]
-    kept = rows.where(first, 0)
-    return word[starts[kept]], sums[kept], first
+    valid = rows.where(first, 0)
+    return word[starts[valid]], sums[valid], first

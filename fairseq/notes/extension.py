@@ -152,9 +152,9 @@ class Notes:
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         if args.get(KEEP):
             return args, parameters
-        own = fields.defaults(CausalNoteConfig)
-        kept = {name: value for name, value in args.items() if name not in own}
-        return kept, without_notes(parameters)
+        names = fields.defaults(CausalNoteConfig)
+        settings = {name: value for name, value in args.items() if name not in names}
+        return settings, without_notes(parameters)
 
     @staticmethod
     def measured(args: Mapping[str, Any]) -> Mapping[str, Any]:

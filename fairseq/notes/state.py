@@ -82,6 +82,7 @@ def gather_notes(taken: Taken, notes: NoteDictionary, world: World) -> tuple[Ten
         Sums [N, C] and counts [N], sparse, for :meth:`NoteDictionary.write`.
     """
     table = notes.table
+    # A rank without a batch takes part in the gathering, with no rows.
     words = [sums._indices()[0] for sums, _ in taken] or [table.new_empty(0, dtype=torch.int64)]
     values = [sums._values() for sums, _ in taken] or [table[:0]]
     counts = [counts._values() for _, counts in taken] or [table.new_empty(0, dtype=torch.int64)]

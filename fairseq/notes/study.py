@@ -106,16 +106,16 @@ class NoteStudy:
     def nearest_notes(self, numbers: Sequence[int], count: int) -> list[list[Neighbour]]:
         """For each of the notes *numbers*, the *count* nearest other written notes."""
         written = torch.from_numpy(np.flatnonzero(self.written))
-        found = nearest(
+        neighbours = nearest(
             self._centred[list(numbers)], lambda rows: self._centred[written[rows]], len(written), count + 1
         )
         return [
             [
-                Neighbour(self.words.words[int(written[place])], cosine)
-                for place, cosine in row
-                if int(written[place]) != number
+                Neighbour(self.words.words[int(written[index])], cosine)
+                for index, cosine in row
+                if int(written[index]) != number
             ][:count]
-            for number, row in zip(numbers, found, strict=True)
+            for number, row in zip(numbers, neighbours, strict=True)
         ]
 
     @torch.no_grad()
@@ -124,8 +124,8 @@ class NoteStudy:
         queries = self._project(self._centred[list(numbers)])
         size = len(self.dictionary)
         mean = sum((self._embed(rows).sum(0) for rows in torch.arange(size).split(CHUNK)), torch.zeros(())) / size
-        found = nearest(queries, lambda rows: self._embed(rows) - mean, size, count)
-        return [[Neighbour(self.dictionary[place], cosine) for place, cosine in row] for row in found]
+        neighbours = nearest(queries, lambda rows: self._embed(rows) - mean, size, count)
+        return [[Neighbour(self.dictionary[index], cosine) for index, cosine in row] for row in neighbours]
 
     def plane(self, numbers: Sequence[int]) -> np.ndarray:
         """Coordinates of the notes *numbers* on their first two principal components: float64 [n, 2]."""
@@ -161,6 +161,7 @@ def principal_plane(vectors: np.ndarray) -> np.ndarray:
     places = centred @ axes[:, :-3:-1]
     if places.shape[1] < 2:
         places = np.pad(places, ((0, 0), (0, 2 - places.shape[1])))
+    # The sign of an eigenvector is arbitrary; fixed, the maps of one table are equal everywhere.
     signs = np.sign(places[np.abs(places).argmax(0), np.arange(2)])
     return places * np.where(signs == 0, 1, signs)
 

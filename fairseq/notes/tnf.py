@@ -188,6 +188,7 @@ def with_notes(
         raise UserError(f"`arch` {arch}: fine-tuning drops notes; use `arch` {arch.removeprefix(PREFIX)}")
     words = words_of(task, f"`arch` {arch}")
     model: Any = cls.encoder_class.build_model(args, task)
+    # Mixed in and not wrapped around, so that parameters keep the names of the encoder.
     model.__class__ = type(cls.__name__, (cls, type(model)), {"__module__": cls.__module__})
     cfg = typed(EncoderNoteConfig, args)
     dim = model.cfg.encoder_embed_dim

@@ -52,6 +52,7 @@ class FileGroup:
             temporary, file = self._temporaries.enter_context(_temporary_file(Path(os.path.realpath(path))))
             yield file
             file.flush()
+            # Before the rename: a crash could leave the new name with an empty file otherwise.
             os.fsync(file.fileno())
             self._written.append((path, flag, temporary))
 
@@ -70,6 +71,7 @@ class FileGroup:
                             shutil.copyfileobj(written, special, 1 << 20)
                         continue
                     target = Path(os.path.realpath(path))
+                    # A single rename is atomic and needs no backup.
                     if len(self._written) > 1:
                         undo.callback(_restore, target, self._backup(target))
                     os.replace(written, target)
@@ -157,6 +159,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     with _system_errors("", path):
         with _temporary_folder(path.parent) as temporary:
             yield temporary
+            # It was made for this user alone; the finished folder has the rights of its parent.
             temporary.chmod(stat.S_IMODE(path.parent.stat().st_mode))
             sync_folder(temporary)
             os.rename(temporary, path)
@@ -238,6 +241,7 @@ def prepare_folder(flag: str, folder: str | Path) -> None:
     """
     with _system_errors(flag, folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
+        # Trying is the only test that knows quotas and network filesystems.
         with tempfile.TemporaryFile(dir=folder):
             pass
 
@@ -368,6 +372,7 @@ def _move_files(source: Path, folder: Path, names: Sequence[str] | None, flag: s
         if (folder / name).is_dir():
             raise UserError(f"{flag} {folder / name}: cannot be written (Is a directory); remove it".lstrip())
     if names:
+        # A kill between the moves leaves a folder without its last file, which readers take as incomplete.
         (folder / names[-1]).unlink(missing_ok=True)
     for name in moving:
         if (source / name).exists():

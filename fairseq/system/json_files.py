@@ -11,6 +11,7 @@ from fairseq.errors import UserError, read_failure
 from fairseq.system.opening import LARGEST_TEXT, read_regular
 
 DEPTH = 64
+# Python converts long numbers in quadratic time.
 DIGITS = 40  # of a whole number
 
 
@@ -63,6 +64,7 @@ def parse_json(content: bytes | str, any_text: bool = False) -> Any:
 
 def is_deep(value: object) -> bool:
     """Return whether lists and objects of *value* are nested deeper than :data:`DEPTH` levels."""
+    # Level by level: recursion would end at the interpreter's limit.
     level = [value]
     for _ in range(DEPTH + 1):
         parts = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]

@@ -108,6 +108,7 @@ def limited_models(limit: ModelLimit) -> Iterator[None]:
         if elements > limit.elements or tensors > limit.tensors:
             raise _TooLarge(limit.advice)
 
+    # The hook of torch is global: nested contexts count the same parameters.
     handle = register_module_parameter_registration_hook(count)
     try:
         yield

@@ -58,6 +58,7 @@ _imported: list[str] = []
 
 
 def _import(name: str, path: Path, folder: str) -> None:
+    # The folder may have been written since the last import.
     importlib.invalidate_caches()
     other = importlib.util.find_spec(name)
     if other is not None and other.origin is not None and Path(other.origin).resolve() not in _files(path):
@@ -68,6 +69,7 @@ def _import(name: str, path: Path, folder: str) -> None:
         raise UserError(f"`user_dir` {folder}: not a Python package; give a folder with an __init__.py")
     importlib.import_module(_NAMES).stand_in_for_omegaconf()
     module = importlib.util.module_from_spec(spec)
+    # Before it runs, since its own modules import it.
     sys.modules[name] = module
     try:
         if spec.loader is None:  # a folder without __init__.py
@@ -77,6 +79,7 @@ def _import(name: str, path: Path, folder: str) -> None:
         for part in _part_modules(path, PARTS if _has_no_code(path) else ("models", "tasks")):
             importlib.import_module(f"{name}.{part}")
     except BaseException as error:
+        # A module that failed half-way must not count as imported.
         sys.modules.pop(name, None)
         if isinstance(error, UserError) or not isinstance(error, Exception | SystemExit):
             raise
@@ -106,9 +109,9 @@ def _place(error: BaseException, path: Path) -> str:
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-    own = path if path.is_dir() else path.with_suffix(".py")
+    root = path if path.is_dir() else path.with_suffix(".py")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if Path(frame.filename).resolve().is_relative_to(own.resolve()):
+        if Path(frame.filename).resolve().is_relative_to(root.resolve()):
             return f"{frame.filename}, line {frame.lineno}: {reason}"
     return reason
 
@@ -120,5 +123,5 @@ def _files(path: Path) -> set[Path]:
 
 def _comes_from(module: ModuleType, path: Path) -> bool:
     places = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
-    own = {path.resolve(), path.with_suffix(".py").resolve()}
-    return any(Path(place).resolve() in own for place in places if place)
+    paths = {path.resolve(), path.with_suffix(".py").resolve()}
+    return any(Path(place).resolve() in paths for place in places if place)

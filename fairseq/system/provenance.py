@@ -52,15 +52,16 @@ def commit(folder: Path = Path(__file__).parents[2]) -> str | None:
     root = _git(folder, "rev-parse", "--show-toplevel")
     if root is None or Path(root).resolve() != folder.resolve():
         return None
+    # Without tags, the same form for every commit.
     return _git(folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude", "*")
 
 
 def _git(folder: Path, *command: str) -> str | None:
     """Return what git prints in *folder*; None if it is not installed, fails or takes longer than :data:`SECONDS`."""
     try:
-        found = subprocess.run(
+        output = subprocess.run(
             ["git", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=SECONDS
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None
+    return output.stdout.strip() or None

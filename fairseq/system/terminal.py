@@ -135,14 +135,14 @@ def open_standard_streams() -> None:
 @contextlib.contextmanager
 def silent_stderr() -> Iterator[None]:
     """Drop what this process writes to descriptor 2 inside a ``with`` statement, libraries of other languages too."""
-    kept = os.dup(2)
+    saved = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved, 2)
+        os.close(saved)
         os.close(null)
 
 

@@ -35,8 +35,10 @@ class Workers(Generic[R]):
         if self.count > 1:
             self._pool = concurrent.futures.ProcessPoolExecutor(
                 self.count,
+                # A fork of a process with threads, such as those of torch, may hang.
                 multiprocessing.get_context("spawn"),
                 initializer=_set_task,
+                # The task is pickled here and read by the worker only after its plug-ins are imported.
                 initargs=(imported_folders(), pickle.dumps(self._task)),
             )
         return self

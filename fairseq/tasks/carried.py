@@ -108,5 +108,5 @@ class RowMemory:
         if any(not isinstance(layer, Tensor) or layer.dim() != 3 or layer.shape != saved[0].shape for layer in saved):
             raise UserError("checkpoint: its memory is not a tensor (rows, tokens, channels) a layer; use another")
         first = world.rank * rows
-        own = [layer[first : first + rows].to(world.device) for layer in saved]
-        return own if own and own[0].size(0) else None
+        local = [layer[first : first + rows].to(world.device) for layer in saved]
+        return local if local and local[0].size(0) else None

@@ -113,8 +113,8 @@ class FairseqTask:
 
     def typed(self, cls: type[C]) -> C:
         """The settings of the task as *cls*."""
-        own = self.settings.task
-        return own if isinstance(own, cls) else fields.typed(cls, self.args)
+        cfg = self.settings.task
+        return cfg if isinstance(cfg, cls) else fields.typed(cls, self.args)
 
     @property
     def source_dictionary(self) -> Dictionary:
@@ -241,6 +241,7 @@ class FairseqTask:
 
         def open_folder(folder: Path) -> tuple[Dataset, Sampler]:
             dataset = self._fitting(split, folder, model, training, skip, batching.max_tokens)
+            # Before the extensions wrap it: tasks look at their own classes of datasets.
             sampler = self.sampler(dataset, model, batching)
             for extension in self.extensions.values():
                 dataset = extension.extend_dataset(dataset, model, split, folder, training=training)

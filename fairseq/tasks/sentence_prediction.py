@@ -109,12 +109,12 @@ class SentencePredictionConfig(Config):
         inputs = input_folders(folder)
         if self.sentence_pairs and len(inputs) == 1:
             raise UserError(f"`sentence_pairs`: {inputs[0]} has no input1 beside it; make that, or leave the flag out")
-        own = dataclasses.replace(self, sentence_pairs=len(inputs) == 2) if inputs and self.glue_task is None else self
+        cfg = dataclasses.replace(self, sentence_pairs=len(inputs) == 2) if inputs and self.glue_task is None else self
         if self.labels is not None or self.glue_task is not None or self.regression_target:
-            return own
+            return cfg
         layout = Layout(self._sentences())
         labels = classes_of(folder) if inputs else labels_of(split_file(folder, "train", layout), layout)
-        return dataclasses.replace(own, labels=",".join(labels))
+        return dataclasses.replace(cfg, labels=",".join(labels))
 
     def _sentences(self) -> tuple[str, ...]:
         return ("sentence1", "sentence2") if self.sentence_pairs else ("sentence",)
@@ -279,10 +279,10 @@ def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:
         UserError: both are given, or one cannot be read.
     """
     assert dictionary.path is not None
-    found = find_tokenizer(dictionary.path, dictionary.symbols)
+    tokenizer = find_tokenizer(dictionary.path, dictionary.symbols)
     if codes is None:
-        return found
-    if found is not None:
+        return tokenizer
+    if tokenizer is not None:
         raise UserError(f"`bpe_codes` {codes}: {Path(dictionary.path).parent} has its tokenizer; leave the flag out")
     text = TextConfig(tokenizer="moses", bpe="subword_nmt", bpe_codes=codes)
     return Tokenizer(Moses(), chosen_subwords(text))

@@ -29,7 +29,7 @@ class TruncatedBPTTLMTask(LanguageModelingTask):
         settings = typed_settings(args)
         cfg, words = settings.model, len(self.dictionary)
         if isinstance(cfg, TransformerXLConfig) and cfg.cutoffs and cfg.cutoffs[-1] >= words:
-            kept = [cutoff for cutoff in cfg.cutoffs if cutoff < words]
+            cutoffs = [cutoff for cutoff in cfg.cutoffs if cutoff < words]
             logger.info("`cutoffs`: those beyond the dictionary of %d symbols are left out", words)
-            settings = settings.changed(cutoffs=kept or None)
+            settings = settings.changed(cutoffs=cutoffs or None)
         return super().build_model(settings)

@@ -195,12 +195,12 @@ class Dictionary:
             padding_factor: the size is rounded up to a multiple of this; 0 and 1: it is not.
         """
         counted = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
-        kept = sorted((item for item in counted if item[1] >= threshold), key=operator.itemgetter(0))
-        kept.sort(key=operator.itemgetter(1), reverse=True)  # stable: faster than one sort by pairs
+        words = sorted((item for item in counted if item[1] >= threshold), key=operator.itemgetter(0))
+        words.sort(key=operator.itemgetter(1), reverse=True)  # stable: faster than one sort by pairs
         if nwords > 0:
-            kept = kept[: max(0, nwords - self.nspecial)]
-        self.symbols = self.symbols[: self.nspecial] + [word for word, _ in kept]
-        self.count = self.count[: self.nspecial] + [n for _, n in kept]
+            words = words[: max(0, nwords - self.nspecial)]
+        self.symbols = self.symbols[: self.nspecial] + [word for word, _ in words]
+        self.count = self.count[: self.nspecial] + [n for _, n in words]
         self.indices = {word: index for index, word in enumerate(self.symbols)}
         self.pad_to_multiple_(padding_factor)
 

@@ -27,13 +27,13 @@ class GPT2(Subwords):
 
     def encode(self, lines: Sequence[str]) -> list[str]:
         with self.library(lines):
-            found = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
-        return [" ".join([self._symbols[index] for index in encoding.ids]) for encoding in found]
+            encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
+        return [" ".join([self._symbols[index] for index in encoding.ids]) for encoding in encodings]
 
     def spans(self, line: str) -> list[Span]:
         with self.library([line]):
-            found = self._tokenizer.encode(line, add_special_tokens=False)
-        return [Span(self._symbols[index], *ends) for index, ends in zip(found.ids, found.offsets, strict=True)]
+            encoding = self._tokenizer.encode(line, add_special_tokens=False)
+        return [Span(self._symbols[index], *ends) for index, ends in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def decode(self, symbols: Sequence[str]) -> str:
         return bytes_text("".join(symbols))

@@ -82,13 +82,13 @@ class HuggingFace(Subwords):
 
     def encode(self, lines: Sequence[str]) -> list[str]:
         with self.library(lines):
-            found = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
-            return [self._vocabulary.line(encoding.ids) for encoding in found]
+            encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
+            return [self._vocabulary.line(encoding.ids) for encoding in encodings]
 
     def spans(self, line: str) -> list[Span]:
         with self.library([line]):
-            found = self._tokenizer.encode(line, add_special_tokens=False)
-            return self._vocabulary.spans(found.ids, found.offsets)
+            encoding = self._tokenizer.encode(line, add_special_tokens=False)
+            return self._vocabulary.spans(encoding.ids, encoding.offsets)
 
     def decode(self, symbols: Sequence[str]) -> str:
         plain = self._vocabulary.plain(symbols)

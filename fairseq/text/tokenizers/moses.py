@@ -92,9 +92,9 @@ class _Chunks:
             return self._tokenize(line)
         words = list(self._of(chunks[0], True, self._kind(chunks, 1)))
         get = self._words.get
-        for place in range(1, len(chunks) - 1):
-            chunk = chunks[place]
-            words += get(chunk) or self._inside(chunk, chunks[place + 1])
+        for index in range(1, len(chunks) - 1):
+            chunk = chunks[index]
+            words += get(chunk) or self._inside(chunk, chunks[index + 1])
         if len(chunks) > 1:
             words += self._of(chunks[-1], False, "")
         return words
@@ -102,11 +102,11 @@ class _Chunks:
     def _inside(self, chunk: str, after: str) -> list[str]:
         if chunk.endswith("."):
             return self._of(chunk, False, self._kind([after], 0))
-        found = self._of(chunk, False, OTHER)
+        words = self._of(chunk, False, OTHER)
         if len(self._words) >= CACHED:
             self._words.clear()
-        self._words[chunk] = found
-        return found
+        self._words[chunk] = words
+        return words
 
     def _kind(self, chunks: list[str], place: int) -> str:
         """The kind of the chunk at *place*; empty behind the last."""

@@ -34,6 +34,7 @@ class SentencePiece(Subwords):
             with open(path, "w", encoding="utf-8") as file:
                 file.writelines(f"{word}\t{counts[word]}\n" for word in sorted(counts))
             try:
+                # One thread and sorted words: the model does not depend on the machine.
                 library.SentencePieceTrainer.train(
                     input=path, input_format="tsv", model_writer=model, vocab_size=size, num_threads=1,
                     character_coverage=1.0, minloglevel=2,
@@ -61,7 +62,7 @@ class SentencePiece(Subwords):
             byte += 1 if self._model.is_byte(index) else len(piece.encode())
             start, end = origin[at[first]], origin[at[byte - 1] + 1]
             if start == end and piece != SPACE:  # several letters of one, as the f and the i of a ligature
-                end = next((place for place in origin[at[byte - 1] :] if place > start), start)
+                end = next((position for position in origin[at[byte - 1] :] if position > start), start)
             offsets.append((start, end))
         return self._vocabulary.spans(ids, offsets)
 

@@ -25,7 +25,7 @@ def aligned(text: str, symbols: Iterable[str], written: Iterable[str] | None = N
         written: the characters of each symbol, where they are not the symbol itself.
     """
     symbols = list(symbols)
-    found = []
+    spans = []
     for symbol, letters in zip(symbols, written or symbols, strict=True):
         first = text.find(letters, start)
         if first >= 0 and not text[start:first].strip():
@@ -33,12 +33,12 @@ def aligned(text: str, symbols: Iterable[str], written: Iterable[str] | None = N
         else:  # control characters were dropped inside it or before it
             first = -1
             for letter in letters:
-                place = text.find(letter, start)
-                if place >= 0:
-                    first, start = (place if first < 0 else first), place + 1
+                index = text.find(letter, start)
+                if index >= 0:
+                    first, start = (index if first < 0 else first), index + 1
             first = start if first < 0 else first
-        found.append(Span(symbol, first, start))
-    return found
+        spans.append(Span(symbol, first, start))
+    return spans
 
 
 def composed(line: str, words: Sequence[Span], subwords: Iterable[Span]) -> list[Span]:
@@ -48,7 +48,7 @@ def composed(line: str, words: Sequence[Span], subwords: Iterable[Span]) -> list
         if origin:
             origin.append((origin[-1][1], word.start))
         if len(word.symbol) == word.end - word.start:
-            origin += [(place, place + 1) for place in range(word.start, word.end)]
+            origin += [(index, index + 1) for index in range(word.start, word.end)]
         else:
             origin += [(start, end) for _, start, end in aligned(line[: word.end], word.symbol, start=word.start)]
     starts = [start for start, _ in origin] + [origin[-1][1] if origin else 0]

@@ -36,13 +36,13 @@ class Steps(Value):
 
     def spans(self, line: str) -> list[Span]:
         """Return the symbols that :meth:`encode` makes of one line, with the text that each stands for."""
-        found, start = [], 0
+        spans, start = [], 0
         for number, part in enumerate(line.split(UNKNOWN)):
             if number:
-                found.append(Span(UNKNOWN, start - len(UNKNOWN), start))
-            found += [span.moved(start) for span in self._spans(part)]
+                spans.append(Span(UNKNOWN, start - len(UNKNOWN), start))
+            spans += [span.moved(start) for span in self._spans(part)]
             start += len(part) + len(UNKNOWN)
-        return found
+        return spans
 
     def decode(self, symbols: Iterable[str]) -> str:
         """Return the text of the symbols of one line."""

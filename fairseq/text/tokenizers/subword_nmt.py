@@ -58,12 +58,12 @@ class SubwordNMT(Subwords):
         return encoded
 
     def spans(self, line: str) -> list[Span]:
-        found: list[Span] = []
+        spans: list[Span] = []
         for word in line.split():
             symbols = self._encode(word).split()
             letters = [*(symbol.removesuffix(MARK) for symbol in symbols[:-1]), symbols[-1]]
-            found += aligned(line, symbols, letters, found[-1].end if found else 0)
-        return found
+            spans += aligned(line, symbols, letters, spans[-1].end if spans else 0)
+        return spans
 
     def decode(self, symbols: Sequence[str]) -> str:
         return (" ".join(symbols) + " ").replace(f"{MARK} ", "").rstrip()
@@ -79,6 +79,7 @@ class SubwordNMT(Subwords):
     def _encode(self, word: str) -> str:
         if len(self._cache) >= CACHED:
             self._cache.clear()
+            # The cache of subword-nmt has no bound.
             self._bpe.cache.clear()
         symbols = self._cache[word] = " ".join(self._bpe.segment_tokens([word]))
         return symbols

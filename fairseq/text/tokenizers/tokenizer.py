@@ -129,6 +129,7 @@ def _written(content: bytes) -> dict[str, str]:
     try:
         return {"text": content.decode("utf-8")}
     except UnicodeDecodeError:
+        # Models of SentencePiece are binary.
         return {"base64": base64.b64encode(content).decode()}
 
 
