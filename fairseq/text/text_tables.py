@@ -32,7 +32,7 @@ def table_files(path: str) -> list[str]:
     """Return the files of the table *path*.
 
     Raises:
-        UserError: it is a folder that ``datasets`` did not write, of several splits, or of rows in another order.
+        UserError: it is a folder that ``datasets`` did not write, of several splits, without rows, or of chosen rows.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -45,7 +45,7 @@ def table_files(path: str) -> list[str]:
     try:
         state: Any = parse_json(read_regular(folder / STATE))
         names = [entry["filename"] for entry in state["_data_files"]]
-        is_valid = all(isinstance(name, str) and name == Path(name).name for name in names) and names
+        is_valid = all(isinstance(name, str) and name == Path(name).name for name in names)
         indices = state.get("_indices_files") or state.get("_indices_data_files")
     except OSError as error:
         raise UserError(f"{folder / STATE}: {read_failure(error)}; save the dataset again") from None
@@ -53,6 +53,8 @@ def table_files(path: str) -> list[str]:
         is_valid, indices = False, None
     if not is_valid:
         raise UserError(f"{folder / STATE}: damaged: names no files; save the dataset again")
+    if not names:  # as datasets saves a dataset without rows
+        raise UserError(f"{path}: has no rows; give a dataset with text")
     if indices:
         raise UserError(f"{path}: its rows are chosen by indices; call flatten_indices() before save_to_disk")
     return [str(folder / name) for name in names]

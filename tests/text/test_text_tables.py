@@ -158,7 +158,7 @@ def test_rows_without_text_are_named(tmp_path: Path) -> None:
     [
         (None, "is a folder; give a text file, or a folder that save_to_disk of datasets wrote"),
         ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "call flatten_indices"),
-        ({"_data_files": []}, "state.json: damaged: names no files"),
+        ({"_data_files": []}, "saved: has no rows; give a dataset with text"),
         ({"_data_files": [{"filename": "../data.arrow"}]}, "state.json: damaged: names no files"),
         ({"_data_files": 3}, "state.json: damaged: names no files"),
         ({"_data_files": [{"filename": "gone.arrow"}]}, "gone.arrow: file not found"),
