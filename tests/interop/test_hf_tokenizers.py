@@ -71,6 +71,14 @@ def test_offsets_are_those_of_the_symbols_in_the_text(tmp_path: Path) -> None:
         assert all(place in covered for place, letter in enumerate(TEXT) if not letter.isspace()), name
 
 
+def complete(tokenizer: Tokenizer) -> Dictionary:
+    """A dictionary with every symbol of a byte-level encoding, not in its order."""
+    dictionary = Dictionary()
+    for symbol in sorted(json.loads(tokenizer.subwords.library_json())["model"]["vocab"]):  # type: ignore[union-attr]
+        dictionary.add_symbol(symbol)
+    return dictionary
+
+
 PARTS = [
     "the",
     "low",
@@ -92,26 +100,44 @@ MARKS = {"subword_nmt": "@@", "sentencepiece": "▁", "metaspace": "▁", "wordp
 
 
 @pytest.fixture(scope="module")
-def python_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def exported_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("tokenizers")
-    return {name: written(folder / f"x{name}", tokenizer) for name, tokenizer in tokenizers().items()}
+    kinds = tokenizers()
+    found = {name: written(folder / f"x{name}", tokenizer) for name, tokenizer in kinds.items()}
+    for name in ("gpt2", "byte"):
+        tokenizer: Any = kinds[name]
+        files = tokenizer_files(tokenizer, complete(tokenizer), 100)
+        (folder / name).mkdir()
+        for file, text in files.texts.items():
+            (folder / name / file).write_text(text)
+        found[f"fast {name}"] = transformers.AutoTokenizer.from_pretrained(folder / name)
+    return found
 
 
 @settings(deadline=None, max_examples=40)
 @given(text=st.lists(st.sampled_from(PARTS), max_size=8).map("".join))
-def test_offsets_are_of_the_characters_that_each_symbol_writes(text: str, python_tokenizers: dict[str, Any]) -> None:
-    for name, tokenizer in python_tokenizers.items():
+def test_offsets_are_of_the_characters_that_each_symbol_writes(text: str, exported_tokenizers: dict[str, Any]) -> None:
+    for name, tokenizer in exported_tokenizers.items():
         offsets = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
         for symbol, (start, end) in zip(tokenizer.tokenize(text), offsets, strict=True):
             if symbol in ("<unk>", "@-@", "▁") or (name == "moses and gpt2" and symbol in "@Ġ"):
                 continue
-            is_bytes = name in ("byte", "gpt2", "moses and gpt2")
+            is_bytes = name.endswith(("byte", "gpt2"))
             letters = bytes(map(BYTES.__getitem__, symbol)) if is_bytes else symbol.strip(MARKS.get(name)).encode()
             part = unicodedata.normalize("NFKC", text[start:end]) if name == "sentencepiece" else text[start:end]
             several = offsets.count((start, end)) > 1  # bytes of one character, or letters of one
             assert letters in part.encode() if several else letters.strip() == part.strip().encode(), (name, symbol)
         covered = set().union(*(range(*ends) for ends in offsets))
         assert all(place in covered for place, letter in enumerate(text) if not letter.isspace()), name
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=30))
+def test_fast_tokenizers_know_every_text_and_give_it_back(text: str, exported_tokenizers: dict[str, Any]) -> None:
+    for name in ("fast gpt2", "fast byte"):
+        tokenizer = exported_tokenizers[name]
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.unk_token_id not in ids and tokenizer.decode(ids[1:]) == text
 
 
 def test_offsets_follow_truncation_padding_and_pairs(tmp_path: Path) -> None:
@@ -198,14 +224,6 @@ def test_a_saved_tokenizer_of_a_decoder_is_loaded_again_with_its_offsets(tmp_pat
             (4, 5),
             (5, 6),
         ]
-
-
-def complete(tokenizer: Tokenizer) -> Dictionary:
-    """A dictionary with every symbol of a byte-level encoding, not in its order."""
-    dictionary = Dictionary()
-    for symbol in sorted(json.loads(tokenizer.subwords.library_json())["model"]["vocab"]):  # type: ignore[union-attr]
-        dictionary.add_symbol(symbol)
-    return dictionary
 
 
 @pytest.mark.parametrize("name", ["gpt2", "byte"])

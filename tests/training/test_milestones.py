@@ -57,7 +57,7 @@ def test_a_checkpoint_is_saved_after_each_number_of_words(whole: Path) -> None:
     assert saved(whole) == {300: 1, 900: 2, 1000: 3, 2000: 5, 3000: 8, 4000: 10}
 
 
-@pytest.mark.parametrize("words", [900, 2000, 3000])
+@pytest.mark.parametrize("words", [300, 900, 1000, 2000, 3000])
 def test_it_is_that_of_a_run_stopped_there_and_another_run_goes_on_from_it(
     words: int, whole: Path, data: Path, tmp_path: Path
 ) -> None:
