@@ -9,6 +9,7 @@ words with Zipfian frequencies. The matrix product is measured in the same run.
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from benchmarks import machine
 from benchmarks.apart import Benchmark
 from benchmarks.language_model import make_corpus, training_speeds
 from fairseq.config import options
+from fairseq.config.settings import training_settings
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 from fairseq_cli.common import get_training_parser
@@ -46,18 +48,24 @@ class Case:
 CASES = [Case("training, fp32", SMALL, target=1.4), Case("training, bf16", SMALL, "bf16", target=2.3)]
 
 
-def measure(case: Case, folder: Path, full_size: bool, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Tokens per second of *case*, median (shown in the table) and range, and its peak memory."""
-    keep_freed_memory()
+def command(case: Case, folder: Path, full_size: bool, device: torch.device) -> argparse.Namespace:
+    """The training command of the measured model."""
     flags = [str(folder), *case.flags.split(), "--criterion", "cross_entropy", "--optimizer", "adam", "--lr", "0.00025"]
     flags += ["--clip-norm", "0.25", "--batch-size", str(case.rows), "--required-batch-size-multiple", "1"]
     flags += [f"--{case.precision}"] if case.precision != "fp32" else []
     flags += ["--cpu"] if device.type == "cpu" else []
     flags += ["--compile"] if case.compile else []
-    args = options.parse_args_and_arch(get_training_parser(), flags)
+    return options.parse_args_and_arch(get_training_parser(), flags)
+
+
+def measure(case: Case, folder: Path, full_size: bool, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Tokens per second of *case*, median (shown in the table) and range, and its peak memory."""
+    keep_freed_memory()
+    args = command(case, folder, full_size, device)
     torch.manual_seed(1)
-    task = setup_task(args)
-    model = task.build_model(args)
+    settings = training_settings(args)
+    task = setup_task(settings)
+    model = task.build_model(settings)
     speeds = sorted(training_speeds(args, task, model, device, seconds))
     return {
         "best": speeds[-1],
