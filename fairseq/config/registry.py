@@ -142,7 +142,7 @@ _MODELS = (
 )
 MODELS: Registry[Any] = Registry("model", "--arch", _MODELS)
 ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch", _MODELS)
-TASKS: Registry[Any] = Registry("task", "--task", ("fairseq.tasks", "fairseq.notes.tnf_masked_lm"))
+TASKS: Registry[Any] = Registry("task", "--task", ("fairseq.tasks", "fairseq.notes.extension"))
 CRITERIONS: Registry[Any] = Registry("criterion", "--criterion", ("fairseq.criterions",))
 OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer", ("fairseq.optim",))
 LR_SCHEDULERS: Registry[Any] = Registry("learning-rate schedule", "--lr-scheduler", ("fairseq.optim.lr_scheduler",))

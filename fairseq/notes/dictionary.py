@@ -88,7 +88,8 @@ class NoteDictionary(nn.Module):
         self.read_window = read_window
         self.centred = form == "centred"
         self.until = until
-        self.register_buffer("table", _initial(words, dim, init_std))
+        table = torch.empty(words, dim, device="cpu").float()
+        self.register_buffer("table", table.normal_(0, init_std, generator=generator_apart("notes")))
         self.register_buffer("digest", torch.zeros(32, dtype=torch.uint8))
         self.register_buffer("taken", torch.zeros(words, dtype=torch.int64))
         self.register_buffer("written", torch.zeros(words, dtype=torch.int32))
@@ -197,7 +198,9 @@ class NoteDictionary(nn.Module):
         """
         sums, counts = sums.to(self.table.dtype), counts.to(self.taken.dtype)
         self.updates += 1
-        total = counts if not counts.is_sparse else _total(counts, self.taken)
+        total = counts
+        if counts.is_sparse:
+            total = torch.zeros_like(self.taken).index_add_(0, counts._indices()[0], counts._values())
         # Before the counts of this update are added.
         known = self.taken > 0
         self.taken += total
@@ -319,10 +322,6 @@ def generator_apart(purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed((torch.initial_seed() * 31 + zlib.crc32(purpose.encode())) % 2**63)
 
 
-def _initial(words: int, dim: int, std: float) -> Tensor:
-    return torch.empty(words, dim, device="cpu").float().normal_(0, std, generator=generator_apart("notes"))
-
-
 def _longest(spans: Tensor, longest: int | None) -> int:
     if longest is not None or spans.size(0) == 0:
         return longest or 1
@@ -337,11 +336,6 @@ def _places(row: Tensor, low: Tensor, high: Tensor, width: int, tokens: int) -> 
     position = low[:, None] + torch.arange(width, device=row.device)
     inside = position < high[:, None]
     return row[:, None] * tokens + position.where(inside, low[:, None]).clamp(max=tokens - 1), inside
-
-
-def _total(counts: Tensor, like: Tensor) -> Tensor:
-    """Sparse *counts* [N] as a dense tensor."""
-    return torch.zeros_like(like).index_add_(0, counts._indices()[0], counts._values())
 
 
 def _by_word(word: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Notes as an extension of tasks: rare words in their batches, and causal models that read and take notes."""
+"""Notes as an extension of tasks: rare words in their batches, causal models that read notes, and a task with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fairseq.config import fields
 from fairseq.config.fields import flag
-from fairseq.config.registry import EXTENSIONS
+from fairseq.config.registry import EXTENSIONS, register_task
+from fairseq.config.settings import Settings
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import corpus_prefixes, data_folders
 from fairseq.data.masking import MaskedBlocks, word_parts
@@ -29,6 +30,8 @@ from fairseq.notes.state import NoteState, dictionary_of
 from fairseq.notes.words import NOTES, NoteWords, note_rule
 from fairseq.tasks.carried import CarriedState
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
+from fairseq.text.dictionary import Dictionary
 
 NAME = "notes"
 
@@ -210,3 +213,21 @@ def words_of(task: Any, flag: str) -> NoteWords:
             "for an encoder"
         )
     return notes.words
+
+
+@dataclass(frozen=True)
+class TNFMaskedLMConfig(MaskedLMConfig):
+    """Settings of masked language modelling with notes."""
+
+
+@register_task("tnf_masked_lm", dataclass=TNFMaskedLMConfig)
+class TNFMaskedLMTask(MaskedLMTask):
+    """Prediction of chosen tokens by an encoder that reads notes of rare words, and takes new ones.
+
+    The data folder was made with ``fairseq-preprocess --notes``. Batches and chosen tokens equal those of
+    ``masked_lm``; models without notes can be trained and validated on this task, too.
+    """
+
+    def __init__(self, args: Settings, dictionary: Dictionary) -> None:
+        super().__init__(args, dictionary)
+        self.extend(NAME, Notes(self))

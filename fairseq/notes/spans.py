@@ -149,8 +149,7 @@ class NoteSpans:
         dictionary = dictionary or Dictionary.load(os.path.join(folder, "dict.txt"))
         verification = Verification(folder, (f"{path}.notes.{kind}" for path in prefixes for kind in ("idx", "bin")))
         self.fingerprint = self.notes.fingerprint(dictionary)  # once: it takes long where there are many words
-        expected = _Expected(self.fingerprint, len(self.notes), dictionary.path)
-        files = [_open(path, expected) for path in prefixes]
+        files = [_open(path, self.fingerprint, len(self.notes), dictionary.path) for path in prefixes]
         self._files = files
         self._numbers = JoinedArray([numbers for numbers, _ in files])
         self._begins = JoinedArray([_Bits(bits, len(numbers)) for numbers, bits in files])
@@ -280,29 +279,20 @@ def _places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.asarray(starts, dtype=np.int64)[:, None] + column, lengths
 
 
-@dataclass(frozen=True)
-class _Expected:
-    """What the index of each file must hold: fingerprint and number of words; *dictionary* is a path, for messages."""
-
-    fingerprint: bytes
-    words: int
-    dictionary: str | None
-
-
-def _open(prefix: str, expected: _Expected) -> tuple[StoredArray, StoredArray]:
-    """The numbers [N] and bits of one corpus, once they are known to belong to it."""
+def _open(prefix: str, fingerprint: bytes, words: int, dictionary: str | None) -> tuple[StoredArray, StoredArray]:
+    """The numbers [N] and bits of one corpus, once they are known to belong to it, to *fingerprint* and *words*."""
     index, numbers = f"{prefix}.notes.idx", f"{prefix}.notes.bin"
     header = _read(index)
     if len(header) < _HEADER.size or not header.startswith(MAGIC):
         raise UserError(f"{index}: not an index of notes; {AGAIN}")
-    _, version, size, tokens, words, fingerprint = _HEADER.unpack(header)
+    _, version, size, tokens, *made_for = _HEADER.unpack(header)
     if version != VERSION or size not in (1, 2, 4):
         raise UserError(f"{index}: version {version} of the format, known is {VERSION}; {AGAIN}")
     for path, length in ((index, _HEADER.size + -(-tokens // 8)), (numbers, tokens * size)):
         if (found := _size(path)) != length:
             raise UserError(f"{path}: {found} bytes instead of {length} for {tokens} tokens; {AGAIN}")
-    if (fingerprint, words) != (expected.fingerprint, expected.words):
-        raise UserError(f"{index}: made for another dict.txt or {NOTES} than those of {expected.dictionary}; {AGAIN}")
+    if made_for != [words, fingerprint]:
+        raise UserError(f"{index}: made for another dict.txt or {NOTES} than those of {dictionary}; {AGAIN}")
     corpus = token_count(prefix)
     if corpus != tokens:
         raise UserError(f"{index}: made for {tokens} tokens, but {prefix}.bin has {corpus}; {AGAIN}")
