@@ -36,7 +36,8 @@ LISTS = ("lr", "update_freq")  # once single numbers
 
 # Wrappers, stored in place of the optimizer's name.
 HALF_PRECISION = ("FP16Optimizer", "MemoryEfficientFP16Optimizer")
-CRITERIONS = {"MaskedLmLoss": "MaskedLMCriterion"}  # fairseq's class: that of this package
+# fairseq's class: that of this package.
+CRITERIONS = {"MaskedLmLoss": "MaskedLMCriterion"}
 OPTIMIZERS = {
     "nag": "FairseqNAG",
     "adam": "FairseqAdam",
@@ -105,7 +106,8 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
         upgraded.setdefault("decoder_input_dim", None)
         upgraded.setdefault("decoder_output_dim", None)
     if not upgraded.pop("store_ema", True):
-        upgraded.pop("ema_decay", None)  # 0.12 stores a decay although it averages nothing
+        # 0.12 stores a decay although it averages nothing.
+        upgraded.pop("ema_decay", None)
     if "no_tie_adaptive_proj" in upgraded:  # written before models had a final norm
         upgraded["no_decoder_final_norm"] = True
         if not upgraded.pop("no_tie_adaptive_proj"):

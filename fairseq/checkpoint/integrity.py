@@ -71,7 +71,8 @@ def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -
                 )
             for record in records:
                 with archive.open(record) as stored:
-                    while stored.read(1 << 20):  # at its end, zipfile compares the checksum
+                    # At its end, zipfile compares the checksum.
+                    while stored.read(1 << 20):
                         pass
                 if record.filename.endswith("data.pkl"):
                     with archive.open(record) as pickled:

@@ -130,7 +130,8 @@ def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -
     tensors: dict[str, Any] = {}
     for path, key in plain.pop(PARTS):
         if key not in tensors:
-            if key != "/".join(map(str, path)):  # the first of tied paths names the tensor
+            # The first of tied paths names the tensor.
+            if key != "/".join(map(str, path)):
                 raise ValueError(f"{path[-1]} is stored under the name of another tensor")
             tensors[key] = _read(folder, stored[key], rows)
         holder: Any = plain

@@ -37,6 +37,7 @@ class ElectraCriterion(FairseqCriterion):
     def __init__(self, task: Any, cfg: ElectraLossConfig) -> None:
         super().__init__(task)
         self.discriminator_weight = cfg.discriminator_weight
+        # The expected number of chosen tokens, not the drawn one, so that all processes divide by the same.
         self.mask_prob = mask_prob("electra", task)
 
     def check(self, model: TrainedModel) -> None:

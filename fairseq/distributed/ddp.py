@@ -107,7 +107,8 @@ class GradientReducer(DataParallel):
         bucket: list[Tensor] = []
         size = 0
         for _, parameter in self.named:
-            if parameter.grad is None:  # unused here, but maybe not on another process
+            # Unused here, but maybe not on another process.
+            if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             bucket.append(parameter.grad)
             size += parameter.grad.numel() * parameter.grad.element_size()

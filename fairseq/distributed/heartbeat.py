@@ -95,7 +95,8 @@ class Heartbeat:
     def report(self, failure: Failure) -> None:
         """Tell the other processes that this one fails, and why."""
         self.stopped.set()
-        with contextlib.suppress(RuntimeError):  # the store's host may be what failed
+        # The store's host may be what failed.
+        with contextlib.suppress(RuntimeError):
             self._publish(failure)
 
     def _run(self) -> None:

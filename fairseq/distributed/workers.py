@@ -102,7 +102,8 @@ class Workers:
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if self.signal:
-            sys.exit(128 + number)  # the end of the with statement kills the workers
+            # The end of the with statement kills the workers.
+            sys.exit(128 + number)
         self.signal = number
         for process in self.processes:
             if process.is_alive() and process.pid is not None:

@@ -63,7 +63,8 @@ class FairseqAdam(FairseqOptimizer):
         self._keeps_step_in_group = fused is not None
         settings = self.optimizer_config
         if fused is not None:
-            settings.pop("torch_eps", None)  # apex always adds it after bias correction
+            # apex always adds it after bias correction.
+            settings.pop("torch_eps", None)
         self._optimizer = (fused or Adam)(params, **settings)
 
     def load_state_dict(

@@ -64,7 +64,8 @@ class NAG(ElementwiseOptimizer):
         update above for ĝ = −c·η·g, r = −1/c, m = μ·c and d = 1 − 1/c. It multiplies gradients itself.
         """
         lr, lr_old, momentum = group["lr"], group["lr_old"], group["momentum"]
-        change = lr / lr_old if lr_old > 0 else 1.0  # after a rate of 0 the buffer is 0
+        # After a rate of 0 the buffer is 0.
+        change = lr / lr_old if lr_old > 0 else 1.0
         buffers = [state["momentum_buffer"] for state in states]
         if group["weight_decay"] != 0:
             torch._foreach_mul_(params, 1 - lr * group["weight_decay"])

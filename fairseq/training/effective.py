@@ -15,7 +15,8 @@ from fairseq.system.files import atomic_file
 from fairseq.system.json_files import read_json
 
 SETTINGS_FILE = "settings.yaml"
-EARLIER = "earlier_outputs.json"  # those that the run had before it was resumed with others
+# Those that the run had before it was resumed with others.
+EARLIER = "earlier_outputs.json"
 EVENTS = "events.out.tfevents.*"  # TensorBoard's names
 
 

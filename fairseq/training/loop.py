@@ -102,7 +102,8 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
             logger.info("stage %d is done after %d updates", stage.number, run.trainer.num_updates)
             # From here on the state is on the host alone: a device never holds the models and moments of two stages.
             origin = resumption.Origin("stage", copied(run.state_dict(), again=False), f"stage {stage.number}")
-            run.batches.close()  # what opens the next data folder refers to the model
+            # What opens the next data folder refers to the model.
+            run.batches.close()
             del run
             # Wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer leaves.
             gc.collect()
@@ -136,7 +137,8 @@ def train_stage(run: Run) -> None:
 def train_epoch(run: Run, observed: Observer) -> None:
     """Train *run* to the end of its epoch, or to a limit."""
     batches, trainer, epoch = run.batches, run.trainer, run.batches.epoch
-    if batches.iterations_in_epoch == 0:  # a resumed epoch goes on with its memory and sums
+    # A resumed epoch goes on with its memory and sums.
+    if batches.iterations_in_epoch == 0:
         run.task.restart()
         for meter in trainer.meters.values():
             meter.reset()

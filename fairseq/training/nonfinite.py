@@ -80,6 +80,7 @@ def check_scale(scaler: LossScaler, find: Callable[[], Finding]) -> None:
     Raises:
         NonFinite: none does.
     """
+    # The passes are repeated only for a message that ends the run: most overflows need no more than a lower scale.
     if (reason := scaler.exhausted()) is not None:
         advice = "resume from an earlier checkpoint with a lower `lr` or `clip_norm`, or train with `bf16`"
         raise NonFinite(find(), reason, advice)

@@ -43,7 +43,8 @@ class StopVote:
         self.on_host = world.size == 1
         self.delayed = world.device.type == "cuda"
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
-        self._answered = False  # a checkpoint was saved after the pending votes were cast
+        # A checkpoint was saved after the pending votes were cast.
+        self._answered = False
 
     @property
     def decided(self) -> bool:

@@ -378,7 +378,8 @@ class Trainer:
     def _gradient_factor(self, size: int | Tensor) -> Tensor | float:
         """The reciprocal of what summed gradients are divided by: the update's target tokens times the loss scale."""
         scale = self.scaler.scale if self.scaler is not None else 1.0
-        if isinstance(size, Tensor):  # on the device, where reading it would synchronise
+        # On the device, where reading it would synchronise.
+        if isinstance(size, Tensor):
             # Reducers average over processes: the sum over all targets is the average times their number.
             return self.world.size / (size.clamp(min=1).float() * scale)
         return 1.0 / (max(size, 1) * scale)

@@ -74,6 +74,7 @@ class WSDSchedule(FairseqLRScheduler):
     def step_update(self, num_updates: int) -> float:
         lr = self.lr
         if num_updates < self.config.warmup_updates:
+            # + 1: no update is spent at rate 0.
             lr *= (num_updates + 1) / self.config.warmup_updates
         elif num_updates > self.decay_start:
             share = min((num_updates - self.decay_start) / self.decay, 1.0) if self.decay else 1.0
