@@ -7,7 +7,7 @@ import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ BATCH_SIZE = 16  # texts that are read or generated at once
 MOST = (1 << 31) - 1  # tokens of a segment or a memory
 
 Scored = tuple[list[str], Tensor]
+TextOrTexts = TypeVar("TextOrTexts", str, list[str])
 
 
 class LanguageModel:
@@ -181,38 +182,16 @@ class LanguageModel:
         if least < 0 or most >= len(self.dictionary):
             raise ValueError(f"tokens from {least} to {most}: ids go from 0 to {len(self.dictionary) - 1}")
 
-    @overload
     def sample(
         self,
-        prompt: str = "",
+        prompt: TextOrTexts = "",  # type: ignore[assignment]  # mypy checks the default as a list, too
         max_tokens: int = 100,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int | None = None,
         batch_size: int = BATCH_SIZE,
-    ) -> str: ...
-    @overload
-    def sample(
-        self,
-        prompt: list[str],
-        max_tokens: int = 100,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        batch_size: int = BATCH_SIZE,
-    ) -> list[str]: ...
-    def sample(
-        self,
-        prompt: str | list[str] = "",
-        max_tokens: int = 100,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        batch_size: int = BATCH_SIZE,
-    ) -> str | list[str]:
+    ) -> TextOrTexts:
         """Return the prompt and up to *max_tokens* generated tokens, an end of line counted as one.
 
         A list of prompts gives a list of texts; up to *batch_size* are generated at once.
@@ -232,12 +211,13 @@ class LanguageModel:
             return self.sample([prompt], max_tokens, temperature, top_k, top_p, seed, batch_size)[0]
         _check_length("batch_size", batch_size, 1)
         how = Decoding(max_tokens, temperature, top_k, top_p)
-        texts = [self._corpus(one).tokens.tolist()[:-1] for one in prompt]
+        texts: list[list[int]] = [self._corpus(one).tokens.tolist()[:-1] for one in prompt]
         generated = continuations(
             [self.reader()],
             [[self.dictionary.eos(), *text] for text in texts],
             how,
-            generators=lambda index: generator_of(random_seed() if seed is None else seed),
+            # By torch's global generator, so that torch.manual_seed decides on samples without a seed, too.
+            generators=lambda index: generator_of(int(torch.randint(1 << 62, ())) if seed is None else seed),
             batch_size=batch_size,
             forbidden=self.never_sampled,
         )
@@ -295,8 +275,7 @@ class MaskedLanguageModel:
         """Load a checkpoint; arguments and errors are those of :meth:`LanguageModel.from_pretrained`."""
         model, task = load_model(checkpoint, data, device=device)
         dictionary = task.source_dictionary
-        folder = _paths(checkpoint, data)[1]
-        return cls(model, dictionary, TextReader.of(folder, dictionary).tokenizer)
+        return cls(model, dictionary, TextReader.of(_paths(checkpoint, data)[1], dictionary).tokenizer)
 
     @overload
     def score(self, text: str, batch_size: int = BATCH_SIZE, *, within_words: bool = False) -> Scored: ...
@@ -410,11 +389,6 @@ def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path],
     if not Path(data).exists():
         raise UserError(f"{data}: folder or file not found; give a data-bin folder or its dict.txt")
     return [path], data
-
-
-def random_seed() -> int:
-    """Return a seed that torch's global generator draws."""
-    return int(torch.randint(1 << 62, ()))
 
 
 def _check_length(name: str, value: Any, least: int) -> None:

@@ -1,4 +1,7 @@
-"""Plots of evaluation results. matplotlib, an optional dependency, is imported on demand."""
+"""Plots of evaluation results. matplotlib, an optional dependency, is imported on demand.
+
+All functions that draw raise UserError where the file cannot be written.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,6 @@ def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], thre
     Args:
         threshold: None: gains in perplexity, as in the paper's figure; a number: relative gains in percent with their
             standard errors, on a logarithmic axis, and a line at this threshold. Gains of exactly zero are left out.
-
-    Raises:
-        UserError: the file cannot be written.
     """
     figure = _figure(4.2 * len(gains) + 0.6, 4.2)
     pairs = [f"{a}→{b}" for a, b in zip(measured.contexts, measured.contexts[1:], strict=False)]
@@ -78,11 +78,7 @@ def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], thre
 
 
 def draw_perplexities(path: Path, measured: ContextLosses) -> None:
-    """Plot perplexity over context length, one line per model, without a baseline (Figure 4).
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Plot perplexity over context length, one line per model, without a baseline (Figure 4)."""
     figure = _figure(6.4, 4.2)
     panel = figure.subplots()
     for i, (name, values) in enumerate(zip(measured.names, measured.perplexities(), strict=True)):
@@ -95,11 +91,7 @@ def draw_perplexities(path: Path, measured: ContextLosses) -> None:
 
 
 def draw_distances(path: Path, maps: AttentionMaps) -> None:
-    """Plot every head's mean attention over distance: one row per head, grouped by layer (Figure 5).
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Plot every head's mean attention over distance: one row per head, grouped by layer (Figure 5)."""
     layers, heads, _ = maps.attention.shape
     figure = _figure(9, _map_height(layers * heads))
     panel = figure.subplots()
@@ -112,11 +104,7 @@ def draw_distances(path: Path, maps: AttentionMaps) -> None:
 
 
 def draw_terms(path: Path, maps: AttentionMaps) -> None:
-    """Plot the same for each term of the attention score alone, its softmax taken over the span (Figure 7).
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Plot the same for each term of the attention score alone, its softmax taken over the span (Figure 7)."""
     titles = {"a": "content", "b": "content and position", "c": "content bias", "d": "position bias"}
     layers, heads, _ = maps.attention.shape
     figure = _figure(16, _map_height(layers * heads))
@@ -133,11 +121,7 @@ def draw_terms(path: Path, maps: AttentionMaps) -> None:
 
 
 def draw_position(path: Path, at: AtPosition, heads: Sequence[tuple[int, int]]) -> None:
-    """Plot the attention of (layer, head) pairs at one position: the whole span, and the nearest words (Figure 6).
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Plot the attention of (layer, head) pairs at one position: the whole span, and the nearest words (Figure 6)."""
     span = len(at.words)
     near = min(NEAREST, span)
     figure = _figure(12, 2.4 * len(heads) + 1)
@@ -161,11 +145,7 @@ def draw_position(path: Path, at: AtPosition, heads: Sequence[tuple[int, int]]) 
 
 
 def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple[int, int]]) -> None:
-    """Plot the attention of (layer, head) pairs over distance, one row per position (the rows of Figure 6).
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Plot the attention of (layer, head) pairs over distance, one row per position (the rows of Figure 6)."""
     span = max(len(at.words) for at in rows)
     figure = _figure(12, len(heads) * _map_height(len(rows), 0.2))
     panels = figure.subplots(len(heads), 1, squeeze=False, sharex=True)[:, 0]
@@ -186,11 +166,7 @@ def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple
 
 
 def draw_notes(path: Path, notes: Sequence[Note], places: np.ndarray, named: int = 60) -> None:
-    """Plot *notes* at *places* [n, 2], coloured by occurrences; up to *named* of the first points are labelled.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Plot *notes* at *places* [n, 2], coloured by occurrences; up to *named* of the first points are labelled."""
     figure = _figure(9, 8)
     panel = figure.subplots()
     taken = np.log10([max(note.taken, 1) for note in notes])
@@ -217,9 +193,6 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: floa
         y: label of the axis.
         reach: value of a horizontal line; None: no line.
         splits: neighbouring curves that are of one run, and of one colour.
-
-    Raises:
-        UserError: the file cannot be written.
     """
     figure = _figure(7, 4.5)
     panel = figure.subplots()
@@ -254,9 +227,6 @@ def draw_bands(path: Path, report: Mapping[str, Any], create: Create = atomic_fi
         path: a PNG file.
         report: of :func:`fairseq.evaluation.by_frequency.by_frequency`.
         create: of the group that the file belongs to.
-
-    Raises:
-        UserError: the file cannot be written.
     """
     figure = _figure(7, 4.5)
     panel = figure.subplots()

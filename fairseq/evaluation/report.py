@@ -17,6 +17,7 @@ import torch
 
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scores
+from fairseq.logging.figures import safe_power
 from fairseq.system.files import Create, atomic_file
 from fairseq.text.dictionary import NONE, Dictionary
 from fairseq.text.raw_text import RawCounts
@@ -92,11 +93,11 @@ def figures(words: Words, seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "tokens_per_second": tokens / max(seconds, 1e-9),
         "loss_base2": loss,
-        "perplexity": _power(loss),
+        "perplexity": safe_power(loss),
     }
     if words.mark is not None:
         word_loss = -total / len(words) / math.log(2)
-        report |= {"words": len(words), "word_loss_base2": word_loss, "word_perplexity": _power(word_loss)}
+        report |= {"words": len(words), "word_loss_base2": word_loss, "word_perplexity": safe_power(word_loss)}
     if is_of_characters(words.dictionary):
         report["bits_per_character"] = loss
     return report | _unknown_figures(words)
@@ -109,7 +110,7 @@ def _unknown_figures(words: Words) -> dict[str, float]:
     if words.dictionary.unk() == NONE or not known.any():
         return {}
     loss = -float(scores.lprobs[known].astype(np.float64).mean()) / math.log(2)
-    return {"unknown_share": 1 - float(known.mean()), "perplexity_without_unknown": _power(loss)}
+    return {"unknown_share": 1 - float(known.mean()), "perplexity_without_unknown": safe_power(loss)}
 
 
 def raw_figures(words: Words, counts: RawCounts) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def raw_figures(words: Words, counts: RawCounts) -> dict[str, Any]:
         "raw_words": counts.words,
         "bits_per_byte": bits / counts.bytes,
         "bits_per_raw_word": per_word,
-        "raw_word_perplexity": _power(per_word),
+        "raw_word_perplexity": safe_power(per_word),
     }
 
 
@@ -231,10 +232,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _power(bits: float) -> float:
-    return 2.0**bits if bits < 1000 else math.inf
 
 
 def document_scores(scores: Scores) -> Iterator[dict[str, Any]]:

@@ -18,8 +18,7 @@ from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig, Sett
 from fairseq.errors import UserError, nearest
 from fairseq.models import BaseFairseqModel
 from fairseq.models.language_model import language_model
-from fairseq.models.loading import finished, load_parameters
-from fairseq.models.unsupported import NEUTRAL, check_supported
+from fairseq.models.loading import NEUTRAL, check_supported, finished, load_parameters
 from fairseq.system.limits import ModelLimit, limited_models
 from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import ADVICE, check_dictionary, dictionary_of

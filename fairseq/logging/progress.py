@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any, ClassVar, Generic, TypeVar
 
 from fairseq.errors import SettingError
 from fairseq.system.terminal import LOG_DATES
@@ -82,45 +82,26 @@ def progress_bar(
         start = getattr(iterable, "iterations_in_epoch", 0)
     if total is None and hasattr(iterable, "__len__"):
         total = len(iterable)  # type: ignore[arg-type]
-    return FORMATS[log_format](
-        iterable,
-        log_interval=log_interval,
-        epoch=epoch,
-        prefix=prefix,
-        total=total,
-        start=start,
-        run=run,
-        stream=stream,
-    )
+    return FORMATS[log_format](iterable, log_interval, epoch, prefix, total, start, run, stream)
 
 
+@dataclass(eq=False)
 class ProgressBar(Generic[T]):
     """An iterable that reports its progress. This one shows nothing; subclasses override ``_show_…``."""
 
-    for_people = False
+    iterable: Iterable[T]
+    log_interval: int
+    epoch: int | None
+    name: str | None
+    total: int | None
+    done: int
+    run: RunProgress | None
+    stream: IO[str] | None
+    for_people: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        iterable: Iterable[T],
-        *,
-        log_interval: int,
-        epoch: int | None,
-        prefix: str | None,
-        total: int | None,
-        start: int,
-        run: RunProgress | None,
-        stream: IO[str] | None,
-    ) -> None:
-        self.iterable = iterable
-        self.log_interval = log_interval
-        self.epoch = epoch
-        self.total = total
-        self.done = start
-        self.run = run
-        self.stream = stream
-        self.name = prefix
-        parts = ([] if epoch is None else [f"epoch {epoch:03d}"]) + ([prefix] if prefix else [])
-        self.prefix = " | ".join(parts)
+    def __post_init__(self) -> None:
+        parts = [] if self.epoch is None else [f"epoch {self.epoch:03d}"]
+        self.prefix = " | ".join(parts + ([self.name] if self.name else []))
 
     def __len__(self) -> int:
         if self.total is None:
@@ -235,8 +216,7 @@ class JsonBar(ProgressBar[T]):
         self._write_object({**place, **named}, tag)
 
     def _write_object(self, values: dict[str, Any], tag: str | None) -> None:
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        self._write(json.dumps(finite, allow_nan=False, ensure_ascii=False), tag)
+        self._write(json_line(values), tag)
 
 
 class TqdmBar(ProgressBar[T]):
@@ -317,6 +297,12 @@ def _plain(stats: Stats) -> dict[str, Any]:
     """*stats* with tensors' and numpy's numbers as Python's."""
     values = stats() if callable(stats) else stats
     return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+
+
+def json_line(values: Mapping[str, Any]) -> str:
+    """*values* as one line of JSON, which has no NaN and no infinities: null stands for them."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    return json.dumps(finite, allow_nan=False, ensure_ascii=False)
 
 
 def short(value: object) -> str:

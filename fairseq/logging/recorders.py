@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +13,7 @@ from typing import Any, BinaryIO, Protocol
 
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
-from fairseq.logging.progress import short
+from fairseq.logging.progress import json_line, short
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import is_special, open_special
 from fairseq.system.terminal import FileFormatter
@@ -111,8 +109,7 @@ class JsonLines:
 
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
         """Add a line, at once."""
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        line = json.dumps({"tag": tag, "step": step, **finite}, allow_nan=False, ensure_ascii=False)
+        line = json_line({"tag": tag, "step": step, **values})
         with self._named():
             self._file.write(line.encode() + b"\n")
             self._file.flush()
@@ -233,14 +230,15 @@ def recording(common: CommonConfig | None, folder: str | Path = ".", after: int 
     """
     recorders: list[Recorder] = []
     try:
-        if common is not None and common.tensorboard_logdir:
-            recorders.append(TensorBoard(common.tensorboard_logdir, after))
-        if common is not None and common.metrics_file:
-            recorders.append(JsonLines(common.metrics_file, after))
-        if common is not None and common.wandb_project:
-            recorders.append(WeightsAndBiases(common.wandb_project, Path(folder), after))
-        if common is not None and common.log_file:
-            recorders.append(LogFile())
+        if common is not None:
+            if common.tensorboard_logdir:
+                recorders.append(TensorBoard(common.tensorboard_logdir, after))
+            if common.metrics_file:
+                recorders.append(JsonLines(common.metrics_file, after))
+            if common.wandb_project:
+                recorders.append(WeightsAndBiases(common.wandb_project, Path(folder), after))
+            if common.log_file:
+                recorders.append(LogFile())
 
         def record(values: Mapping[str, Any] | None, tag: str, step: int) -> None:
             for recorder in recorders if values is not None else ():

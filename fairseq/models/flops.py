@@ -66,14 +66,15 @@ def _sum(modules: Iterable[nn.Module], reading: Reading) -> float:
     return sum(_weights(module, reading) for module in modules)
 
 
-@_weights.register
-def _(module: nn.Linear, reading: Reading) -> float:
+@_weights.register(nn.Linear)
+@_weights.register(TiedLinear)
+def _(module: nn.Linear | TiedLinear, reading: Reading) -> float:
     return module.weight.numel()
 
 
 @_weights.register
-def _(module: TiedLinear, reading: Reading) -> float:
-    return module.weight.numel()
+def _(module: BandOutput, reading: Reading) -> float:
+    return module.weight.numel() + (0 if module.projection is None else module.projection.numel())
 
 
 @_weights.register
@@ -123,11 +124,6 @@ def _(layer: AdaptiveSoftmax, reading: Reading) -> float:
 @_output_weights.register
 def _(layer: ClusteredSoftmax, reading: Reading) -> float:
     _, *shares = reading.shares(layer.bounds)
-    sizes = [_band_weights(band) for band in layer.bands]
+    sizes = [_weights(band, reading) for band in layer.bands]
     clusters = 0 if layer.cluster_weight is None else layer.cluster_weight.numel()
     return sizes[0] + clusters + sum(share * size for share, size in zip(shares, sizes[1:], strict=True))
-
-
-def _band_weights(band: nn.Module) -> int:
-    assert isinstance(band, BandOutput)
-    return band.weight.numel() + (0 if band.projection is None else band.projection.numel())

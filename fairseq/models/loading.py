@@ -1,4 +1,4 @@
-"""Strict loading of checkpoint parameters into a model, and compilation.
+"""The model that settings choose, its compilation, and strict loading of checkpoint parameters.
 
 Layers are compiled, not models (``--compile``), with dynamic sizes: all layers of a model share one graph, and an
 epoch with validation makes six (first segment, memory, one row; training and validation). Single tokens through a
@@ -20,16 +20,55 @@ from torch.utils.checkpoint import checkpoint
 from fairseq.checkpoint import describe_mismatch
 from fairseq.config import fields
 from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS
-from fairseq.config.settings import Settings
+from fairseq.config.settings import Settings, typed_settings
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.unsupported import check_supported
 from fairseq.modules.transformer_layer import TransformerLayer
+from fairseq.system.limits import ModelLimit, limited_models
 
 logger = logging.getLogger(__name__)
 
 BACKEND: str | Callable[..., Any] = "inductor"
 GRAPHS = 16  # most graphs of a layer; beyond it torch.compile falls back to eager mode
+
+# Settings of fairseq that change what a model computes and are not implemented here, each with the values that change
+# nothing. Left out because they change no result: checkpoint_activations, offload_activations, min_params_to_wrap,
+# pad_to_fixed_length, pad_to_fixed_bsz, use_plasma_view, future_target, cross attention's.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    # language models
+    "character_embeddings": (False,),
+    "self_target": (False,),
+    "past_target": (False,),
+    "output_dictionary_size": (-1,),
+    "shorten_method": ("none",),
+    "decoder_xformers_att_config": (None,),
+    "base_layers": (0,),
+    "moe_freq": (0,),
+    "scale_fc": (False,),
+    "scale_attn": (False,),
+    "scale_heads": (False,),
+    "scale_resids": (False,),
+    "use_stable_embedding": (False,),
+    "alibi": (False,),
+    # any transformer
+    "quant_noise_pq": (0,),
+    "quant_noise_scalar": (0,),
+    "encoder_layers_to_keep": (None, ""),
+    "encoder_xformers_att_config": (None,),
+    "spectral_norm_classification_head": (False,),
+}
+# Tasks that read such a setting, so that all its values are supported there.
+READ_BY = {"shorten_method": "sentence_prediction"}
+
+
+def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
+    """The model of the architecture that *settings* choose, for *task*'s dictionary."""
+    settings = typed_settings(settings)
+    with limited_models(ModelLimit.of_machine()):
+        model = MODELS[ARCHITECTURES[settings.chosen.arch].model].from_settings(settings, task)
+        for name, cfg in settings.extensions.items():
+            EXTENSIONS[name].extend_model(model, cfg, task)
+    return model
 
 
 def compile_model(model: BaseFairseqModel) -> None:
@@ -135,6 +174,21 @@ def check_settings(
     for part, cfg in [(model, settings), *((EXTENSIONS[name], cfg) for name, cfg in extensions.items())]:
         if part.config_class is not None:
             _check_decisive(part, stored, cfg, source)
+
+
+def check_supported(settings: Mapping[str, Any], source: str) -> None:
+    """Check *settings* of a checkpoint for values that change the result but are not implemented.
+
+    Raises:
+        UserError: there is such a value; the message names it and *source*.
+    """
+    for name, neutral in NEUTRAL.items():
+        value = settings.get(name)
+        if value is not None and value not in neutral and READ_BY.get(name, "") != settings.get("task"):
+            raise UserError(
+                f"{source}: {name}={value!r} is not implemented and changes the result; supported: "
+                + " or ".join(map(repr, neutral))
+            )
 
 
 def _check_decisive(part: Any, stored: Mapping[str, Any], settings: Any, source: str) -> None:

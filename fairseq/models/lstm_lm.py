@@ -54,11 +54,7 @@ class LSTMLMConfig(BlockModelConfig):
             )
 
     def check_vocabulary(self, vocabulary: int) -> None:
-        """Check the cutoffs against the number of words.
-
-        Raises:
-            SettingError: a band would be empty.
-        """
+        """Raise SettingError if the cutoffs leave a band of the *vocabulary* words empty."""
         if self.adaptive_softmax_cutoff is not None:
             check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff, vocabulary)
 

@@ -17,14 +17,6 @@ HEADS = "classification_heads."
 ONLY_IN_PRETRAINING = ("generator_size", "untie_weights_roberta")
 
 
-class SentenceEncoderOnly(nn.Module):
-    """Holds an encoder under fairseq's name ``sentence_encoder``."""
-
-    def __init__(self, sentence_encoder: TransformerEncoder) -> None:
-        super().__init__()
-        self.sentence_encoder = sentence_encoder
-
-
 class SentenceModel(BaseFairseqModel):
     """The encoder of a pre-training model and a head over the first token, with fairseq's parameter names.
 
@@ -53,7 +45,7 @@ class SentenceModel(BaseFairseqModel):
                 f"`task` sentence_prediction: {type(pretrained).__name__} is not an encoder; use a bert or electra "
                 "architecture"
             )
-        self.encoder = SentenceEncoderOnly(encoder)
+        self.encoder: Any = nn.ModuleDict({"sentence_encoder": encoder})  # as fairseq's checkpoints name it
         head = ClassificationHead(encoder.shape.dim, outputs, dropout, activation_fn)
         try:
             self.classification_heads = nn.ModuleDict({name: head})
@@ -68,7 +60,7 @@ class SentenceModel(BaseFairseqModel):
         self.decisive_settings = tuple(s for s in pretrained.decisive_settings if s not in ONLY_IN_PRETRAINING)
 
     def max_positions(self) -> int:
-        return self.encoder.sentence_encoder.shape.max_positions
+        return self.cfg.max_positions
 
     def forward(
         self, src_tokens: Tensor, token_types: Tensor | None = None, features_only: bool = False
@@ -104,16 +96,16 @@ class SentenceModel(BaseFairseqModel):
         Raises:
             UserError: a parameter is missing or has another shape, e.g. from another dictionary.
         """
-        given = self.upgrade_state_dict(dict(parameters))
+        upgraded = self.upgrade_state_dict(dict(parameters))
         for name, wanted in self.encoder.state_dict(prefix="encoder.").items():
-            if name not in given:
+            if name not in upgraded:
                 raise UserError(f"{source}: has no {name}; give a checkpoint of a bert or electra model")
-            if given[name].shape == wanted.shape:
+            if upgraded[name].shape == wanted.shape:
                 continue
             if name.endswith("embed_tokens.weight"):
                 raise UserError(
-                    f"{source}: was trained with a dictionary of {len(given[name])} symbols, but `data_bin` has "
+                    f"{source}: was trained with a dictionary of {len(upgraded[name])} symbols, but `data_bin` has "
                     f"{len(wanted)}; give the data folder it was trained with"
                 )
-            shapes = f"{list(given[name].shape)}, not {list(wanted.shape)}"
+            shapes = f"{list(upgraded[name].shape)}, not {list(wanted.shape)}"
             raise UserError(f"{source}: {name} has the shape {shapes}; use the sizes of the checkpoint")

@@ -7,6 +7,7 @@ with ``tokens_from_prev`` a layer also attends to its cached inputs of previous 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.errors import SettingError
-from fairseq.models.base import MOST_LAYERS, BlockModelConfig, check_layers, keep_layers
+from fairseq.models.base import MOST_LAYERS, BlockModelConfig
 from fairseq.models.decoder import Decoder, DecoderModel
 from fairseq.modules.adaptive_input import AdaptiveInput, bare_linear, check_cutoffs, word_embedding
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
@@ -94,8 +95,10 @@ class TransformerLMConfig(BlockModelConfig):
         if self.decoder_embed_dim % self.decoder_attention_heads:
             heads = f"`decoder_attention_heads` {self.decoder_attention_heads}"
             raise SettingError(f"{heads}: must divide `decoder_embed_dim` {self.decoder_embed_dim}")
-        if self.decoder_layers_to_keep is not None:
-            check_layers(self.decoder_layers_to_keep, "decoder_layers_to_keep")
+        keep = self.decoder_layers_to_keep
+        if keep is not None and (not keep or len(set(keep)) < len(keep) or min(keep) < 0):
+            numbers = ",".join(map(str, keep))
+            raise SettingError(f"`decoder_layers_to_keep` {numbers}: give different numbers of layers, from 0")
         if self.character_embeddings:
             raise SettingError("`character_embeddings`: not supported; leave it out")
         if self.position_infused_attention and (self.decoder_learned_pos or self.no_token_positional_embeddings):
@@ -132,11 +135,7 @@ class TransformerLMConfig(BlockModelConfig):
                 )
 
     def check_vocabulary(self, vocabulary: int) -> None:
-        """Check the cutoffs against the number of words.
-
-        Raises:
-            SettingError: a band would be empty.
-        """
+        """Raise SettingError if the cutoffs leave a band of the *vocabulary* words empty."""
         if self.adaptive_softmax_cutoff is not None:
             check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff, vocabulary)
         if self.adaptive_input:
@@ -300,8 +299,30 @@ class TransformerLanguageModel(DecoderModel):
                 else:
                     state.pop(name, None)
         if self.cfg.decoder_layers_to_keep is not None:
-            return keep_layers(state, "decoder.layers.", self.cfg.decoder_layers_to_keep, "decoder_layers_to_keep")
+            return _pruned(state, self.cfg.decoder_layers_to_keep)
         return state
+
+
+def _pruned(state: dict[str, Tensor], keep: list[int]) -> dict[str, Tensor]:
+    """*state* with only the decoder's layers *keep*, renumbered from 0: LayerDrop's pruning (Fan et al. 2020, §3.2).
+
+    Raises:
+        SettingError: *keep* names a layer that *state* lacks.
+    """
+    layered = [(name, match) for name in state if (match := re.match(r"decoder\.layers\.(\d+)(\..+)", name))]
+    layers = {int(match[1]) for _, match in layered}
+    # A state with no more layers than are named has been pruned before.
+    if len(layers) <= len(keep):
+        return state
+    if missing := sorted(set(keep) - layers):
+        numbers = ",".join(map(str, keep))
+        raise SettingError(
+            f"`decoder_layers_to_keep` {numbers}: the checkpoint has layers 0 to {max(layers)}, no {missing[0]}"
+        )
+    order = sorted(keep)
+    names = {name: f"decoder.layers.{order.index(int(m[1]))}{m[2]}" for name, m in layered if int(m[1]) in keep}
+    dropped = {name for name, match in layered if int(match[1]) not in keep}
+    return {names.get(name, name): value for name, value in state.items() if name not in dropped}
 
 
 def _embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int | None, dim: int) -> nn.Module:

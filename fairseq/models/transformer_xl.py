@@ -121,11 +121,7 @@ class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
         self._check_positions()
 
     def check_vocabulary(self, vocabulary: int) -> None:
-        """Check the cutoffs against the number of words.
-
-        Raises:
-            SettingError: a band would be empty.
-        """
+        """Raise SettingError if the cutoffs leave a band of the *vocabulary* words empty."""
         if self.cutoffs is not None:
             check_cutoffs("cutoffs", self.cutoffs, vocabulary)
 

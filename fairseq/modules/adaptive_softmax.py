@@ -5,9 +5,8 @@ Grave et al. 2017; weights and projections tied to adaptive input embeddings as 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -55,12 +54,10 @@ class TiedHead(nn.Module):
 
     def parts(self) -> list[Tensor]:
         """The weights of words [words, C] and of bands [tails, C], where the words' width is made the model's."""
-        words: Tensor = self.word_proj.weight if isinstance(self.word_proj, TiedLinear) else self._narrow_words()
-        return [words, self.class_proj.weight]
-
-    def _narrow_words(self) -> Tensor:
+        if isinstance(self.word_proj, TiedLinear):
+            return [self.word_proj.weight, self.class_proj.weight]
         narrow, words = self.word_proj.children()
-        return words.weight @ narrow.weight  # type: ignore[operator]
+        return [words.weight @ narrow.weight, self.class_proj.weight]  # type: ignore[operator]
 
 
 class Band(NamedTuple):
@@ -126,11 +123,7 @@ class BandedSoftmax(OutputLayer):
         With *band_padding* a word whose index within its tail band is *padding_idx* adds nothing to the band's loss,
         as in fairseq's ``adaptive_loss``, which so never trains one word a band.
         """
-        rows: Tensor | None = None
-        keep = target != padding_idx
-        if not bool(keep.all()):
-            rows = keep.nonzero().squeeze(1)
-            target = target[rows]
+        rows, target = super().partition(target, padding_idx)
         head = target.clone()
         tails = []
         for band in range(1, len(self.bounds) - 1):
@@ -253,26 +246,13 @@ class AdaptiveSoftmax(BandedSoftmax):
         self.register_buffer("version", torch.tensor([1], dtype=torch.long))
 
     def _head(self) -> Band:
-        parts = self.head.parts() if isinstance(self.head, TiedHead) else [_weight(self.head)]
-        return Band(_same, parts, [])
+        parts: Any = self.head.parts() if isinstance(self.head, TiedHead) else [self.head.weight]
+        return Band(lambda hidden: hidden, parts, [])
 
     def _tails(self) -> list[Band]:
-        return [Band(functools.partial(_narrow, band), [_weight(band[2])], []) for band in self.tail]  # type: ignore
+        # Of a band's modules the first two, projection and dropout, narrow the hidden states.
+        return [Band(band[:2], [band[2].weight], []) for band in self.tail]  # type: ignore[index]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _narrow(band: nn.Sequential, hidden: Tensor) -> Tensor:
-    """The projection and the dropout of a tail band."""
-    narrowed: Tensor = band[1](band[0](hidden))
-    return narrowed
-
-
-def _same(hidden: Tensor) -> Tensor:
-    return hidden
-
-
-def _weight(module: nn.Module) -> Tensor:
-    return module.weight  # type: ignore[return-value]

@@ -8,7 +8,7 @@ backward pass only scales them: three matrix products, which is the minimum, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,6 @@ _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 _GRADIENT_FACTOR = {"cpu": 8, "cuda": 1}
 
 
-Chunks = Iterator[tuple[slice, Tensor]]
-"""Rows of a batch, and their logits [n, V]."""
-
-
 class OutputLayer(nn.Module):
     """The distribution over words, with three entry points that avoid materialising unused logits.
 
@@ -34,8 +30,12 @@ class OutputLayer(nn.Module):
     """
 
     def partition(self, target: Tensor, padding_idx: int, band_padding: bool = False) -> Any:
-        """Return the rows that have a target, and the band of each; *target* [N] is on the CPU."""
-        raise NotImplementedError
+        """Rows of *target* [N], on the CPU, that are not padding (None: all of them), and their targets."""
+        keep = target != padding_idx
+        if bool(keep.all()):
+            return None, target
+        rows = keep.nonzero().squeeze(1)
+        return rows, target[rows]
 
     def loss(self, hidden: Tensor, partition: Any) -> Tensor:
         """Summed negative log-likelihood (natural log) of the targets that *partition* was made of; hidden [N, C]."""
@@ -57,14 +57,6 @@ class LinearOutput(OutputLayer):
         super().__init__()
         self.weight = weight
         self.bias = bias
-
-    def partition(self, target: Tensor, padding_idx: int, band_padding: bool = False) -> tuple[Tensor | None, Tensor]:
-        """Rows to keep (None: all of them) and their targets."""
-        keep = target != padding_idx
-        if bool(keep.all()):
-            return None, target
-        rows = keep.nonzero().squeeze(1)
-        return rows, target[rows]
 
     def loss(self, hidden: Tensor, partition: tuple[Tensor | None, Tensor]) -> Tensor:
         rows, target = partition
@@ -114,8 +106,11 @@ def target_log_probs(
 
     *words* logits of at most *chunk* rows exist at once. Shape: hidden [N, C], target [N].
     """
-    chunks = _logit_chunks(hidden, logits_of, words, chunk)
-    lprobs = [-F.cross_entropy(logits, target[rows], reduction="none") for rows, logits in chunks]
+    step = min(chunk or hidden.size(0), rows_per_chunk(hidden.size(0), words, hidden.device))
+    lprobs = []
+    for start in range(0, hidden.size(0), max(step, 1)):
+        rows = slice(start, start + step)
+        lprobs.append(-F.cross_entropy(logits_of(hidden[rows]).float(), target[rows], reduction="none"))
     return torch.cat(lprobs or [hidden.new_empty(0, dtype=torch.float32)])
 
 
@@ -123,17 +118,6 @@ def rows_per_chunk(rows: int, columns: int, device: torch.device) -> int:
     """Number of rows of *columns* logits to compute together: few enough for a CPU's cache, enough to fill a GPU."""
     limit = max(64, _CHUNK_ELEMENTS.get(device.type, 1 << 26) // max(columns, 1))
     return max(1, min(rows, limit))
-
-
-def _logit_chunks(hidden: Tensor, logits_of: Callable[[Tensor], Tensor], words: int, chunk: int | None) -> Chunks:
-    step = min(chunk or hidden.size(0), rows_per_chunk(hidden.size(0), words, hidden.device))
-    for start in range(0, hidden.size(0), max(step, 1)):
-        rows = slice(start, start + step)
-        yield rows, logits_of(hidden[rows]).float()
-
-
-def _gather(logits: Tensor, target: Tensor) -> Tensor:
-    return logits.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -224,9 +208,10 @@ def _cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> tuple[Tens
     """The summed loss, and the *gradient* of the logits, in float32; in their place, if they are."""
     logits = logits.float()
     normaliser = logits.logsumexp(-1, keepdim=True)  # (n, 1)
-    loss = normaliser.sum() - _gather(logits, target).sum()
+    index = target.unsqueeze(1)
+    loss = normaliser.sum() - logits.gather(1, index).sum()
     if gradient:
-        logits.sub_(normaliser).exp_().scatter_add_(1, target.unsqueeze(1), torch.full_like(normaliser, -1.0))
+        logits.sub_(normaliser).exp_().scatter_add_(1, index, torch.full_like(normaliser, -1.0))
     return loss, logits
 
 

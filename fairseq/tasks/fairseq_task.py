@@ -29,7 +29,7 @@ from fairseq.errors import UserError
 from fairseq.logging.figures import Figure
 from fairseq.logging.reduced import log_figures, reduced_figures
 from fairseq.models import BaseFairseqModel
-from fairseq.models.build import build_model
+from fairseq.models.loading import build_model
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory
 from fairseq.tasks.extension import Extension
 from fairseq.text.dictionary import Dictionary

@@ -16,8 +16,8 @@ from fairseq.config.unused_flags import SWITCHES, VALUES, Refused, Unread
 from fairseq.criterions import CRITERIONS
 from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES
+from fairseq.models.loading import check_supported
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
-from fairseq.models.unsupported import check_supported
 from fairseq.optim import OPTIMIZERS
 from fairseq.optim.lr_scheduler import LR_SCHEDULERS
 from fairseq.tasks import TASKS

@@ -88,7 +88,7 @@ _NAMES = {  # module: the names that it had in fairseq, by the module here that 
     "distributed": {"modules": "fsdp_wrap"},
     "interop.fairseq.data_utils": {"block_datasets": "load_indexed_dataset"},
     "models": {
-        "fairseq.models.build": "build_model",
+        "fairseq.models.loading": "build_model",
         "decoders": "FairseqEncoder FairseqEncoderModel FairseqIncrementalDecoder",
     },
     "models.transformer_lm": {

@@ -1,4 +1,4 @@
-"""The named sets of defaults of ``bert``: published systems, and small ones."""
+"""The named sets of defaults of ``bert`` and ``electra``: published systems, and small ones."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ def encoder_sizes(layers: int, dim: int, heads: int) -> dict[str, Any]:
 DEVLIN = {"token_types": 2, "layer_norm_eps": 1e-12}
 BERT_BASE = {**DEVLIN, **encoder_sizes(12, 768, 12)}  # Devlin et al. 2019: 110 M parameters with 30,522 symbols
 ROBERTA_BASE = encoder_sizes(12, 768, 12)  # Liu et al. 2019: the sizes of BERT-base, no token types
+# Clark et al. 2020, table 6: the sizes of BERT-base, a generator of a third of its width.
+ELECTRA_BASE = {**BERT_BASE, "generator_size": 1 / 3}
+ELECTRA_SMALL = {**DEVLIN, **encoder_sizes(12, 256, 4)}
 
 register_architectures(
     "bert",
@@ -34,3 +37,16 @@ register_architectures(
         "xlm": encoder_sizes(16, 1280, 16),  # Conneau & Lample 2019, in fairseq a size of RoBERTa
     },
 )
+register_architectures(
+    "electra",
+    {
+        "electra": ELECTRA_BASE,
+        "electra_base": ELECTRA_BASE,
+        "electra_discriminator": {**ELECTRA_BASE, "generator_size": 0.0},  # a finished one, without generator
+        # Clark et al. 2020, table 6: 14 M parameters, embeddings of width 128, a generator of a quarter of its width.
+        "electra_small": {**ELECTRA_SMALL, "encoder_input_dim": 128, "generator_size": 0.25},
+        "electra_tiny": {**DEVLIN, **encoder_sizes(2, 128, 2), "generator_size": 0.5},
+    },
+)
+# A generator alone: an encoder with a masked language model's output layer.
+register_architectures("bert", {"electra_generator": {**ELECTRA_SMALL, "encoder_input_dim": 768}})
