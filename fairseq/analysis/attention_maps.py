@@ -74,6 +74,7 @@ class AttentionMaps:
 
     def given_reach(self, values: np.ndarray) -> np.ndarray:
         """*values*, ``attention`` or a term, as means over only the positions that have a token at the distance."""
+        # Where no position has a token at the distance, the mean is 0 / 0 and shown as 0.
         return values / np.maximum(self.reach, 1e-12)
 
     def mean_distance(self) -> np.ndarray:
@@ -94,7 +95,7 @@ class AttentionMaps:
             UserError: the file cannot be written.
         """
         terms: dict[str, Any] = {f"term_{name}": value for name, value in self.terms.items()}
-        span = max(len(found.words) for found in self.at_positions)
+        span = max(len(at.words) for at in self.at_positions)
         padded = [np.pad(at.weights, ((0, 0), (0, 0), (0, span - len(at.words)))) for at in self.at_positions]
         with atomic_file(path, "`results_path`") as file:
             np.savez(
@@ -121,6 +122,7 @@ def sum_by_distance(weights: Tensor, counted: Tensor, span: int) -> Tensor:
 
     Shape: weights [B, H, T, S], counted bool [B, T] → float64 [H, span], span ≥ S.
     """
+    # In float64: a corpus adds up millions of weights, most of them far below the sum.
     total = torch.einsum("bhts,bt->hts", weights.double(), counted.double())
     apart = distances(total.size(1), total.size(2), weights.device)
     behind = apart >= 0
@@ -150,10 +152,10 @@ def attention_modules(model: BaseFairseqModel) -> list[Any]:
         UserError: they do not expose their weights.
     """
     layers = getattr(getattr(model, "decoder", None), "layers", [])
-    found = [getattr(layer, "self_attn", None) for layer in layers]
-    if not found or not all(hasattr(m, "weights") and hasattr(m, "num_heads") for m in found):
+    modules = [getattr(layer, "self_attn", None) for layer in layers]
+    if not modules or not all(hasattr(m, "weights") and hasattr(m, "num_heads") for m in modules):
         raise SettingError(f"`path`: {type(model).__name__} exposes no attention weights (self_attn.weights)")
-    return found
+    return modules
 
 
 def has_terms(modules: Sequence[Any]) -> bool:
@@ -241,7 +243,7 @@ class AttentionReader:
             self.check_position(position)
         blocks = np.searchsorted(self.blocks.starts, positions, side="right") - 1  # (P,)
         sums = _Sums(self.model.memory_length + int(self.blocks.sizes[0]), len(self.modules))
-        found: dict[int, AtPosition] = {}
+        at_positions: dict[int, AtPosition] = {}
         progress = progress or (lambda items, length: items)
         memory: Memory | None = None
         with record_calls(self.modules) as calls:
@@ -256,13 +258,14 @@ class AttentionReader:
                     if block in indices:
                         row = int(np.flatnonzero(indices == block)[0])
                         offset = position - int(self.blocks.starts[block])
-                        found[position] = self._at_position(position, _weights_at(self.modules, calls, row, offset))
+                        weights = _weights_at(self.modules, calls, row, offset)
+                        at_positions[position] = self._at_position(position, weights)
         return AttentionMaps(
             attention=sums.mean("attention"),
             reach=sums.reached.numpy() / sums.queries,
             queries=sums.queries,
             terms={name: sums.mean(name) for name in self.terms},
-            at_positions=[found[position] for position in positions],
+            at_positions=[at_positions[position] for position in positions],
         )
 
     def _forward(self, tokens: Tensor, memory: Memory | None) -> Memory | None:
@@ -277,16 +280,16 @@ class AttentionReader:
         for layer, (module, call) in enumerate(zip(self.modules, calls, strict=True)):
             sums.add("attention", layer, module.weights(*call))
             if self.terms:
-                found = module.terms(*call)
+                terms = module.terms(*call)
                 for name in self.terms:
-                    term = found[name].float()
+                    term = terms[name].float()
                     bias = call[3].bias(term.size(2), term.size(3), term.device)
                     sums.add(name, layer, (term if bias is None else term + bias).softmax(-1))  # over the visible keys
 
     def _at_position(self, position: int, weights: np.ndarray) -> AtPosition:
         tokens = self.blocks.corpus.tokens
-        places = position - 1 - np.arange(weights.shape[2])
-        words = [self.dictionary[int(tokens[place])] if place >= 0 else "" for place in places]
+        indices = position - 1 - np.arange(weights.shape[2])
+        words = [self.dictionary[int(tokens[index])] if index >= 0 else "" for index in indices]
         if len(words) > position:
             words[position] = self.dictionary[self.blocks.eos]  # the token before a corpus
         return AtPosition(position, weights, words, self.dictionary[int(tokens[position])])
@@ -315,8 +318,8 @@ class _Sums:
     def add(self, name: str, layer: int, weights: Tensor) -> None:
         """Add the weights [B, H, T, S] of a layer in this segment."""
         layers = self.sums.setdefault(name, [None] * self.layers)
-        found, before = sum_by_distance(weights, self.counted, self.span), layers[layer]
-        layers[layer] = found if before is None else before + found
+        added, before = sum_by_distance(weights, self.counted, self.span), layers[layer]
+        layers[layer] = added if before is None else before + added
 
     def mean(self, name: str) -> np.ndarray:
         """Mean of a named sum over the counted positions: float64 [L, H, D]."""
@@ -325,9 +328,9 @@ class _Sums:
 
 def _weights_at(modules: Sequence[Any], calls: Sequence[Call], row: int, offset: int) -> np.ndarray:
     """The weights of every layer at one position of a segment, by distance: float32 [L, H, S]."""
-    found = []
+    by_distance = []
     for module, call in zip(modules, calls, strict=True):
         weights = module.weights(*call)[row, :, offset]  # (H, S)
         behind = distances(call[0].size(1), weights.size(1), weights.device)[offset] >= 0
-        found.append(weights[:, behind].flip(1).float().cpu())
-    return torch.stack(found).numpy()
+        by_distance.append(weights[:, behind].flip(1).float().cpu())
+    return torch.stack(by_distance).numpy()

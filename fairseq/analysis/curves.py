@@ -152,11 +152,11 @@ def _number(entry: Entry, name: str) -> float:
 
 
 def _available(entries: Sequence[Entry]) -> str:
-    found: dict[str, dict[str, None]] = {}
+    figures: dict[str, dict[str, None]] = {}
     for entry in entries:
         names = [name for name, value in entry.items() if isinstance(value, int | float) and name != "step"]
-        found.setdefault(entry["tag"], {}).update(dict.fromkeys(names))
-    return "; ".join(f"of {tag!r} {', '.join(names)}" for tag, names in found.items()) or "no entries"
+        figures.setdefault(entry["tag"], {}).update(dict.fromkeys(names))
+    return "; ".join(f"of {tag!r} {', '.join(names)}" for tag, names in figures.items()) or "no entries"
 
 
 def _crossing(x: np.ndarray, values: np.ndarray, value: float) -> float:

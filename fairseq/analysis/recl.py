@@ -59,14 +59,14 @@ class ContextLosses:
         It rises if at the longest context it is higher than at the shortest, or higher than the lowest by more than
         two standard errors of the difference.
         """
-        found: list[int | None] = []
+        lengths: list[int | None] = []
         for losses in self.losses:  # (K, N)
             lowest = int(losses.mean(axis=1).argmin())
             change = losses[-1] - losses[lowest]
             error = float(change.std()) / math.sqrt(len(change))
             rises = change.mean() > 2 * error or losses[-1].mean() > losses[0].mean()
-            found.append(int(self.contexts[lowest]) if rises else None)
-        return found
+            lengths.append(int(self.contexts[lowest]) if rises else None)
+        return lengths
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,7 @@ def draw_positions(tokens: int, longest: int, count: int, seed: int) -> np.ndarr
 
 def hardest(baseline: np.ndarray, top_r: float) -> np.ndarray:
     """The positions T with the largest baseline losses [N]: indices int64 [⌈r·N⌉]; the first of equal ones."""
+    # Products of decimal fractions are inexact: 0.07 · 100 is 7.000000000000001, of which the ceiling is 8.
     count = max(1, math.ceil(top_r * len(baseline) - 1e-9))
     return np.argsort(-baseline, kind="stable")[:count]
 
@@ -264,10 +265,10 @@ def measure(
         windows = tokens[ends[:, None] + np.arange(-int(contexts[k]), 0)]  # (B, c), the tokens before *ends*
         sources, targets = (torch.from_numpy(array.astype(np.int64)).to(device) for array in (windows, tokens[ends]))
         with precision.autocast(device):
-            found = readers[number].losses(sources, targets)
-        if not found.isfinite().all():
+            batch_losses = readers[number].losses(sources, targets)
+        if not batch_losses.isfinite().all():
             raise UserError(f"{readers[number].name}: its loss is NaN; use a checkpoint that has not diverged")
-        losses[number, k, part] = found.cpu().numpy()
+        losses[number, k, part] = batch_losses.cpu().numpy()
     return ContextLosses([reader.name for reader in readers], contexts, losses)
 
 
@@ -292,9 +293,9 @@ def table(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> 
     rows = [["model", *heads, f"perplexity at {contexts[0]}", f"at {contexts[-1]}"]]
     for i, (name, lowest) in enumerate(zip(measured.names, measured.risen_from(), strict=True)):
         lengths = [effective_length(gain.relative[i], contexts, threshold) for gain in gains]
-        found = [f"{length}{_mark(lowest is not None and length.tokens > lowest)}" for length in lengths]
+        recls = [f"{length}{_mark(lowest is not None and length.tokens > lowest)}" for length in lengths]
         first, *_, last = measured.perplexities()[i]
-        rows.append([name, *found, f"{first:.2f}", f"{last:.2f}{_mark(lowest is not None)}"])
+        rows.append([name, *recls, f"{first:.2f}", f"{last:.2f}{_mark(lowest is not None)}"])
     return rows
 
 
@@ -363,12 +364,12 @@ def distinct_names(paths: Sequence[str], names: str | None) -> list[str]:
     if names is None:
         folders = [Path(path).parent.name or Path(path).stem for path in paths]
         stems = [Path(path).stem for path in paths]
-        return next((found for found in (folders, stems) if len({*found}) == len(paths)), list(paths))
-    given = [name.strip() for name in names.split(",")]
-    if len(given) != len(paths):
+        return next((labels for labels in (folders, stems) if len({*labels}) == len(paths)), list(paths))
+    labels = [name.strip() for name in names.split(",")]
+    if len(labels) != len(paths):
         raise UserError(
-            f"`names` {names}: {len(given)} names for the {len(paths)} checkpoints of `path`; give one each"
+            f"`names` {names}: {len(labels)} names for the {len(paths)} checkpoints of `path`; give one each"
         )
-    if len({*given}) < len(given) or not all(given):
+    if len({*labels}) < len(labels) or not all(labels):
         raise UserError(f"`names` {names}: names must differ, and none may be empty")
-    return given
+    return labels

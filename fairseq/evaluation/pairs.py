@@ -47,8 +47,8 @@ def _pair(line: bytes, where: str) -> Pair:
         values = parse_json(line)
     except ValueError as error:
         raise UserError(f"{where}: not JSON in UTF-8 ({error})") from None
-    found = [values.get(name) for name in SENTENCES] if isinstance(values, dict) else []
-    texts = [text for text in found if isinstance(text, str) and text.strip()]
+    sentences = [values.get(name) for name in SENTENCES] if isinstance(values, dict) else []
+    texts = [text for text in sentences if isinstance(text, str) and text.strip()]
     if len(texts) < len(SENTENCES):
         raise UserError(f"{where}: expected {' and '.join(SENTENCES)}, found {json.dumps(values)[:80]}")
     phenomenon = next((str(values[name]) for name in PHENOMENA if values.get(name)), "")
@@ -69,7 +69,7 @@ def accuracies(pairs: Sequence[Pair], good: Sequence[float], bad: Sequence[float
     return {name: (len(group), sum(group) / len(group)) for name, group in groups.items()}
 
 
-def accuracy_table(found: dict[str, tuple[int, float]]) -> Iterator[str]:
+def accuracy_table(accuracies: dict[str, tuple[int, float]]) -> Iterator[str]:
     """A Markdown table of :func:`accuracies`, in percent."""
-    rows = [[name, str(count), f"{100 * share:.1f}"] for name, (count, share) in found.items()]
+    rows = [[name, str(count), f"{100 * share:.1f}"] for name, (count, share) in accuracies.items()]
     yield from markdown([["phenomenon", "pairs", "accuracy (%)"], *rows], left=1)

@@ -146,8 +146,8 @@ class PseudoScorer:
             with self.precision.autocast(self.device):
                 chosen, target = self._masked(batch)
                 lprobs = self.encoder.lm_head.log_probs(chosen).float().cpu()  # (B, V)
-            found = lprobs.gather(1, target[:, None])[:, 0].tolist(), (lprobs.argmax(1) == target).tolist()
-            for number, lprob, greedy in zip(numbers, *found, strict=True):
+            results = lprobs.gather(1, target[:, None])[:, 0].tolist(), (lprobs.argmax(1) == target).tolist()
+            for number, lprob, greedy in zip(numbers, *results, strict=True):
                 totals[number] += lprob
                 is_greedy[number] &= greedy
         return list(zip(totals, is_greedy, strict=True))

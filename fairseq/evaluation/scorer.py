@@ -162,6 +162,7 @@ class Scorer:
                 else:
                     self._read_blocks(model, blocks, collector, progress)
                 lprobs = collector.result(self.world)
+            # Probabilities of models are averaged, not their logarithms, as in fairseq.
             total = lprobs if total is None else np.logaddexp(total, lprobs)
         assert total is not None
         if len(self.readers) > 1:
@@ -212,9 +213,9 @@ class Scorer:
             max_tokens = max(DEFAULT_MAX_TOKENS, int(lengths.max()))
         limits = Batching(max_tokens, scoring.batch_size, scoring.multiple, shuffle=False)
         sampler = BlockSampler(lengths, limits, by_size=scoring.texts or scoring.break_mode != "none")
-        own = range(self.world.rank, len(sampler), self.world.size)
-        batches = itertools.islice(sampler.epoch(1), own.start, None, own.step)
-        for indices in progress(batches, len(own)):
+        share = range(self.world.rank, len(sampler), self.world.size)
+        batches = itertools.islice(sampler.epoch(1), share.start, None, share.step)
+        for indices in progress(batches, len(share)):
             sample = blocks.batch(indices)
             hidden, _ = model(self._to_device(sample["net_input"]["src_tokens"]))
             collector.add(hidden, sample["target"], *_places(blocks, indices))
@@ -228,8 +229,8 @@ class Scorer:
         groups = _text_steps(blocks, rows) if scoring.texts else [list(StreamSampler(len(blocks), rows).epoch(1))]
         memory: Memory | None = None
         cache: KeyValueCache | None = None
-        own = slice(*rows_of(rows, self.world.rank, self.world.size))
-        steps = ((number, len(group), step[own]) for group in groups for number, step in enumerate(group))
+        share = slice(*rows_of(rows, self.world.rank, self.world.size))
+        steps = ((number, len(group), step[share]) for group in groups for number, step in enumerate(group))
         for number, segments, indices in progress(steps, sum(map(len, groups))):
             if number == 0:
                 memory = cache = None

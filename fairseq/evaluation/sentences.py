@@ -120,12 +120,12 @@ def summarize(runs: Sequence[FinetunedRun]) -> list[RateSummary]:
     """Mean and deviation over the seeds of each learning rate, in the order of the runs."""
     summaries = []
     for lr in dict.fromkeys(run.lr for run in runs):
-        own = [run.figures for run in runs if run.lr == lr]
-        columns = {name: [figures[name] for figures in own] for name in own[0]}
+        of_seeds = [run.figures for run in runs if run.lr == lr]
+        columns = {name: [figures[name] for figures in of_seeds] for name in of_seeds[0]}
         summaries.append(
             RateSummary(
                 lr,
-                len(own),
+                len(of_seeds),
                 {name: statistics.fmean(values) for name, values in columns.items()},
                 {name: statistics.stdev(values) if len(values) > 1 else math.nan for name, values in columns.items()},
             )

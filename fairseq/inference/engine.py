@@ -75,6 +75,7 @@ class Reader:
         compiled = decoding_kernels()
         if compiled is None:
             return None
+        # The packed weights serve later calls, too, which need not be in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             source = self.original if self.int8 else self.module
             assert isinstance(source, DecoderModel)
@@ -164,6 +165,7 @@ def inference_copy(model: M, dtype: torch.dtype | None, int8: bool = False) -> M
     }  # fmt: skip
     biases = ("r_w_bias", "r_r_bias", "r_bias")  # two-dimensional: one row for each head
     linear = {id(p) for name, p in model.named_parameters() if p.dim() == 2 and name.rsplit(".", 1)[-1] not in biases}
+    # Parameters that deepcopy takes from its memo: tied ones stay tied, and the originals are not copied first.
     memo: dict[int, object] = {}
     for parameter in model.parameters():
         value = parameter.detach()

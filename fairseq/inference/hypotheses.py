@@ -100,9 +100,8 @@ def hypotheses(
                 predictor.select_rows(torch.zeros(how.beam, dtype=torch.long))
             chosen = _sampled(lprobs, how.sampling, generator) if how.sampling else _best(lprobs, texts, how, eos)
             ends = [texts[row].extended(token, lprobs[row]) for row, token in chosen if token == eos]
-            ended += ends[
-                : how.beam - len(ended)
-            ]  # fairseq's rule: of the last step's ends the most probable fill the beam
+            # fairseq's rule: of the last step's ends the most probable fill the beam.
+            ended += ends[: how.beam - len(ended)]
             live = [(row, token) for row, token in chosen if token != eos]
             if not live or len(ended) >= how.beam:
                 break
@@ -130,6 +129,7 @@ def _restrict(lprobs: Tensor, texts: list[Hypothesis], how: Search, eos: int) ->
 def _best(lprobs: Tensor, texts: list[Hypothesis], how: Search, eos: int) -> list[tuple[int, int]]:
     """Texts and tokens of the best continuations: ends among the first *beam*, and *beam* others."""
     sums = torch.tensor([math.fsum(text.lprobs) for text in texts], device=lprobs.device, dtype=torch.float64)
+    # Each text has one continuation by the end: of twice as many, enough others are left (fairseq's rule).
     values, [choices] = best_continuations(sums[None], lprobs.double()[None], min(2 * how.beam, lprobs.numel()))
     possible = [choice for choice, value in zip(choices, values[0].tolist(), strict=True) if value != -math.inf]
     ends = [choice for choice in possible[: how.beam] if choice[1] == eos]

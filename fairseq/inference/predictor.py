@@ -65,10 +65,10 @@ class Predictor:
         Raises:
             UserError: a model's probabilities are NaN.
         """
-        found = [rows.reader.log_probs(hidden) for rows, hidden in self._hidden(tokens, first)]
-        lprobs = found[0]
-        if len(found) > 1:
-            lprobs = torch.stack(found).logsumexp(0) - math.log(len(found))
+        of_models = [rows.reader.log_probs(hidden) for rows, hidden in self._hidden(tokens, first)]
+        lprobs = of_models[0]
+        if len(of_models) > 1:
+            lprobs = torch.stack(of_models).logsumexp(0) - math.log(len(of_models))
         self._check(lprobs)
         lprobs[:, self.forbidden] = -torch.inf
         return lprobs

@@ -22,6 +22,7 @@ def generator_of(seed: int, prompt: int = 0, sample: int = 0) -> torch.Generator
     """
     if seed < 0:
         raise ValueError(f"seed {seed}: must be at least 0")
+    # Hashed: with a sum, prompt 2 of seed 1 would get the text of prompt 1 of seed 2.
     state = np.random.SeedSequence([seed, prompt, sample]).generate_state(2, np.uint32)
     return torch.Generator().manual_seed(int(state[0]) << 31 ^ int(state[1]))
 

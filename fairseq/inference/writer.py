@@ -153,12 +153,12 @@ def decoding(cfg: GenerationConfig) -> Decoding:
         if cfg.beam > 1 and not cfg.finds_hypotheses:
             raise UserError(f"`beam` {cfg.beam} `sampling`: beam search does not sample; give one of the two")
         return Decoding(cfg.max_new_tokens, cfg.temperature, cfg.sampling_topk, cfg.sampling_topp)
-    given = {
+    choices = {
         "`sampling_topk`": cfg.sampling_topk != 0,
         "`sampling_topp`": cfg.sampling_topp != 1,
         "`temperature`": cfg.temperature != 1,
     }
-    for flag in (flag for flag, is_given in given.items() if is_given):
+    for flag in (flag for flag, is_chosen in choices.items() if is_chosen):
         raise UserError(f"{flag}: has no effect without `sampling`; add it")
     return Decoding(cfg.max_new_tokens, temperature=0.0, beam=cfg.beam)
 

@@ -100,9 +100,10 @@ class NamedSums:
         vector = torch.tensor(
             [0.0 if isinstance(summed[name], Tensor) else float(summed[name]) for name in names], dtype=torch.float64
         ).to(device, non_blocking=True)
-        for place, name in enumerate(names):
+        # Written on the device: to read a tensor's value into the list above would synchronise.
+        for index, name in enumerate(names):
             if isinstance(summed[name], Tensor):
-                vector[place] = summed[name].detach()
+                vector[index] = summed[name].detach()
         return cls(names, vector, rows)
 
     def __add__(self, other: NamedSums) -> NamedSums:

@@ -144,8 +144,8 @@ class ElectraModel(BaseFairseqModel):
         extra: dict[str, Any] = {}
         if masked is not None:
             src_tokens, extra = self._corrupt(src_tokens, token_types, infuse, masked, noise, padded)
-        own = None if infuse_generator_only else infuse
-        hidden = self.encoder.sentence_encoder(src_tokens, token_types, own, padded)  # (B, T, C)
+        infuse_discriminator = None if infuse_generator_only else infuse
+        hidden = self.encoder.sentence_encoder(src_tokens, token_types, infuse_discriminator, padded)  # (B, T, C)
         extra["hidden"] = hidden
         return hidden if features_only else self.encoder.discriminator_head(hidden), extra
 

@@ -286,16 +286,16 @@ class TransformerLanguageModel(DecoderModel):
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Names and markers of fairseq's several versions, as this one has them."""
         state = dict(state)
-        own = self.state_dict()
+        current = self.state_dict()
         if "decoder.embed_out" in state:
             state["decoder.output_projection.weight"] = state.pop("decoder.embed_out")
         shared = self.cfg.share_decoder_input_output_embed and not self.cfg.adaptive_softmax_cutoff
         if shared and "decoder.embed_tokens.weight" in state:
             state.setdefault("decoder.output_projection.weight", state["decoder.embed_tokens.weight"])
-        for name in [*own, *state]:
+        for name in [*current, *state]:
             if name.rsplit(".", 1)[-1] in ("version", "_float_tensor"):
-                if name in own:
-                    state.setdefault(name, own[name])
+                if name in current:
+                    state.setdefault(name, current[name])
                 else:
                     state.pop(name, None)
         if self.cfg.decoder_layers_to_keep is not None:

@@ -234,8 +234,8 @@ class TransformerXLDecoder(Decoder):
             return x
         # The table's last row belongs to the last token; a segment longer than the table repeats its first row.
         rows, device = self.layer_positions.size(1), self.layer_positions.device
-        place = torch.arange(rows - x.size(1), rows, device=device).clamp(min=0)
-        return x + self.layer_positions[number][place].to(x.dtype)  # (T, C)
+        index = torch.arange(rows - x.size(1), rows, device=device).clamp(min=0)
+        return x + self.layer_positions[number][index].to(x.dtype)  # (T, C)
 
     def _output(self, x: Tensor) -> Tensor:
         return self._drop(x, self.cfg.dropout, self.training)
@@ -286,13 +286,13 @@ class TransformerXL(DecoderModel):
         Raises:
             SettingError: they are not; the message says how long they are.
         """
-        own = self.state_dict()
+        current = self.state_dict()
         for name, axis in (("decoder.layers.0.self_attn.r_emb", 0), ("decoder.layer_positions", 1)):
-            if name in own and name in state and state[name].shape[axis] != own[name].shape[axis]:
+            if name in current and name in state and state[name].shape[axis] != current[name].shape[axis]:
                 rows = state[name].shape[axis]
                 raise SettingError(
-                    f"`max_relative_length` {own[name].shape[axis]}: the checkpoint's tables of positions have {rows} "
-                    f"rows; give `max_relative_length` {rows}"
+                    f"`max_relative_length` {current[name].shape[axis]}: the checkpoint's tables of positions have "
+                    f"{rows} rows; give `max_relative_length` {rows}"
                 )
         return state
 

@@ -42,6 +42,7 @@ class ClusteredSoftmax(BandedSoftmax):
 
     def __init__(self, embeddings: AdaptiveInput, *, tie_weight: bool, tie_projections: Collection[int] = ()) -> None:
         super().__init__(embeddings.bounds, dropout=0.0)
+        # Parameters that are not tied are left uninitialised: the decoder draws all its initial values at once.
         self.bands = nn.ModuleList()
         for band in range(len(self.bounds) - 1):
             weight, *projections = embeddings.weights(band)

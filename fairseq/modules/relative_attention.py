@@ -325,8 +325,8 @@ def _by_distance(query: Tensor, distances: Distances) -> Tensor:
     batch, heads, queries, dim = query.shape
     flat = query.transpose(0, 1).reshape(heads, batch * queries, dim)
     keys = distances.keys.transpose(1, 2)
-    own = distances.scores
-    raw = torch.bmm(flat, keys) if own is None else torch.baddbmm(own[:, None, :], flat, keys)
+    scores = distances.scores
+    raw = torch.bmm(flat, keys) if scores is None else torch.baddbmm(scores[:, None, :], flat, keys)
     return raw.view(heads, batch, queries, -1)
 
 
