@@ -7,7 +7,7 @@ import math
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ BATCH_SIZE = 16  # texts that are read or generated at once
 MOST = (1 << 31) - 1  # tokens of a segment or a memory
 
 Scored = tuple[list[str], Tensor]
-TextOrTexts = TypeVar("TextOrTexts", str, list[str])
 
 
 class LanguageModel:
@@ -182,16 +181,38 @@ class LanguageModel:
         if least < 0 or most >= len(self.dictionary):
             raise ValueError(f"tokens from {least} to {most}: ids go from 0 to {len(self.dictionary) - 1}")
 
+    @overload
     def sample(
         self,
-        prompt: TextOrTexts = "",  # type: ignore[assignment]  # mypy checks the default as a list, too
+        prompt: str = "",
         max_tokens: int = 100,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int | None = None,
         batch_size: int = BATCH_SIZE,
-    ) -> TextOrTexts:
+    ) -> str: ...
+    @overload
+    def sample(
+        self,
+        prompt: list[str],
+        max_tokens: int = 100,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> list[str]: ...
+    def sample(
+        self,
+        prompt: str | list[str] = "",
+        max_tokens: int = 100,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> str | list[str]:
         """Return the prompt and up to *max_tokens* generated tokens, an end of line counted as one.
 
         A list of prompts gives a list of texts; up to *batch_size* are generated at once.
@@ -211,7 +232,7 @@ class LanguageModel:
             return self.sample([prompt], max_tokens, temperature, top_k, top_p, seed, batch_size)[0]
         _check_length("batch_size", batch_size, 1)
         how = Decoding(max_tokens, temperature, top_k, top_p)
-        texts: list[list[int]] = [self._corpus(one).tokens.tolist()[:-1] for one in prompt]
+        texts = [self._corpus(one).tokens.tolist()[:-1] for one in prompt]
         generated = continuations(
             [self.reader()],
             [[self.dictionary.eos(), *text] for text in texts],
@@ -275,7 +296,8 @@ class MaskedLanguageModel:
         """Load a checkpoint; arguments and errors are those of :meth:`LanguageModel.from_pretrained`."""
         model, task = load_model(checkpoint, data, device=device)
         dictionary = task.source_dictionary
-        return cls(model, dictionary, TextReader.of(_paths(checkpoint, data)[1], dictionary).tokenizer)
+        folder = _paths(checkpoint, data)[1]
+        return cls(model, dictionary, TextReader.of(folder, dictionary).tokenizer)
 
     @overload
     def score(self, text: str, batch_size: int = BATCH_SIZE, *, within_words: bool = False) -> Scored: ...
