@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq.config import fields
-from fairseq.config.fields import flag
+from fairseq.config.fields import Config, flag
 from fairseq.config.registry import EXTENSIONS, register_task
 from fairseq.config.settings import Settings
 from fairseq.data.dataset import Dataset
@@ -23,8 +23,7 @@ from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel, FairseqLanguageModel
 from fairseq.modules.memory import Memory
 from fairseq.notes.blocks import SUBSETS, NotedBlocks, NotedStream
-from fairseq.notes.dictionary import CausalNoteDictionary, NoteDictionary
-from fairseq.notes.settings import KEEP, NoteConfig, check_words, dictionary_settings, of_other_words, without_notes
+from fairseq.notes.dictionary import FORMS, CausalNoteDictionary, NoteDictionary
 from fairseq.notes.spans import reopen_spans
 from fairseq.notes.state import NoteState, dictionary_of
 from fairseq.notes.words import NOTES, NoteWords, note_rule
@@ -34,6 +33,69 @@ from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from fairseq.text.dictionary import Dictionary
 
 NAME = "notes"
+KEEP = "keep_notes"
+"""Name of the setting that keeps notes in a model that is loaded."""
+OWN = ("notes.", "note_projection.")
+"""Prefixes of parameter and buffer names that belong to notes."""
+
+
+@dataclass(frozen=True)
+class NoteConfig(Config):
+    """Settings of notes."""
+
+    note_lambda: float = flag(0.5, "weight of a note in the input of a rare word", above=0, below=1, python=(0, 1))
+    note_gamma: float = flag(0.1, "weight of an update's notes in the table", above=0, below=1, python=(0, 1))
+    note_half_window: int = flag(16, "tokens on either side of a word that its note averages", low=0)
+    note_form: str = flag(
+        "literal", "notes as they are (the paper's), or centred and scaled to embeddings", choices=FORMS
+    )
+    note_until: int | None = flag(None, "last update that reads or takes notes (default: all)", low=1)
+
+
+@dataclass(frozen=True)
+class EncoderNoteConfig(NoteConfig):
+    """Settings of notes in encoders."""
+
+    note_read_window: bool = flag(False, "notes also read by `note_half_window` tokens around the word")
+
+
+def dictionary_settings(cfg: NoteConfig) -> dict[str, Any]:
+    """The keyword arguments of a note dictionary that *cfg* gives."""
+    return {
+        "note_lambda": cfg.note_lambda,
+        "note_gamma": cfg.note_gamma,
+        "note_half_window": cfg.note_half_window,
+        "form": cfg.note_form,
+        "until": cfg.note_until,
+    }
+
+
+def notes_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The *parameters* that belong to notes."""
+    return {name: value for name, value in parameters.items() if name.startswith(OWN)}
+
+
+def without_notes(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The *parameters* that do not belong to notes."""
+    return {name: value for name, value in parameters.items() if not name.startswith(OWN)}
+
+
+def of_other_words(notes: NoteDictionary, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The notes among *parameters* if they are for other words than *notes*."""
+    stored = parameters.get("notes.digest")
+    return {} if stored is None or torch.equal(stored.cpu(), notes.digest.cpu()) else notes_of(parameters)
+
+
+def check_words(notes: NoteDictionary, parameters: Mapping[str, Tensor]) -> None:
+    """Check that the notes in *parameters* of a checkpoint are for the words of *notes*.
+
+    Raises:
+        UserError: the words differ.
+    """
+    if of_other_words(notes, parameters):
+        raise UserError(
+            f"{NOTES}: differs from the words of the notes in the checkpoint; use the data folder it was trained with"
+        )
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel
 from fairseq.models.electra import ElectraConfig, ElectraModel
 from fairseq.notes.dictionary import NoteDictionary, generator_apart
-from fairseq.notes.extension import words_of
-from fairseq.notes.settings import (
+from fairseq.notes.extension import (
     KEEP,
     EncoderNoteConfig,
     check_words,
@@ -26,6 +25,7 @@ from fairseq.notes.settings import (
     notes_of,
     of_other_words,
     without_notes,
+    words_of,
 )
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 

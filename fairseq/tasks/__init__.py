@@ -1,7 +1,7 @@
 """Tasks: data, batches, model and criterion of a training objective."""
 
 from fairseq.config.registry import TASKS, register_task
-from fairseq.tasks import language_modeling, masked_lm, sentence_prediction, truncated_bptt_lm
+from fairseq.tasks import language_modeling, masked_lm, sentence_prediction
 from fairseq.tasks.fairseq_task import FairseqTask, setup_task
 
 __all__ = [
@@ -12,5 +12,4 @@ __all__ = [
     "register_task",
     "sentence_prediction",
     "setup_task",
-    "truncated_bptt_lm",
 ]

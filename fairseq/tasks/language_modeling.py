@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
+from fairseq.models.transformer_xl import TransformerXLConfig
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -118,3 +122,25 @@ class LanguageModelingTask(FairseqTask):
         lengths = (target != self.dictionary.pad()).sum(1, keepdim=True)
         target[torch.arange(target.size(1)) < lengths // 2] = self.dictionary.pad()
         return {**sample, "target": target, "ntokens": int((lengths - lengths // 2).sum())}
+
+
+@register_task("truncated_bptt_lm", dataclass=LanguageModelingTaskConfig)
+class TruncatedBPTTLMTask(LanguageModelingTask):
+    """Language modelling over rows that continue from batch to batch, under the name in fairseq's ``truncated_bptt``.
+
+    The architecture ``transformer_xl`` has the example's defaults with this task; cutoffs beyond the dictionary are
+    left out, as there.
+    """
+
+    @property
+    def reads_streams(self) -> bool:
+        return True
+
+    def build_model(self, args: Settings) -> BaseFairseqModel:
+        settings = typed_settings(args)
+        cfg, words = settings.model, len(self.dictionary)
+        if isinstance(cfg, TransformerXLConfig) and cfg.cutoffs and cfg.cutoffs[-1] >= words:
+            cutoffs = [cutoff for cutoff in cfg.cutoffs if cutoff < words]
+            logger.info("`cutoffs`: those beyond the dictionary of %d symbols are left out", words)
+            settings = settings.changed(cutoffs=cutoffs or None)
+        return super().build_model(settings)

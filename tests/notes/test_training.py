@@ -20,7 +20,7 @@ from fairseq.errors import UserError
 from fairseq.hub import load_model
 from fairseq.inference.loading import load_models
 from fairseq.models import loading
-from fairseq.notes.settings import without_notes
+from fairseq.notes.extension import without_notes
 from fairseq.tasks import setup_task
 from fairseq.training import Trainer
 
