@@ -17,7 +17,7 @@ typedef int32_t ints __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t shorts __attribute__((vector_size(32), aligned(2)));
 typedef int8_t bytes __attribute__((vector_size(16), aligned(1)));
 
-enum { FLOAT32, BFLOAT16, FLOAT16, INT8 };
+enum { FLOAT32, BFLOAT16, FLOAT16, INT8, BFLOAT16_PAIRS };
 
 typedef struct {
     long type, outputs, inputs;
@@ -118,18 +118,30 @@ INLINE float exponential(float x) {
 
 INLINE long least(long a, long b) { return a < b ? a : b; }
 
-#ifdef __AVX512BF16__
-#define PAIRED 1 /* products of bfloat16 pairs in one instruction: inputs are rounded to bfloat16 */
-#else
+/* Whether products of bfloat16 pairs take one instruction, for which inputs are rounded to bfloat16. AMD's cores do twice as
+ * many multiplications in it as in float32, Intel's half as many (84 and 166 GFLOP/s on Sapphire Rapids). */
+#if !defined(__AVX512BF16__)
 #define PAIRED 0
+#elif !defined(PAIRED)
+#define PAIRED __builtin_cpu_is("amd")
 #endif
 
-/* ROWS rows of x [rows, K] times BLOCKS panels: float32 [ROWS, BLOCKS * 16], before scale and bias */
-INLINE void tile(int type, int ROWS, int BLOCKS, const char *weight, long inputs, const void *x, long stride,
-                 floats *out) {
+/* Rows that a product takes together, of those that are left: limited by registers, of which each holds 16 sums. */
+INLINE long group(long rows) {
+#ifdef __AVX512F__
+    return rows >= 16 ? 16 : rows >= 8 ? 8 : rows >= 4 ? 4 : 1;
+#else
+    return rows >= 4 ? 4 : 1;
+#endif
+}
+
+/* ROWS rows of x times BLOCKS panels: float32 [ROWS, BLOCKS * 16], before scale and bias. x: [K, ROWS], so that a step reads
+ * adjacent numbers: float32, or pairs of bfloat16 along K. */
+INLINE void tile(int type, int paired, int ROWS, int BLOCKS, const char *weight, long inputs, const void *x, floats *out) {
     floats sum[16];
     const long steps = type == BFLOAT16 ? (inputs + 1) / 2 : inputs;
     const long size = type == INT8 ? 16 : type == FLOAT16 ? 32 : 64, panel = steps * size;
+    const float *input = x;
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS * BLOCKS; i++) sum[i] = (floats){0};
     for (long k = 0; k < steps; k++) {
@@ -138,26 +150,26 @@ INLINE void tile(int type, int ROWS, int BLOCKS, const char *weight, long inputs
             const char *w = weight + j * panel + k * size;
             __builtin_prefetch(w + BLOCKS * panel, 0, 2); /* for the next panels */
 #ifdef __AVX512BF16__
-            if (type == BFLOAT16) {
+            if (paired) {
                 __m512bh pairs = (__m512bh)_mm512_loadu_si512(w);
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; r++)
                     sum[r * BLOCKS + j] = (floats)_mm512_dpbf16_ps(
                         (__m512)sum[r * BLOCKS + j], pairs,
-                        (__m512bh)_mm512_set1_epi32(((const int32_t *)x)[r * stride / 2 + k]));
+                        (__m512bh)_mm512_set1_epi32(((const int32_t *)x)[k * ROWS + r]));
                 continue;
             }
 #endif
-            const float *f = x;
             if (type == BFLOAT16) {
                 floats even = weights(type, w, 0), odd = weights(type, w, 1);
 #pragma GCC unroll 16
-                for (int r = 0; r < ROWS; r++)
-                    sum[r * BLOCKS + j] += even * f[r * stride + 2 * k] + odd * f[r * stride + 2 * k + 1];
+                for (int r = 0; r < ROWS; r++) sum[r * BLOCKS + j] += even * input[2 * k * ROWS + r];
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; r++) sum[r * BLOCKS + j] += odd * input[(2 * k + 1) * ROWS + r];
             } else {
                 floats own = weights(type, w, 0);
 #pragma GCC unroll 16
-                for (int r = 0; r < ROWS; r++) sum[r * BLOCKS + j] += own * f[r * stride + k];
+                for (int r = 0; r < ROWS; r++) sum[r * BLOCKS + j] += own * input[k * ROWS + r];
             }
         }
     }
@@ -165,75 +177,88 @@ INLINE void tile(int type, int ROWS, int BLOCKS, const char *weight, long inputs
     for (int i = 0; i < ROWS * BLOCKS; i++) out[i] = sum[i];
 }
 
-static __attribute__((noinline)) void finish(const Matrix *m, const float *bias, long rows, long panels, long first, const floats *sums,
-                   float *y, long stride, int add) {
+static __attribute__((noinline)) void finish(const Matrix *m, const float *bias, long rows, long panels, long first,
+                                             const floats *sums, float *y, long stride, int add) {
     for (long r = 0; r < rows; r++)
         for (long j = 0; j < panels; j++) {
-            const float *sum = (const float *)&sums[r * panels + j];
             long start = (first + j) * LANES, count = least(LANES, m->outputs - start);
             float *to = y + r * stride + start;
-            for (long i = 0; i < count; i++) {
-                float value = sum[i];
-                if (m->scale) value *= m->scale[start + i];
-                if (bias) value += bias[start + i];
-                to[i] = add ? to[i] + value : value;
+            floats value = sums[r * panels + j];
+            if (count == LANES) {
+                if (m->scale) value *= *(const floats *)(m->scale + start);
+                if (bias) value += *(const floats *)(bias + start);
+                if (add) value += *(const floats *)to;
+                *(floats *)to = value;
+                continue;
+            }
+            for (long i = 0; i < count; i++)
+                to[i] = value[i] * (m->scale ? m->scale[start + i] : 1) + (bias ? bias[start + i] : 0) + (add ? to[i] : 0);
+        }
+}
+
+/* rows [row, row + ROWS) times the panels [panel, stop), BLOCKS at a time */
+#define TILE(ROWS, BLOCKS)                                                                                       \
+    for (; panel + BLOCKS <= stop; panel += BLOCKS) {                                                            \
+        floats sums[ROWS * BLOCKS];                                                                              \
+        tile(type, paired, ROWS, BLOCKS, (const char *)m->weight + panel * size, m->inputs, input, sums);        \
+        finish(m, bias, ROWS, BLOCKS, panel, sums, y + row * y_stride, y_stride, add);                           \
+    }
+
+INLINE void product_of(int type, int paired, const Matrix *m, const float *bias, const float *x, long rows, long first,
+                       long end, float *y, long y_stride, int add) {
+    const long even = (m->inputs + 1) & ~1L, steps = type == BFLOAT16 ? even / 2 : m->inputs;
+    const long size = steps * (type == INT8 ? 16 : type == FLOAT16 ? 32 : 64);
+    for (long begin = first, stop; begin < end; begin = stop) {
+        stop = least(end, begin + 8); /* stay in the cache for all rows */
+        for (long row = 0, count; row < rows; row += count) {
+            const float *input = x + row * even;
+            long panel = begin;
+            count = group(rows - row);
+#ifdef __AVX512F__
+            if (count == 16) TILE(16, 1)
+            if (count == 8) TILE(8, 2)
+            if (count == 8) TILE(8, 1)
+            if (count == 4) TILE(4, 4)
+            if (count == 1) TILE(1, 8)
+#else
+            if (count == 1) TILE(1, 4)
+#endif
+            if (count == 4) TILE(4, 1)
+            if (count == 1) TILE(1, 1)
+        }
+    }
+}
+
+/* Copy x [rows, stride] for products: each group of rows as [K, rows of the group], K even. */
+static void arrange(int paired, const float *x, long stride, long rows, long inputs, float *to) {
+    const long even = (inputs + 1) & ~1L;
+    for (long row = 0, count; row < rows; row += count, to += count * even) {
+        count = group(rows - row);
+        uint16_t *pairs = (uint16_t *)to;
+        for (long r = 0; r < count; r++) {
+            const float *from = x + (row + r) * stride;
+            if (paired) {
+                for (long k = 0; k < inputs; k++) pairs[(k / 2 * count + r) * 2 + k % 2] = to_bfloat16(from[k]);
+                if (even != inputs) pairs[(inputs / 2 * count + r) * 2 + 1] = 0;
+            } else {
+                for (long k = 0; k < inputs; k++) to[k * count + r] = from[k];
+                if (even != inputs) to[inputs * count + r] = 0;
             }
         }
-}
-
-#define TILE(ROWS, BLOCKS)                                                                              \
-    {                                                                                                   \
-        floats sums[ROWS * BLOCKS];                                                                     \
-        tile(type, ROWS, BLOCKS, weight, m->inputs, (const char *)x + r * stride * unit, stride, sums); \
-        finish(m, bias, ROWS, BLOCKS, panel, sums, y + r * y_stride, y_stride, add);                    \
-        r += ROWS;                                                                                      \
-    }
-
-INLINE void product_of(int type, const Matrix *m, const float *bias, const void *x, long stride, long rows, long first,
-                       long end, float *y, long y_stride, int add) {
-    const long unit = PAIRED && type == BFLOAT16 ? 2 : 4;
-    const long size = (type == BFLOAT16 ? (m->inputs + 1) / 2 : m->inputs) * (type == INT8 ? 16 : type == FLOAT16 ? 32 : 64);
-    for (long panel = first, step; panel < end; panel += step) {
-        const char *weight = (const char *)m->weight + panel * size;
-        long r = 0;
-        /* Limited by registers: 16 sums, and the pointers to rows and panels. */
-#ifdef __AVX512F__
-        long left = end - panel;
-        step = rows == 1 ? (left >= 8 ? 8 : 1) : rows <= 4 ? (left >= 4 ? 4 : 1) : left >= 2 ? 2 : 1;
-        if (step == 8) TILE(1, 8)
-        else if (step == 4) {
-            if (rows == 4) TILE(4, 4)
-            while (r < rows) TILE(1, 4)
-        } else if (step == 2) {
-            while (rows - r >= 8) TILE(8, 2)
-            if (rows - r >= 4) TILE(4, 2)
-            while (r < rows) TILE(1, 2)
-        } else {
-            while (rows - r >= 8) TILE(8, 1)
-            while (r < rows) TILE(1, 1)
-        }
-#else
-        step = rows == 1 && end - panel >= 4 ? 4 : 1;
-        if (step == 4) TILE(1, 4)
-        else {
-            while (rows - r >= 4) TILE(4, 1)
-            while (r < rows) TILE(1, 1)
-        }
-#endif
     }
 }
 
-/* y (+)= x Wᵀ + bias for the panels first ... end - 1. x: float32 [rows, stride], or bfloat16 where products are PAIRED.
- * One function per type, each compiled for it. */
-#define PRODUCT(NAME, TYPE)                                                                                        \
-    static void NAME(const Matrix *m, const float *bias, const void *x, long stride, long rows, long first, long end, \
-                     float *y, long y_stride, int add) {                                                           \
-        product_of(TYPE, m, bias, x, stride, rows, first, end, y, y_stride, add);                                  \
+/* y (+)= x Wᵀ + bias for the panels first ... end - 1; x as arranged. One function per type, each compiled for it. */
+#define PRODUCT(NAME, TYPE, PAIRS)                                                                                \
+    static void NAME(const Matrix *m, const float *bias, const float *x, long rows, long first, long end, float *y, \
+                     long y_stride, int add) {                                                                     \
+        product_of(TYPE, PAIRS, m, bias, x, rows, first, end, y, y_stride, add);                                   \
     }
-PRODUCT(product_float32, FLOAT32)
-PRODUCT(product_bfloat16, BFLOAT16)
-PRODUCT(product_float16, FLOAT16)
-PRODUCT(product_int8, INT8)
+PRODUCT(product_float32, FLOAT32, 0)
+PRODUCT(product_bfloat16, BFLOAT16, 0)
+PRODUCT(product_float16, FLOAT16, 0)
+PRODUCT(product_int8, INT8, 0)
+PRODUCT(product_pairs, BFLOAT16, 1)
 
-typedef void (*Product)(const Matrix *, const float *, const void *, long, long, long, long, float *, long, int);
-static const Product PRODUCTS[] = {product_float32, product_bfloat16, product_float16, product_int8};
+typedef void (*Product)(const Matrix *, const float *, const float *, long, long, long, float *, long, int);
+static const Product PRODUCTS[] = {product_float32, product_bfloat16, product_float16, product_int8, product_pairs};

@@ -56,7 +56,7 @@ typedef struct {
     long number, count; /* of this thread, and of all */
     Barrier *barrier;
     float *normed;      /* [rows, C] */
-    uint16_t *rounded;  /* inputs in bfloat16: [rows, widest] */
+    float *arranged;    /* inputs of a product: [rows, widest] */
     float *scores;      /* [S] */
 } Worker;
 
@@ -81,18 +81,10 @@ static void multiply(const Worker *worker, const Matrix *m, const float *bias, c
                      float *y, long y_stride, int add) {
     long panels = (m->outputs + LANES - 1) / LANES;
     long first = panels * worker->number / worker->count, end = panels * (worker->number + 1) / worker->count;
-    const void *input = x;
     if (first == end) return;
-    if (PAIRED && m->type == BFLOAT16) {
-        long even = (m->inputs + 1) & ~1L;
-        for (long r = 0; r < rows; r++) {
-            for (long k = 0; k < m->inputs; k++) worker->rounded[r * even + k] = to_bfloat16(x[r * stride + k]);
-            if (even != m->inputs) worker->rounded[r * even + m->inputs] = 0;
-        }
-        input = worker->rounded;
-        stride = even;
-    }
-    PRODUCTS[m->type](m, bias, input, stride, rows, first, end, y, y_stride, add);
+    const int paired = m->type == BFLOAT16 && PAIRED;
+    arrange(paired, x, stride, rows, m->inputs, worker->arranged);
+    PRODUCTS[paired ? BFLOAT16_PAIRS : m->type](m, bias, worker->arranged, rows, first, end, y, y_stride, add);
 }
 
 static void normalize(const float *weight, float eps, const float *x, long width, long rows, float *y) {
@@ -281,7 +273,7 @@ void steps(const Stack *stack, const Cache *cache, const float *embedded, long t
 #endif
         worker.normed = rest + worker.number * of_worker(stack, cache);
         worker.scores = worker.normed + rows * width;
-        worker.rounded = (uint16_t *)(worker.scores + cache->length);
+        worker.arranged = worker.scores + cache->length;
         for (long t = 0; t < tokens; t++) {
             if (worker.number == 0)
                 for (long r = 0; r < rows; r++)
@@ -309,12 +301,12 @@ void steps(const Stack *stack, const Cache *cache, const float *embedded, long t
 void linear(const Matrix *matrix, const float *x, long rows, float *y, long threads, float *scratch) {
 #pragma omp parallel num_threads(threads)
     {
-        Worker worker = {0, 1, NULL, NULL, (uint16_t *)scratch, NULL};
+        Worker worker = {0, 1, NULL, NULL, scratch, NULL};
 #ifdef _OPENMP
         worker.number = omp_get_thread_num();
         worker.count = omp_get_num_threads();
 #endif
-        worker.rounded += worker.number * rows * (matrix->inputs + 1);
+        worker.arranged += worker.number * rows * (matrix->inputs + 1);
         multiply(&worker, matrix, matrix->bias, x, matrix->inputs, rows, y, matrix->outputs, 0);
     }
 }
@@ -332,7 +324,7 @@ void embed(const Embedding *embedding, const int64_t *tokens, long rows, const f
         const long width = embedding->width, first = (width + LANES - 1) / LANES * worker.number / worker.count * LANES;
         const long end = least(width, (width + LANES - 1) / LANES * (worker.number + 1) / worker.count * LANES);
         float *own = scratch + worker.number * 3 * embedding->widest;
-        worker.rounded = (uint16_t *)(own + embedding->widest);
+        worker.arranged = own + embedding->widest;
         for (long r = 0; r < rows; r++) {
             long band = 0;
             while (tokens[r] >= embedding->bounds[band + 1]) band++;
