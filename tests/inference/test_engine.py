@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import naive
 import pytest
 import runs
 import torch
 
 from fairseq.inference.engine import Reader, inference_copy
+from fairseq.inference.kernels import stack
 from fairseq.inference.kernels.packed import dequantized, quantize
 from fairseq.inference.kernels.stack import decoding_kernels
 from fairseq.inference.loading import load_language_models
@@ -44,7 +49,42 @@ TRANSFORMER_XL = {
     "xl, zeros": {"memory_start": "zeros"},
     "xl, bands": {"cutoffs": [10, 20], "div_val": 2},
     "xl, untied": {"untie_r": True},
+    "xl, heads of 64": {"d_head": 64, "mem_len": 24},
+    "xl, heads of 96": {"d_head": 96, "mem_len": 12},
 }
+ADDRESSES = """
+#include "STEP"
+#include <stdlib.h>
+static Matrix matrix(int type, long n, long k) {
+    long panels = (n + 15) / 16, steps = type == BFLOAT16 ? (k + 1) / 2 : k;
+    Matrix m = {type, n, k, calloc(panels * steps, type == INT8 ? 16 : type == FLOAT16 ? 32 : 64),
+                type == INT8 ? calloc(n, 4) : NULL, calloc(n, 4)};
+    return m;
+}
+int main() {
+    const long counts[] = {1, 5, 31}, dims[] = {7, 64, 96};
+    for (int i = 0; i < 36; i++) {
+        int type = i / 9;
+        long rows = counts[i % 3], dim = dims[i / 3 % 3];
+        long heads = 2, width = 19, ffn = 37, length = 41, inner = heads * dim;
+        int kind = type == INT8 ? 0 : type, size = kind ? 2 : 4;
+        Layer layer = {matrix(type, 3 * inner, width), matrix(type, width, inner), matrix(type, ffn, width),
+                       matrix(type, width, ffn), calloc(2 * width, 4), calloc(2 * width, 4), NULL, calloc(inner, 4)};
+        Stack stack = {1, width, heads, dim, ffn, 1, RELU, 1, 1e-5f, &layer, NULL, {0}};
+        LayerCache own = {calloc(rows * heads * length * dim, size), calloc(rows * heads * length * dim, size),
+                          calloc(length * 3 * inner, size), calloc(heads * length * dim, size),
+                          calloc(heads * length, 4)};
+        Cache cache = {kind, rows, length, 3 * inner, 0, 0, &own};
+        float *x = calloc(rows * length * width, 4), *y = calloc(rows * length * width, 4),
+              *scratch = malloc(4 * scratch_size(&stack, &cache));
+        steps(&stack, &cache, x, length, y, scratch);
+        float *s2 = malloc(4 * rows * (width + 1)), *y2 = malloc(4 * rows * ffn);
+        linear(&layer.fc1, x, rows, y2, 1, s2);
+        free(scratch); free(x); free(y); free(s2); free(y2);
+    }
+    return 0;
+}
+"""
 needs_compiler = pytest.mark.skipif(decoding_kernels() is None, reason="no C compiler")
 
 
@@ -114,7 +154,7 @@ def test_kernels_compute_what_the_modules_do(load, name, rows):
 @needs_compiler
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.15), (torch.float16, 0.015)])
-@pytest.mark.parametrize("name", ["shortformer", "bands", "xl", "xl, shaw"])
+@pytest.mark.parametrize("name", ["shortformer", "bands", "xl", "xl, shaw", "xl, heads of 64"])
 def test_kernels_agree_with_the_modules_in_half_precision(load, name, dtype, tolerance):
     model, tokens = load(name), random_tokens(5)
     slow, fast = Reader(model, dtype, kernels=False), Reader(model, dtype)
@@ -238,6 +278,18 @@ def test_weights_are_cast_once_and_the_model_stays_as_it_was(load):
     assert {dtype for name, dtype in dtypes.items() if "norm" not in name} == {torch.bfloat16}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert copy.output_layer.tail[0][2].weight is copy.decoder.embed_tokens.weights(1)[0]
+
+
+@pytest.mark.parametrize("machine", [[], ["-mno-avx512f"]])
+def test_the_address_sanitizer_finds_nothing_in_the_kernels(tmp_path, machine):
+    (tmp_path / "main.c").write_text(ADDRESSES.replace("STEP", str(Path(stack.__file__).with_name("step.c"))))
+    command = [*os.environ.get("CC", "cc").split(), "-O1", "-march=native", *machine]
+    command += ["-fsanitize=address,undefined", "-w", tmp_path / "main.c", "-o", tmp_path / "main", "-lm"]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("the compiler has no address sanitizer")
+    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
+    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 def test_int8_is_symmetric_and_has_a_scale_for_each_output():

@@ -57,7 +57,7 @@ typedef struct {
     Barrier *barrier;
     float *normed;      /* [rows, C] */
     float *arranged;    /* inputs of a product: [rows, widest] */
-    float *scores;      /* [S] */
+    float *scores;      /* [S + 16] */
 } Worker;
 
 /* ---- parts of a layer ---- */
@@ -120,8 +120,51 @@ static void activate_own(const Worker *worker, const Stack *stack, long rows, fl
     for (long r = 0; r < rows && first < end; r++) activate(stack->activation, x + r * width + first, end - first);
 }
 
-/* scores[j] += query . keys[j]; the keys are count rows of dim */
-INLINE void score(int type, const float *query, const void *keys, long dim, long count, float *scores) {
+#ifdef __AVX512F__
+/* 16 of 32 numbers: the first or the second half, of bfloat16 the even or the odd ones, which need no shuffle */
+INLINE floats part(int type, const char *from, int second) {
+    return weights(type, type == BFLOAT16 ? from : from + 16 * second * (type == FLOAT32 ? 4 : 2), second);
+}
+
+INLINE long part_index(int type, long i) { return type == BFLOAT16 ? i % 16 * 2 + i / 16 % 2 + i / 32 * 32 : i; }
+
+/* The sum of the lanes of each of 16 vectors, in 15 additions. Folding vectors i and i + half leaves the sums of i where the
+ * lane's bit `half` is 0 and those of i + half where it is 1, so that vector j ends in lane j. */
+INLINE floats lane_sums(floats *sum) {
+    const ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#pragma GCC unroll 4
+    for (int half = 8; half; half /= 2) {
+        const ints other = -((lane & half) != 0) * (16 - half); /* indices from 16 on are those of the second vector */
+#pragma GCC unroll 8
+        for (int i = 0; i < half; i++)
+            sum[i] = (floats)_mm512_permutex2var_ps((__m512)sum[i], (__m512i)(lane + other), (__m512)sum[i + half]) +
+                     (floats)_mm512_permutex2var_ps((__m512)sum[i], (__m512i)(lane + half + other), (__m512)sum[i + half]);
+    }
+    return sum[0];
+}
+#endif
+
+/* scores[j] += query . keys[j]; the keys are count rows of dim; scores have room for 15 more, which may change */
+INLINE void score(int type, const float *query, const char *keys, long dim, long count, float *scores) {
+    const long size = type == FLOAT32 ? 4 : 2;
+#ifdef __AVX512F__
+    if (dim % 32 == 0) {
+        float arranged[dim];
+        for (long i = 0; i < dim; i++) arranged[i] = query[part_index(type, i)];
+        for (long j = 0; j < count; j += 16, keys += 16 * dim * size) {
+            floats sum[16];
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) {
+                sum[i] = (floats){0};
+                for (long d = 0; d < dim && j + i < count; d += 32)
+                    sum[i] += part(type, keys + (i * dim + d) * size, 0) * *(const floats *)(arranged + d) +
+                              part(type, keys + (i * dim + d) * size, 1) * *(const floats *)(arranged + d + 16);
+            }
+            *(floats *)(scores + j) += lane_sums(sum);
+        }
+        return;
+    }
+#endif
     for (long j = 0; j < count; j++) {
         float sum = 0;
         for (long d = 0; d < dim; d++) sum += query[d] * get(type, keys, j * dim + d);
@@ -129,14 +172,23 @@ INLINE void score(int type, const float *query, const void *keys, long dim, long
     }
 }
 
-INLINE void weighted_sum(int type, const float *weight, const void *values, long dim, long count, float *to) {
+INLINE void weighted_sum(int type, const float *weight, const char *values, long dim, long count, float *to) {
     long d = 0;
-    for (; d + 64 <= dim; d += 64) { /* sums stay in registers */
-        float sum[64] = {0};
-        for (long j = 0; j < count; j++)
-            for (int i = 0; i < 64; i++) sum[i] += weight[j] * get(type, values, j * dim + d + i);
-        memcpy(to + d, sum, sizeof sum);
+#ifdef __AVX512F__
+    for (; d + 64 <= dim; d += 64) {
+        floats sum[4] = {{0}};
+        const char *value = values + d * (type == FLOAT32 ? 4 : 2), *half = value + 32 * (type == FLOAT32 ? 4 : 2);
+        for (long j = 0; j < count; j++) {
+            const long at = j * dim * (type == FLOAT32 ? 4 : 2);
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; i++) {
+                sum[i] += weight[j] * part(type, value + at, i);
+                sum[2 + i] += weight[j] * part(type, half + at, i);
+            }
+        }
+        for (long i = 0; i < 64; i++) to[d + part_index(type, i)] = ((float *)sum)[i];
     }
+#endif
     for (long i = d; i < dim; i++) to[i] = 0;
     for (long j = 0; j < count && d < dim; j++)
         for (long i = d; i < dim; i++) to[i] += weight[j] * get(type, values, j * dim + i);
@@ -165,7 +217,11 @@ INLINE void attend(int type, const long dim, const Stack *stack, const Layer *la
     const float *bias = layer->content_bias;
     for (long d = 0; d < dim; d++) query[d] = (own_qkv[d] + (bias ? bias[head * dim + d] : 0)) * scale;
     score(type, query, keys + first * dim * size, dim, seen, scores);
-    for (long j = 0; j < seen; j++) best = scores[j] > best ? scores[j] : best;
+    float most[LANES];
+    for (long i = 0; i < LANES; i++) most[i] = scores[seen + i] = -INFINITY;
+    for (long j = 0; j < seen; j += LANES) /* 16 independent ones, as the order matters to NaN */
+        for (long i = 0; i < LANES; i++) most[i] = scores[j + i] > most[i] ? scores[j + i] : most[i];
+    for (long i = 0; i < LANES; i++) best = most[i] > best ? most[i] : best;
     for (long j = 0; j < seen; j++) scores[j] = exponential(scores[j] - best);
     for (long j = 0; j < seen; j++) sum += scores[j];
     weighted_sum(type, scores, values + first * dim * size, dim, seen, attended);
@@ -273,7 +329,7 @@ void steps(const Stack *stack, const Cache *cache, const float *embedded, long t
 #endif
         worker.normed = rest + worker.number * of_worker(stack, cache);
         worker.scores = worker.normed + rows * width;
-        worker.arranged = worker.scores + cache->length;
+        worker.arranged = worker.scores + cache->length + LANES;
         for (long t = 0; t < tokens; t++) {
             if (worker.number == 0)
                 for (long r = 0; r < rows; r++)
