@@ -64,13 +64,10 @@ class Article:
 
 def paragraphs(text: str) -> list[str]:
     """The paragraphs of *text*, reStructuredText or a docstring, that are prose, one line each."""
-    lines = (plain(_join(block)) for block in _blocks(inspect.cleandoc(text).expandtabs().splitlines()))
+    blocks = map("\n".join, _blocks(inspect.cleandoc(text).expandtabs().splitlines()))
+    # A hyphen at the end of a line joins the word.
+    lines = (plain(re.sub(r"(?<=\w)-\n(?=\w)", "-", block)) for block in blocks)
     return [line for line in lines if is_prose(line)]
-
-
-def _join(block: list[str]) -> str:
-    """The lines joined; a hyphen at the end of a line joins the word."""
-    return re.sub(r"(?<=\w)-\n(?=\w)", "-", "\n".join(block))
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:

@@ -229,8 +229,10 @@ def _load(paths: Sequence[str], settings: Settings, args: argparse.Namespace, wo
         for path, one in zip(paths, models, strict=True):
             language_model(one, path)
         model = _decoder(models, task, settings, given["sample_break_mode"], world)
-        model.used.update(_memory(trained))
-    model.used.update(_precision(settings.common), model_overrides=overrides)
+        memory = fields.defaults(MemoryConfig)
+        model.used.update({name: value for name, value in trained.flat.items() if name in memory})
+    precision = {name: getattr(settings.common, name) for name in ("fp16", "bf16", "memory_efficient_fp16", "compile")}
+    model.used.update(precision, model_overrides=overrides)
     return model
 
 
@@ -363,15 +365,6 @@ def _mode(scoring: Scoring) -> str:
     if scoring.token_by_token:
         return "token by token"
     return "context window" if scoring.context_window else "non-overlapping"
-
-
-def _memory(trained: Settings) -> dict[str, Any]:
-    """Settings of memory, for a model that has them."""
-    return {name: value for name, value in trained.flat.items() if name in fields.defaults(MemoryConfig)}
-
-
-def _precision(common: CommonConfig) -> dict[str, bool]:
-    return {name: getattr(common, name) for name in ("fp16", "bf16", "memory_efficient_fp16", "compile")}
 
 
 def cli_main() -> None:

@@ -93,20 +93,20 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
     tokens = corpus.tokens
     starts = passages.draw_starts(len(tokens), cfg.context_tokens, cfg.max_new_tokens, contexts, settings.common.seed)
     writer.warn_of_length({"--context-tokens": cfg.context_tokens})
-    found: list[Passage] = []
+    complete: list[Passage] = []
     begin = time.perf_counter()
     with results_folder(cfg.results_path):
         try:
             for passage in _continue(settings, writer, tokens, starts, world):
-                found.append(passage)
+                complete.append(passage)
                 print(passages.as_text(passage, cfg.num_samples, name), flush=True)
         finally:
-            if cfg.results_path is not None and found:
+            if cfg.results_path is not None and complete:
                 seconds = time.perf_counter() - begin
-                rate = len(found) * cfg.max_new_tokens / seconds
+                rate = len(complete) * cfg.max_new_tokens / seconds
                 about = _about(settings, writer) | {"seconds": seconds, "tokens_per_second": rate}
-                passages.write_results(Path(cfg.results_path), found, {"checkpoints": paths, **about})
-    return found
+                passages.write_results(Path(cfg.results_path), complete, {"checkpoints": paths, **about})
+    return complete
 
 
 def _corpus(cfg: GenerateConfig, data: str, writer: Writer, world: World) -> tuple[str, Corpus]:
@@ -125,11 +125,11 @@ def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Co
             files.enter_context(results_folder(cfg.results_path))
             path = Path(cfg.results_path) / f"generate-{Path(name).name}.txt"
             file = files.enter_context(open(path, "w", encoding="utf-8"))
-        own = (
+        local = (
             (number, list(lines_of(writer, cfg, number, tokens, target=True)))
             for number, tokens in _lines(corpus, _numbers(cfg, world, len(corpus.sizes)))
         )
-        for _, texts in _of_all(own, world):
+        for _, texts in _of_all(local, world):
             for text in texts:
                 print(text, flush=True)
                 if file is not None:
@@ -148,12 +148,12 @@ def _numbers(cfg: GenerateConfig, world: World, count: int) -> range:
     return range(cfg.shard_id * world.size + world.rank, count, cfg.num_shards * world.size)
 
 
-def _of_all(own: Iterable[tuple[Any, Any]], world: World) -> Iterator[tuple[Any, Any]]:
+def _of_all(local: Iterable[tuple[Any, Any]], world: World) -> Iterator[tuple[Any, Any]]:
     """The (key, value) pairs of one process as they come; of several all of them by key, on the first one."""
     if world.size == 1:
-        yield from own
+        yield from local
     else:
-        yield from sorted((item for part in world.gather(list(own)) for item in part), key=lambda item: item[0])
+        yield from sorted((item for part in world.gather(list(local)) for item in part), key=lambda item: item[0])
 
 
 def _continue(
@@ -190,13 +190,13 @@ def _about(settings: Settings, writer: Writer) -> dict[str, Any]:
     cfg: GenerateConfig = settings.command
     names = ["context_tokens", "max_new_tokens", "num_samples", "num_contexts", "sampling", "sampling_topk"]
     names += ["sampling_topp", "temperature", "beam", "batch_size", "int8", "model_overrides"]
-    own = {name: getattr(cfg, name) for name in names}
+    decoding = {name: getattr(cfg, name) for name in names}
     flags = {name: getattr(settings.common, name) for name in ("fp16", "bf16", "memory_efficient_fp16")}
     return {
         "data": settings.data_path,
         "split": cfg.text or cfg.gen_subset,
         "device": str(writer.device),
-        "settings": {**own, "seed": writer.seed, **flags},
+        "settings": {**decoding, "seed": writer.seed, **flags},
     }
 
 

@@ -126,6 +126,7 @@ def main(args: argparse.Namespace) -> None:
         dictionary.save(folder / DICTIONARY)
         if imported.tokenizer is not None:
             imported.tokenizer.save(folder, dictionary.symbols)
+        # Inside, so that a model that cannot be built leaves no folder.
         load_models([folder / CHECKPOINT], folder / DICTIONARY)
     kind = "its own words" if imported.words is not None else "placeholder words"
     parameters = sum({value.data_ptr(): value.numel() for value in imported.model.values()}.values())

@@ -111,7 +111,9 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
             progress=progress(common, "contexts"),
         )
         gains = [recl.relative_gains(measured.losses, top_r) for top_r in dict.fromkeys(cfg.top_r)]
-        _print(measured, gains, cfg)
+        print(*_text(measured, gains, cfg.threshold), sep="\n")
+        count = measured.losses.shape[2]
+        print(f"\nContexts in tokens, step {cfg.step}, threshold {cfg.threshold:g}, {count} positions.", flush=True)
         figures = recl.results(measured, gains, cfg.threshold)
         if cfg.results_path is not None:
             about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "seed": common.seed}
@@ -134,12 +136,6 @@ def _load(
             compile_model(reader.model)
         readers.append(reader)
     return readers, task.corpus(settings.data.gen_subset).tokens
-
-
-def _print(measured: recl.ContextLosses, gains: Sequence[recl.Gains], cfg: ReclConfig) -> None:
-    print(*_text(measured, gains, cfg.threshold), sep="\n")
-    count = measured.losses.shape[2]
-    print(f"\nContexts in tokens, step {cfg.step}, threshold {cfg.threshold:g}, {count} positions.", flush=True)
 
 
 def _text(measured: recl.ContextLosses, gains: Sequence[recl.Gains], threshold: float) -> list[str]:

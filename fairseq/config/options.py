@@ -55,7 +55,9 @@ def parse_args_and_arch(
     chosen = _first_look(argv) if parser.settings_file else {}
     if "user_dir" in chosen and chosen["user_dir"]:
         import_user_module(str(chosen["user_dir"]))
-    recommended = _recommended(parser, chosen)
+    arch = str(chosen.get("arch", CHOICES["arch"].default))
+    # What an architecture recommends counts before the parts are chosen: it may name the optimizer and the schedule.
+    recommended = parser.recommend(arch, chosen) if parser.recommend is not None else {}
     chosen = {**recommended, **chosen}
     parts = _choose(parser, chosen)
     defaults: dict[str, Any] = {}
@@ -63,7 +65,7 @@ def parse_args_and_arch(
         defaults.update(_add_part_flags(parser, choice, name, part))
     defaults.update(recommended)
     if "arch" in parser.choices and {"-h", "--help"} & set(argv):
-        _show_architecture(parser, chosen, recommended)
+        _show_architecture(parser, arch, recommended)
     if modify_parser is not None:
         modify_parser(parser)
     if parser.takes_unused:  # last: a part may have a flag of that name
@@ -106,6 +108,7 @@ def run_program(program: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
+        # The reader of a pipe has ended. Python would report at its end that stdout cannot be flushed.
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
@@ -208,18 +211,11 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: Any) -> dict[s
     return defaults
 
 
-def _recommended(parser: Parser, chosen: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the architecture recommends for the choices and settings that the user leaves open."""
-    if parser.recommend is None:
-        return {}
-    return parser.recommend(str(chosen.get("arch", CHOICES["arch"].default)), chosen)
-
-
-def _show_architecture(parser: Parser, chosen: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+def _show_architecture(parser: Parser, arch: str, recipe: Mapping[str, Any]) -> None:
     """Let ``--help`` show the defaults of the chosen architecture and of its recipe."""
     parser.recommended.update({name: str(recipe[name]) for name in CHOICES if name in recipe})
     filled = argparse.Namespace(**recipe)
-    ARCHITECTURES[str(chosen.get("arch", CHOICES["arch"].default))].fill(filled)
+    ARCHITECTURES[arch].fill(filled)
     parser.show_defaults(vars(filled))
 
 

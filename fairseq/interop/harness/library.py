@@ -29,18 +29,15 @@ def task_data() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        package = type(error).__module__.partition(".")[0]
         unreachable = isinstance(error, ConnectionError | FileNotFoundError | TimeoutError)
-        if isinstance(error, BrokenPipeError) or not (unreachable or _package(type(error)) in PACKAGES):
+        if isinstance(error, BrokenPipeError) or not (unreachable or package in PACKAGES):
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(
             f"`tasks`: their data cannot be loaded ({reason}); connect to the network once, or give tasks of local "
             "files with `include_path`"
         ) from error
-
-
-def _package(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
 
 
 def harness_model() -> Any:

@@ -87,7 +87,9 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
     if tokenizer is not None:
         tokenizer.save(job.out, dictionary.symbols)
     (job.out / CARD).write_text(card, encoding="utf-8")
-    write_json(job.out / "generation_config.json", _generation_config(dictionary))
+    # Without the end-of-line symbol, at which a text goes on.
+    ids = {name: index for name, index in _special_ids(dictionary).items() if name != "eos_token_id"}
+    write_json(job.out / "generation_config.json", ids)
     write_model(job.out, tensors, {**_header(dictionary), **config})
     return f"{CONFIG}, {SAFE}, {CARD}, tokenizer and code; transformers needs trust_remote_code=True"
 
@@ -143,11 +145,6 @@ def _special_ids(dictionary: Dictionary) -> dict[str, int]:
     """A text begins with the end-of-line symbol."""
     ids = {"bos_token_id": dictionary.eos(), "eos_token_id": dictionary.eos(), "pad_token_id": dictionary.pad()}
     return {name: index for name, index in ids.items() if index >= 0}
-
-
-def _generation_config(dictionary: Dictionary) -> dict[str, Any]:
-    """The ids but for the end-of-line symbol, at which a text goes on."""
-    return {name: index for name, index in _special_ids(dictionary).items() if name != "eos_token_id"}
 
 
 def _card(config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[str, Any], size: int) -> Iterator[str]:

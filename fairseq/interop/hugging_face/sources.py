@@ -100,12 +100,7 @@ def _sources(adapters: Iterable[str], load: Callable[[str], Module]) -> Iterator
             if _is_ours(origin) and original is not None:
                 todo.append((origin, {original}))
     for name, wanted in sorted(needed.items()):
-        yield file_name(name), _text(name, load(name), wanted)
-
-
-def file_name(module: str) -> str:
-    """Return the file name in an export for a dotted module of this package."""
-    return f"{_flat(module)}.py"
+        yield f"{_flat(name)}.py", _text(name, load(name), wanted)
 
 
 def _flat(module: str) -> str:

@@ -81,20 +81,12 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> St
     return Stored(storage, offset, size, stride)
 
 
-def _parameter(data: Any, *rest: Any) -> Any:
-    return data
-
-
 def _mapping(content: Any = (), *rest: Any) -> dict[Any, Any]:
     return _keyed(content.items() if isinstance(content, dict) else content)
 
 
 def _nothing(*content: Any) -> dict[Any, Any]:
     return {}
-
-
-def _listed(*content: Any) -> list[Any]:
-    return list(*content)
 
 
 def _object(cls: Any, *rest: Any) -> Inert:
@@ -104,14 +96,14 @@ def _object(cls: Any, *rest: Any) -> Inert:
 CALLS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter": lambda data, *rest: data,
     "collections.OrderedDict": _mapping,
     "collections.Counter": _mapping,
     "collections.defaultdict": _nothing,
     "re._compile": _nothing,  # patterns of tokenizers
     "torch.device": _nothing,
-    "builtins.set": _listed,
-    "__builtin__.set": _listed,
+    "builtins.set": list,  # hashing nested tuples would recurse
+    "__builtin__.set": list,
     "copyreg._reconstructor": _object,
     "copy_reg._reconstructor": _object,
 }
