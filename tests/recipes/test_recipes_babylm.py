@@ -100,15 +100,20 @@ def test_classifiers_are_fine_tuned(finished: tuple[Path, str]) -> None:
 
 
 def test_exports_are_evaluated_without_this_package(
-    finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    finished: tuple[Path, str],
+    texts: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     keep_code_in(tmp_path, monkeypatch)
-    folder = finished[0] / "exported" / "shortformer" / "chck_3K"
-    argv = ["evaluate.py", str(folder), "--pairs", str(RECIPE / "pairs.jsonl")]
-    monkeypatch.setattr(sys, "argv", argv)
+    folders = [str(finished[0] / "exported" / name) for name in (*MODELS, "electra-generator")]
+    flags = ["--pairs", str(RECIPE / "pairs.jsonl"), "--table", str(texts["TABLE"])]
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *folders, *flags])
     monkeypatch.setitem(sys.modules, "fairseq", None)
     runpy.run_path(str(RECIPE / "evaluate.py"), run_name="__main__")
-    assert capsys.readouterr().out in finished[1]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 12 and set(lines) < set(finished[1].splitlines()), "three pairs of three, three classifiers"
 
 
 def test_a_second_run_prepares_and_exports_nothing_again(finished: tuple[Path, str]) -> None:
