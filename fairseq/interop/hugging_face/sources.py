@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,7 +73,12 @@ def sources(adapters: Iterable[str], parts: Parts) -> dict[str, str]:
         parts: modules of that folder whose table ``PARTS`` is to have these entries only, of one class or several.
     """
     texts = {f"{ADAPTERS}{name}": _table(entries) for name, entries in parts.items()}
-    return dict(_sources(adapters, lambda name: _module(name, texts.get(name))))
+    adapters = list(adapters)
+    files = dict(_sources(adapters, lambda name: _module(name, texts.get(name))))
+    # transformers keeps one copy of the code by the name of the folder and the hash of the adapter alone: two models
+    # in folders of one name, such as revisions, would share the first one's parts.
+    digest = hashlib.sha256("".join(files.values()).encode()).hexdigest()[:16]
+    return {name: text + f"# {digest}\n" * (Path(name).stem in adapters) for name, text in files.items()}
 
 
 def _table(entries: Mapping[str, Sequence[type]]) -> str:
