@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from typing import Any
 
 import torch
@@ -16,20 +18,20 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """
     if not training or p == 0.0:
         return x
-    return _fused().dropout(x, p) if _on_cpu(x) else F.dropout(x, p)
+    return fused().dropout(x, p) if _on_cpu(x) else F.dropout(x, p)
 
 
 def add_dropout(residual: Tensor, x: Tensor, p: float, training: bool = True) -> Tensor:
     """``residual + dropout(x, p)``."""
     if training and p > 0.0 and _on_cpu(x) and (residual.shape, residual.dtype) == (x.shape, x.dtype):
-        return _fused().dropout(x, p, residual)
+        return fused().dropout(x, p, residual)
     return residual + dropout(x, p, training)
 
 
 def softmax_dropout(scores: Tensor, p: float) -> Tensor:
     """``dropout(softmax(scores), p)`` over the last dimension."""
     if p > 0.0 and _on_cpu(scores):
-        return _fused().softmax_dropout(scores, p)
+        return fused().softmax_dropout(scores, p)
     return dropout(scores.softmax(-1), p)
 
 
@@ -37,7 +39,7 @@ def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """``dropout(relu(x), p)``; the backward pass needs only the result, so no mask is stored."""
     if not training or p == 0.0:
         return F.relu(x)
-    return _fused().relu_dropout(x, p) if _on_cpu(x) else F.dropout(F.relu(x), p)
+    return fused().relu_dropout(x, p) if _on_cpu(x) else F.dropout(F.relu(x), p)
 
 
 def variational_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
@@ -62,10 +64,13 @@ class Dropout(nn.Module):
 
 
 def _on_cpu(x: Tensor) -> bool:
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and fused() is not None
 
 
-def _fused() -> Any:
-    from fairseq.modules import fused  # where a model is trained: inference does without
-
-    return fused
+@functools.cache
+def fused() -> Any:
+    """The kernels of training on CPUs, loaded when a model is trained; None in exports, which leave them out."""
+    try:
+        return importlib.import_module(f"{__package__}.fused")
+    except ModuleNotFoundError:
+        return None

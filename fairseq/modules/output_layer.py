@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq.modules.dropout import fused
+
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 # With gradients, a chunk leaves a CPU's cache: every chunk adds to the weight's gradient [V, C] once more, which
 # costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows, 32,769 words, C = 768).
@@ -179,14 +181,15 @@ class _Gradients:
 
 def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:
     """The loss of one chunk; its logits become the gradient of the logits, and go into *grads*."""
-    from fairseq.modules import fused  # where a loss is computed: a model for inference does without
-
     gradient = grads is not None
-    losses = fused.cross_entropy(logits, target, gradient)
+    kernels = None if torch.compiler.is_compiling() else fused()
+    losses = None if kernels is None else kernels.cross_entropy(logits, target, gradient)
     loss, probabilities = _cross_entropy(logits, target, gradient) if losses is None else (losses.sum(), logits)
     if grads is not None:
-        if grads.bias is not None:
-            fused.add_column_sums_(grads.bias, probabilities)
+        if grads.bias is not None and kernels is not None:
+            kernels.add_column_sums_(grads.bias, probabilities)
+        elif grads.bias is not None:
+            grads.bias.add_(probabilities.sum(0, dtype=torch.float32))
         if w.dtype == torch.float32:
             torch.mm(probabilities, w, out=grads.hidden[rows])
             # With beta 0 the first chunk writes, and the uninitialised gradient is not read.
