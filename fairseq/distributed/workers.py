@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing.connection
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from fairseq.distributed.interruption import EXIT_CODES, SIGNALS
+from fairseq.system.workers import end_with_parent
 
 USER_ERROR = 2
 _LONGEST_MESSAGE = 20_000  # more would not fit into a pipe that nobody reads
@@ -133,14 +133,7 @@ def end_with_launcher() -> None:
         # From the kernel, so that it also ends a worker that is stopped.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_wait_for_launcher, name="launcher", daemon=True).start()
-
-
-def _wait_for_launcher() -> None:
-    launcher = multiprocessing.parent_process()
-    if launcher is not None:
-        multiprocessing.connection.wait([launcher.sentinel])
-        os._exit(1)
+    threading.Thread(target=end_with_parent, name="launcher", daemon=True).start()
 
 
 def _signal_name(number: int) -> str:

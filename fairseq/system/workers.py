@@ -5,8 +5,11 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import multiprocessing
+import multiprocessing.connection
+import os
 import pickle
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
@@ -82,6 +85,16 @@ def _set_task(plugins: list[str], pickled: bytes) -> None:
         import_user_module(folder)
     _process_task = pickle.loads(pickled)  # made by the main process, never read from a file
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A pool's workers hold both ends of its pipes, so that none of them sees the end of a main process that is killed.
+    threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it has ended, however it went."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _run_task(*arguments: Any) -> Any:

@@ -274,4 +274,4 @@ def test_a_worker_ends_before_its_launcher() -> None:
 
 
 def test_a_process_without_a_launcher_waits_for_none() -> None:
-    workers._wait_for_launcher()
+    workers.end_with_parent()
