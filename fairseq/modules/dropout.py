@@ -18,19 +18,19 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """
     if not training or p == 0.0:
         return x
-    return fused().dropout(x, p) if _on_cpu(x) else F.dropout(x, p)
+    return fused().dropout(x, p) if _is_fused(x, p) else F.dropout(x, p)
 
 
 def add_dropout(residual: Tensor, x: Tensor, p: float, training: bool = True) -> Tensor:
     """``residual + dropout(x, p)``."""
-    if training and p > 0.0 and _on_cpu(x) and (residual.shape, residual.dtype) == (x.shape, x.dtype):
+    if training and p > 0.0 and _is_fused(x, p) and (residual.shape, residual.dtype) == (x.shape, x.dtype):
         return fused().dropout(x, p, residual)
     return residual + dropout(x, p, training)
 
 
 def softmax_dropout(scores: Tensor, p: float) -> Tensor:
     """``dropout(softmax(scores), p)`` over the last dimension."""
-    if p > 0.0 and _on_cpu(scores):
+    if p > 0.0 and _is_fused(scores, p):
         return fused().softmax_dropout(scores, p)
     return dropout(scores.softmax(-1), p)
 
@@ -39,7 +39,7 @@ def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """``dropout(relu(x), p)``; the backward pass needs only the result, so no mask is stored."""
     if not training or p == 0.0:
         return F.relu(x)
-    return fused().relu_dropout(x, p) if _on_cpu(x) else F.dropout(F.relu(x), p)
+    return fused().relu_dropout(x, p) if _is_fused(x, p) else F.dropout(F.relu(x), p)
 
 
 def variational_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
@@ -63,8 +63,9 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
-def _on_cpu(x: Tensor) -> bool:
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and fused() is not None
+def _is_fused(x: Tensor, p: float) -> bool:
+    # Sixteen bits decide about an element, which cannot drop all of them.
+    return p < 1.0 and x.device.type == "cpu" and not torch.compiler.is_compiling() and fused() is not None
 
 
 @functools.cache

@@ -61,14 +61,17 @@ def cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> Tensor | No
 
     Raises:
         IndexError: a target is not in 0 … V − 1.
+        ValueError: the target is no vector of n.
     """
     compiled = kernels(logits) if logits.is_contiguous() else None
     if compiled is None:
         return None
+    if target.shape != logits.shape[:1]:  # the kernel reads and writes at addresses
+        raise ValueError(f"target {list(target.shape)}: expected one word for each of {logits.size(0)} rows of logits")
     low, high = torch.aminmax(target)
     if low < 0 or high >= logits.size(1):
         raise IndexError(f"target {int(low if low < 0 else high)} is out of range for {logits.size(1)} words")
-    target = target.contiguous()
+    target = target.long().contiguous()
     losses = logits.new_empty(target.shape, dtype=torch.float64)
     compiled.cross_entropy(_type(logits), *_pointers(logits, target, losses), *_shape(logits), *_last(logits, gradient))
     return losses
@@ -147,10 +150,10 @@ def _noise(x: Tensor, p: float) -> Tensor:
 
     torch's generator draws the seed, so that a checkpoint's random state repeats it.
     """
-    generator, compiled = np.random.SFC64(int(torch.randint(_SEEDS, ()))), kernels(x)
+    generator, compiled = np.random.SFC64(int(torch.randint(_SEEDS, (), device="cpu"))), kernels(x)
     if compiled is None:
         return torch.from_numpy(generator.random_raw(max(1, (x.numel() + 3) // 4)).view(np.int64))
-    mask = torch.empty(x.numel() // 8 + 8, dtype=torch.uint8)  # kernels read up to four bytes further
+    mask = torch.empty(x.numel() // 8 + 8, dtype=torch.uint8, device="cpu")  # kernels read up to four bytes further
     state = (ctypes.c_uint64 * 4)(*generator.state["state"]["state"].tolist())
     compiled.draw_mask(state, ctypes.c_long(_dropped(p)), *_pointers(mask), ctypes.c_long(x.numel()))
     return mask

@@ -46,7 +46,7 @@ def library(work: str, source: Path) -> ctypes.CDLL | None:
     try:
         with _compiled(source) as path:
             return ctypes.CDLL(path)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, subprocess.SubprocessError) as error:  # ValueError: quotes in CC that do not close
         logger.warning("%s kernels: not compiled (%s); %s uses torch and is slower", work, _reason(error), work)
         return None
 
@@ -144,7 +144,10 @@ def _more_flags() -> list[str]:
 
 def _folder() -> Path | None:
     """The cache folder; None if it cannot be made, or others than this user can write to it."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home, as in containers
+        return None
     folder = root / "fairseq-short"
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -244,6 +244,15 @@ def test_more_tokens_than_the_segment_has_room_for_are_rejected(load):
         reader.read_each(torch.zeros(1, 9, dtype=torch.long), reader.new_cache(1))
 
 
+@pytest.mark.parametrize("token", [1 << 40, -1])
+def test_tokens_outside_of_the_vocabulary_are_an_error(load, token):
+    reader = Reader(load("shortformer"))
+    if reader.packed is None:
+        pytest.skip("no compiler")
+    with pytest.raises(IndexError), torch.inference_mode():
+        reader.read_each(torch.tensor([[token]]), reader.new_cache(1))
+
+
 def test_without_a_compiler_the_modules_read(load, monkeypatch, caplog):
     monkeypatch.setenv("CC", "/nowhere/cc")
     native.library.cache_clear()

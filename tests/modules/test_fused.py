@@ -199,3 +199,29 @@ def test_the_address_sanitizer_finds_nothing(tmp_path: Path, machine: str) -> No
         pytest.skip("the compiler has no address sanitizer")
     done = subprocess.run([tmp_path / "main"], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("target", [torch.tensor([1, 2, 3]), torch.zeros(4, 1, dtype=torch.int64)])
+def test_a_target_that_is_no_vector_of_the_rows_is_an_error(target: Tensor) -> None:
+    if fused.kernels(torch.zeros(4, 10)) is None:
+        pytest.skip("no kernels")
+    with pytest.raises(ValueError, match="expected one word for each of 4 rows"):
+        fused.cross_entropy(torch.zeros(4, 10), target, False)
+
+
+def test_targets_of_other_integer_types_are_read_as_they_are() -> None:
+    logits, target = torch.randn(4, 10), torch.tensor([9, 0, 3, 1])
+    losses = [linear_cross_entropy(logits, torch.eye(10), target.to(kind), None) for kind in (torch.int64, torch.int32)]
+    assert torch.equal(*losses)
+
+
+def test_all_elements_are_dropped_at_probability_one() -> None:
+    x = torch.ones(1000)
+    assert not dropout(x, 1.0).any() and torch.equal(add_dropout(x, x, 1.0), x)
+    assert not softmax_dropout(x, 1.0).any() and not relu_dropout(x, 1.0).any()
+
+
+def test_another_default_device_does_not_hold_masks() -> None:
+    x = torch.ones(1000)
+    with torch.device("meta"):
+        assert dropout(x, 0.5).device.type == "cpu"

@@ -107,3 +107,18 @@ def test_a_folder_in_place_of_the_library_is_left_alone(cache: Path) -> None:
     path.unlink()
     path.mkdir()
     assert loaded().startswith("compiled") and path.is_dir()
+
+
+def test_a_user_without_a_home_and_a_compiler_with_open_quotes_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", without)
+    assert native._folder() is None
+    monkeypatch.setenv("CC", 'cc "')
+    native.library.cache_clear()
+    assert native.library("testing", SOURCE) is None and "testing kernels: not compiled (No closing" in caplog.text
+    native.library.cache_clear()

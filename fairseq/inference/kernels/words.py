@@ -51,6 +51,7 @@ class PackedEmbedding:
             bands = [[embeddings.weight, *([] if project is None else [project.weight])]]
         tables = [band[0].detach() for band in bands]
         projections = [pack(band[1]) if len(band) > 1 else None for band in bands]
+        self.words = bounds[-1]
         self.width = bands[0][-1].size(0) if projections[0] else tables[0].size(1)
         self.widest = max(self.width, *(table.size(1) for table in tables))
         arrays = (
@@ -69,7 +70,15 @@ class PackedEmbedding:
         )
 
     def __call__(self, tokens: Tensor, added: Tensor | None = None) -> Tensor:
-        """Embeddings of *tokens* [B] plus *added*, float32 [C]: [B, C]."""
+        """Embeddings of *tokens* [B], int64, plus *added*, float32 [C]: [B, C].
+
+        Raises:
+            IndexError: a token is not in the vocabulary.
+        """
+        if tokens.numel():  # the kernel reads at addresses
+            low, high = torch.aminmax(tokens)
+            if tokens.dtype != torch.int64 or low < 0 or high >= self.words:
+                raise IndexError(f"tokens: expected int64 from 0 to {self.words - 1}")
         threads = threads_for(tokens.size(0) * self.width * self.widest)
         result = torch.empty(tokens.size(0), self.width)
         scratch = torch.empty(threads * 3 * self.widest)
