@@ -6,13 +6,13 @@
     python -m benchmarks.time_to_quality OUT --clock 240                            # the time of an update of each row
     python -m benchmarks.time_to_quality OUT --row 'wide@0.9: --decoder-ffn-embed-dim 1024'   # a row of your own
 
-The baseline is the model of Baevski & Auli (2019) at one length, in fp32, by Adam with a cosine schedule; its rate is
-the one of ``RATES`` with the lowest perplexity on the validation split (seed 1). The *target* is the mean of its final
-perplexities on the test split. A run's figure is the number of updates, and their processor time, after which its
-perplexity on the test split stays below the target, interpolated between validations in the logarithm of the
-perplexity. The settings of levers are in this file, and their rate is the baseline's. A
-row called ``+muon`` has all levers of the list up to ``muon``. Since schedules end with a run, each row has its number
-of updates. A perplexity is that in blocks of the length that the run has then.
+The baseline is the model of Baevski & Auli (2019) at one length, in fp32, by Adam; its schedule and batch (``GRID``)
+and its rate (``RATES``) are those with the lowest perplexity on the validation split (seed 1), at equal tokens read.
+The *target* is the mean of its final perplexities on the test split. A run's figure is the number of updates, and their
+processor time, after which its perplexity on the test split stays below the target, interpolated between validations in
+the logarithm of the perplexity. The settings of levers are in this file; they are added to the baseline's, whose rate
+they have. A row called ``+qk-norm`` has all levers of the list up to ``qk-norm``. Since schedules end with a run, each
+row has its number of updates. A perplexity is that in blocks of the length that the run has then.
 
 Other programs on the machine change the processor time of a run, not its updates. ``--clock`` measures the time of an
 update of all rows in turns, to OUT/clock.jsonl; the table then has updates times their median time.
@@ -46,10 +46,10 @@ from benchmarks import machine
 VALIDATION = 8192
 """Tokens of each of the splits that are validated: with memory, the first steps of a larger one read other tokens."""
 
-RATES = ("4e-3", "8e-3", "1.2e-2", "1.6e-2")
+RATES = ("3e-3", "5e-3", "8e-3", "1.2e-2")
 COMMON = """--cpu --task language_modeling --criterion adaptive_loss --adam-betas 0.9,0.98 --clip-norm 0.25
-    --dropout 0 --attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0
-    --required-batch-size-multiple 1 --validate-interval 1000000 --no-save --log-format json --log-interval 50"""
+    --dropout 0 --required-batch-size-multiple 1 --validate-interval 1000000 --no-save
+    --log-format json --log-interval 50"""
 BASELINE = "--optimizer adam --lr-scheduler cosine --warmup-updates {5%} --max-update {100%}"
 
 
@@ -72,16 +72,15 @@ class Size:
     validations: int = 25
 
 
+WITHOUT_DROPOUT = "--attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0"
+TWO_LAYERS = (
+    f"{WITHOUT_DROPOUT} --max-valid-steps 8"
+    " --arch transformer_lm_demo --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 512"
+)
 SIZES = {
-    "small": Size(
-        "--arch transformer_lm_demo --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 512"
-        " --max-valid-steps 8",
-        256,
-        512,
-        400,
-        8,
-    ),
-    "tiny": Size("--arch transformer_lm_tiny --decoder-layers 1 --max-valid-steps 2", 16, 64, 12, 6),
+    "small": Size(TWO_LAYERS, 256, 512, 1400, 10),  # one epoch of the demo's corpus
+    "quick": Size(TWO_LAYERS, 256, 512, 400, 8),
+    "tiny": Size(f"{WITHOUT_DROPOUT} --arch transformer_lm_tiny --decoder-layers 1 --max-valid-steps 2", 16, 64, 12, 6),
 }
 
 
@@ -102,39 +101,53 @@ class Row:
 
     def plus(self, other: Row) -> Row:
         """Return the row of this one's levers and the *other*'s, whose flags win."""
-        return Row(f"+{other.name}", f"{self.flags} {other.flags}", self.share * other.share)
+        return replace(self.under(other), name=f"+{other.name}")
+
+    def under(self, other: Row) -> Row:
+        """Return the *other* row on top of this one's settings."""
+        return Row(other.name, f"{self.flags} {other.flags}".strip(), self.share * other.share)
 
 
+WSD = "--lr-scheduler wsd --warmup-updates {5%} --decay-updates {70%} --decay-shape linear"
+GRID = (
+    Row("cosine", ""),
+    Row("wsd", WSD),
+    Row("wsd, half the batch", f"{WSD} --max-tokens {{B/2}}", 2.0),
+    Row("wsd, twice the batch", f"{WSD} --max-tokens {{2B}}", 0.5),
+)
+"""What the baseline is chosen from, at every rate."""
+
+BASELINE_ROW = Row("baseline", "")
 LEVERS = (
-    Row("wsd", "--lr-scheduler wsd --warmup-updates {5%} --decay-updates {40%} --decay-shape linear", 0.9),
-    Row("muon", "--optimizer muon", 0.7),
-    Row("relu_squared", "--activation-fn relu_squared", 0.95),
+    Row("short blocks", "--tokens-per-sample {T/4}", 0.7),
     Row("qk-norm", "--qk-norm", 0.95),
     Row("zero residual", "--zero-init-residual", 0.95),
+    Row("beta2", "--adam-betas 0.9,0.99", 0.95),
+    Row("relu_squared", "--activation-fn relu_squared", 0.95),
+    Row("muon", "--optimizer muon --muon-iterations 3", 0.75),
     Row("ema", "--ema-decay 0.98", 0.95),
-    Row("stages", "--stages {T/4}:{50%},{T}:{100%}", 0.9),
+    Row("stages", "--stages {T/4}:{60%},{T}:{100%}"),
+    Row("stages, batch", "--stages {T/4}:{60%}:{B/2},{T}:{100%}:{B}"),
+    Row("position-infused, cache", "--tokens-from-prev {T/2} --tokens-per-sample {T/2}"),
     Row("bf16", "--bf16"),
-    Row("stages, batch", "--stages {T/4}:{50%}:{B/2},{T}:{100%}:{B}", 0.95),
-    Row("position-infused, cache", "--tokens-from-prev {T/2} --tokens-per-sample {T/2}", 0.9),
 )
-
-
-SHORT = "--tokens-per-sample {T/4}"
-SHORT_WSD = f"{SHORT} --lr-scheduler wsd --warmup-updates {{5%}} --decay-updates {{70%}} --decay-shape linear"
-RECIPE = (
-    Row("short blocks", SHORT, 0.7),
-    Row("short blocks + wsd", SHORT_WSD, 0.65),
-    Row("short blocks + wsd + bf16", f"{SHORT_WSD} --bf16", 0.65),
-    Row("Shortformer, short blocks", "--tokens-from-prev {T/4} --tokens-per-sample {T/4}", 0.8),
+XL = (
+    "--arch transformer_xl --n-layer 2 --n-head 4 --d-model 128 --d-head 32 --d-embed 128 --d-inner 512 --dropatt 0"
+    " --cutoffs 1000,4000 --div-val 4 --max-valid-steps 8 --tokens-per-sample {T/4} --lr 2e-3"
 )
+MEMORY = (
+    Row("Transformer-XL without memory", f"{XL} --mem-len 0"),
+    Row("Transformer-XL", f"{XL} --mem-len {{T/4}}"),
+)
+"""Models of their own: a row with an architecture has none of the size's flags of the model."""
 
 
 def rows() -> list[Row]:
-    """Return the baseline, short blocks, every lever alone, and the levers one after another."""
+    """Return the baseline, every lever alone, and the first of them one after another, then with bf16."""
     stack = [LEVERS[0]]
-    for lever in LEVERS[1:-2]:
-        stack.append(stack[-1].plus(lever))
-    return [Row("baseline", ""), *RECIPE, *LEVERS, *stack[1:]]
+    for lever in LEVERS[1:4]:
+        stack.append(replace(stack[-1].plus(lever), share=LEVERS[0].share))
+    return [BASELINE_ROW, *LEVERS, *stack[1:], stack[-1].plus(LEVERS[-1]), *MEMORY]
 
 
 def flags_of(row: Row, size: Size, rate: str, seed: int, split: str) -> list[str]:
@@ -143,10 +156,15 @@ def flags_of(row: Row, size: Size, rate: str, seed: int, split: str) -> list[str
     lengths = f"--tokens-per-sample {size.length} --max-tokens {size.tokens} --max-tokens-valid {2 * size.tokens}"
     every = f"--validate-interval-updates {max(1, updates // size.validations)}"
     run = f"--lr {rate} --seed {seed} --valid-subset {split}"
-    text = f"{COMMON} {size.flags} {lengths} {BASELINE} {every} {run} {row.flags}"
+    model = "" if "--arch" in row.flags else size.flags
+    text = f"{COMMON} {model} {lengths} {BASELINE} {every} {run} {row.flags}"
     numbers = {"T": size.length, "B": size.tokens}
     text = re.sub(r"\{(\d+)%\}", lambda match: str(max(1, updates * int(match[1]) // 100)), text)
-    text = re.sub(r"\{([TB])(?:/(\d+))?\}", lambda match: str(numbers[match[1]] // int(match[2] or 1)), text)
+    text = re.sub(
+        r"\{(\d*)([TB])(?:/(\d+))?\}",
+        lambda match: str(int(match[1] or 1) * numbers[match[2]] // int(match[3] or 1)),
+        text,
+    )
     return shlex.split(text)
 
 
@@ -208,7 +226,7 @@ class Runs:
         return json.loads(curve.read_text(encoding="utf-8"))
 
 
-def clock(runs: Runs, chosen: Iterable[Row], size: Size, seconds: float) -> None:
+def clock(runs: Runs, chosen: Sequence[Row], size: Size, seconds: float) -> None:
     """Add the processor times of an update of the *chosen* rows to clock.jsonl, in turns for about *seconds*."""
     short, begin = replace(size, updates=48, validations=12), time.perf_counter()
     while True:
@@ -359,17 +377,25 @@ def _first(text: str, tokens: int) -> Iterable[str]:
         yield line
 
 
-def measure(runs: Runs, chosen: Iterable[Row], size: Size, seeds: Iterable[int]) -> str:
-    """Make the runs of the grid, of the baseline and of the *chosen* rows that are not there; return the table."""
-    baseline = Row("baseline", "")
-    grid = {rate: runs.curve(f"grid {rate}", flags_of(baseline, size, rate, 1, "valid"))[-1]["ppl"] for rate in RATES}
-    rate = min(grid, key=lambda each: grid[each])
-    print(f"grid: {', '.join(f'{each}: {ppl:.2f}' for each, ppl in grid.items())}; rate {rate}", flush=True)
-    curves = {
-        row.name: [runs.timed(row.name, flags_of(row, size, rate, seed, "test")) for seed in seeds]
-        for row in [baseline, *(row for row in chosen if row != baseline)]
+def tune(runs: Runs, size: Size) -> tuple[Row, str]:
+    """Return the baseline's settings and rate from the runs of the grid, which are made unless they are there."""
+    grid = {
+        (row, rate): runs.curve(f"grid: {row.name}", flags_of(row, size, rate, 1, "valid"))[-1]["ppl"]
+        for row in GRID
+        for rate in RATES
     }
-    return table(curves)
+    for row in GRID:
+        print(f"grid: {row.name}: {', '.join(f'{rate}: {grid[row, rate]:.2f}' for rate in RATES)}")
+    tuned, rate = min(grid, key=lambda each: grid[each])
+    print(f"baseline: {tuned.name}, rate {rate}", flush=True)
+    return tuned, rate
+
+
+def measure(runs: Runs, chosen: Iterable[Row], size: Size, rate: str, seeds: Iterable[int]) -> str:
+    """Make the runs of the *chosen* rows, the baseline first, that are not there; return the table."""
+    return table(
+        {row.name: [runs.timed(row.name, flags_of(row, size, rate, seed, "test")) for seed in seeds] for row in chosen}
+    )
 
 
 def _row(text: str) -> Row:
@@ -428,10 +454,12 @@ def main(argv: list[str] | None = None) -> None:
     except (OSError, json.JSONDecodeError) as error:
         parser.error(f"{args.out}: {error}; give a new folder, or that of earlier runs")
     size = replace(SIZES[args.size], updates=args.updates or SIZES[args.size].updates)
+    tuned, rate = tune(runs, size)
+    chosen = [tuned.under(row) for row in [BASELINE_ROW, *(row for row in chosen if row != BASELINE_ROW)]]
     if args.clock is not None:
         clock(runs, chosen, size, args.clock)
         return
-    text = measure(runs, chosen, size, args.seeds)
+    text = measure(runs, chosen, size, rate, args.seeds)
     print(text)
     (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
 

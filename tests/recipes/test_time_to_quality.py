@@ -14,7 +14,19 @@ import pytest
 import runs
 
 from benchmarks import clocked_training, time_to_quality
-from benchmarks.time_to_quality import SIZES, Row, costs, flags_of, retimed, rows, stage_ends, table, time_to, welch
+from benchmarks.time_to_quality import (
+    GRID,
+    SIZES,
+    Row,
+    costs,
+    flags_of,
+    retimed,
+    rows,
+    stage_ends,
+    table,
+    time_to,
+    welch,
+)
 from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.training.stages import plan
@@ -102,7 +114,21 @@ def test_every_row_is_a_valid_command_with_its_share_of_the_updates() -> None:
     names = [row.name for row in rows()]
     assert names[0] == "baseline" and len(set(names)) == len(names)
     last = next(row for row in rows() if row.name == "+bf16")
-    assert all(flag in last.flags for flag in ("--bf16", "muon", "wsd", "--qk-norm", "--ema-decay", "--stages"))
+    levers = ("--bf16", "--tokens-per-sample {T/4}", "--qk-norm", "--zero-init-residual", "--adam-betas 0.9,0.99")
+    assert all(flag in last.flags for flag in levers) and last.share == 0.7
+
+
+def test_rows_stand_on_the_tuned_baseline_and_the_grid_reads_equally_many_tokens() -> None:
+    """Half the batch has twice the updates; a lever on top of a tuned batch keeps that ratio."""
+    for row in GRID:
+        flags = flags_of(row, SIZES["tiny"], "1e-2", 1, "valid")
+        last = dict(zip(flags, flags[1:], strict=False))
+        assert int(last["--max-update"]) * int(last["--max-tokens"]) == 12 * 64
+    short = GRID[2].under(Row("short", "--tokens-per-sample {T/4}", 0.5))
+    flags = flags_of(short, SIZES["tiny"], "1e-2", 1, "test")
+    last = dict(zip(flags, flags[1:], strict=False))
+    assert [last[f] for f in ("--tokens-per-sample", "--max-tokens", "--max-update")] == ["4", "32", "12"]
+    assert short.name == "short" and "--lr-scheduler" in flags
 
 
 @pytest.fixture
@@ -122,6 +148,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(time_to_quality, "subprocess", SimpleNamespace(run=run, STDOUT=subprocess.STDOUT))
     monkeypatch.setattr(time_to_quality, "RATES", ("1e-2", "1e-9"))
+    monkeypatch.setattr(time_to_quality, "GRID", time_to_quality.GRID[:1])
     return commands
 
 
@@ -131,12 +158,12 @@ def test_the_benchmark_trains_what_is_not_there_and_prints_the_table(
     command = [str(tmp_path), "--data", str(runs.DATA), "--size", "tiny", "--rows", "baseline;muon"]
     time_to_quality.main([*command, "--seeds", "1"])
     output = capsys.readouterr().out
-    assert "rate 1e-2" in output and "| muon | 1 | " in output
+    assert "baseline: cosine, rate 1e-2" in output and "| muon | 1 | " in output
     assert len(in_process) == 4, "two rates, the baseline, muon"
     lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
-    assert [line["row"] for line in lines] == ["grid 1e-2", "grid 1e-9", "baseline", "muon"]
+    assert [line["row"] for line in lines] == ["grid: cosine", "grid: cosine", "baseline", "muon"]
     assert [point["updates"] for point in lines[2]["curve"]] == [2, 4, 6, 8, 10, 12]
-    assert lines[3]["curve"][-1]["updates"] == 8
+    assert lines[3]["curve"][-1]["updates"] == 9
     assert {"commit", "date", "device"} <= lines[3].keys() and "--valid-subset valid" in lines[0]["flags"]
     for line in lines:
         for clock in ("cpu", "seconds"):
@@ -163,7 +190,7 @@ def test_the_benchmark_trains_what_is_not_there_and_prints_the_table(
 
 def test_rows_are_listed_and_unknown_ones_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     time_to_quality.main([str(tmp_path / "out"), "--list", "--rows", "muon"])
-    assert capsys.readouterr().out == "muon: --optimizer muon\n" and not (tmp_path / "out").exists()
+    assert capsys.readouterr().out == "muon: --optimizer muon --muon-iterations 3\n" and not (tmp_path / "out").exists()
     for flags, message in {
         "--rows muons": "no row 'muons'",
         "--row muons": "expected NAME: FLAGS",
