@@ -71,7 +71,10 @@ def _is_fused(x: Tensor, p: float) -> bool:
 @functools.cache
 def fused() -> Any:
     """The kernels of training on CPUs, loaded when a model is trained; None in exports, which leave them out."""
+    name = f"{__package__}.fused"
     try:
-        return importlib.import_module(f"{__package__}.fused")
-    except ModuleNotFoundError:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
         return None

@@ -3,23 +3,17 @@
  * Arithmetic is in float32, longer sums in float64. Types of tensors: 0 float32, 1 bfloat16.
  */
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
-#define LANES 16
+#include "numbers.h"
+
 #define BLOCK 4096 /* elements between two additions in float64, and of a parallel piece of work */
 
 enum { FLOAT32, BFLOAT16 };
 
-typedef float floats __attribute__((vector_size(64)));
-typedef int32_t ints __attribute__((vector_size(64)));
 typedef uint32_t words __attribute__((vector_size(64)));
-typedef uint16_t shorts __attribute__((vector_size(32)));
 
 /* ---- sixteen numbers at a time; count may be less at the end of a row ---- */
-
-INLINE long least(long a, long b) { return a < b ? a : b; }
 
 INLINE floats all(float value) { return value - (floats){0}; }
 
@@ -72,19 +66,12 @@ INLINE float sum_of(floats x) {
     return sum;
 }
 
-/* e to the x for x <= 0, to 1e-7 of it: 2^n e^r with |r| <= ln 2 / 2, and Taylor's series fitted to that interval */
+/* e to the x for x <= 0; 0 for -inf */
 INLINE floats exponentials(floats x) {
     const ints tiny = x < -87.0f;
     x = choose(tiny, all(-87.0f), x);
-    ints n = __builtin_convertvector(x * 1.44269504f - 0.5f, ints);
-    floats whole = __builtin_convertvector(n, floats), r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    floats p = all(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    ints n = __builtin_convertvector(x * LOG2_E - 0.5f, ints);
+    floats r = LN2_REST(x, __builtin_convertvector(n, floats)), p = EXPONENTIAL_SERIES(r);
     return choose(tiny, all(0.0f), p * (floats)((n + 127) << 23));
 }
 

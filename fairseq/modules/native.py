@@ -39,7 +39,7 @@ def library(work: str, source: Path) -> ctypes.CDLL | None:
 
     Args:
         work: what the kernels are for, in the warning.
-        source: a file in C; its folder holds the headers.
+        source: a file in C; its folder and this one hold the headers.
     """
     if sys.byteorder != "little" or os.name != "posix":
         return None
@@ -57,7 +57,8 @@ def _compiled(source: Path) -> Iterator[str]:
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT).stdout
     key = hashlib.sha256()
-    texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    headers = sorted({*source.parent.glob("*.h"), *Path(__file__).parent.glob("*.h")})
+    texts = [path.read_bytes() for path in (source, *headers)]
     for part in (*texts, version, _processor(), repr((compiler, FLAGS, _more_flags())).encode()):
         key.update(hashlib.sha256(part).digest())
     name = f"{source.stem}-{key.hexdigest()}.so"

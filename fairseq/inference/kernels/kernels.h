@@ -1,6 +1,5 @@
 /* Conversions between number types, and products of few rows with a packed matrix. */
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -9,12 +8,8 @@
 #include <immintrin.h>
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
-#define LANES 16
+#include "../../modules/numbers.h"
 
-typedef float floats __attribute__((vector_size(64), aligned(4)));
-typedef int32_t ints __attribute__((vector_size(64), aligned(4)));
-typedef uint16_t shorts __attribute__((vector_size(32), aligned(2)));
 typedef int8_t bytes __attribute__((vector_size(16), aligned(1)));
 
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, BFLOAT16_PAIRS };
@@ -96,18 +91,11 @@ INLINE floats weights(int type, const void *from, int odd) {
 #endif
 }
 
-/* e to the x, to 1e-7 of it; 0 for -inf */
+/* e to the x; 0 for -inf */
 INLINE float exponential(float x) {
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    float n = rintf(x * 1.44269504f);
-    float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    float n = rintf(x * LOG2_E);
+    float r = LN2_REST(x, n), p = EXPONENTIAL_SERIES(r);
     int32_t bits = ((int32_t)n + 127) << 23;
     float power;
     memcpy(&power, &bits, 4);
@@ -116,11 +104,9 @@ INLINE float exponential(float x) {
 
 /* ---- matrix products ---- */
 
-INLINE long least(long a, long b) { return a < b ? a : b; }
-
-/* Whether products of bfloat16 pairs take one instruction, for which inputs are rounded to bfloat16. On Intel's
- * Sapphire Rapids it does half as many multiplications as float32 (84 and 166 GFLOP/s); on AMD's Zen 4 torch's products of
- * bfloat16 are the faster ones, and this instruction was not measured apart. */
+/* Whether products of bfloat16 pairs take one instruction, for which inputs are rounded to bfloat16. On an Intel Xeon
+ * (family 6, model 207) it does half as many multiplications as float32 (84 and 166 GFLOP/s); on AMD's Zen 4 torch's
+ * products of bfloat16 are the faster ones, and this instruction was not measured apart. */
 #if !defined(__AVX512BF16__)
 #define PAIRED 0
 #elif !defined(PAIRED)
