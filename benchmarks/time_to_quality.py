@@ -10,9 +10,9 @@ The baseline is the model of Baevski & Auli (2019) at one length, in fp32, by Ad
 and its rate (``RATES``) are those with the lowest perplexity on the validation split (seed 1), at equal tokens read.
 The *target* is the mean of its final perplexities on the test split. A run's figure is the number of updates, and their
 processor time, after which its perplexity on the test split stays below the target, interpolated between validations in
-the logarithm of the perplexity. The settings of levers are in this file; they are added to the baseline's, whose rate
-they have. A row called ``+qk-norm`` has all levers of the list up to ``qk-norm``. Since schedules end with a run, each
-row has its number of updates. A perplexity is that in blocks of the length that the run has then.
+the logarithm of the perplexity. The settings of levers are in ``levers.py``; they are added to the baseline's, whose
+rate they have. A row called ``+qk-norm`` has all levers of the list up to ``qk-norm``. Since schedules end with a run,
+each row has its number of updates. A perplexity is that in blocks of the length that the run has then.
 
 Other programs on the machine change the processor time of a run, not its updates. ``--clock`` measures the time of an
 update of all rows in turns, to OUT/clock.jsonl; the table then has updates times their median time.
@@ -35,137 +35,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import machine
+from benchmarks.levers import BASELINE, GRID, RATES, SIZES, Row, Size, flags_of, rows, stage_ends
 
 VALIDATION = 8192
 """Tokens of each of the splits that are validated: with memory, the first steps of a larger one read other tokens."""
-
-RATES = ("3e-3", "5e-3", "8e-3", "1.2e-2")
-COMMON = """--cpu --task language_modeling --criterion adaptive_loss --adam-betas 0.9,0.98 --clip-norm 0.25
-    --dropout 0 --required-batch-size-multiple 1 --validate-interval 1000000 --no-save
-    --log-format json --log-interval 50"""
-BASELINE = "--optimizer adam --lr-scheduler cosine --warmup-updates {5%} --max-update {100%}"
-
-
-@dataclass(frozen=True)
-class Size:
-    """A model and the length of its training.
-
-    Attributes:
-        flags: of the model, and the tokens of an update and of a validation.
-        length: tokens of a block.
-        tokens: of an update.
-        updates: of the baseline.
-        validations: of a run of so many updates.
-    """
-
-    flags: str
-    length: int
-    tokens: int
-    updates: int
-    validations: int = 25
-
-
-WITHOUT_DROPOUT = "--attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0"
-TWO_LAYERS = (
-    f"{WITHOUT_DROPOUT} --max-valid-steps 8"
-    " --arch transformer_lm_demo --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 512"
-)
-SIZES = {
-    "small": Size(TWO_LAYERS, 256, 512, 1400, 10),  # one epoch of the demo's corpus
-    "quick": Size(TWO_LAYERS, 256, 512, 400, 8),
-    "tiny": Size(f"{WITHOUT_DROPOUT} --arch transformer_lm_tiny --decoder-layers 1 --max-valid-steps 2", 16, 64, 12, 6),
-}
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table.
-
-    Attributes:
-        name: of the row.
-        flags: that change the baseline's; ``{40%}`` is that share of the updates, ``{T}`` the length of a block,
-            ``{T/4}`` a quarter of it, ``{B}`` the tokens of an update.
-        share: updates of the run in those of the baseline, since schedules end with a run.
-    """
-
-    name: str
-    flags: str
-    share: float = 1.0
-
-    def plus(self, other: Row) -> Row:
-        """Return the row of this one's levers and the *other*'s, whose flags win."""
-        return replace(self.under(other), name=f"+{other.name}")
-
-    def under(self, other: Row) -> Row:
-        """Return the *other* row on top of this one's settings."""
-        return Row(other.name, f"{self.flags} {other.flags}".strip(), self.share * other.share)
-
-
-WSD = "--lr-scheduler wsd --warmup-updates {5%} --decay-updates {70%} --decay-shape linear"
-GRID = (
-    Row("cosine", ""),
-    Row("wsd", WSD),
-    Row("wsd, half the batch", f"{WSD} --max-tokens {{B/2}}", 2.0),
-    Row("wsd, twice the batch", f"{WSD} --max-tokens {{2B}}", 0.5),
-)
-"""What the baseline is chosen from, at every rate."""
-
-BASELINE_ROW = Row("baseline", "")
-LEVERS = (
-    Row("short blocks", "--tokens-per-sample {T/4}", 0.7),
-    Row("qk-norm", "--qk-norm", 0.95),
-    Row("zero residual", "--zero-init-residual", 0.95),
-    Row("beta2", "--adam-betas 0.9,0.99", 0.95),
-    Row("relu_squared", "--activation-fn relu_squared", 0.95),
-    Row("muon", "--optimizer muon --muon-iterations 3", 0.75),
-    Row("ema", "--ema-decay 0.98", 0.95),
-    Row("stages", "--stages {T/4}:{60%},{T}:{100%}"),
-    Row("stages, batch", "--stages {T/4}:{60%}:{B/2},{T}:{100%}:{B}"),
-    Row("position-infused, cache", "--tokens-from-prev {T/2} --tokens-per-sample {T/2}"),
-    Row("bf16", "--bf16"),
-)
-XL = (
-    "--arch transformer_xl --n-layer 2 --n-head 4 --d-model 128 --d-head 32 --d-embed 128 --d-inner 512 --dropatt 0"
-    " --cutoffs 1000,4000 --div-val 4 --max-valid-steps 8 --tokens-per-sample {T/4} --lr 2e-3"
-)
-MEMORY = (
-    Row("Transformer-XL without memory", f"{XL} --mem-len 0"),
-    Row("Transformer-XL", f"{XL} --mem-len {{T/4}}"),
-)
-"""Models of their own: a row with an architecture has none of the size's flags of the model."""
-
-
-def rows() -> list[Row]:
-    """Return the baseline, every lever alone, and the first of them one after another, then with bf16."""
-    stack = [LEVERS[0]]
-    for lever in LEVERS[1:4]:
-        stack.append(replace(stack[-1].plus(lever), share=LEVERS[0].share))
-    return [BASELINE_ROW, *LEVERS, *stack[1:], stack[-1].plus(LEVERS[-1]), *MEMORY]
-
-
-def flags_of(row: Row, size: Size, rate: str, seed: int, split: str) -> list[str]:
-    """Return the flags of ``fairseq-train`` of a run of *row*."""
-    updates = max(1, round(size.updates * row.share))
-    lengths = f"--tokens-per-sample {size.length} --max-tokens {size.tokens} --max-tokens-valid {2 * size.tokens}"
-    every = f"--validate-interval-updates {max(1, updates // size.validations)}"
-    run = f"--lr {rate} --seed {seed} --valid-subset {split}"
-    model = "" if "--arch" in row.flags else size.flags
-    text = f"{COMMON} {model} {lengths} {BASELINE} {every} {run} {row.flags}"
-    numbers = {"T": size.length, "B": size.tokens}
-    text = re.sub(r"\{(\d+)%\}", lambda match: str(max(1, updates * int(match[1]) // 100)), text)
-    text = re.sub(
-        r"\{(\d*)([TB])(?:/(\d+))?\}",
-        lambda match: str(int(match[1] or 1) * numbers[match[2]] // int(match[3] or 1)),
-        text,
-    )
-    return shlex.split(text)
 
 
 class Runs:
@@ -239,14 +119,6 @@ def clock(runs: Runs, chosen: Sequence[Row], size: Size, seconds: float) -> None
             print(f"{row.name}: {', '.join(f'{1000 * each:.1f}' for each in seconds_each)} ms an update", flush=True)
         if time.perf_counter() - begin > seconds:
             return
-
-
-def stage_ends(flags: Sequence[str]) -> list[int]:
-    """Return the last update of each stage of a run with *flags*; a run without stages has one."""
-    last = dict(zip(flags, flags[1:], strict=False))
-    if "--stages" not in last:
-        return [int(last["--max-update"])]
-    return [int(stage.split(":")[1]) for stage in last["--stages"].split(",")]
 
 
 def costs(curve: Sequence[Mapping[str, float]], ends: Sequence[int]) -> list[float]:
@@ -455,7 +327,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"{args.out}: {error}; give a new folder, or that of earlier runs")
     size = replace(SIZES[args.size], updates=args.updates or SIZES[args.size].updates)
     tuned, rate = tune(runs, size)
-    chosen = [tuned.under(row) for row in [BASELINE_ROW, *(row for row in chosen if row != BASELINE_ROW)]]
+    chosen = [tuned.under(row) for row in [BASELINE, *(row for row in chosen if row != BASELINE)]]
     if args.clock is not None:
         clock(runs, chosen, size, args.clock)
         return

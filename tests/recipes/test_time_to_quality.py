@@ -14,19 +14,8 @@ import pytest
 import runs
 
 from benchmarks import clocked_training, time_to_quality
-from benchmarks.time_to_quality import (
-    GRID,
-    SIZES,
-    Row,
-    costs,
-    flags_of,
-    retimed,
-    rows,
-    stage_ends,
-    table,
-    time_to,
-    welch,
-)
+from benchmarks.levers import GRID, SIZES, Row, flags_of, rows, stage_ends
+from benchmarks.time_to_quality import costs, retimed, table, time_to, welch
 from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.training.stages import plan
