@@ -78,6 +78,8 @@ def with_models(settings: S) -> tuple[S, list[str]]:
     if paths := [path for path in (cfg.path or "").split(":") if path]:
         return settings, [existing_checkpoint(path) for path in paths]
     data = Path(settings.data_path)
+    if not data.exists():
+        raise UserError(f"DATA: {data}: file or folder not found; give a model or a data folder")
     if not is_model(data):
         raise UserError(
             f"--path: name a checkpoint, or several joined by colons, or give a model as DATA: {data} has no checkpoint"

@@ -87,6 +87,7 @@ def test_mistakes_name_the_argument(model: Path, tmp_path: Path) -> None:
     shutil.copy(model / "checkpoint_last.pt", tmp_path)
     for words, message in (
         ([model], f"--text: give a text to read; {model} is a model, which has no splits"),
+        ([tmp_path / "nowhere"], f"DATA: {tmp_path}/nowhere: file or folder not found"),
         ([tmp_path / "empty"], f"or give a model as DATA: {tmp_path}/empty has no checkpoint"),
         ([runs.DATA], f"or give a model as DATA: {runs.DATA} has no checkpoint"),
         ([runs.DATA, "--path", tmp_path / "empty"], f"{tmp_path}/empty: no checkpoint in this folder; expected"),
