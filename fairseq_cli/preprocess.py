@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fairseq.config.command_settings import TextConfig
 from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
 from fairseq.config.registry import BPES
 from fairseq.config.unused_flags import add_unread
-from fairseq.data.binarizer import Binarizer, LearnedTexts
+from fairseq.data.binarizer import Binarizer, LearnedTexts, splitters
 from fairseq.errors import UserError
 from fairseq.notes.spans import NoteMarks
 from fairseq.notes.words import NoteWords
@@ -23,6 +24,7 @@ from fairseq.system import checksums
 from fairseq.system.files import atomic_folder
 from fairseq.system.limits import check_processes
 from fairseq.system.terminal import printable
+from fairseq.system.workers import Workers
 from fairseq.text.counting import count_whole_words, count_words
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import check_raw, lines_of, read_blocks
@@ -101,20 +103,25 @@ def main(args: argparse.Namespace) -> None:
         tokenizer = _tokenizer(config, splits, options, folder)
         read = {name: path for name, path in splits.items() if not config.dict_only or name.startswith("train")}
         # The operating system removes a file without a name, however this process ends.
-        with tokenized_texts(read, tokenizer, options, folder) as texts, tempfile.TemporaryFile(dir=folder) as file:
+        with (
+            tokenized_texts(read, tokenizer, options, folder) as texts,
+            tempfile.TemporaryFile(dir=folder) as file,
+            splitters(config.workers) as pool,
+        ):
             training, learned = _training_texts(texts), None
             if config.srcdict is not None:
                 dictionary = Dictionary.load(config.srcdict)
             elif config.dict_only:
                 dictionary = _learn_dictionary(config, count_words(training, config.workers), tokenizer)
             else:
-                learned = LearnedTexts(training, config.workers, file)
+                learned = LearnedTexts(training, pool, file)
                 dictionary = _learn_dictionary(config, learned.counter(), tokenizer)
             _check_kept_splits(config, dictionary, splits)
             print(f"{_language(config)}Dictionary: {len(dictionary)} types")
             dictionary.save(folder / "dict.txt")
             if not config.dict_only:
-                _binarize(config, dictionary, tokenizer, texts, learned, folder)
+                with _binarizer(config, dictionary, tokenizer, texts, pool, learned, folder) as binarizer:
+                    _write(config, binarizer, dictionary.unk_word, texts, folder)
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
         checksums.record(folder, Path(config.destdir))
@@ -256,14 +263,16 @@ def _learn_dictionary(config: PreprocessConfig, counter: Counter[str], tokenizer
     return dictionary
 
 
-def _binarize(
+def _binarizer(
     config: PreprocessConfig,
     dictionary: Dictionary,
     tokenizer: Tokenizer | None,
     texts: Mapping[str, TokenizedText],
+    pool: Workers[Any],
     learned: LearnedTexts | None,
     folder: Path,
-) -> None:
+) -> Binarizer:
+    """The binarizer, with the words that have notes, which are chosen and saved."""
     marks = None
     if config.notes:
         rule = tokenizer.rule if tokenizer is not None else SubwordMarks()
@@ -272,18 +281,23 @@ def _binarize(
         notes.save(folder)
         print(f"{_language(config)}Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")
         marks = NoteMarks(notes, dictionary, rule)
-    with Binarizer(dictionary, config.workers, marks, tokenizer is not None, learned) as binarizer:
-        for name, text in texts.items():
-            summary = binarizer.binarize(text.path, str(folder / name))
-            share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
-            raw = ""
-            if text.counts is not None:
-                save_counts(folder / name, text.counts)
-                raw = f", of {text.counts.words} words, {text.counts.bytes} bytes"
-            print(
-                f"{_language(config)}{text.source}: {summary.sentences} sents, {summary.tokens} tokens, "
-                f"{share}% replaced by {dictionary.unk_word}{raw}"
-            )
+    return Binarizer(dictionary, pool, marks, tokenizer is not None, learned)
+
+
+def _write(
+    config: PreprocessConfig, binarizer: Binarizer, unknown: str, texts: Mapping[str, TokenizedText], folder: Path
+) -> None:
+    for name, text in texts.items():
+        summary = binarizer.binarize(text.path, str(folder / name))
+        share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
+        raw = ""
+        if text.counts is not None:
+            save_counts(folder / name, text.counts)
+            raw = f", of {text.counts.words} words, {text.counts.bytes} bytes"
+        print(
+            f"{_language(config)}{text.source}: {summary.sentences} sents, {summary.tokens} tokens, "
+            f"{share}% replaced by {unknown}{raw}"
+        )
 
 
 def _language(config: PreprocessConfig) -> str:

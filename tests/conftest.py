@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from fairseq.system import plugins
 
 torch.set_num_threads(1)  # the models are tiny: more threads would only wait for one another
 
@@ -31,6 +34,14 @@ CLUSTER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GLOO_SOCKET_IFNAME")
 for name in list(os.environ):
     if name in CLUSTER or name.startswith(("SLURM_", "TORCHELASTIC_")):
         del os.environ[name]
+
+
+@pytest.fixture(autouse=True)
+def plugins_of_a_test_are_no_others() -> Iterator[None]:
+    """Worker processes import the plug-ins of their main process: those of this test, not of all before."""
+    before = list(plugins._imported)
+    yield
+    plugins._imported[:] = before
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

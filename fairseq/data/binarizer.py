@@ -59,7 +59,7 @@ class LearnedTexts:
 
     Args:
         paths: the texts.
-        workers: processes.
+        pool: of :func:`splitters`.
         file: for the tokens; binary, empty, readable and writable.
 
     Attributes:
@@ -69,20 +69,19 @@ class LearnedTexts:
         UserError: a text is missing, empty or not UTF-8, or a process died.
     """
 
-    def __init__(self, paths: Iterable[str], workers: int, file: BinaryIO) -> None:
+    def __init__(self, paths: Iterable[str], pool: Workers[_Part], file: BinaryIO) -> None:
         self._file = file
         self._parts: dict[str, tuple[int, int]] = {}  # place in the file, number of parts
         numbers: dict[str, int] = collections.defaultdict(itertools.count(1).__next__)
         counts = np.zeros(1, np.int64)
-        with Workers(_numbered, workers) as pool:
-            for path in paths:
-                start = file.tell()
-                for count, part in enumerate(over(pool, path, "reading"), 1):
-                    table = np.array([0, *map(numbers.__getitem__, part.words)])
-                    np.save(file, table.astype(np.min_scalar_type(len(numbers)))[part.numbers])
-                    counts = np.pad(counts, (0, len(numbers) + 1 - len(counts)))
-                    counts[table] += np.bincount(part.numbers, minlength=len(table))
-                    self._parts[path] = start, count
+        for path in paths:
+            start = file.tell()
+            for count, part in enumerate(over(pool, path, "reading"), 1):
+                table = np.array([0, *map(numbers.__getitem__, part.words)])
+                np.save(file, table.astype(np.min_scalar_type(len(numbers)))[part.numbers])
+                counts = np.pad(counts, (0, len(numbers) + 1 - len(counts)))
+                counts[table] += np.bincount(part.numbers, minlength=len(table))
+                self._parts[path] = start, count
         self.words = list(numbers)
         self._counts = counts[1:]
 
@@ -102,13 +101,13 @@ class LearnedTexts:
 
 
 class Binarizer:
-    """Writes texts as corpora of a dictionary's ids; a context manager that keeps its processes from text to text.
+    """Writes texts as corpora of a dictionary's ids; a context manager with the processes for what is beside them.
 
     A line ends at ``\\n``, ``\\r`` or ``\\r\\n``; its words are what Unicode white space separates; ``</s>`` is added.
 
     Args:
         dictionary: gives the ids.
-        workers: processes.
+        pool: of :func:`splitters` (default: this process); what is written beside has as many processes of its own.
         beside: what is written beside each corpus; None: nothing is.
         replaced_before: whether unknown symbols in the text count as replaced, as those of a tokenizer do.
         learned: texts that are not read again.
@@ -117,7 +116,7 @@ class Binarizer:
     def __init__(
         self,
         dictionary: Dictionary,
-        workers: int = 1,
+        pool: Workers[_Part] | None = None,
         beside: Annotation | None = None,
         replaced_before: bool = False,
         learned: LearnedTexts | None = None,
@@ -127,18 +126,19 @@ class Binarizer:
         self._beside = beside
         self._replaced_before = replaced_before
         self._learned = learned
-        self._pools = contextlib.ExitStack()
-        self._pool = Workers(_numbered, workers)
-        self._marks = Workers(functools.partial(_marked, beside.marker), workers) if beside is not None else None
+        self._pool = splitters(1) if pool is None else pool
+        self._marks: Workers[tuple[np.ndarray, ...]] | None = None
+        if beside is not None:
+            self._marks = Workers(functools.partial(_marked, beside.marker), self._pool.count)
 
     def __enter__(self) -> Binarizer:
-        self._pools.enter_context(self._pool)
         if self._marks is not None:
-            self._pools.enter_context(self._marks)
+            self._marks.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._pools.__exit__(*error)
+        if self._marks is not None:
+            self._marks.__exit__(*error)
 
     def binarize(self, path: str, prefix: str | Path) -> Summary:
         """Write the text *path* to *prefix* ``.bin`` and ``.idx``; the same bytes for any number of processes.
@@ -193,6 +193,11 @@ class _Part:
 
     words: list[str]
     numbers: np.ndarray
+
+
+def splitters(workers: int) -> Workers[_Part]:
+    """Processes that split parts of texts into words, for :class:`LearnedTexts` and :class:`Binarizer`."""
+    return Workers(_numbered, workers)
 
 
 def _numbered(path: str, start: int, end: int) -> _Part:

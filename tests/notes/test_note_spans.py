@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq.data.binarizer import Binarizer
+from fairseq.data.binarizer import Binarizer, splitters
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.notes.spans import NoteMarks, NoteSpans
@@ -62,7 +62,7 @@ def write(text: str, folder: Path, low: int = 1, high: int = 3, workers: int = 1
     except UserError:
         return None
     notes.save(folder)
-    with Binarizer(dictionary, workers, NoteMarks(notes, dictionary)) as open_binarizer:
+    with splitters(workers) as pool, Binarizer(dictionary, pool, NoteMarks(notes, dictionary)) as open_binarizer:
         open_binarizer.binarize(str(path), folder / "train")
     return notes
 
@@ -187,7 +187,7 @@ def test_words_of_other_tokenizers_follow_their_rule(tmp_path: Path) -> None:
     dictionary.save(tmp_path / "dict.txt")
     notes = NoteWords.choose(counter, 2, 2, dictionary)
     notes.save(tmp_path)
-    with Binarizer(dictionary, 1, NoteMarks(notes, dictionary, Underscores())) as open_binarizer:
+    with Binarizer(dictionary, None, NoteMarks(notes, dictionary, Underscores())) as open_binarizer:
         open_binarizer.binarize(str(path), tmp_path / "train")
     assert NoteSpans(tmp_path / "train").spans(np.array([0]), np.array([9])).tolist() == [[0, 1, 3, 0], [0, 4, 6, 0]]
 
