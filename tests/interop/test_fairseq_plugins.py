@@ -11,7 +11,6 @@ from plugin_sources import CRITERIONS, MODELS
 from plugin_tasks import OPTIMIZERS, TASKS
 
 from fairseq.config import registry
-from fairseq.system import plugins
 
 ALL = {**CRITERIONS, **MODELS, **TASKS, **OPTIMIZERS}
 LAYOUTS = {  # file of each part in the folder; None: there is no __init__.py
@@ -74,12 +73,6 @@ def test_a_plugin_trains_and_resumes(name: str, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "__init__.py").write_text(source)
     trains_and_resumes(folder, tmp_path, flags)
-
-
-@pytest.fixture(autouse=True)
-def no_folders_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that later tests start do not import the plug-ins of these."""
-    monkeypatch.setattr(plugins, "_imported", [])
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
