@@ -152,7 +152,7 @@ def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
     Raises:
         UserError: *text* is malformed, or a number is out of range for *layers* layers and *heads* heads.
     """
-    found = []
+    chosen_heads = []
     for item in text.split(",") if text is not None else []:
         match = re.fullmatch(r"\s*(\d{1,9}):(\d{1,9})\s*", item)
         if match is None:
@@ -162,8 +162,8 @@ def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
             raise UserError(
                 f"--heads {layer}:{head}: out of range; layers go from 0 to {layers - 1}, heads from 0 to {heads - 1}"
             )
-        found.append((layer, head))
-    return list(dict.fromkeys(found))
+        chosen_heads.append((layer, head))
+    return list(dict.fromkeys(chosen_heads))
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _page(folder: Path, maps: AttentionMaps, results: dict[str, Any]) -> str:
         "Predicted tokens": ", ".join(f"{at.target} ({at.position:,})" for at in maps.at_positions),
         **pages.run_facts(results),
     }
-    pictures = [pages.picture(folder / name, said) for name, said in PICTURES.items() if (folder / name).exists()]
+    pictures = [pages.picture(folder / name, caption) for name, caption in PICTURES.items() if (folder / name).exists()]
     body = [
         pages.section("Mean distance by layer", pages.table(_table(maps))),
         pages.section("Plots", *pictures),

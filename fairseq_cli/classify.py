@@ -118,11 +118,11 @@ def _json_writer() -> Write:
     def write(text: tuple[str, ...], prediction: Prediction) -> None:
         values = dict(zip(("text", "text_pair"), text, strict=False))
         if prediction.label is None:
-            found: dict[str, object] = {"score": round(prediction.score, DIGITS)}
+            entry: dict[str, object] = {"score": round(prediction.score, DIGITS)}
         else:
-            found = {"label": prediction.label, "probability": round(prediction.score, DIGITS)}
-            found["probabilities"] = {name: round(value, DIGITS) for name, value in prediction.probabilities.items()}
-        print(json.dumps({**values, **found}, ensure_ascii=False))
+            entry = {"label": prediction.label, "probability": round(prediction.score, DIGITS)}
+            entry["probabilities"] = {name: round(value, DIGITS) for name, value in prediction.probabilities.items()}
+        print(json.dumps({**values, **entry}, ensure_ascii=False))
 
     return write
 

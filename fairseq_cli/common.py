@@ -59,10 +59,10 @@ def existing_checkpoint(path: str) -> str:
     Raises:
         UserError: there is none, which is seen here before other models are measured.
     """
-    found = find_checkpoint(path)
-    if not found.exists():
-        raise UserError(f"{found}: file not found; check the path")
-    return str(found)
+    checkpoint = find_checkpoint(path)
+    if not checkpoint.exists():
+        raise UserError(f"{checkpoint}: file not found; check the path")
+    return str(checkpoint)
 
 
 def with_models(settings: S) -> tuple[S, list[str]]:
@@ -115,6 +115,7 @@ def run_on_processes(evaluate: Callable[[argparse.Namespace, World], Any], args:
 def _evaluate(what: tuple[Callable[[argparse.Namespace, World], Any], argparse.Namespace], world: World) -> Any:
     evaluate, args = what
     if world.size > 1:
+        distributed.end_at_signals()
         log_to_stderr()
         logging.getLogger().setLevel(logging.INFO if world.is_first else logging.ERROR)
     return evaluate(args, world)
@@ -126,22 +127,22 @@ def progress(common: CommonConfig, name: str) -> Callable[[Iterable[Any], int], 
     Lines are printed every ``--log-interval`` items, with items a second and the remaining seconds.
     """
     otherwise = "tqdm" if sys.stderr.isatty() and not common.no_progress_bar else "simple"
-    shown, interval = common.log_format or otherwise, common.log_interval
+    log_format, interval = common.log_format or otherwise, common.log_interval
 
     def show(items: Iterable[Any], length: int) -> Iterable[Any]:
         start = time.perf_counter()
 
         def pace() -> dict[str, Any]:
             rate = bar.done / (time.perf_counter() - start)
-            place = {"work": name, "done": bar.done, "total": length} if shown == "json" else {}
-            return {**place, "per_second": round(rate, 1), "seconds_left": round((length - bar.done) / rate)}
+            position = {"work": name, "done": bar.done, "total": length} if log_format == "json" else {}
+            return {**position, "per_second": round(rate, 1), "seconds_left": round((length - bar.done) / rate)}
 
         with progress_bar(
-            items, log_format=shown, log_interval=interval, prefix=name, total=length, stream=sys.stderr
+            items, log_format=log_format, log_interval=interval, prefix=name, total=length, stream=sys.stderr
         ) as bar:
             for item in bar:
                 yield item
-                if shown != "tqdm":  # tqdm shows the rate already
+                if log_format != "tqdm":  # tqdm shows the rate already
                     bar.log(pace)
 
     return show
@@ -152,7 +153,7 @@ def read_text(
 ) -> TextCorpus:
     """Return the tokens of a file of text, encoded as *data* was; without a tokenizer the file holds tokens.
 
-    With *documents* sizes are those of documents, rows of JSON lines or else lines.
+    With *documents* sizes are of documents, rows of JSON lines or else lines.
 
     Raises:
         UserError: the file or the tokenizer cannot be used, or several processes would share stdin.
@@ -212,7 +213,7 @@ def evaluation_parser(
 
 
 def get_training_parser(default_task: str = "language_modeling") -> Parser:
-    """The flags of ``fairseq-train``; those of the chosen parts join when a command line is parsed."""
+    """The flags of ``fairseq-train``; flags of the chosen parts join when a command line is parsed."""
     parser = Parser(
         "Train a model on data from fairseq-preprocess. --arch NAME --help lists the flags of that architecture.",
         [CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig, ProfileConfig],

@@ -137,9 +137,9 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
             try:
                 for line in process.stdout:
                     output.append(printable(line.rstrip("\n")))
-                    shown = show(output[-1])
-                    if shown:
-                        print(f"  {shown}", flush=True)
+                    text = show(output[-1])
+                    if text:
+                        print(f"  {text}", flush=True)
                 break
             except KeyboardInterrupt:
                 if interrupted:
@@ -200,7 +200,7 @@ def evaluate(folder: Path, name: str, *flags: str) -> dict[str, Any]:
         "eval_lm",
         *(str(folder / "data-bin"), "--path", str(folder / "checkpoints" / "checkpoint_last.pt")),
         *("--gen-subset", "test", "--sample-break-mode", "none", "--max-sentences", "1", "--cpu", *flags),
-        show=lambda line: found[0] if (found := summary.search(line)) else None,
+        show=lambda line: match[0] if (match := summary.search(line)) else None,
     )
     text = "\n".join(finished.output)
     speed, perplexity = (re.search(p, text) for p in (r"\(([\d.]+) tokens/s\)", r"Perplexity: ([\d.]+)"))
@@ -222,8 +222,8 @@ def sample(folder: Path) -> str:
 
 def record(line: str) -> dict[str, Any] | None:
     """The metrics of a line of a JSON log, None for other lines."""
-    found = re.search(r" \| INFO \| \w+ \| (\{.*\})$", line)
-    return None if found is None else dict(json.loads(found[1]))
+    match = re.search(r" \| INFO \| \w+ \| (\{.*\})$", line)
+    return None if match is None else dict(json.loads(match[1]))
 
 
 def curve(folder: Path, tag: str, name: str) -> list[tuple[int, float]]:
@@ -241,8 +241,8 @@ def progress(line: str) -> str | None:
     if "valid_loss" in values:
         return f"update {values['valid_num_updates']:5,}   validation: perplexity {2 ** values['valid_loss']:.1f}"
     if "loss" in values:
-        place, perplexity = values["num_updates"], 2 ** values["loss"]
-        return f"update {place:5,}   perplexity {perplexity:7.1f}   {values['wps']:6,.0f} tokens/s"
+        update, perplexity = values["num_updates"], 2 ** values["loss"]
+        return f"update {update:5,}   perplexity {perplexity:7.1f}   {values['wps']:6,.0f} tokens/s"
     return None
 
 

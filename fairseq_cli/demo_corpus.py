@@ -183,14 +183,14 @@ def sources() -> list[tuple[str, Path]]:
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.origin is not None:
             roots.append((package, Path(spec.origin).parent))
-    found = []
+    articles = []
     for package, root in roots:
         for path in root.rglob("*.py"):
             parts = path.relative_to(root).with_suffix("").parts
             if not SKIPPED_FOLDERS.intersection(parts) and not parts[0].startswith(("config-", "test")):
                 dotted = ".".join(part for part in (package, *parts) if part and part != "__init__")
-                found.append((dotted, path))
-    return sorted(found)
+                articles.append((dotted, path))
+    return sorted(articles)
 
 
 def module(source: tuple[str, Path]) -> Article:
@@ -250,9 +250,9 @@ def unique(articles: Iterable[Article]) -> Iterator[Article]:
             seen.update(new)
             if sum(len(p.split()) for p in new) >= MIN_SECTION_WORDS:
                 sections.append(Section(section.title, new))
-        kept = Article(article.title, sections)
-        if kept.words() >= MIN_ARTICLE_WORDS:
-            yield kept
+        article_left = Article(article.title, sections)
+        if article_left.words() >= MIN_ARTICLE_WORDS:
+            yield article_left
 
 
 # ---- from articles to files ------------------------------------------------------------------------------------------

@@ -153,8 +153,8 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     if cfg.by_frequency:
         losses = {} if baseline is None else _baseline_losses(*baseline, settings.common, world)
         losses |= {paths[0] if len(paths) == 1 else "model": _word_losses(model, scores)}
-        named = dict(zip(distinct_names(list(losses), None), losses.values(), strict=True))
-        figures["by_frequency"] = by_frequency(named, in_training, cfg.frequency_bands)
+        by_name = dict(zip(distinct_names(list(losses), None), losses.values(), strict=True))
+        figures["by_frequency"] = by_frequency(by_name, in_training, cfg.frequency_bands)
     if not world.is_first:
         return figures
     _print_words(cfg, words)
@@ -216,10 +216,10 @@ class _Model:
 
 
 def _load(paths: Sequence[str], settings: Settings, args: argparse.Namespace, world: World) -> _Model:
-    """Load the checkpoints *paths* for scoring with *settings*, those of *args*."""
+    """Load the checkpoints *paths* for scoring with *settings*, made from *args*."""
     overrides = parse_dict("--model-overrides", settings.command.model_overrides)
-    given = {"sample_break_mode": "none", **vars(args)}
-    models, task, trained = load_models(paths, settings.data_path, overrides, given)
+    flat = {"sample_break_mode": "none", **vars(args)}
+    models, task, trained = load_models(paths, settings.data_path, overrides, flat)
     if len(paths) == 1 and not models[0].predicts_next_token:
         usual = fields.defaults(EvalLMConfig)
         if unread := [name for name in OF_DECODERS if vars(args).get(name) not in (None, usual.get(name))]:
@@ -228,7 +228,7 @@ def _load(paths: Sequence[str], settings: Settings, args: argparse.Namespace, wo
     else:
         for path, one in zip(paths, models, strict=True):
             language_model(one, path)
-        model = _decoder(models, task, settings, given["sample_break_mode"], world)
+        model = _decoder(models, task, settings, flat["sample_break_mode"], world)
         memory = fields.defaults(MemoryConfig)
         model.used.update({name: value for name, value in trained.flat.items() if name in memory})
     precision = {name: getattr(settings.common, name) for name in ("fp16", "bf16", "memory_efficient_fp16", "compile")}
@@ -240,7 +240,7 @@ def _encoder(model: BaseFairseqModel, task: FairseqTask, settings: Settings, wor
     cfg: EvalLMConfig = settings.command
     data, precision, longest = settings.data, Precision(settings.common), model.max_positions() or 1
     rows = data.batch_size or max(1, (data.max_tokens or ROWS * longest) // longest)
-    precision.place(model, world.device)
+    precision.move(model, world.device)
     if settings.common.compile:
         compile_model(model)
     scorer = PseudoScorer(model, task.source_dictionary, cfg.within_words, rows, precision)
@@ -293,11 +293,11 @@ def _baseline(path: str, settings: Settings, args: argparse.Namespace, world: Wo
 
     With ``--text`` it reads the text with the dictionary and the tokenizer beside it, if there are any.
     """
-    found = find_checkpoint(path)
-    if settings.command.text is not None and (found.parent / DICTIONARY).is_file():
-        settings = dataclasses.replace(settings, data_path=str(found.parent))
-    model = _load([str(found)], settings, args, world)
-    return str(found), model, _evaluated_text(settings.command, settings, model, world)[1]
+    checkpoint = find_checkpoint(path)
+    if settings.command.text is not None and (checkpoint.parent / DICTIONARY).is_file():
+        settings = dataclasses.replace(settings, data_path=str(checkpoint.parent))
+    model = _load([str(checkpoint)], settings, args, world)
+    return str(checkpoint), model, _evaluated_text(settings.command, settings, model, world)[1]
 
 
 def _baseline_losses(
@@ -327,8 +327,8 @@ def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[
 def _sample(scorer: Scorer, reader: TextReader) -> str:
     """Return a text that the models write from the start of a paragraph."""
     eos, forbidden = scorer.dictionary.eos(), never_written(scorer.dictionary)
-    how = Decoding(SAMPLE_TOKENS, top_k=SAMPLE_TOP_K)
-    tokens = list(stream(scorer.readers, [eos], how, generator=generator_of(SAMPLE_SEED), forbidden=forbidden))
+    decoding = Decoding(SAMPLE_TOKENS, top_k=SAMPLE_TOP_K)
+    tokens = list(stream(scorer.readers, [eos], decoding, generator=generator_of(SAMPLE_SEED), forbidden=forbidden))
     return reader.text(tokens)
 
 

@@ -66,8 +66,8 @@ def main(args: argparse.Namespace) -> None:
     """
     out = Path(args.out)
     if args.target_format == "fairseq":
-        for flag, given in (("--results", args.results is not None), ("--revisions", args.revisions)):
-            if given:
+        for flag, is_set in (("--results", args.results is not None), ("--revisions", args.revisions)):
+            if is_set:
                 raise UserError(f"{flag}: is for --to hf; leave it out")
         _write_fairseq(args.source, args.data, out)
         return

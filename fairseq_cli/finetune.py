@@ -38,7 +38,7 @@ from fairseq.system.provenance import about_run
 from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary
-from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask, folder_beside
+from fairseq.tasks.sentence_prediction import SentencePredictionTask, SentencePredictionTaskConfig, folder_beside
 from fairseq.text.tokenizers.tokenizer import TOKENIZATION
 from fairseq.training import training_job
 from fairseq_cli.common import get_training_parser
@@ -73,7 +73,7 @@ def get_finetune_parser() -> Parser:
     ]
     parser = Parser(
         "Fine-tune an encoder with several seeds and learning rates.",
-        [FinetuneConfig, SentencePredictionConfig, CommonConfig, DistributedConfig],
+        [FinetuneConfig, SentencePredictionTaskConfig, CommonConfig, DistributedConfig],
         examples=examples,
     )
     parser.add_argument("data", metavar="DATA", help="folder with train.tsv and dev.tsv, or with input0 and label")
@@ -120,7 +120,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 def _completed(settings: Settings) -> Settings:
     """*settings* with the data folder of pre-training, beside ``--path``, and the classes in the training data."""
     folder = data_folders(settings.data_path)[0]
-    cfg = fields.typed(SentencePredictionConfig, settings.flat).completed(folder)
+    cfg = fields.typed(SentencePredictionTaskConfig, settings.flat).completed(folder)
     data_bin = cfg.data_bin
     if data_bin is None and not (folder / DICTIONARY).exists():
         data_bin = folder_beside(settings.command.path)
@@ -152,7 +152,7 @@ def _pretrained(path: str) -> tuple[dict[str, Any], dict[str, Any], Mapping[str,
 def _train_flags(settings: Settings, stored: Mapping[str, Any], lr: float, seed: int, updates: int) -> list[str]:
     """The command line of ``fairseq-train``, without DATA and ``--save-dir``."""
     cfg: FinetuneConfig = settings.command
-    given = settings.flat
+    flat = settings.flat
     flags = f"""--task sentence_prediction --criterion sentence_prediction --arch {stored["arch"]} --optimizer adam
         --lr-scheduler polynomial_decay --no-decay-on-norms-and-biases --lr {lr:g} --seed {seed} --no-epoch-checkpoints
         --no-last-checkpoints --no-save-optimizer-state --best-checkpoint-metric score --required-batch-size-multiple 1
@@ -164,9 +164,9 @@ def _train_flags(settings: Settings, stored: Mapping[str, Any], lr: float, seed:
     model = MODELS[ARCHITECTURES[stored["arch"]].model].config_class
     assert model is not None
     flags += _as_flags({name: stored[name] for name in fields.defaults(model) if stored.get(name) is not None})
-    for part in (SentencePredictionConfig, CommonConfig, DistributedConfig):
+    for part in (SentencePredictionTaskConfig, CommonConfig, DistributedConfig):
         defaults = {name: default for name, default in fields.defaults(part).items() if name != "seed"}
-        chosen = {name: given[name] for name, default in defaults.items() if given[name] != default}
+        chosen = {name: flat[name] for name, default in defaults.items() if flat[name] != default}
         flags += _as_flags(chosen)
     return [*flags, *shlex.split(cfg.train_flags)]
 
@@ -193,8 +193,8 @@ def _parse(settings: Settings, flags: list[str], save_dir: Path | str, world_siz
 
 
 def _world_size(settings: Settings) -> int:
-    given = fields.typed(DistributedConfig, settings.flat).distributed_world_size
-    return given or (1 if settings.common.cpu else max(1, torch.cuda.device_count()))
+    processes = fields.typed(DistributedConfig, settings.flat).distributed_world_size
+    return processes or (1 if settings.common.cpu else max(1, torch.cuda.device_count()))
 
 
 def _checked_task(
@@ -233,9 +233,9 @@ def _run(
 ) -> FinetunedRun:
     """Train one model, unless its result exists, and write its predictions."""
     splits = ["valid", *_splits(settings.command)]
-    done = _finished(folder, flags, inputs, splits)
-    if done is not None:
-        return FinetunedRun(lr, seed, done, str(folder))
+    results = _finished(folder, flags, inputs, splits)
+    if results is not None:
+        return FinetunedRun(lr, seed, results, str(folder))
     (folder / BEST).unlink(missing_ok=True)  # left by a run with other settings
     args = _parse(settings, flags, folder, _world_size(settings))
     distributed.run(training_job(training_settings(args)))
@@ -291,12 +291,12 @@ def _predict(settings: Settings, task: SentencePredictionTask, folder: Path) -> 
     """Return the figures of the best checkpoint on the development file, and write ``predictions.SPLIT.tsv``."""
     models, _, _ = load_models([folder / BEST], settings.data_path)
     device = distributed.device_of(settings.common)
-    Precision(settings.common).place(models[0], device)
+    Precision(settings.common).move(models[0], device)
     figures: dict[str, float] = {}
     for split in dict.fromkeys(["valid", *_splits(settings.command)]):
-        found = predict(models[0], task, split, settings.command.batch_size, device)
-        found.write(folder / f"predictions.{split}.tsv")
-        figures = figures or found.figures()
+        predictions = predict(models[0], task, split, settings.command.batch_size, device)
+        predictions.write(folder / f"predictions.{split}.tsv")
+        figures = figures or predictions.figures()
     return figures
 
 

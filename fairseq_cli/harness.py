@@ -82,8 +82,8 @@ def _tasks(checkpoint: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
     device = "cpu" if cfg.cpu else "auto"
     model = harness_model()(checkpoint, cfg.data, cfg.batch_size, device, cfg.max_gen_toks, cfg.within_words)
     metrics = _evaluate(model, names, cfg)
-    for task, found in metrics.items():
-        for name, value in found.items():
+    for task, of_task in metrics.items():
+        for name, value in of_task.items():
             print(f"{task}\t{name}\t{value:.6g}")
     if cfg.results_path is not None:
         write_results(Path(cfg.results_path), {"tasks": metrics, **about_run()})
@@ -104,9 +104,9 @@ def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, 
     else:
         scored = model.score(texts, cfg.batch_size, within_words=cfg.within_words)
     totals = [float(lprobs.double().sum()) for _, lprobs in scored]
-    found = accuracies(pairs, totals[::2], totals[1::2])
-    print(*accuracy_table(found), sep="\n")
-    metrics = {name: {"pairs": float(count), "acc": share} for name, (count, share) in found.items()}
+    results = accuracies(pairs, totals[::2], totals[1::2])
+    print(*accuracy_table(results), sep="\n")
+    metrics = {name: {"pairs": float(count), "acc": share} for name, (count, share) in results.items()}
     if cfg.results_path is not None:
         write_results(Path(cfg.results_path), {"pairs": path, "phenomena": metrics, **about_run()})
     return metrics
@@ -127,7 +127,7 @@ def _evaluate(model: Any, names: list[str], cfg: HarnessConfig) -> dict[str, dic
         raise UserError(f"--tasks {unknown[0]}: no such task; run `lm_eval ls tasks`, or give --include-path")
     try:
         with task_data():
-            found = simple_evaluate(
+            results = simple_evaluate(
                 model=model,
                 tasks=list(names),
                 task_manager=manager,
@@ -138,7 +138,7 @@ def _evaluate(model: Any, names: list[str], cfg: HarnessConfig) -> dict[str, dic
             )
     except ValueError as error:  # tasks of images, of code to run, without data
         raise UserError(f"--tasks {cfg.tasks}: {' '.join(str(error).split())[:300]}") from error
-    return {task: _numbers(metrics) for task, metrics in found["results"].items()} if found is not None else {}
+    return {task: _numbers(metrics) for task, metrics in results["results"].items()} if results is not None else {}
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

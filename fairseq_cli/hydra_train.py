@@ -21,12 +21,12 @@ EXAMPLE = "fairseq-hydra-train --config-dir config --config-name base task.data=
 
 
 def translate() -> None:
-    """Make the process's command line that of ``fairseq-train``, and show it."""
+    """Turn the process's command line into one of ``fairseq-train``, and show it."""
     parser = Parser(DESCRIPTION, examples=[EXAMPLE], settings_file=False)
     parser.add_argument("--config-dir", "-cd", "--config-path", "-cp", metavar="DIR", help="folder of YAML files")
     parser.add_argument("--config-name", "-cn", metavar="NAME", help="the file NAME.yaml in it")
     parser.add_argument("--multirun", "-m", action="store_true", help="rejected: start one run for each value")
-    help = "settings, which replace those of the file; group=option takes DIR/group/option.yaml"
+    help = "settings, which replace the file's; group=option takes DIR/group/option.yaml"
     parser.add_argument("overrides", nargs="*", metavar="group.name=value", help=help)
     args = parser.parse_intermixed_args()
     if args.multirun:
@@ -39,7 +39,7 @@ def translate() -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Train the model that *args*, those of ``fairseq-train``, describe."""
+    """Train the model that *args*, of ``fairseq-train``, describe."""
     distributed.run(training_job(training_settings(args)))
 
 

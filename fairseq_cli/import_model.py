@@ -216,11 +216,11 @@ def _check(source: Path, out: Path) -> None:
 
 def _authors_model(source: Path, config_file: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The authors' model at *source*; *config_file* overrides the settings in the file."""
-    state, own = pickled_module.read(source)
-    if own is None and config_file is None:
+    state, embedded = pickled_module.read(source)
+    if embedded is None and config_file is None:
         raise UserError(f"{source}: is a state dict without the model's settings; give --config FILE.json")
-    given = model_folder.read_json(Path(config_file)) if config_file is not None else {}
-    return conversion.convert(state, {**(own or {}), **given}, str(source))
+    config = model_folder.read_json(Path(config_file)) if config_file is not None else {}
+    return conversion.convert(state, {**(embedded or {}), **config}, str(source))
 
 
 def _vocabulary_size(model: dict[str, Tensor]) -> int:
@@ -244,19 +244,21 @@ def _dictionary(imported: Imported, source: Path) -> Dictionary:
             raise UserError(
                 f"{source}: {role}_token_id is {cut(index)}, but there are {size} words; correct config.json"
             )
-    taken = set(words)
+    symbols_in_use = set(words)
     symbols: list[str] = []
-    seen: set[str] = set()
+    duplicates: set[str] = set()
     for index, word in enumerate(words):
-        if not _is_word(word) or word in seen:
+        if not _is_word(word) or word in duplicates:
             word = placeholder(index)
-            while word in taken:
+            while word in symbols_in_use:
                 word += "_"
-        seen.add(word)
+        duplicates.add(word)
         symbols.append(word)
     roles = {role: symbols[index] for role, index in imported.ids.items()}
-    found = {role: name for role, names in imported.names.items() for name in reversed(names) if name in seen}
-    roles |= {role: name for role, name in found.items() if not (role == "pad" and "pad" in roles)}
+    names_by_role = {
+        role: name for role, names in imported.names.items() for name in reversed(names) if name in duplicates
+    }
+    roles |= {role: name for role, name in names_by_role.items() if not (role == "pad" and "pad" in roles)}
     roles.setdefault("eos", symbols[0])
     return Dictionary.of_listed(symbols, roles)
 

@@ -89,12 +89,12 @@ def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, c
     """Continue *lines* in batches; print the texts in their order, each as early as possible."""
     prompts = _encode(lines, writer)
     order = iter([(number, sample) for number in range(len(prompts)) for sample in range(cfg.num_samples)])
-    awaited, done = next(order), {}
+    awaited, outputs = next(order), {}
     for key, tokens in writer.continue_all(prompts, cfg.num_samples, progress(common, "tokens")):
-        done[key] = tokens
-        while awaited in done:
+        outputs[key] = tokens
+        while awaited in outputs:
             number, sample = awaited
-            text = done.pop(awaited)
+            text = outputs.pop(awaited)
             if cfg.json:
                 _print_object(writer, number, sample, prompts[number], text)
             else:

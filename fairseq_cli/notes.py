@@ -99,12 +99,12 @@ def _study(path: str, data: str | None) -> NoteStudy:
 Neighbours = dict[str, tuple[list[Neighbour], list[Neighbour]]]
 
 
-def _print(study: NoteStudy, shown: list[Note], neighbours: Neighbours) -> None:
+def _print(study: NoteStudy, notes: list[Note], neighbours: Neighbours) -> None:
     written = int((study.written > 0).sum())
     print(f"{len(study.words)} notes, {written} of them written, in {study.updates} updates\n")
     print("| word | occurrences | taken | age | norm | nearest notes | nearest tokens |")
     print("|---|---|---|---|---|---|---|")
-    for note in shown:
+    for note in notes:
         near, tokens = map(note_map.listed, neighbours[note.word])
         age = "never written" if note.age is None else note.age
         cells = [note.word, note.count, note.taken, age, f"{note.norm:.3g}", near, tokens]
@@ -139,12 +139,12 @@ def _write(
         (folder / "notes.json").write_bytes(content.encode("utf-8", "backslashreplace"))
         if not drawn:
             return
-        places, chosen = study.plane(drawn), [notes[number] for number in drawn]
+        positions, chosen = study.plane(drawn), [notes[number] for number in drawn]
         facts = {"Checkpoint": report["checkpoint"], "Notes": len(notes), "On the map": len(drawn)}
         facts["Updates"] = study.updates
         facts |= pages.run_facts(report)
-        pages.write(folder / "notes.html", note_map.as_page(chosen, places, neighbours, facts))
-        plots.draw_notes(folder / "notes.png", chosen, places)
+        pages.write(folder / "notes.html", note_map.as_page(chosen, positions, neighbours, facts))
+        plots.draw_notes(folder / "notes.png", chosen, positions)
 
 
 def cli_main() -> None:

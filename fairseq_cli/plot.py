@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Print a table of the runs, and draw their curves into ``--results-path``.
 
     Returns:
-        For each run the last and lowest value of the figure, and the place where it reaches ``--reach``.
+        For each run the last and lowest value of the figure, and the position at which it reaches ``--reach``.
 
     Raises:
         UserError: a file cannot be read or has no such figure, or the picture cannot be written.
@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = [_row(curve, cfg) for curve in curves]
     print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
     for row in rows:
-        print("| " + " | ".join(_shown(value) for value in row.values()) + " |")
+        print("| " + " | ".join(_text(value) for value in row.values()) + " |")
     if cfg.results_path is not None:
         labels = AXES[cfg.over], axis_label(cfg.figure, splits)
         plots.draw_curves(Path(cfg.results_path), curves, *labels, cfg.reach, len(splits))
@@ -87,7 +87,7 @@ def _row(curve: Curve, cfg: PlotConfig) -> dict[str, Any]:
     return row
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     """*value* as text; several as their mean and range."""
     if isinstance(value, np.ndarray):
         if np.isnan(value).any():

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from fairseq.config.command_settings import TextConfig
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import flag, shown, typed
 from fairseq.config.parser import Parser
 from fairseq.config.registry import BPES
-from fairseq.config.unused_flags import add_unread
+from fairseq.config.unused_flags import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES, add_unread
 from fairseq.data.binarizer import Binarizer, LearnedTexts, splitters
-from fairseq.errors import UserError
+from fairseq.errors import UserError, read_failure
 from fairseq.notes.spans import NoteMarks
 from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
 from fairseq.system.files import atomic_folder
 from fairseq.system.limits import check_processes
+from fairseq.system.opening import read_regular
 from fairseq.system.terminal import printable
 from fairseq.system.workers import Workers
 from fairseq.text.counting import count_whole_words, count_words
@@ -34,16 +37,7 @@ from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.choice import chosen_subwords, chosen_words
 from fairseq.text.tokenizers.rules import SubwordMarks
 
-# Flags that fairseq's parser of this command takes and its preprocessing of one language does not read.
-PREPROCESSING_SWITCHES = (
-    "no-progress-bar cpu tpu fp16 bf16 memory-efficient-fp16 memory-efficient-bf16 fp16-no-flatten-grads profile"
-)
-PREPROCESSING_VALUES = (
-    "seed log-interval log-format tensorboard-logdir task criterion optimizer lr-scheduler fp16-init-scale "
-    "fp16-scale-window fp16-scale-tolerance min-loss-scale threshold-loss-scale empty-cache-freq all-gather-list-size "
-    "model-parallel-size quantization-config-path scoring target-lang tgtdict nwordstgt thresholdtgt alignfile "
-    "align-suffix"
-)
+LOG = "preprocess.log"
 
 
 @dataclass(frozen=True)
@@ -79,7 +73,7 @@ def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
     ]
     parser = Parser("Build a dictionary from text and binarize the text.", [PreprocessConfig], examples=examples)
     parser.add_user_dir()
-    add_unread(parser, PREPROCESSING_SWITCHES.split(), PREPROCESSING_VALUES.split(), {"target-lang": "-t"})
+    add_unread(parser, PREPROCESSING_SWITCHES, PREPROCESSING_VALUES)
     return parser
 
 
@@ -90,6 +84,8 @@ def main(args: argparse.Namespace) -> None:
     ``SPLIT.raw.json`` the size of the raw text. With ``--source-lang xx`` the text is read from ``PREF.xx``; output
     names do not change.
 
+    ``preprocess.log`` has the settings and the output of every run that wrote to the folder; the last line names it.
+
     Raises:
         UserError: a text or dictionary is invalid, flags are incompatible, or the folder cannot be written.
     """
@@ -99,7 +95,11 @@ def main(args: argparse.Namespace) -> None:
     options = TextOptions(config.text_field, config.join_lines, config.workers)
     for hint in _hints(config, next(iter(splits.values()), None), options):
         print(f"note: {printable(hint)}", file=sys.stderr)
-    with atomic_folder(config.destdir, flag="--destdir") as folder:
+    with (
+        atomic_folder(config.destdir, flag="--destdir") as folder,
+        contextlib.redirect_stdout(_Recorder(sys.stdout)) as output,
+    ):
+        former = _former_log(Path(config.destdir))
         tokenizer = _tokenizer(config, splits, options, folder)
         read = {name: path for name, path in splits.items() if not config.dict_only or name.startswith("train")}
         # The operating system removes a file without a name, however this process ends.
@@ -116,7 +116,7 @@ def main(args: argparse.Namespace) -> None:
             else:
                 learned = LearnedTexts(training, pool, file)
                 dictionary = _learn_dictionary(config, learned.counter(), tokenizer)
-            _check_kept_splits(config, dictionary, splits)
+            _check_other_splits(config, dictionary, splits)
             print(f"{_language(config)}Dictionary: {len(dictionary)} types")
             dictionary.save(folder / "dict.txt")
             if not config.dict_only:
@@ -125,9 +125,39 @@ def main(args: argparse.Namespace) -> None:
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
         checksums.record(folder, Path(config.destdir))
+        end = f"Wrote preprocessed data to {config.destdir}"
+        settings = ", ".join(f"{name}={shown(value)}" for name, value in sorted(vars(config).items()))
+        text = f"settings: {settings}\n{output.text.getvalue()}{end}\n"
+        (folder / LOG).write_bytes(former + text.encode(errors="surrogateescape"))
     if tokenizer is None:
         _remove_former(Path(config.destdir), dictionary, splits)
-    print(f"Wrote preprocessed data to {config.destdir}")
+    print(end)
+
+
+class _Recorder:
+    """A stream that also keeps what is written to it, as *text*."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.text = io.StringIO()
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write *text*."""
+        self.text.write(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _former_log(folder: Path) -> bytes:
+    """The log of earlier runs in *folder*, which fairseq adds to, too."""
+    try:
+        return read_regular(folder / LOG)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise UserError(f"--destdir {folder / LOG}: {read_failure(error)}; remove it") from None
 
 
 def _hints(config: PreprocessConfig, path: str | None, options: TextOptions) -> Iterator[str]:
@@ -146,13 +176,13 @@ def _hints(config: PreprocessConfig, path: str | None, options: TextOptions) -> 
         yield f"{path}: looks like raw text ({sign}); --bpe hf --learn-bpe 6000 makes subwords of it"
 
 
-def _check_kept_splits(config: PreprocessConfig, dictionary: Dictionary, splits: Iterable[str]) -> None:
-    """Raise UserError if ``--destdir`` keeps splits whose ids are those of another dictionary."""
+def _check_other_splits(config: PreprocessConfig, dictionary: Dictionary, splits: Iterable[str]) -> None:
+    """Raise UserError if ``--destdir`` keeps splits with ids of another dictionary."""
     folder = Path(config.destdir)
-    kept = sorted({path.stem for path in folder.glob("*.idx")} - set([] if config.dict_only else splits))
-    if kept and (folder / "dict.txt").is_file() and Dictionary.load(folder / "dict.txt") != dictionary:
+    others = sorted({path.stem for path in folder.glob("*.idx")} - set([] if config.dict_only else splits))
+    if others and (folder / "dict.txt").is_file() and Dictionary.load(folder / "dict.txt") != dictionary:
         raise UserError(
-            f"--destdir {folder}: {', '.join(kept)} in it use another dictionary; "
+            f"--destdir {folder}: {', '.join(others)} in it use another dictionary; "
             f"give all texts, --srcdict {folder}/dict.txt or another folder"
         )
 
@@ -171,10 +201,10 @@ def _splits(config: PreprocessConfig) -> dict[str, str]:
     """The text file of each split: train, train1, …, valid, …, test, …"""
     splits = {}
     for name in ("train", "valid", "test"):
-        given = getattr(config, f"{name}pref")
-        for number, prefix in enumerate(given.split(",") if given is not None else []):
+        text_prefix = getattr(config, f"{name}pref")
+        for number, prefix in enumerate(text_prefix.split(",") if text_prefix is not None else []):
             if not prefix:
-                raise UserError(f"--{name}pref {given}: empty file name; give FILE or FILE,FILE")
+                raise UserError(f"--{name}pref {text_prefix}: empty file name; give FILE or FILE,FILE")
             path = prefix if config.source_lang is None else f"{prefix}.{config.source_lang}"
             splits[f"{name}{number or ''}"] = path
     return splits
@@ -229,7 +259,7 @@ def _check_subwords(config: PreprocessConfig) -> None:
 def _tokenizer(
     config: PreprocessConfig, splits: Mapping[str, str], options: TextOptions, folder: Path
 ) -> Tokenizer | None:
-    """The tokenizer of the flags, its codes learned if need be, or that of ``--srcdict``; None: the text is tokens."""
+    """The tokenizer of the flags, its codes learned if need be, or ``--srcdict``'s; None: the text is tokens."""
     words, subwords = chosen_words(config), chosen_subwords(config)
     if config.bpe is not None and config.learn_bpe is not None:
         training = [path for name, path in splits.items() if name.startswith("train")]
@@ -260,6 +290,11 @@ def _learn_dictionary(config: PreprocessConfig, counter: Counter[str], tokenizer
     dictionary = Dictionary()
     dictionary.update(counter)
     dictionary.finalize(config.thresholdsrc, config.nwordssrc, config.padding_factor)
+    if not any(dictionary.count[dictionary.nspecial :]):
+        most, rarest = max(counter.values()), config.thresholdsrc
+        if rarest > most:
+            raise UserError(f"--thresholdsrc {rarest}: leaves no words; the most frequent occurs {most} times")
+        raise UserError(f"--nwordssrc {config.nwordssrc}: leaves no words; {dictionary.nspecial} symbols are special")
     return dictionary
 
 

@@ -128,10 +128,10 @@ def _load(
     """The models of the group, for windows of up to *longest* tokens, and the tokens of the split."""
     cfg: ReclConfig = settings.command
     overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    given = vars(stream_settings(args))
+    flat = vars(stream_settings(args))
     readers = []
     for path, name in zip(paths, names, strict=True):
-        reader, task = recl.load_reader(path, name, settings.data_path, longest, overrides, given, cfg.whole_windows)
+        reader, task = recl.load_reader(path, name, settings.data_path, longest, overrides, flat, cfg.whole_windows)
         if settings.common.compile:
             compile_model(reader.model)
         readers.append(reader)

@@ -30,7 +30,7 @@ from fairseq.evaluation.by_frequency import (
     blocks_of,
     by_frequency,
     table,
-    with_places,
+    with_positions,
     word_counts,
 )
 from fairseq.evaluation.report import write_results
@@ -70,10 +70,15 @@ def get_validation_parser(default_task: str | None = None) -> Parser:
         "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt",
         "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt --valid-subset valid,test",
     ]
-    hidden = ("train_subset", "gen_subset", "seed")
-    return evaluation_parser(
-        "Compute the validation loss of a checkpoint.", examples, [ValidateConfig, DistributedConfig], hidden=hidden
+    parser = evaluation_parser(
+        "Compute the validation loss of a checkpoint.",
+        examples,
+        [ValidateConfig, DistributedConfig],
+        hidden=("train_subset", "gen_subset"),
     )
+    help = "loss function; its settings are the checkpoint's or the defaults (default: the checkpoint's)"
+    parser.add_argument("--criterion", metavar="NAME", default=argparse.SUPPRESS, help=help)
+    return parser
 
 
 def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
@@ -81,7 +86,7 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
 
     With ``--by-frequency`` a table of each split follows, with the differences from the first checkpoint.
 
-    Criterion, blocks and batches default to those of the training run; with the same batches the figures equal those
+    Criterion, blocks and batches default to the training run's; with the same batches the metrics equal the ones
     of the training log.
 
     Several processes (``--distributed-world-size``, torchrun) have batches of their own, and the first prints the
@@ -110,7 +115,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     names = distinct_names(paths, None) if cfg.by_frequency else list(paths)
     words: dict[str, dict[str, WordLosses]] = {split: {} for split in splits}
     # Before anything is measured: one may be of another dictionary, and the counts may be missing.
-    loaded = [load_models([path], settings.data_path, overrides, vars(_own_settings(args))) for path in paths]
+    loaded = [load_models([path], settings.data_path, overrides, vars(_command_settings(args))) for path in paths]
     dictionary = loaded[0][1].source_dictionary
     counts = word_counts(cfg.word_counts, settings.data_path, dictionary) if cfg.by_frequency else {}
     for path, name, (models, task, trained) in zip(paths, names, loaded, strict=True):
@@ -121,9 +126,9 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
             logger.warning("%s has no notes", path)
         if keeps or cfg.rare_words:
             mark_distances(task)
-        task.gives_places = cfg.by_frequency
+        task.gives_positions = cfg.by_frequency
         run = task.settings = trained.changed(**_batches(trained.data, settings.data))
-        Precision(common).place(models[0], world.device)
+        Precision(common).move(models[0], world.device)
         if common.compile:
             compile_model(models[0])
         results[path] = {}
@@ -157,21 +162,21 @@ def _report(
             write_results(folder, {"figures": results, "by_frequency": reports, **about}, files.file)
 
 
-def _own_settings(args: argparse.Namespace) -> argparse.Namespace:
+def _command_settings(args: argparse.Namespace) -> argparse.Namespace:
     """*args* without the data settings that are taken from the checkpoint."""
     names = set(fields.defaults(DataConfig)) - {"num_workers"}
     return argparse.Namespace(**{name: value for name, value in vars(args).items() if name not in names})
 
 
-def _batches(trained: DataConfig, given: DataConfig) -> dict[str, Any]:
-    """Batch settings from *given*, else from *trained*, the settings of the training run, else the defaults."""
-    changes = {name: getattr(given, name) for name in BATCH_LIMITS}
+def _batches(trained: DataConfig, overrides: DataConfig) -> dict[str, Any]:
+    """Batch settings from *overrides*, else from *trained*, the settings of the training run, else the defaults."""
+    changes = {name: getattr(overrides, name) for name in BATCH_LIMITS}
     if all(value is None for value in changes.values()):
         unlimited = all(getattr(trained, name) is None for name in BATCH_LIMITS)
         changes = {"max_tokens": DEFAULT_MAX_TOKENS} if unlimited else {}
     for name in ("required_batch_size_multiple", "skip_invalid_size_inputs_valid_test"):
-        if getattr(given, name) != getattr(DataConfig, name):
-            changes[name] = getattr(given, name)
+        if getattr(overrides, name) != getattr(DataConfig, name):
+            changes[name] = getattr(overrides, name)
     return changes
 
 
@@ -198,7 +203,7 @@ def _validate(
     blocks, words = blocks_of(batches.dataset, run.chosen.task) if cfg.by_frequency else None, {}
 
     def measure(samples: Iterable[Sample | None], notes: str = "") -> dict[str, float]:
-        placed = samples if blocks is None else with_places(samples, blocks)
+        placed = samples if blocks is None else with_positions(samples, blocks)
         meter = validate(graph, task, placed, Precision(common), world)
         if blocks is not None:
             words[notes] = _word_losses(meter, blocks, task, run)
@@ -226,9 +231,9 @@ def _word_losses(meter: Meter, blocks: TokenBlocks, task: FairseqTask, run: Sett
     rows = meter.totals.rows.get(TOKEN_LOSSES)
     if rows is None:
         raise UserError(f"--by-frequency: --criterion {run.chosen.criterion} has no losses of tokens; leave it out")
-    places, losses = rows[rows[:, 0] >= 0].cpu().numpy().T
+    positions, losses = rows[rows[:, 0] >= 0].cpu().numpy().T
     tokens = np.asarray(blocks.corpus.tokens[:]).astype(np.int64)
-    return WordLosses.of(WordGroups(task.source_dictionary), tokens, -losses, places.astype(np.int64))
+    return WordLosses.of(WordGroups(task.source_dictionary), tokens, -losses, positions.astype(np.int64))
 
 
 def cli_main() -> None:

@@ -367,4 +367,85 @@ class Model(BaseFairseqModel):
 """,
         f"{BERT} --arch masked_model_of_12",
     ),
+    "roberta_of_10": (
+        """
+from dataclasses import dataclass, field
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.roberta import RobertaEncoder, RobertaModel, base_architecture
+from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from fairseq.tasks import register_task
+from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
+
+@dataclass
+class Config(MaskedLMConfig):
+    mask_prob: float = field(default=0.3, metadata={"help": "share"})
+
+@register_task("masked_of_10", dataclass=Config)
+class Task(MaskedLMTask):
+    pass
+
+class Encoder(RobertaEncoder):
+    def extract_features(self, src_tokens, return_all_hiddens=False, **kwargs):
+        features, extra = super().extract_features(src_tokens, return_all_hiddens, **kwargs)
+        return features * self.args.factor, extra
+
+@register_model("roberta_of_10")
+class Model(RobertaModel):
+    def __init__(self, args, encoder):
+        super().__init__(args, encoder)
+        self.apply(init_bert_params)
+        self.register_classification_head("other", num_classes=2)
+
+    @staticmethod
+    def add_args(parser):
+        parser.add_argument("--factor", type=float, default=0.5)
+
+    @classmethod
+    def build_model(cls, args, task):
+        assert task.cfg.mask_prob == 0.3
+        base_architecture(args)
+        return cls(args, Encoder(args, task.source_dictionary))
+
+@register_model_architecture("roberta_of_10", "roberta_of_10")
+def small(args):
+    for name in ("embed_dim", "ffn_embed_dim", "layers", "attention_heads"):
+        setattr(args, f"encoder_{name}", 8 if "dim" in name else 1)
+    base_architecture(args)
+""",
+        f"{BERT} --arch roberta_of_10 --task masked_of_10",
+    ),
+    "layers_of_12": (
+        """
+import torch, torch.nn as nn
+from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel, register_model
+from fairseq.models.transformer import TransformerConfig
+from fairseq.models.transformer_lm import TransformerLanguageModelConfig
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from fairseq.optim.amp_optimizer import AMPOptimizer
+
+class Decoder(FairseqIncrementalDecoder):
+    def __init__(self, cfg, dictionary):
+        super().__init__(dictionary)
+        self.embed = nn.Embedding(len(dictionary), cfg.decoder.embed_dim, dictionary.pad())
+        self.layers = nn.ModuleList(TransformerDecoderLayerBase(cfg, no_encoder_attn=True) for _ in range(2))
+
+    def forward(self, prev_output_tokens, encoder_out=None, incremental_state=None, **kwargs):
+        x = self.embed(prev_output_tokens).transpose(0, 1)
+        mask = torch.full((len(x), len(x)), float("-inf")).triu(1)
+        for layer in self.layers:
+            x, _, _ = layer(x, self_attn_mask=mask, self_attn_padding_mask=prev_output_tokens.eq(1))
+        return torch.nn.functional.linear(x.transpose(0, 1), self.embed.weight), None
+
+    def max_positions(self):
+        return 64
+
+@register_model("layers_of_12", dataclass=TransformerLanguageModelConfig)
+class Model(FairseqLanguageModel):
+    @classmethod
+    def build_model(cls, args, task):
+        return cls(Decoder(TransformerConfig.from_namespace(args), task.target_dictionary))
+""",
+        "--arch layers_of_12 --criterion cross_entropy --tokens-per-sample 16 --decoder-embed-dim 8 "
+        "--decoder-ffn-embed-dim 8 --decoder-attention-heads 2",
+    ),
 }

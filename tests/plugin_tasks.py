@@ -285,6 +285,39 @@ class Ids(LanguageModelingTask):
     f"{LM} --task ids_of_10",
 )
 
+TASKS["batches_of_10"] = (
+    """
+from fairseq.data import data_utils, iterators
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+@register_task("batches_of_10")
+class Batches(LanguageModelingTask):
+    def get_batch_iterator(
+        self, dataset, max_tokens=None, max_sentences=None, max_positions=None, ignore_invalid_inputs=False,
+        required_batch_size_multiple=1, seed=1, num_shards=1, shard_id=0, num_workers=0, epoch=1,
+    ):
+        if self.can_reuse_epoch_itr(dataset) and dataset in self.dataset_to_epoch_iter:
+            return self.dataset_to_epoch_iter[dataset]
+        with data_utils.numpy_seed(seed):
+            indices = dataset.ordered_indices()
+        indices = self.filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
+        batches = data_utils.batch_by_size(indices, dataset.num_tokens, max_tokens=max_tokens, max_sentences=2)
+        assert max_tokens == 64 and {len(batch) for batch in batches} <= {1, 2}
+        iterator = iterators.EpochBatchIterator(
+            dataset=dataset, collate_fn=dataset.collater, batch_sampler=batches, seed=seed, num_shards=num_shards,
+            shard_id=shard_id, num_workers=num_workers, epoch=epoch,
+        )
+        self.dataset_to_epoch_iter[dataset] = iterator
+        return iterator
+
+    def train_step(self, sample, *rest, **options):
+        assert len(sample["target"]) <= 2
+        return super().train_step(sample, *rest, **options)
+""",
+    f"{LM} --task batches_of_10",
+)
+
 OPTIMIZERS = {
     "radam_of_9": (
         """

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from fairseq.errors import SettingError, UserError, with_flags
 
 C = TypeVar("C")
-WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 LARGEST_INT = 2**31 - 1  # of any setting: sums and products of a few stay within 64 bits
 LARGEST_FLOAT = 3.4e38  # of float32, in which optimizers and losses compute
@@ -41,6 +41,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for field, hint in _fields(type(self)):
+            # Fields that flag() did not make, as a plug-in's, have no bounds to check.
             if "bounds" in field.metadata:
                 value = getattr(self, field.name)
                 object.__setattr__(self, field.name, coerce(field, hint, _of_kind(field.name, hint, value)))
@@ -139,25 +140,25 @@ def add_flags(
 
 
 def extract(config: type[C], values: Mapping[str, Any] | argparse.Namespace, flags: bool = False) -> C:
-    """Build *config* from those of *values* that it knows; the rest keep their defaults.
+    """Build *config* from the *values* that it knows; the rest keep their defaults.
 
     Values may be typed already or be the strings a command line, a YAML file or an old checkpoint holds. With *flags*
-    they are what a user gave, within the bounds of flags; else within those of Python.
+    they are what a user gave, within the bounds of flags; else within Python's.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.
     """
-    given = vars(values) if isinstance(values, argparse.Namespace) else values
+    values_by_name = vars(values) if isinstance(values, argparse.Namespace) else values
     kwargs = {}
     for field, hint in _fields(config):
-        name = field.name if field.name in given else field.metadata.get("same_as", "")
-        if name in given:
-            kwargs[field.name] = coerce(field, hint, given[name], flags)
+        name = field.name if field.name in values_by_name else field.metadata.get("same_as", "")
+        if name in values_by_name:
+            kwargs[field.name] = coerce(field, hint, values_by_name[name], flags)
     return config(**kwargs)
 
 
 def typed(config: type[C], settings: C | Mapping[str, Any] | argparse.Namespace) -> C:
-    """*settings* if they are a *config* already; else a *config* of those of them that it has.
+    """*settings* if they are a *config* already; else a *config* of the ones that it has.
 
     Entry points that a plug-in may call with fairseq's flat namespace (``build_model``, constructors of optimizers, …)
     use it to accept both.
@@ -211,7 +212,7 @@ def checked(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def coerce(field: dataclasses.Field[Any], hint: Any, value: Any, flags: bool = False) -> Any:
-    """*value* as the type of *field*, checked against its choices and its bounds: those of *flags*, or of Python.
+    """*value* as the type of *field*, checked against its choices and its bounds, the ones for *flags* or for Python.
 
     Raises:
         SettingError: *value* is invalid.
@@ -224,6 +225,7 @@ def coerce(field: dataclasses.Field[Any], hint: Any, value: Any, flags: bool = F
         raise SettingError(f"{name}: a value is needed")
     converted: Any
     if kind is bool:
+        # YAML files and old checkpoints have 0 and 1 for switches.
         if not isinstance(value, bool | int):
             raise SettingError(f"{name}: expected true or false, got {value!r}")
         return bool(value)
@@ -234,6 +236,7 @@ def coerce(field: dataclasses.Field[Any], hint: Any, value: Any, flags: bool = F
         for item in converted:
             _check(name, field, item, flags)
         return converted
+    # Nearly always a shell variable that is not set.
     if value == "" and kind is str and _default(field) != "":
         raise SettingError(f"{name}: an empty value; give one or leave the flag out")
     converted = _number(name, kind, value)
@@ -281,17 +284,18 @@ def _of_kind(name: str, hint: Any, value: Any) -> Any:
     """*value*, unless it is of a kind that only a flag's text is read from: Python code says a number as a number."""
     kind, many, _ = _kind(hint)
     for item in value if many and isinstance(value, list | tuple) else [value]:
+        # Real, not float: NumPy's numbers are valid as well.
         allowed = (str, os.PathLike) if kind is str else (bool,) if kind is bool else (numbers.Real,)
         wrong = not isinstance(item, allowed) or (isinstance(item, bool) and kind is not bool)
         if item is not None and wrong:
-            raise SettingError(f"`{name}`: expected {WANTED[kind]}, got {shortened(value)}")
+            raise SettingError(f"`{name}`: expected {TYPE_NAMES[kind]}, got {shortened(value)}")
     return value
 
 
 def _split(value: Any) -> list[Any]:
     """``"1,2"``, ``"(0.9, 0.98)"``, ``5`` or ``[1, 2]`` as a list of items."""
     if isinstance(value, str):
-        text = value.strip().strip("()[]").strip().removesuffix(",")  # that of a tuple
+        text = value.strip().strip("()[]").strip().removesuffix(",")  # a tuple's
         return text.split(",") if text else []
     if isinstance(value, int | float):
         return [value]
@@ -299,22 +303,23 @@ def _split(value: Any) -> list[Any]:
 
 
 def _number(name: str, kind: type, value: Any) -> Any:
-    wanted = WANTED[kind]
+    expected = TYPE_NAMES[kind]
     if kind is str:
         if "\0" in str(value):
             raise SettingError(f"{name}: contains a NUL character; remove it")
         return str(value)
     try:
+        # Files may say 1000.0 for a whole number.
         if kind is int and isinstance(value, float):
             if not value.is_integer():
                 raise ValueError
             return int(value)
         converted = kind(value)
     except (TypeError, ValueError, OverflowError):
-        raise SettingError(f"{name}: expected {wanted}, got {shortened(value)}") from None
+        raise SettingError(f"{name}: expected {expected}, got {shortened(value)}") from None
     if abs(converted) > (LARGEST_INT if kind is int else LARGEST_FLOAT) or kind is float and math.isnan(converted):
         limit = LARGEST_INT if kind is int else LARGEST_FLOAT
-        raise SettingError(f"{name}: expected {wanted} up to {limit}, got {shortened(value)}")
+        raise SettingError(f"{name}: expected {expected} up to {limit}, got {shortened(value)}")
     return converted
 
 

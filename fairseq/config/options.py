@@ -41,7 +41,7 @@ def parse_args_and_arch(
 
     Args:
         parser: one of this module's parsers.
-        input_args: the command line; that of the process when None.
+        input_args: the command line; the process's when None.
         parse_known: return also what is not understood.
         modify_parser: called with the parser before it parses.
 
@@ -53,6 +53,7 @@ def parse_args_and_arch(
     """
     argv = list(sys.argv[1:] if input_args is None else input_args)
     chosen = _first_look(argv) if parser.settings_file else {}
+    # Before parts are chosen: the folder may define them.
     if "user_dir" in chosen and chosen["user_dir"]:
         import_user_module(str(chosen["user_dir"]))
     arch = str(chosen.get("arch", CHOICES["arch"].default))
@@ -73,15 +74,35 @@ def parse_args_and_arch(
     # argparse would give an optional positional its default at the first flag, and reject `CHECKPOINT --cpu TEXT`.
     optional = any(not action.option_strings and action.nargs == "?" for action in parser._actions)
     parse = parser.parse_known_intermixed_args if optional else parser.parse_known_args
-    args, unknown = parse(argv)
-    if parser.unread:
-        print(f"note: {', '.join(parser.unread)}: no effect here", file=sys.stderr)
+    words = _switched(parser, argv)
+    args, unknown = parse(words)
+    if unread := [flag for flag in (word.partition("=")[0] for word in words) if flag in parser.unread]:
+        print(f"note: {', '.join(unread)}: no effect here", file=sys.stderr)
     if unknown and not parse_known:
         parser.error(f"unrecognized arguments: {unknown[0]}")
     _check_names(parser, args)
     _fill(parser, args, chosen, [part for _, _, part in parts], defaults)
     _leave_out_extensions(args, parts)
     return (args, unknown) if parse_known else args
+
+
+def _switched(parser: Parser, argv: Sequence[str]) -> list[str]:
+    """Return *argv* with ``--switch=true`` as ``--switch``, and without ``--switch=false``.
+
+    A switch that is off is off in *parser*, even if ``--config`` or the architecture turns it on.
+    """
+    words = []
+    for word in argv:
+        name, _, value = word.partition("=")
+        action = parser._option_string_actions.get(name)
+        has_two = isinstance(action, argparse.BooleanOptionalAction)
+        if value not in ("true", "false") or action is None or action.nargs not in (0, "?"):
+            words.append(word)
+        elif value == "true":
+            words.append(name)
+        elif has_two or action.const is True:
+            parser.set_defaults(**{action.dest: has_two and name.startswith("--no-")})
+    return words
 
 
 def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable[[], Parser]) -> None:
@@ -94,6 +115,7 @@ def run_program(program: Callable[[], Any]) -> None:
     open_standard_streams()
     keep_freed_memory()
     protect_terminal()
+    # A shell's background job ignores interrupts, and continues to.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # until here it ended the process: imports are done
     try:
@@ -112,8 +134,10 @@ def run_program(program: Callable[[], Any]) -> None:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:
+        # Paths that no system call takes are a user's mistake, whichever file they name.
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
             fail(f"{str(error.filename)[:80]}…: {error.strerror}; give another path")
+        # Errors without a file name are stdout's.
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG):
             raise
         print(f"{Path(sys.argv[0]).name}: error: the output cannot be written ({error.strerror})", file=sys.stderr)
@@ -135,13 +159,14 @@ def _first_look(argv: list[str]) -> dict[str, Any]:
     look.error = lambda message: None  # type: ignore[method-assign, assignment, return-value]
     look.add_argument("--config")
     look.add_argument("--user-dir")
+    # Settings that recipes and objectives depend on.
     look.add_argument("--lr", "--learning-rate", dest="lr")
     look.add_argument("--max-lr")
     look.add_argument("--adaptive-softmax-cutoff")
     for choice in CHOICES.values():
         look.add_argument(fields.flag_name(choice.name), *choice.aliases, dest=choice.name)
-    given = vars(look.parse_known_args(argv)[0])
-    return {**(read_yaml(given["config"]) if "config" in given else {}), **given}
+    settings = vars(look.parse_known_args(argv)[0])
+    return {**(read_yaml(settings["config"]) if "config" in settings else {}), **settings}
 
 
 def _check_names(parser: Parser, args: argparse.Namespace) -> None:
@@ -168,9 +193,9 @@ def _choose(parser: Parser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]
         if name == "arch":
             check_architecture(part)
         parser.chosen[name] = part
-        found = choice.part(part)
+        instance = choice.part(part)
         if name != "task" or "arch" in parser.choices:
-            parts.append((name, part, found))
+            parts.append((name, part, instance))
     tasks = [part for choice, _, part in parts if choice == "task"]
     return parts + [(EXTENSION, n, EXTENSIONS[n]) for task in tasks for n in EXTENSIONS if EXTENSIONS[n].extends(task)]
 
@@ -205,6 +230,7 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: Any) -> dict[s
     defaults = {}
     for action in parser._actions:
         if action not in ours and action.default is not argparse.SUPPRESS:
+            # argparse would convert a default that is text; here it waits for --config, and is converted now.
             text = isinstance(action.default, str)
             defaults[action.dest] = parser._get_value(action, action.default) if text else action.default
             action.default = argparse.SUPPRESS
@@ -224,6 +250,7 @@ def _from_file(parser: Parser, path: str) -> dict[str, Any]:
     known = {action.dest: action.dest for action in parser._actions}
     for action in parser._actions:
         names = action.option_strings
+        # A file says `name: false`, never `no_name: true`.
         if isinstance(action, argparse.BooleanOptionalAction):
             names = names[:1]
         known.update((name.lstrip("-").replace("-", "_"), action.dest) for name in names)
@@ -249,6 +276,7 @@ def _fill(
     for name, value in {**defaults, **from_file}.items():
         if not hasattr(args, name):
             setattr(args, name, value)
+    # A checkpoint stores the settings, not the file that they came from.
     args.__dict__.pop("config", None)
     for name in parser.choices:
         setattr(args, name, str(chosen.get(name, CHOICES[name].default)))
@@ -261,6 +289,7 @@ def _fill(
         args.batch_size = DEFAULT_BATCH_SIZE
     if getattr(args, "fp16", False) and getattr(args, "bf16", False):
         raise UserError("--fp16 --bf16: choose one of the two")
+    # As in fairseq, this flag implies --fp16.
     if getattr(args, "memory_efficient_fp16", False):
         if getattr(args, "bf16", False):
             raise UserError("--memory-efficient-fp16 --bf16: choose one of the two")

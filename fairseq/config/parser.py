@@ -71,11 +71,11 @@ class Formatter(argparse.HelpFormatter):
     ) -> str:
         words = [self._prog]
         for action in actions:
-            shown = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+            metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
             if not action.option_strings:
-                words.append(f"[{shown}]" if action.nargs == "?" else shown)
+                words.append(f"[{metavar}]" if action.nargs == "?" else metavar)
             elif action.required:
-                words.append(f"{action.option_strings[0]} {shown}")
+                words.append(f"{action.option_strings[0]} {metavar}")
         return f"usage: {' '.join(words)} [flags]\n\n"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         chosen: what the command line chooses, by the name of the choice; set while it is parsed.
-        unread: the flags on the command line that nothing reads.
+        unread: flags that nothing reads: *hidden* ones, and others on the command line; set while it is parsed.
         recommended: what the architecture chooses by default, by the name of the choice; set for ``--help``.
     """
 
@@ -122,7 +122,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             description=description,
             epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
+            # An abbreviation would change its meaning with every flag that is added.
             allow_abbrev=False,
+            # A plug-in may declare a flag again that is here already.
             conflict_handler="resolve",
             formatter_class=Formatter,
         )
@@ -133,7 +135,6 @@ class Parser(argparse.ArgumentParser):
         self.takes_unused = takes_unused
         self.recommend = recommend
         self.chosen: dict[str, str] = {}
-        self.unread: list[str] = []
         self.recommended: dict[str, str] = {}
         self.add_argument("--version", action="version", version=version(), help="show the version")
         if settings_file:
@@ -148,9 +149,11 @@ class Parser(argparse.ArgumentParser):
             fields.add_flags(self.add_argument_group(title_of(cls)), cls)
         for cls, names in optional:
             fields.add_flags(self.add_argument_group(title_of(cls)), cls, names, otherwise="the checkpoint's")
+        self.unread: list[str] = []
         for action in self._actions:
             if action.dest in hidden:
                 action.help = argparse.SUPPRESS
+                self.unread += action.option_strings
 
     def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
         """Add an argument. A positional one that there is already, as in fairseq's tasks ``data``, stays as it is."""
@@ -218,8 +221,8 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def _close(self, flag: str) -> str:
-        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
-        flags = [s for action in shown for s in action.option_strings if s.startswith("--")]
+        visible = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        flags = [s for action in visible for s in action.option_strings if s.startswith("--")]
         close = difflib.get_close_matches(flag, flags, n=2, cutoff=0.6)
         return f"did you mean {' or '.join(close)}?" if close else "see --help"
 

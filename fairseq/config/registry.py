@@ -83,6 +83,7 @@ class Registry(Generic[T]):
 
     def parts(self) -> Mapping[str, T]:
         """All parts by name, after the import of their homes."""
+        # Taken first: homes look parts up while they are imported.
         homes, self._homes = self._homes, ()
         for home in homes:
             importlib.import_module(home)
@@ -183,7 +184,7 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
             return vars(args)
 
         known = ARCHITECTURES[arch_name].complete if arch_name in ARCHITECTURES else None
-        if known is dict:  # that of the dataclass alone
+        if known is dict:  # of the dataclass alone
             ARCHITECTURES.replace(arch_name, Architecture(model_name, complete))
         elif known is None or not _same_source(getattr(known, "__wrapped__", known), fill):
             ARCHITECTURES.register(arch_name)(Architecture(model_name, complete))

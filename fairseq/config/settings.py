@@ -42,7 +42,7 @@ class PrecisionConfig(Config):
     """Precision of matrix products, read by optimizers too."""
 
     fp16: bool = flag(False, "float16 arithmetic with dynamic loss scaling, float32 parameters")
-    bf16: bool = flag(False, "bfloat16 arithmetic, float32 parameters")
+    bf16: bool = flag(False, "bfloat16 arithmetic (on CPUs where it is faster), float32 parameters")
 
 
 @dataclass(frozen=True)
@@ -309,18 +309,18 @@ class Settings:
 
     @property
     def flat(self) -> Mapping[str, Any]:
-        """All settings by name, those of plug-ins too: what a checkpoint stores."""
+        """All settings by name, plug-ins' too: what a checkpoint stores."""
         return vars(self.namespace)
 
     def changed(self: S, **values: Any) -> S:
         """A copy in which the fields called as *values* have these values, in every part and in the namespace."""
 
         def changed(part: Any) -> Any:
-            names = {own.name for own in dataclasses.fields(part)} & values.keys()
+            names = {field.name for field in dataclasses.fields(part)} & values.keys()
             return dataclasses.replace(part, **{name: values[name] for name in names})
 
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        parts = {name: changed(part) for name, part in found.items() if dataclasses.is_dataclass(part)}
+        current = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        parts = {name: changed(part) for name, part in current.items() if dataclasses.is_dataclass(part)}
         parts["extensions"] = {name: changed(cfg) for name, cfg in self.extensions.items()}
         return dataclasses.replace(self, **parts, namespace=argparse.Namespace(**{**self.flat, **values}))
 
@@ -371,18 +371,18 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
 
 
 def _parts(args: argparse.Namespace, command: type | None) -> dict[str, Any]:
-    given = vars(args)
-    names = {field.name: str(given.get(field.name) or "") for field in dataclasses.fields(ChosenParts)}
+    settings = vars(args)
+    names = {field.name: str(settings.get(field.name) or "") for field in dataclasses.fields(ChosenParts)}
     model = MODELS[ARCHITECTURES[names["arch"]].model] if names["arch"] else None
     return {
         "common": fields.extract(CommonConfig, args),
         "data": fields.extract(DataConfig, args),
-        "data_path": str(given.get("data", "")),
+        "data_path": str(settings.get("data", "")),
         "chosen": ChosenParts(**names),
         "task": _part(TASKS, "task", args),
         "model": _typed(model, args),
         "criterion": _part(CRITERIONS, "criterion", args),
-        "extensions": _extensions(names["task"], given),
+        "extensions": _extensions(names["task"], settings),
         "command": None if command is None else fields.extract(command, args),
         "namespace": args,
     }
@@ -393,10 +393,10 @@ def _part(registry: Registry[Any], kind: str, args: argparse.Namespace) -> Any:
     return _typed(registry[name], args) if name in registry else None
 
 
-def _extensions(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _extensions(task: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the extensions of *task* whose switches are on."""
-    on = [name for name in EXTENSIONS if given.get(name) and task in TASKS and EXTENSIONS[name].extends(TASKS[task])]
-    return {name: fields.extract(EXTENSIONS[name].config_class, given) for name in on}
+    on = [name for name in EXTENSIONS if settings.get(name) and task in TASKS and EXTENSIONS[name].extends(TASKS[task])]
+    return {name: fields.extract(EXTENSIONS[name].config_class, settings) for name in on}
 
 
 def _typed(part: Any, args: argparse.Namespace) -> Any:

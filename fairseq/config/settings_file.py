@@ -34,6 +34,7 @@ def load_yaml(path: str | Path, flag: str) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, larger than 64 KiB, no YAML, nested deeply, or not a mapping.
     """
+    # Imported here: most command lines name no file.
     import yaml
 
     try:

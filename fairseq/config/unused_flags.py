@@ -6,36 +6,70 @@ A flag is refused where fairseq's model, loss or updates would be others with it
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from fairseq.errors import UserError
 
-SWITCHES = """
-average-sync azureml-logging broadcast-buffers checkpoint-activations combine-val combine-valid-subsets cpu-offload
-fast-stat-sync fix-batches-to-gpus fp16-no-flatten-grads fp32-reduce-scatter future-target gradient-as-bucket-view
-grouped-shuffling ignore-unused-valid-subsets iter-decode-force-max-iter iter-decode-with-external-reranker
-layernorm-embedding load-checkpoint-heads load-checkpoint-on-all-dp-ranks no-beamable-mm no-early-stop
-no-reshard-after-forward no-seed-provided no-shuffle not-fsdp-flatten-parameters offload-activations
-on-cpu-convert-precision pad-to-fixed-bsz pad-to-fixed-length print-step quiet report-accuracy reset-logging
-retain-iter-history save-async skip-remainder-batch suppress-crashes truncate-sequence update-epoch-batch-itr
-update-ordered-indices-seed use-nbm use-old-adam use-plasma-view use-sharded-state write-checkpoints-asynchronously
+_COMMON_SWITCHES = """
+azureml-logging fp16-no-flatten-grads on-cpu-convert-precision reset-logging suppress-crashes use-plasma-view
 """
-VALUES = """
-aim-repo aim-run-hash all-gather-list-size amp-batch-retries amp-init-scale amp-scale-window base-shuffle
-base-sublayers block-lr block-momentum bpe buffer-size char-embedder-highway-layers character-embedding-dim
-character-filters data-buffer-size ddp-comm-hook diverse-beam-strength ema-seed-model ema-start-update ema-update-freq
-empty-cache-freq eos-token fixed-validation-seed global-sync-iter heartbeat-timeout iter-decode-eos-penalty
-iter-decode-max-iter iter-decode-with-beam localsgd-frequency min-params-to-wrap pipeline-balance pipeline-checkpoint
-pipeline-chunks pipeline-decoder-balance pipeline-decoder-devices pipeline-devices pipeline-encoder-balance
-pipeline-encoder-devices plasma-path pooler-activation-fn pooler-dropout quant-noise-pq-block-size
-required-seq-len-multiple retain-dropout-modules scoring shorten-data-split-list slowmo-base-algorithm slowmo-momentum
-tokenizer warmup-iterations
+_COMMON_VALUES = """
+aim-repo aim-run-hash all-gather-list-size amp-batch-retries amp-init-scale amp-scale-window empty-cache-freq
+plasma-path scoring
+"""
+SWITCHES = f"""{_COMMON_SWITCHES}
+average-sync broadcast-buffers checkpoint-activations combine-val combine-valid-subsets cpu-offload
+fast-stat-sync fix-batches-to-gpus fp32-reduce-scatter future-target gradient-as-bucket-view
+grouped-shuffling ignore-unused-valid-subsets iter-decode-force-max-iter iter-decode-with-external-reranker
+layernorm-embedding lazy-load load-checkpoint-heads load-checkpoint-on-all-dp-ranks no-beamable-mm no-early-stop
+no-reshard-after-forward no-seed-provided no-shuffle not-fsdp-flatten-parameters offload-activations
+pad-to-fixed-bsz pad-to-fixed-length print-step quiet report-accuracy
+retain-iter-history save-async skip-remainder-batch tbmf-wrapper truncate-sequence
+update-ordered-indices-seed use-nbm use-old-adam use-sharded-state write-checkpoints-asynchronously
+"""
+VALUES = f"""{_COMMON_VALUES}
+base-shuffle base-sublayers block-lr block-momentum bpe buffer-size char-embedder-highway-layers
+character-embedding-dim character-filters data-buffer-size ddp-comm-hook diverse-beam-strength ema-seed-model
+ema-start-update ema-update-freq eos-token fixed-validation-seed global-sync-iter heartbeat-timeout
+iter-decode-eos-penalty iter-decode-max-iter iter-decode-with-beam localsgd-frequency min-params-to-wrap
+pipeline-balance pipeline-checkpoint pipeline-chunks pipeline-decoder-balance pipeline-decoder-devices pipeline-devices
+pipeline-encoder-balance pipeline-encoder-devices pooler-activation-fn pooler-dropout quant-noise-pq-block-size
+required-seq-len-multiple retain-dropout-modules shorten-data-split-list slowmo-base-algorithm slowmo-momentum
+tokenizer update-epoch-batch-itr warmup-iterations
+"""
+# Commands other than training take these where they do not read them.
+OF_EVALUATION_SWITCHES = """
+bpe-add-prefix-space bpe-cased disable-validation moses-no-dash-splits moses-no-escape profile
+skip-invalid-size-inputs-valid-test
 """
 OF_EVALUATION = """
-batch-size-valid criterion dataset-impl max-target-positions max-tokens num-workers required-batch-size-multiple
-gen-subset train-subset valid-subset
-"""  # values that commands other than training take where they do not read them
+batch-size-valid bpe-codes bpe-merges bpe-separator bpe-vocab bpe-vocab-file criterion dataset-impl gen-subset
+gpt2-encoder-json gpt2-vocab-bpe lr-scheduler max-target-positions max-tokens moses-source-lang moses-target-lang
+num-workers optimizer post-process remove-bpe required-batch-size-multiple sentencepiece-model train-subset
+valid-subset validate-after-updates validate-interval validate-interval-updates
+"""
+# Commands that generate text also take the ones of checkpoints and processes.
+OF_GENERATION_SWITCHES = """
+distributed-no-spawn find-unused-parameters maximize-best-checkpoint-metric no-epoch-checkpoints no-last-checkpoints
+no-save no-save-optimizer-state reset-dataloader reset-lr-scheduler reset-meters reset-optimizer
+"""
+OF_GENERATION = """
+arch best-checkpoint-metric bucket-cap-mb continue-once curriculum ddp-backend device-id distributed-backend
+distributed-init-method distributed-num-procs distributed-port distributed-rank distributed-world-size
+finetune-from-model keep-best-checkpoints keep-interval-updates keep-interval-updates-pattern keep-last-epochs
+local_rank max-sentences-valid max-tokens-valid max-valid-steps nprocs-per-node nval optimizer-overrides patience
+restore-file results-path save-dir save-interval save-interval-updates
+"""
+PREPROCESSING_SWITCHES = f"""{_COMMON_SWITCHES}
+amp bf16 cpu fp16 memory-efficient-bf16 memory-efficient-fp16 no-progress-bar profile tbmf-wrapper tpu
+"""  # of the preprocessing of one language
+PREPROCESSING_VALUES = f"""{_COMMON_VALUES}
+align-suffix alignfile criterion fp16-init-scale fp16-scale-tolerance fp16-scale-window log-file log-format log-interval
+lr-scheduler min-loss-scale model-parallel-size nwordstgt optimizer quantization-config-path seed target-lang task
+tensorboard-logdir tgtdict threshold-loss-scale thresholdtgt wandb-project
+"""
+_OPTIONAL = ("post-process", "remove-bpe", "update-epoch-batch-itr")  # values that may be left out
+_SHORT = {"arch": "-a", "target-lang": "-t"}
 
 _INSTEAD = {  # flag: (values that change nothing, what to do)
     "tpu": ((), "there are no TPUs; leave it out"),
@@ -45,6 +79,8 @@ _INSTEAD = {  # flag: (values that change nothing, what to do)
     "store-ema": ((), "use --ema-decay alone, which validates and saves the average"),
     "ema-fp32": ((), "the average of --ema-decay is float32; leave it out"),
     "pipeline-model-parallel": ((), "pipelines are not implemented; leave it out"),
+    "distributed-wrapper": (("DDP",), "not implemented; use DDP"),
+    "raw-text": ((), "not supported; make binarised data with fairseq-preprocess"),
     "self-target": ((), "targets are the next tokens; leave it out"),
     "past-target": ((), "targets are the next tokens; leave it out"),
     "scale-fc": ((), "not implemented; leave it out"),
@@ -115,26 +151,26 @@ class Refused(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         neutral, advice = _INSTEAD[str(option_string).lstrip("-")]
         if values not in neutral:
-            given = f" {values}" if isinstance(values, str) else ""
-            raise UserError(f"{option_string}{given}: {advice}")
+            value = f" {values}" if isinstance(values, str) else ""
+            raise UserError(f"{option_string}{value}: {advice}")
 
 
-def add_unread(
-    parser: argparse.ArgumentParser, switches: Sequence[str], values: Sequence[str], short: dict[str, str] | None = None
-) -> None:
+def add_unread(parser: argparse.ArgumentParser, switches: str, values: str) -> None:
     """Let *parser* take flags that nothing reads, without showing them; those that it has already stay."""
     for nargs, names in ((0, switches), (None, values)):
-        for name in names:
-            _add(parser, [*filter(None, [(short or {}).get(name)]), f"--{name}"], nargs, Unread)
+        for name in names.split():
+            _add(parser, name, "?" if name in _OPTIONAL else nargs, Unread)
 
 
 def add_unused_flags(parser: argparse.ArgumentParser) -> None:
     """Let *parser* take fairseq's flags without meaning here, and refuse those that change a result."""
-    add_unread(parser, SWITCHES.split(), VALUES.split())
+    add_unread(parser, SWITCHES, VALUES)
     if "arch" not in getattr(parser, "choices", []):
-        add_unread(parser, ["skip-invalid-size-inputs-valid-test"], OF_EVALUATION.split())
+        add_unread(parser, OF_EVALUATION_SWITCHES, OF_EVALUATION)
+    if "--beam" in parser._option_string_actions:
+        add_unread(parser, OF_GENERATION_SWITCHES, OF_GENERATION)
     for name, (neutral, _) in _INSTEAD.items():
-        _add(parser, [f"--{name}"], None if neutral else 0, Refused)
+        _add(parser, name, "?" if neutral else 0, Refused)
 
 
 def check_architecture(name: str) -> None:
@@ -148,7 +184,8 @@ def check_architecture(name: str) -> None:
             raise UserError(f"--arch {name}: {kind} are not implemented; choose {instead}")
 
 
-def _add(parser: argparse.ArgumentParser, names: list[str], nargs: int | None, action: type[argparse.Action]) -> None:
-    if names[-1] not in parser._option_string_actions:
+def _add(parser: argparse.ArgumentParser, name: str, nargs: int | str | None, action: type[argparse.Action]) -> None:
+    if f"--{name}" not in parser._option_string_actions:
+        names = [*filter(None, [_SHORT.get(name)]), f"--{name}"]
         options: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
         parser.add_argument(*names, nargs=nargs, action=action, **options)

@@ -82,6 +82,9 @@ def test_validation_set_empty_after_filtering(mistake):
 
 
 def test_checkpoint_that_is_not_there(mistake, tmp_path):
+    assert mistake("--finetune-from-model", tmp_path / "none.pt").startswith(f"{tmp_path}/none.pt: file not found")
+    (tmp_path / "checkpoints").mkdir(exist_ok=True)
+    (tmp_path / "checkpoints" / "checkpoint_last.pt").touch()  # of a run that a new one would replace
     assert mistake("--restore-file", tmp_path / "none.pt").startswith(
         f"--restore-file {tmp_path}/none.pt: file not found"
     )

@@ -358,7 +358,7 @@ def test_unknown_architecture_is_one_line(mistake, tmp_path):
 def test_dictionary_of_another_size_is_one_line(mistake, tmp_path):
     data = make_data(tmp_path / "data", ["a"], ["a"])
     line = mistake("--path", BASELINE, data=data)
-    assert "was trained with a dictionary of 1200 symbols, but that of" in line and "has 5" in line
+    assert "was trained with a dictionary of 1200 symbols, but " in line and "'s has 5; " in line
 
 
 def test_parameters_that_do_not_fit_are_one_line(mistake):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from typing import Any
 
@@ -12,7 +13,14 @@ import torch
 
 from fairseq.config import fields, options
 from fairseq.config.registry import is_outside
-from fairseq.config.unused_flags import SWITCHES, VALUES, Refused, Unread
+from fairseq.config.unused_flags import (
+    PREPROCESSING_SWITCHES,
+    PREPROCESSING_VALUES,
+    SWITCHES,
+    VALUES,
+    Refused,
+    Unread,
+)
 from fairseq.criterions import CRITERIONS
 from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES
@@ -25,7 +33,7 @@ from fairseq_cli.common import get_training_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.generate import get_generation_parser
 from fairseq_cli.interactive import get_interactive_generation_parser
-from fairseq_cli.preprocess import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES, get_preprocessing_parser
+from fairseq_cli.preprocess import get_preprocessing_parser
 from fairseq_cli.validate import get_validation_parser
 
 PAGE = (runs.ROOT / "docs" / "fairseq.md").read_text(encoding="utf-8")
@@ -119,16 +127,50 @@ def test_the_page_lists_every_flag_that_is_not_read() -> None:
     assert len(STATUS) > 230
 
 
+PARSERS: dict[str, Any] = {
+    "eval-lm": get_eval_lm_parser,
+    "generate": get_generation_parser,
+    "interactive": get_interactive_generation_parser,
+    "preprocess": get_preprocessing_parser,
+    "train": get_training_parser,
+    "validate": get_validation_parser,
+}
+IN_FAIRSEQ = json.loads((runs.GOLDEN.parent / "fairseq_0_12" / "flags.json").read_text())
+EARLIER = "--raw-text --lazy-load --tbmf-wrapper"  # 0.9 to 0.11
+
+
+@pytest.mark.parametrize("command", PARSERS)
+def test_a_command_knows_every_flag_of_fairseqs(command: str) -> None:
+    parser, flags = PARSERS[command](), IN_FAIRSEQ[command]
+    options.parse_args_and_arch(parser, [] if command == "preprocess" else ["data"])
+    switches = f"{flags['switches']} {EARLIER if command != 'preprocess' else ''}".split()
+    known = parser._option_string_actions
+    assert {*switches, *flags["values"].split()} <= known.keys()
+    assert [flag for flag in switches if known[flag].nargs not in (0, "?")] == []
+    assert [flag for flag in flags["values"].split() if known[flag].nargs == 0] == []
+
+
 @pytest.mark.parametrize(
-    "parser", [get_eval_lm_parser, get_generation_parser, get_interactive_generation_parser, get_validation_parser]
+    ("command", "unread"),
+    [
+        ("eval-lm", "--num-workers 1 --dataset-impl mmap --criterion x --max-target-positions 9 --optimizer adam"),
+        ("validate", "--max-target-positions 9 --gen-subset valid --remove-bpe --fp16-init-scale 4 --bpe-codes x"),
+        ("generate", "--max-tokens 64 -a x --restore-file x --reset-optimizer --skip-invalid-size-inputs-valid-test"),
+        ("interactive", "--distributed-world-size 2 --results-path x --num-workers 0 --update-epoch-batch-itr True"),
+    ],
 )
-def test_evaluation_takes_flags_of_data_that_it_does_not_read(parser: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--max-tokens 64 --num-workers 1 --dataset-impl mmap --skip-invalid-size-inputs-valid-test --criterion x"
-    flags += " --max-target-positions 9 --required-batch-size-multiple 1 --gen-subset valid --valid-subset valid"
-    options.parse_args_and_arch(parser(), ["data", *flags.split()])
-    assert "--criterion, --max-target-positions" in capsys.readouterr().err
+def test_flags_without_an_effect_are_named_in_one_note(
+    command: str, unread: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [word for word in unread.split() if word.startswith("-")]
+    options.parse_args_and_arch(PARSERS[command](), ["data", *unread.split(), "--cpu", "--tpu=false"])
+    assert capsys.readouterr().err == f"note: {', '.join(names)}: no effect here\n"
+
+
+@pytest.mark.parametrize("command", ["eval-lm", "validate"])
+def test_evaluation_knows_no_flags_of_training_that_fairseqs_does_not(command: str) -> None:
     with pytest.raises(UserError, match="--arch: no such flag"):
-        options.parse_args_and_arch(parser(), ["data", "--arch", "transformer_lm"])
+        options.parse_args_and_arch(PARSERS[command](), ["data", "--arch", "transformer_lm"])
 
 
 @pytest.mark.parametrize("flag", sorted(STATUS))

@@ -70,7 +70,11 @@ def settings_of(kind: str, folder: Path) -> dict[str, Any]:
 
 def files(folder: Path) -> dict[str, bytes]:
     """The content of the files of *folder*, but for their checksums."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "checksums.txt"}
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(folder.iterdir())
+        if path.name not in ("checksums.txt", "preprocess.log")
+    }
 
 
 def lines_of(folder: Path, split: str = "train") -> list[list[str]]:

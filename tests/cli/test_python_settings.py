@@ -29,7 +29,7 @@ from fairseq.optim.adam import AdamConfig
 from fairseq.optim.lr_scheduler.cosine import CosineConfig
 from fairseq.optim.lr_scheduler.wsd import WSDConfig
 from fairseq.system import files, plugins, terminal
-from fairseq.tasks.masked_lm import MaskedLMConfig
+from fairseq.tasks.masked_lm import MaskedLMTaskConfig
 from fairseq.training import stages
 from fairseq_cli import eval_lm, finetune, generate, preprocess, recl, train  # noqa: F401  their settings
 
@@ -87,7 +87,8 @@ def test_settings_of_several_parts_are_declared_once():
             declared.setdefault(name, []).append(config.__name__)
     for name in ("sentence_avg", "no_apex", "max_target_positions", "lr", "fp16", "mem_len", "model_overrides"):
         assert len(declared[name]) == 1, declared[name]
-    other_lengths = {"MaskedLMConfig", "SentencePredictionConfig"}  # rows of an encoder, with bounds of their own
+    # rows of an encoder, with bounds of their own
+    other_lengths = {"MaskedLMTaskConfig", "SentencePredictionTaskConfig"}
     assert set(declared["tokens_per_sample"]) == {"BlockConfig", *other_lengths}
 
 
@@ -142,7 +143,11 @@ def test_a_model_s_settings_are_refused_where_they_are_made(values: dict[str, An
         (AdafactorConfig, {"warmup_init": True}, "warmup_init: needs relative_step; give both or neither"),
         (WSDConfig, {"warmup_updates": 90, "max_update": 100}, "warmup_updates 90: warmup and the decay's 20 updates"),
         (CosineConfig, {"lr": 0.1, "max_lr": 0.1, "max_update": 9}, "max_lr 0.1: must be greater than lr 0.1"),
-        (MaskedLMConfig, {"random_token_prob": 0.95}, "random_token_prob 0.95: with leave_unmasked_prob 0.1 the sum"),
+        (
+            MaskedLMTaskConfig,
+            {"random_token_prob": 0.95},
+            "random_token_prob 0.95: with leave_unmasked_prob 0.1 the sum",
+        ),
         (ShardConfig, {"shard_id": 3, "num_shards": 3}, "shard_id 3: num_shards 3 are numbered from 0"),
     ],
 )

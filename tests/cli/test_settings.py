@@ -29,6 +29,8 @@ ENTRANCES = {
     "config/options.py",
     "config/fields.py",
     "config/settings.py",
+    "interop/fairseq/layers.py",  # made, as fairseq's layers are, from the namespace that a plug-in hands them
+    "interop/fairseq/roberta.py",
 }  # where a flat namespace is at home
 
 

@@ -47,6 +47,15 @@ def test_batches_can_be_chosen_and_do_not_change_a_baseline():
     assert one["loss"] == pytest.approx(other["loss"], abs=1e-6) and one["bsz"] == 2 and other["bsz"] > 6
 
 
+def test_another_criterion_than_the_checkpoints_can_be_chosen_with_its_settings():
+    flags = ["--criterion", "label_smoothed_cross_entropy", "--path", str(BASELINE), "--model-overrides"]
+    plain, some, twice = (run([*flags, f"{{'label_smoothing':{e}}}"])[str(BASELINE)]["valid"] for e in (0, 0.1, 0.2))
+    assert plain["loss"] == pytest.approx(run(["--path", str(BASELINE)])[str(BASELINE)]["valid"]["loss"], abs=1e-6)
+    assert {figures["nll_loss"] for figures in (plain, some, twice)} == {plain["nll_loss"]}
+    assert twice["loss"] - plain["loss"] == pytest.approx(2 * (some["loss"] - plain["loss"]), abs=1e-5)
+    assert some["loss"] > plain["loss"] + 0.01
+
+
 def test_several_checkpoints_are_a_line_each(capsys):
     run("--log-format json", ["--path", f"{BASELINE}:{SHORTFORMER}"])
     losses = [line["valid_loss"] for line in runs.records(capsys.readouterr().out)]

@@ -11,6 +11,7 @@ import torch
 
 from fairseq import data
 from fairseq.data import data_utils, iterators
+from fairseq.data.samplers import Batching
 from fairseq.errors import UserError
 from fairseq.modules.encoder import EncoderShape, TransformerEncoder
 from fairseq.tasks import setup_task
@@ -100,6 +101,22 @@ def test_masking_hides_a_share_and_keeps_its_choice(words: Dictionary) -> None:
     before = source[0]
     source.set_epoch(2)
     assert not torch.equal(source[0], before)
+    whole = torch.tensor([1] * 5 + [0, 1, 1])  # the symbol 5 continues a word
+    words_of_two = data.ListDataset([torch.tensor([0, *[4, 5] * 50, 2])])
+    source, target = data.MaskTokensDataset.apply_mask(
+        words_of_two,
+        words,
+        pad_idx=1,
+        mask_idx=7,
+        mask_prob=0.5,
+        random_token_prob=1.0,
+        leave_unmasked_prob=0.0,
+        mask_whole_words=whole,
+        freq_weighted_replacement=True,
+    )
+    chosen = target[0] != 1
+    assert not chosen[0] and not chosen[-1] and torch.equal(chosen[1:-1:2], chosen[2:-1:2]) and chosen.sum() == 50
+    assert set(source[0][chosen].tolist()) <= {index for index, count in enumerate(words.count) if count}
 
 
 def test_batches_by_size_keep_to_their_limits_and_hold_every_example() -> None:
@@ -111,8 +128,23 @@ def test_batches_by_size_keep_to_their_limits_and_hold_every_example() -> None:
     assert [len(batch) for batch in by_four] == [4] * 11 + [6]
     with pytest.raises(UserError, match="max_tokens 10: example"):
         data_utils.batch_by_size(range(50), lambda i: sizes[i], max_tokens=10)
-    fits, others = data_utils.filter_by_size(np.arange(4), lines(), 3)
+    assert data_utils.filter_by_size(np.arange(4), lines(), 3).tolist() == [0, 1, 3]
+    fits, others = lines().filter_indices_by_size(np.arange(4), 3)
     assert fits.tolist() == [0, 1, 3] and others == [2]
+
+
+def test_processes_share_the_batches_of_an_iterator() -> None:
+    iterator = iterators.EpochBatchIterator(lines(), lines().collater, [[0, 2], [3], [1], [2]], seed=5)
+
+    def read(rank: int, epoch: int, start: int = 0) -> list[list[int]]:
+        batching = Batching(64, None, seed=5, rank=rank, world_size=2)
+        # The run reads examples 3, 0 and 1, in this order: 2 was too long.
+        sampler = iterators.IteratorSampler(iterator, np.array([3, 0, 1]), batching)
+        return [batch.tolist() for batch in sampler.epoch(epoch, start)]
+
+    orders = [read(0, epoch) + read(1, epoch) for epoch in range(1, 6)]
+    assert all(sorted(order) == [[], [0], [1], [2]] for order in orders) and len(set(map(str, orders))) > 1
+    assert read(1, 1, start=2) == read(1, 1)[1:] and len(read(0, 1)) == len(read(1, 1)) == 2
 
 
 def test_an_epoch_iterator_of_two_shards_resumes_in_the_middle() -> None:
@@ -176,3 +208,57 @@ def test_positions_are_numbered_after_padding() -> None:
     expected = torch.cat([torch.sin(3 * frequencies), torch.cos(3 * frequencies)])
     torch.testing.assert_close(sinusoids(tokens)[0, 1], expected)
     assert not sinusoids(tokens)[0, 2].any()
+
+
+def test_rows_are_cut_turned_and_joined() -> None:
+    joined = data.ConcatSentencesDataset(lines(), data.RollDataset(lines(), 1))
+    assert joined[0].tolist() == [4, 5, 6, 6, 4, 5] and joined.sizes.tolist() == [6, 2, 10, 4]
+    cut = data.shorten_dataset.maybe_shorten_dataset(lines(), "train", "train,valid", "random_crop", 2, seed=1)
+    assert torch.equal(cut[2], cut[2]) and cut[2][1] == cut[2][0] + 1 and len(cut[1]) == 1
+    assert data.shorten_dataset.maybe_shorten_dataset(lines(), "test", "train", "truncate", 2, 1)[2].numel() == 5
+
+
+def test_a_truncated_dictionary_does_not_know_later_words(words: Dictionary) -> None:
+    short = data.TruncatedDictionary(words, 6)
+    assert len(short) == 6 and short.index("old") == 5 and short.index("tower") == short.unk() and short.pad() == 1
+
+
+def test_the_smallest_limit_of_positions_holds() -> None:
+    from fairseq import utils
+
+    assert utils.resolve_max_positions(None, 5, 3) == 3 and utils.resolve_max_positions((4, 9), (6, 2)) == (4, 2)
+
+
+def test_layers_of_encoders_and_decoders_are_ours_of_pre_norm() -> None:
+    from argparse import Namespace
+
+    from fairseq.modules import TransformerDecoderLayer, TransformerEncoderLayer
+    from fairseq.modules.attention import SelfAttention
+    from fairseq.modules.transformer_layer import TransformerLayer
+
+    torch.manual_seed(1)
+    ours = TransformerLayer(SelfAttention(8, 2), 8, 16).eval()
+    sizes = {"embed_dim": 8, "ffn_embed_dim": 16, "attention_heads": 2, "normalize_before": True}
+    args = Namespace(
+        dropout=0.1, attention_dropout=0.1, **{f"{p}_{n}": v for n, v in sizes.items() for p in ("encoder", "decoder")}
+    )
+    x = torch.randn(5, 3, 8)
+    mask = torch.full((5, 5), -torch.inf).triu(1)
+    expected = ours(x.transpose(0, 1))[0].transpose(0, 1)
+    for part in (TransformerEncoderLayer(args).eval(), TransformerDecoderLayer(args).eval()):
+        part.load_state_dict(ours.state_dict())
+        output = part(x, None, mask) if part.__class__ is TransformerEncoderLayer else part(x, self_attn_mask=mask)[0]
+        torch.testing.assert_close(output, expected)
+
+
+def test_groups_of_a_configuration_are_read_only() -> None:
+    from argparse import Namespace
+
+    from fairseq.models.transformer import TransformerConfig
+
+    cfg = TransformerConfig.from_namespace(Namespace(decoder_embed_dim=8, dropout=0.1))
+    assert (cfg.decoder.embed_dim, cfg.decoder["embed_dim"], cfg.dropout, cfg.quant_noise.pq) == (8, 8, 0.1, 0.0)
+    with pytest.raises(UserError, match=r"decoder\.embed_dim: read-only; set decoder_embed_dim of the configuration"):
+        cfg.decoder.embed_dim = 4
+    cfg.decoder_embed_dim = 4
+    assert cfg.decoder.embed_dim == 4

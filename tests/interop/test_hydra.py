@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import runs
+from mistakes import user_error
 
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.hydra import training_flags
 from fairseq_cli import hydra_train
+from fairseq_cli.common import get_training_parser
 
 PRETRAINING = """# @package _group_
 common:
@@ -93,12 +96,46 @@ def test_groups_take_files_options_and_values_in_hydras_order(tmp_path: Path) ->
     assert flags(base, "model=null")["--dropout"] == "0.2"
     assert "--dropout" not in flags(base, "~model.dropout")
     assert "--arch" not in flags(base, "~model=transformer_lm") and "--optimizer" not in flags(None, "~optimizer=adam")
+    assert flags(base, "hydra.sweep.dir=x", "hydra.job.name=y") == flags(base)
     assert flags(None, "task=language_modeling", "optimizer.adam_betas='(0.9, 0.98)'", "common.fp16=true") == {
         "--criterion": "cross_entropy",
         "--lr-scheduler": "fixed",
         "--task": "language_modeling",
         "--adam-betas": "(0.9, 0.98)",
         "--fp16": "",
+    }
+
+
+def test_a_switch_that_is_off_is_off_whatever_the_architecture_says() -> None:
+    off = ["model.share_decoder_input_output_embed=false", "model.decoder_normalize_before=false", "common.tpu=false"]
+    for overrides, expected in (([], True), ([*off, "common.profile=false"], False)):
+        words = training_flags(None, ["task.data=d", "model=transformer_lm_gpt3_small", *overrides])
+        args = options.parse_args_and_arch(get_training_parser(), words)
+        assert args.decoder_normalize_before is args.share_decoder_input_output_embed is expected
+        assert args.profile is None
+    for name in ("optimization.lr", "optimization.typo"):
+        with user_error(f"--{name[13:]}: (expected a number, got 'false'|no such flag)"):
+            words = training_flags(None, ["task.data=d", f"{name}=false"])
+            options.parse_args_and_arch(get_training_parser(), words)
+
+
+def test_a_file_that_fairseq_composed_is_taken(tmp_path: Path) -> None:
+    text = """# @package _global_
+_name: null
+common: {_name: null, tpu: false, seed: 3}
+common_eval: {path: null, model_overrides: '{}'}
+generation: {beam: 5, unnormalized: false}
+ema: {_name: null, store_ema: false, ema_decay: 0.9999}
+dataset: {batch_size: null, max_tokens: 64}
+task: {_name: language_modeling, data: d, tpu: "${common.tpu}", batch_size: "${dataset.batch_size}"}
+model: {_name: transformer_lm, max_tokens: "${dataset.max_tokens}"}
+bpe: null
+"""
+    given = flags(write(tmp_path, base=text), "task.seed=${common.seed}")
+    assert given == flags(None, "task=language_modeling", "model=transformer_lm") | {
+        "--tpu": "false",
+        "--seed": "3",
+        "--max-tokens": "64",
     }
 
 
@@ -127,6 +164,10 @@ def test_the_folder_of_a_run_holds_what_it_writes(monkeypatch: pytest.MonkeyPatc
         (["model.x=${common}", "common.seed=1"], "${common}: refers to no value"),
         (["model.dropout=???"], "model.dropout: missing; give model.dropout=VALUE"),
         (["model.x.y=1", "model.x.y.z=2"], "model.x.y.z: y is a value, not a group"),
+        (["model.=1"], "model.=1: expected group.name=value"),
+        (["~model.typo"], "~model.typo: is not set; leave it out"),
+        (["hydra.run=5"], "hydra.run: expected hydra.run.dir=DIR, found 5"),
+        (["hydra.rnu.dir=5"], "hydra: found {'rnu': {'dir': 5}}; its sections are run, sweep, job"),
     ],
 )
 def test_what_cannot_be_translated_is_one_line(overrides: list[str], message: str) -> None:

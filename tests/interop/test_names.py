@@ -32,6 +32,33 @@ def test_every_former_name_exists_and_an_unknown_one_does_not(module: str) -> No
         _ = found.Nothing
 
 
+def table() -> dict[str, list[tuple[str, str]]]:
+    """Modules and names of fairseq 0.12.2: those that are here, and the others by the reason."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for line in (runs.GOLDEN.parent / "fairseq_0_12" / "names.txt").read_text().splitlines():
+        if line.startswith("# "):
+            section = sections.setdefault(line[2:], [])
+            continue
+        module, _, found = line.partition(": ")
+        section += [(f"fairseq.{module}", name) for name in found.split()]
+    return sections
+
+
+def resolves(module: str, name: str) -> bool:
+    try:
+        return hasattr(importlib.import_module(module), name)
+    except ImportError:
+        return False
+
+
+def test_names_of_fairseq_resolve_or_are_listed_with_a_reason() -> None:
+    here = table()["here"]
+    assert [one for one in here if not resolves(*one)] == [] and len(here) > 380
+    documented = (runs.ROOT / "docs" / "fairseq.md").read_text()
+    for reason, missing in list(table().items())[1:]:
+        assert reason in documented and [one for one in missing if resolves(*one)] == []
+
+
 def test_nothing_for_plugins_is_loaded_until_it_is_asked_for() -> None:
     loaded = "print(sorted(name for name in sys.modules if name.startswith('fairseq.interop.fairseq.')))"
     program = f"import sys, fairseq.config.options, fairseq.training; {loaded}; from fairseq import metrics; {loaded}"
@@ -127,8 +154,16 @@ def test_from_pretrained_scores_and_samples_as_the_hub_did(trained: Path) -> Non
     )
     torch.testing.assert_close(found[0]["positional_scores"][:5], scored["positional_scores"])
     assert lm.sample(text, beam=3, max_len_b=8) == lm.decode(found[0]["tokens"])
+    from fairseq.sequence_scorer import SequenceScorer
+
+    tokens = lm.encode(text)[None]
+    sample = {"net_input": {"src_tokens": tokens.roll(1)}, "target": tokens}
+    [[hypothesis]] = SequenceScorer(lm.task.target_dictionary).generate(lm.models, sample)
+    torch.testing.assert_close(hypothesis["positional_scores"][:-1], scored["positional_scores"])
     with pytest.raises(UserError, match="texts of 2 tokens have no room after 5 of a prefix"):
         lm.generate([lm.binarize(text)], max_len_b=2)
+    with pytest.raises(UserError, match="bpe anything: unknown"):
+        TransformerLanguageModel.from_pretrained(str(trained), "checkpoint_last.pt", str(runs.DATA), bpe="anything")
     with pytest.raises(UserError, match="models are not downloaded"):
         TransformerLanguageModel.from_pretrained("transformer_lm.wmt19.en")
 

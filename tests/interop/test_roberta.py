@@ -195,5 +195,11 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
         loaded("lm.pt")
     with pytest.raises(UserError, match="no such setting"):
         loaded("roberta.pt", nothing=1)
+    with pytest.raises(UserError, match="bpe anything: unknown; choose from bert, byte_bpe, "):
+        loaded("roberta.pt", bpe="anything")
+    with pytest.raises(UserError, match=r"bpe sentencepiece: no tokenizer beside .*; give None for text of tokens"):
+        loaded("roberta.pt", bpe="sentencepiece")
+    with pytest.raises(UserError, match="tokenizer anything: unknown; choose from moses, nltk, space"):
+        loaded("roberta.pt", tokenizer="anything")
     with pytest.raises(UserError, match="aligned_to_words: not implemented"):
         loaded("roberta.pt").extract_features_aligned_to_words("a")

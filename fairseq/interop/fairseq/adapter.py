@@ -37,10 +37,10 @@ def adapt_optimizer(part: Any) -> None:
 def adapt_model(part: Any) -> None:
     """Let *part*, a model, be built from the namespace; one that takes ``masked_tokens`` is an encoder."""
     _make_from_namespace(part, lambda cls: cls.build_model)
-    taken = inspect.signature(part.forward).parameters
-    if "masked_tokens" in taken:
+    parameters = inspect.signature(part.forward).parameters
+    if "masked_tokens" in parameters:
         part.predicts_next_token = False
-    if "src_lengths" in taken and taken["src_lengths"].default is inspect.Parameter.empty:
+    if "src_lengths" in parameters and parameters["src_lengths"].default is inspect.Parameter.empty:
         part.forward = _with_lengths(part.forward)
 
 
@@ -55,7 +55,7 @@ def adapt_criterion(part: Any) -> None:
 
 
 def adapt_task(part: Any) -> None:
-    """Let methods of *part*, a task, take the namespace, and call those of fairseq that it overrides."""
+    """Let methods of *part*, a task, take the namespace, and call the fairseq methods that it overrides."""
     for name in ("__init__", "setup_task", "build_model", "build_criterion"):
         _give_namespace(part, name)
     part.reads_all_settings = True
@@ -63,6 +63,9 @@ def adapt_task(part: Any) -> None:
     part.loss_graph = _loss_graph(part.loss_graph)
     if task_methods.overrides(part, "load_dataset"):
         part.folders, part.open_split = _folders, _open_split
+    if task_methods.overrides(part, "get_batch_iterator"):
+        part.sampler = task_methods.own_sampler
+        part.dataset_to_epoch_iter = {}  # copies of fairseq's method look here first
 
 
 def _make_from_namespace(part: Any, maker: Callable[[Any], Callable[..., Any]]) -> None:
@@ -111,7 +114,7 @@ def _step(self: FairseqCriterion, model: Any, sample: Sample, inputs: Mapping[st
 
 
 def _typed(self: FairseqTask, cls: type) -> Any:
-    """The settings of the task as *cls*; with a dataclass of its own the namespace, in which those of *cls* are."""
+    """The settings of the task as *cls*; with a dataclass of its own the namespace, which has the settings of *cls*."""
     if isinstance(self.settings.task, cls):
         return self.settings.task
     return argparse.Namespace(**{**vars(self.args), **vars(fields.typed(cls, self.args))})

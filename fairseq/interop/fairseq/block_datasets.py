@@ -13,23 +13,22 @@ from torch import Tensor
 
 from fairseq.config.fields import LARGEST_INT
 from fairseq.data.folders import reopen_corpus
-from fairseq.data.indexed_dataset import Corpus
+from fairseq.data.indexed_dataset import Corpus, IndexedCorpus
+from fairseq.data.masking import Masking, special_symbols
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
-from fairseq.interop.fairseq.data_utils import collate_tokens, numpy_seed
+from fairseq.interop.fairseq.data_utils import collate_tokens
 from fairseq.interop.fairseq.datasets import BaseWrapperDataset, FairseqDataset, ListDataset
+
+LARGEST_ROW = 1 << 32  # tokens of different rows have different random numbers
 
 
 class IndexedDataset(ListDataset):
-    """The lines of a corpus, as int64 [T] each, left in its files.
+    """The lines of *corpus*, or of the files at a path, as int64 [T] each."""
 
-    Attributes:
-        corpus: the corpus.
-    """
-
-    def __init__(self, corpus: Corpus) -> None:
-        self.corpus = corpus
-        self._sizes = corpus.sizes
+    def __init__(self, corpus: Corpus | str, *unused: Any) -> None:
+        self.corpus: Any = IndexedCorpus(corpus) if isinstance(corpus, str) else corpus
+        self._sizes = self.corpus.sizes
 
     def __getitem__(self, index: int) -> Tensor:
         start, end = self.corpus.offsets[index : index + 2]
@@ -55,6 +54,42 @@ def load_indexed_dataset(
         return None
     words: Any = range(LARGEST_INT) if dictionary is None else dictionary
     return IndexedDataset(reopen_corpus(folder or ".", split, words, combine=combine))
+
+
+def make_dataset(path: str, impl: str = "mmap", fix_lua_indexing: bool = False, dictionary: Any = None) -> Any:
+    """The lines of the files at *path*; None if there are none."""
+    return IndexedDataset(path) if os.path.isfile(f"{path}.idx") else None
+
+
+def dataset_exists(path: str, impl: str = "mmap") -> bool:
+    """Return whether there are files at *path*."""
+    return all(os.path.isfile(f"{path}.{kind}") for kind in ("idx", "bin"))
+
+
+def get_available_dataset_impl() -> list[str]:
+    """The layouts of files."""
+    return ["mmap"]
+
+
+class TruncatedDictionary:
+    """The first *length* symbols of *wrapped_dict*; others are unknown."""
+
+    def __init__(self, wrapped_dict: Any, length: int) -> None:
+        self.wrapped_dict, self.length = wrapped_dict, min(len(wrapped_dict), length)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> str:
+        return self.wrapped_dict[index if index < self.length else self.wrapped_dict.unk()]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped_dict, name)
+
+    def index(self, word: str) -> int:
+        """The id of *word*."""
+        index = self.wrapped_dict.index(word)
+        return index if index < self.length else self.wrapped_dict.unk()
 
 
 @dataclass
@@ -113,6 +148,18 @@ class TokenBlockDataset(FairseqDataset):
     collater = ListDataset.collater
 
 
+def collate(samples: Sequence[dict[str, Any]], pad_idx: int, eos_idx: int | None = None, **unused: Any) -> Any:
+    """The examples *samples*, ``id``, ``source`` and ``target`` [T], as one batch, padded on the right."""
+    source, target = (collate_tokens([sample[name] for sample in samples], pad_idx) for name in ("source", "target"))
+    return {
+        "id": torch.tensor([sample["id"] for sample in samples]),
+        "nsentences": len(samples),
+        "ntokens": int(source.ne(pad_idx).sum()),
+        "net_input": {"src_tokens": source, "src_lengths": source.ne(pad_idx).sum(1)},
+        "target": target,
+    }
+
+
 class MonolingualDataset(FairseqDataset):
     """Blocks of source and next tokens, of a :class:`TokenBlockDataset` with targets, for language models."""
 
@@ -142,23 +189,22 @@ class MonolingualDataset(FairseqDataset):
         return {"id": index, "source": torch.cat([first, source]), "target": torch.cat([first, target])}
 
     def collater(self, samples: Sequence[dict[str, Any]]) -> Any:
-        pad = self.vocab.pad()
-        source, target = (collate_tokens([sample[name] for sample in samples], pad) for name in ("source", "target"))
-        return {
-            "id": torch.tensor([sample["id"] for sample in samples]),
-            "nsentences": len(samples),
-            "ntokens": int(target.ne(pad).sum()),
-            "net_input": {"src_tokens": source, "src_lengths": source.ne(pad).sum(1)},
-            "target": target,
-        }
+        return collate(samples, self.vocab.pad())
 
     def ordered_indices(self) -> np.ndarray:
         order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
         return order[np.argsort(self.sizes[order], kind="stable")]
 
 
+class LMContextWindowDataset(BaseWrapperDataset):
+    """The name of fairseq's blocks with context, which ``--context-window`` makes here."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        raise UserError("LMContextWindowDataset: not implemented; use `context_window` of fairseq-eval-lm")
+
+
 class MaskTokensDataset(BaseWrapperDataset):
-    """Rows in which tokens are chosen for prediction, by seed, epoch and number of the row.
+    """Rows in which tokens other than special symbols are chosen for prediction, as ``--task masked_lm`` does.
 
     A chosen token becomes *mask_idx*, stays with *leave_unmasked_prob* or becomes a random word with
     *random_token_prob*; with *return_masked_tokens* the row has the chosen tokens, and *pad_idx* elsewhere.
@@ -189,36 +235,26 @@ class MaskTokensDataset(BaseWrapperDataset):
         **unused: Any,
     ) -> None:
         super().__init__(dataset)
-        if freq_weighted_replacement or mask_multiple_length != 1:
-            raise UserError(
-                "MaskTokensDataset: `freq_weighted_replacement`, `mask_multiple_length` are not implemented"
-            )
-        self.vocab, self.pad_idx, self.mask_idx, self.targets = vocab, pad_idx, mask_idx, return_masked_tokens
-        self.seed, self.epoch, self.word_starts = seed, 0, mask_whole_words
-        self.prob, self.leave, self.random = mask_prob, leave_unmasked_prob, random_token_prob
+        if mask_multiple_length != 1:
+            raise UserError("MaskTokensDataset: `mask_multiple_length` is not implemented; use 1")
+        special = special_symbols(vocab)
+        special[mask_idx] = True
+        self.masking = Masking(
+            *(seed, mask_prob, leave_unmasked_prob, random_token_prob, mask_idx, special),
+            continues=None if mask_whole_words is None else mask_whole_words.numpy() == 0,
+            joins=np.zeros_like(special),
+            counts=np.where(special, 0.0, vocab.count) if freq_weighted_replacement else None,
+        )
+        self.pad_idx, self.targets, self.epoch = pad_idx, return_masked_tokens, 0
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
         self.epoch = epoch
 
     def __getitem__(self, index: int) -> Tensor:
-        item = self.dataset[index]
-        if (item == self.mask_idx).any():
+        tokens = np.asarray(self.dataset[index], np.int64)[None]
+        if (tokens == self.masking.mask).any():
             raise UserError(f"MaskTokensDataset: row {index} has the mask symbol already")
-        with numpy_seed(self.seed, self.epoch, index):
-            starts = np.ones(len(item), bool) if self.word_starts is None else self.word_starts[item].bool().numpy()
-            words = np.cumsum(starts) - starts[:1].sum()  # the word of each token
-            chosen = self._choose(int(words.max(initial=-1)) + 1)[words]
-            kind, drawn = np.random.rand(len(item)), np.random.randint(self.vocab.nspecial, len(self.vocab), len(item))
-        if self.targets:
-            return torch.where(torch.from_numpy(chosen), item, self.pad_idx)
-        masked = chosen & (kind >= self.leave)
-        replaced = masked & (kind < self.leave + self.random)
-        row = torch.where(torch.from_numpy(masked), self.mask_idx, item)
-        return torch.where(torch.from_numpy(replaced), torch.from_numpy(drawn), row)
-
-    def _choose(self, words: int) -> np.ndarray:
-        """Which of *words* are chosen: their number is rounded up or down at random."""
-        chosen = np.zeros(words, bool)
-        chosen[np.random.choice(words, int(self.prob * words + np.random.rand()), replace=False)] = True
-        return chosen
+        positions = index * LARGEST_ROW + np.arange(tokens.size)[None]
+        source, chosen = self.masking.apply(tokens, positions, np.array([index]), self.epoch)
+        return torch.from_numpy(np.where(chosen, tokens, self.pad_idx) if self.targets else source)[0]

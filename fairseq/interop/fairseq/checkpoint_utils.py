@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from fairseq import checkpoint
 from fairseq.config.fields import parse_dict
 from fairseq.inference.loading import load_models
 from fairseq.interop.fairseq.dataclass import convert_namespace_to_omegaconf
-from fairseq.models import BaseFairseqModel
+from fairseq.models import BaseFairseqModel, FairseqDecoder
 from fairseq.tasks.fairseq_task import FairseqTask
 
 
@@ -39,7 +41,7 @@ def load_model_ensemble_and_task(
 
     Args:
         filenames: checkpoints of this project or of fairseq.
-        arg_overrides: settings to change; ``data`` names the data folder (default: that of the training).
+        arg_overrides: settings to change; ``data`` names the data folder (default: the training's).
         task: whose dictionary is meant; its data folder is used.
 
     Raises:
@@ -49,8 +51,8 @@ def load_model_ensemble_and_task(
     data = overrides.pop("data", None)
     if data is None:
         data = task.settings.data_path if task is not None else checkpoint.load(filenames[0])["args"].get("data", "")
-    models, own, settings = load_models(list(filenames), data, overrides)
-    return models, settings.namespace, own
+    models, setup, settings = load_models(list(filenames), data, overrides)
+    return models, settings.namespace, setup
 
 
 def load_model_ensemble(
@@ -60,8 +62,16 @@ def load_model_ensemble(
     return load_model_ensemble_and_task(filenames, arg_overrides, task)[:2]
 
 
+def load_pretrained_component_from_model(component: nn.Module, checkpoint: str, strict: bool = True) -> nn.Module:
+    """*component*, a model's encoder or decoder, with its parameters from the checkpoint *checkpoint*."""
+    part = "decoder." if isinstance(component, FairseqDecoder) else "encoder."
+    state = {k[len(part) :]: v for k, v in load_checkpoint_to_cpu(checkpoint)["model"].items() if k.startswith(part)}
+    component.load_state_dict(state, strict=strict)
+    return component
+
+
 def checkpoint_paths(path: str, pattern: str = r"checkpoint(\d+)\.pt") -> list[str]:
     """The checkpoints in the folder *path* whose names match *pattern*, the highest number first."""
-    found = [(match, file) for file in Path(path).iterdir() if (match := re.fullmatch(pattern, file.name))]
-    numbered = [(float(match[1]) if match.groups() else 0.0, str(file)) for match, file in found]
+    matches = [(match, file) for file in Path(path).iterdir() if (match := re.fullmatch(pattern, file.name))]
+    numbered = [(float(match[1]) if match.groups() else 0.0, str(file)) for match, file in matches]
     return [file for _, file in sorted(numbered, reverse=True)]

@@ -89,13 +89,13 @@ class FairseqLoss:
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        taken = list(inspect.signature(super().__init__).parameters.values())
-        if not any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in taken):
+        parameters = list(inspect.signature(super().__init__).parameters.values())
+        if not any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters):
             prefix = options.get("ignore_prefix_size") or next(iter(args[3:]), 0)  # (task, average, smoothing, prefix)
             if prefix:
                 raise UserError(f"`ignore_prefix_size` {prefix}: not implemented; use 0")
-            names = {one.name for one in taken}
-            args, options = args[: len(taken)], {name: value for name, value in options.items() if name in names}
+            names = {one.name for one in parameters}
+            args, options = args[: len(parameters)], {name: value for name, value in options.items() if name in names}
         super().__init__(*args, **options)
 
     def get_lprobs_and_target(self: Any, model: Any, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:

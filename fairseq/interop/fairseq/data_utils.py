@@ -102,21 +102,19 @@ def batch_by_size(
     return [*batches, batch] if batch else batches
 
 
-def filter_by_size(
-    indices: np.ndarray, dataset: Any, max_positions: Any, raise_exception: bool = False
-) -> tuple[np.ndarray, list[int]]:
-    """Those of *indices* whose size is at most *max_positions*, and the others.
+def filter_by_size(indices: np.ndarray, dataset: Any, max_positions: Any, raise_exception: bool = False) -> np.ndarray:
+    """The *indices* of examples whose size is at most *max_positions*.
 
     Raises:
         UserError: there are others, with *raise_exception*.
     """
     indices = np.asarray(indices)
     if max_positions is None:
-        return indices, []
+        return indices
     fits = np.array(
         [bool(np.all(np.asarray(dataset.size(int(i))) <= np.asarray(max_positions))) for i in indices], bool
     )
-    others = indices[~fits].tolist()
-    if others and raise_exception:
-        raise UserError(f"example {others[0]} has {dataset.size(others[0])} tokens, more than {max_positions}")
-    return indices[fits], others
+    if raise_exception and not fits.all():
+        first = int(indices[~fits][0])
+        raise UserError(f"example {first} has {dataset.size(first)} tokens, more than {max_positions}")
+    return indices[fits]

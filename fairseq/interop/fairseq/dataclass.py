@@ -1,4 +1,4 @@
-"""``fairseq.dataclass``: settings of plug-ins as dataclasses, and their translation to those of this package."""
+"""``fairseq.dataclass``: settings of plug-ins as dataclasses, and their translation to this package's."""
 
 from __future__ import annotations
 
@@ -58,8 +58,10 @@ class FairseqDataclass:
     def as_config(cls) -> type:
         """The same settings as a dataclass of this package, of which the plug-in's flags are made."""
         hints = typing.get_type_hints(cls)
-        own = [field for field in dataclasses.fields(cls) if not field.name.startswith("_") and field.name != "data"]
-        fields = [(field.name, *_translated(hints[field.name], field)) for field in own]
+        declared = [
+            field for field in dataclasses.fields(cls) if not field.name.startswith("_") and field.name != "data"
+        ]
+        fields = [(field.name, *_translated(hints[field.name], field)) for field in declared]
         return dataclasses.make_dataclass(cls.__name__, fields, frozen=True, namespace={"__doc__": cls.__doc__})
 
     @classmethod
@@ -72,8 +74,8 @@ class FairseqDataclass:
 def convert_namespace_to_omegaconf(args: argparse.Namespace) -> DictConfig:
     """The flat *args* under the names of fairseq's groups, each of which has all settings."""
     flat = vars(args)
-    named = {group: str(flat.get(flag) or "") for group, flag in hydra.PARTS.items()}
-    groups = {group: DictConfig(**{**flat, "_name": named.get(group)}) for group in (*hydra.GROUPS, *named)}
+    parts = {group: str(flat.get(flag) or "") for group, flag in hydra.PARTS.items()}
+    groups = {group: DictConfig(**{**flat, "_name": parts.get(group)}) for group in (*hydra.GROUPS, *parts)}
     return DictConfig(**groups)
 
 
@@ -97,9 +99,9 @@ def _translated(hint: Any, field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     """Type and field of a setting in the terms of :mod:`fairseq.config.fields`."""
     metadata: Mapping[str, Any] = field.metadata
     if "bounds" in metadata:  # a field of this package's, see fairseq.interop.fairseq.extendable
-        given = {name: getattr(field, name) for name in ("default", "default_factory")}
-        given = {name: value for name, value in given.items() if value is not dataclasses.MISSING}
-        return hint, dataclasses.field(**given, metadata=metadata)
+        defaults = {name: getattr(field, name) for name in ("default", "default_factory")}
+        defaults = {name: value for name, value in defaults.items() if value is not dataclasses.MISSING}
+        return hint, dataclasses.field(**defaults, metadata=metadata)
     default = field.default
     if default is dataclasses.MISSING:
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else None

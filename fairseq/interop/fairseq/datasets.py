@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq.interop.fairseq.data_utils import batch_by_size, collate_tokens, filter_by_size
+from fairseq.interop.fairseq.data_utils import batch_by_size, collate_tokens, filter_by_size, numpy_seed
 
 
 class FairseqDataset(torch.utils.data.Dataset[Any]):
@@ -53,8 +53,9 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
         return batch_by_size(indices, self.num_tokens, None, max_tokens, max_sentences, **options)
 
     def filter_indices_by_size(self, indices: np.ndarray, max_sizes: Any) -> tuple[np.ndarray, list[int]]:
-        """Those of *indices* that are not longer than *max_sizes*, and the others."""
-        return filter_by_size(indices, self, max_sizes)
+        """The *indices* of examples that are not longer than *max_sizes*, and the others."""
+        fitting = filter_by_size(indices, self, max_sizes)
+        return fitting, np.setdiff1d(indices, fitting).tolist()
 
     def set_epoch(self, epoch: int) -> None:
         """Draw anew what is random in *epoch*."""
@@ -112,7 +113,7 @@ class ListDataset(BaseWrapperDataset):
 
 
 class _Changed(BaseWrapperDataset):
-    """A dataset whose examples are those of another, changed."""
+    """A dataset that changes the examples of another."""
 
     def change(self, item: Tensor) -> Tensor:
         """*item* as it is here."""
@@ -158,6 +159,46 @@ class TruncateDataset(_Changed):
 
     def change(self, item: Tensor) -> Tensor:
         return item[: self.length]
+
+
+class RandomCropDataset(TruncateDataset):
+    """*truncation_length* tokens of examples, from a place that is drawn anew in each epoch."""
+
+    def __init__(self, dataset: Any, truncation_length: int, seed: int = 1) -> None:
+        super().__init__(dataset, truncation_length)
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Tensor:
+        item = self.dataset[index]
+        with numpy_seed(self.seed, self.epoch, index):
+            start = np.random.randint(max(len(item) - self.length, 0) + 1)
+        return item[start : start + self.length]
+
+
+def maybe_shorten_dataset(
+    dataset: Any, split: str, shorten_data_split_list: str, shorten_method: str, tokens_per_sample: int, seed: int
+) -> Any:
+    """*dataset*, with rows cut to *tokens_per_sample* by *shorten_method* if *split* is listed, or nothing is."""
+    if shorten_data_split_list and split not in shorten_data_split_list.split(","):
+        return dataset
+    if shorten_method == "truncate":
+        return TruncateDataset(dataset, tokens_per_sample)
+    return RandomCropDataset(dataset, tokens_per_sample, seed) if shorten_method == "random_crop" else dataset
+
+
+class RollDataset(_Changed):
+    """Examples turned by *shifts* tokens."""
+
+    def __init__(self, dataset: Any, shifts: int) -> None:
+        super().__init__(dataset)
+        self.shifts = shifts
+
+    def change(self, item: Tensor) -> Tensor:
+        return item.roll(self.shifts)
 
 
 class StripTokenDataset(BaseWrapperDataset):
@@ -273,23 +314,23 @@ class ConcatDataset(FairseqDataset):
     def __init__(self, datasets: Sequence[Any], sample_ratios: int | Sequence[int] = 1) -> None:
         ratios = [sample_ratios] * len(datasets) if isinstance(sample_ratios, int) else sample_ratios
         self.datasets = list(datasets)
-        self.places = [
+        self.positions = [
             (d, i) for d, r in zip(self.datasets, ratios, strict=True) for _ in range(r) for i in range(len(d))
         ]
 
     def __getitem__(self, index: int) -> Any:
-        dataset, place = self.places[index]
-        return dataset[place]
+        dataset, position = self.positions[index]
+        return dataset[position]
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.positions)
 
     def collater(self, samples: Sequence[Any]) -> Any:
         return self.datasets[0].collater(samples)
 
     def size(self, index: int) -> Any:
-        dataset, place = self.places[index]
-        return dataset.size(place)
+        dataset, position = self.positions[index]
+        return dataset.size(position)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -298,6 +339,28 @@ class ConcatDataset(FairseqDataset):
     def set_epoch(self, epoch: int) -> None:
         for dataset in self.datasets:
             dataset.set_epoch(epoch)
+
+
+class ConcatSentencesDataset(FairseqDataset):
+    """Examples of several datasets that have one index, joined to one row."""
+
+    def __init__(self, *datasets: Any) -> None:
+        self.datasets = datasets
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.cat([dataset[index] for dataset in self.datasets])
+
+    def __len__(self) -> int:
+        return len(self.datasets[0])
+
+    def collater(self, samples: Sequence[Any]) -> Any:
+        return self.datasets[0].collater(samples)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.sum([np.asarray(dataset.sizes) for dataset in self.datasets], 0)
+
+    set_epoch = ConcatDataset.set_epoch
 
 
 class NestedDictionaryDataset(FairseqDataset):

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq.interop.fairseq.utils import get_incremental_state, set_incremental_state
+from fairseq.interop.fairseq import utils
 from fairseq.models.base import BaseFairseqModel, FairseqDecoder
 
 State = dict[str, dict[str, Tensor | None]]
@@ -14,8 +14,8 @@ State = dict[str, dict[str, Tensor | None]]
 
 def with_incremental_state(cls: type) -> type:
     """Class decorator that adds ``get_incremental_state`` and ``set_incremental_state``."""
-    cls.get_incremental_state = FairseqIncrementalDecoder.get_incremental_state  # type: ignore[attr-defined]
-    cls.set_incremental_state = FairseqIncrementalDecoder.set_incremental_state  # type: ignore[attr-defined]
+    cls.get_incremental_state = utils.get_incremental_state  # type: ignore[attr-defined]
+    cls.set_incremental_state = utils.set_incremental_state  # type: ignore[attr-defined]
     return cls
 
 
@@ -41,13 +41,7 @@ class FairseqIncrementalDecoder(FairseqDecoder):
         """Logits from hidden states; a decoder without an own ``forward`` defines it."""
         raise NotImplementedError
 
-    def get_incremental_state(self, incremental_state: State | None, key: str) -> dict[str, Tensor | None] | None:
-        """This module's entry *key* of the state; None without one."""
-        return get_incremental_state(self, incremental_state, key)
-
-    def set_incremental_state(self, incremental_state: State | None, key: str, value: Any) -> State | None:
-        """The state with this module's entry *key* set."""
-        return set_incremental_state(self, incremental_state, key, value)
+    get_incremental_state, set_incremental_state = utils.get_incremental_state, utils.set_incremental_state
 
     def reorder_incremental_state(self, incremental_state: State, new_order: Tensor) -> None:
         """Follow a beam's choice of rows; decoders with a state define it."""

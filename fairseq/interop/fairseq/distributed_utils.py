@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -43,6 +44,20 @@ def all_reduce(tensor: Tensor, group: Any = None, op: str = "sum") -> Tensor:
     if _several():
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
     return tensor
+
+
+def all_gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
+    """*tensor* of every process, by rank."""
+    gathered = [torch.empty_like(tensor) for _ in range(get_world_size())]
+    if _several():
+        dist.all_gather(gathered, tensor)
+    return gathered if _several() else [tensor]
+
+
+def broadcast(tensor: Tensor, src: int, group: Any = None) -> None:
+    """Replace *tensor* by the tensor of the process *src*."""
+    if _several():
+        dist.broadcast(tensor, src)
 
 
 def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:

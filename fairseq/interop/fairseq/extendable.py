@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
 from typing import Any
 
 from fairseq.criterions.adaptive_loss import AdaptiveCriterionConfig
@@ -16,15 +15,22 @@ from fairseq.models.lstm_lm import LSTMLMConfig
 from fairseq.models.transformer_lm import TransformerLMConfig
 from fairseq.optim.adam import AdamConfig
 from fairseq.optim.lr_scheduler.cosine import CosineConfig
+from fairseq.optim.lr_scheduler.fixed import FixedConfig
 from fairseq.optim.lr_scheduler.inverse_sqrt import InverseSqrtConfig
 from fairseq.optim.lr_scheduler.polynomial_decay import PolynomialDecayConfig
+from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauConfig
+from fairseq.optim.lr_scheduler.tri_stage import TriStageConfig
+from fairseq.optim.lr_scheduler.triangular import TriangularConfig
+from fairseq.optim.nag import NAGConfig
 from fairseq.tasks.language_modeling import LanguageModelingTaskConfig
+from fairseq.tasks.masked_lm import MaskedLMTaskConfig
+from fairseq.tasks.sentence_prediction import SentencePredictionTaskConfig
 
 
 def extendable(name: str, config: type, **defaults: Any) -> type:
     """A dataclass called *name* with the fields of *config*, which is frozen and so cannot be extended itself.
 
-    *defaults* are those of fairseq's dataclass that differ.
+    *defaults* are the defaults of fairseq's dataclass that differ.
     """
     hints = typing.get_type_hints(config)
     fields = []
@@ -38,16 +44,23 @@ def extendable(name: str, config: type, **defaults: Any) -> type:
     return dataclasses.make_dataclass(name, fields, bases=(FairseqDataclass,), namespace={"__doc__": config.__doc__})
 
 
-_CONFIGS: dict[str, tuple[type, Mapping[str, Any]]] = {
-    "AdaptiveLossConfig": (AdaptiveCriterionConfig, {}),
-    "CosineLRScheduleConfig": (CosineConfig, {}),
-    "CrossEntropyCriterionConfig": (CrossEntropyConfig, {}),
-    "FairseqAdamConfig": (AdamConfig, {}),
-    "InverseSquareRootLRScheduleConfig": (InverseSqrtConfig, {}),
-    "LabelSmoothedCrossEntropyCriterionConfig": (LabelSmoothedCrossEntropyConfig, {}),
-    "LanguageModelingConfig": (LanguageModelingTaskConfig, {}),
-    "LSTMLanguageModelConfig": (LSTMLMConfig, {}),
-    "PolynomialDecayLRScheduleConfig": (PolynomialDecayConfig, {}),
-    "TransformerLanguageModelConfig": (TransformerLMConfig, PLAIN),
+_CONFIGS: dict[str, type] = {
+    "AdaptiveLossConfig": AdaptiveCriterionConfig,
+    "CosineLRScheduleConfig": CosineConfig,
+    "CrossEntropyCriterionConfig": CrossEntropyConfig,
+    "FairseqAdamConfig": AdamConfig,
+    "FairseqNAGConfig": NAGConfig,
+    "FixedLRScheduleConfig": FixedConfig,
+    "InverseSquareRootLRScheduleConfig": InverseSqrtConfig,
+    "LabelSmoothedCrossEntropyCriterionConfig": LabelSmoothedCrossEntropyConfig,
+    "LanguageModelingConfig": LanguageModelingTaskConfig,
+    "LSTMLanguageModelConfig": LSTMLMConfig,
+    "MaskedLMConfig": MaskedLMTaskConfig,
+    "PolynomialDecayLRScheduleConfig": PolynomialDecayConfig,
+    "ReduceLROnPlateauLRScheduleConfig": ReduceLROnPlateauConfig,
+    "SentencePredictionConfig": SentencePredictionTaskConfig,
+    "TriangularLRScheduleConfig": TriangularConfig,
+    "TriStageLRScheduleConfig": TriStageConfig,
 }
-globals().update({name: extendable(name, config, **defaults) for name, (config, defaults) in _CONFIGS.items()})
+globals().update({name: extendable(name, config) for name, config in _CONFIGS.items()})
+TransformerLanguageModelConfig = extendable("TransformerLanguageModelConfig", TransformerLMConfig, **PLAIN)

@@ -7,17 +7,27 @@ import re
 
 from fairseq.interop.fairseq.names import home_of
 
-TRANSFORMERS = (
-    *("transformer_lm_big", "transformer_lm_baevski_wiki103", "transformer_lm_baevski_gbw"),
-    *("transformer_lm_gpt", "transformer_lm_gpt2_small", "transformer_lm_gpt2_tiny", "transformer_lm_gpt2_medium"),
-    *("transformer_lm_gpt2_big", "transformer_lm_gpt2_big_wide", "transformer_lm_gpt2_bigger"),
-)
+_TRANSFORMERS = """
+    base_lm_architecture transformer_lm_big transformer_lm_baevski_wiki103 transformer_lm_baevski_gbw
+    transformer_lm_gpt transformer_lm_gpt2_small transformer_lm_gpt2_tiny transformer_lm_gpt2_medium
+    transformer_lm_gpt2_big transformer_lm_gpt2_big_wide transformer_lm_gpt2_bigger transformer_lm_gpt3_small
+    transformer_lm_gpt3_medium transformer_lm_gpt3_large transformer_lm_gpt3_xl transformer_lm_gpt3_2_7
+    transformer_lm_gpt3_6_7 transformer_lm_gpt3_13 transformer_lm_gpt3_175
+"""
+_ROBERTA = """
+    base_architecture=roberta_architecture roberta_base_architecture roberta_large_architecture xlm_architecture
+"""
 _DATASETS = """
     FairseqDataset BaseWrapperDataset NestedDictionaryDataset IdDataset NumSamplesDataset NumelDataset PadDataset
     LeftPadDataset RightPadDataset PrependTokenDataset AppendTokenDataset TruncateDataset StripTokenDataset
-    OffsetTokensDataset SortDataset RawLabelDataset ListDataset ConcatDataset LRUCacheDataset
+    OffsetTokensDataset SortDataset RawLabelDataset ListDataset ConcatDataset LRUCacheDataset ConcatSentencesDataset
+    RollDataset
 """
-_BLOCK_DATASETS = "TokenBlockDataset MonolingualDataset MaskTokensDataset"
+_BLOCK_DATASETS = "TokenBlockDataset MonolingualDataset MaskTokensDataset LMContextWindowDataset"
+_GROUPS = """
+    Common CommonEval DistributedTraining Dataset Optimization Checkpoint FairseqBMUF Generation EvalLM Interactive EMA
+    Fairseq
+"""
 _PARSERS = """
     preprocess:preprocessing tokenize:tokenize symbols:symbols common:training eval_lm:eval_lm validate:validation
     recl:recl attention:attention interactive:interactive_generation import_model:import export_model:export
@@ -27,7 +37,10 @@ _PARSERS = """
 
 
 def _modules(datasets: str) -> str:
-    return " ".join("data." + re.sub(r"(?<=[a-z])([A-Z])", r"_\1", name).lower() for name in datasets.split())
+    return " ".join(
+        "data." + re.sub(r"(?<=[a-z])([A-Z])|(?<=[A-Z])([A-Z])(?=[a-z])", r"_\1\2", name).lower()
+        for name in datasets.split()
+    )
 
 
 _MODULES = {  # module here (without a dot in interop/fairseq): the names of it in fairseq
@@ -35,27 +48,35 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "fairseq.text.dictionary": "data.dictionary",
     "data_utils": "data.data_utils",
     "dataclass": "dataclass dataclass.configs dataclass.constants dataclass.utils",
-    "datasets": _modules(_DATASETS),
+    "datasets": _modules(_DATASETS) + " data.shorten_dataset",
     "block_datasets": _modules(_BLOCK_DATASETS),
     "decoders": "incremental_decoding_utils models.fairseq_encoder models.fairseq_incremental_decoder",
     "distributed_utils": "distributed.utils distributed_utils",
-    "fused_adam": "optim.fused_adam",
-    "generator": "search sequence_generator",
+    "encoders": "data.encoders data.encoders.utils data.encoders.gpt2_bpe data.encoders.gpt2_bpe_utils",
+    "generator": "search sequence_generator sequence_scorer",
     "hub_utils": "hub_utils",
     "iterators": "data.iterators",
     "lstm": "models.lstm",
+    "layers": """
+        modules.multihead_attention modules.transformer_sentence_encoder modules.transformer_sentence_encoder_layer
+    """,
     "meters": "meters logging.meters",
     "metrics": "metrics logging.metrics",
     "modules": """
         modules.fairseq_dropout modules.layer_norm modules.positional_embedding modules.learned_positional_embedding
         modules.sinusoidal_positional_embedding modules.layer_drop modules.checkpoint_activations modules.quant_noise
+        modules.gelu distributed.fully_sharded_data_parallel
     """,
-    "roberta": "models.roberta models.roberta.hub_interface models.roberta.model",
-    "sentence_encoder": """
-        modules.multihead_attention modules.transformer_sentence_encoder modules.transformer_sentence_encoder_layer
+    "parts": "optim.amp_optimizer optim.fused_adam",
+    "roberta": """
+        models.roberta models.roberta.hub_interface models.roberta.model models.roberta.model_camembert
+        models.roberta.model_gottbert models.roberta.model_xlmr
     """,
-    "transformer": "models.transformer modules.character_token_embedder",
-    "utils": "utils tokenizer",
+    "transformer": """
+        models.transformer models.transformer.transformer_config models.transformer.transformer_decoder
+        models.transformer.transformer_base models.transformer.transformer_legacy modules.character_token_embedder
+    """,
+    "utils": "utils tokenizer file_io file_utils",
     "fairseq.config.options": "options",
     "fairseq.config.registry": "registry",
     "fairseq.logging.progress": "logging.progress_bar progress_bar",
@@ -70,53 +91,104 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "fairseq.optim.lr_scheduler.tri_stage": "optim.lr_scheduler.tri_stage_lr_scheduler",
     "fairseq.optim.lr_scheduler.triangular": "optim.lr_scheduler.triangular_lr_scheduler",
 }
-_NAMES = {  # module: the names that it had in fairseq, by the module here that has them
-    "criterions": {"legacy": "LegacyFairseqCriterion"},
-    "criterions.fairseq_criterion": {"legacy": "LegacyFairseqCriterion"},
+_NAMES: dict[str, dict[str, str]] = {  # module: names that it had in fairseq (=here), by the module that has them here
+    "criterions": {"parts": "LegacyFairseqCriterion"},
+    "criterions.fairseq_criterion": {"parts": "LegacyFairseqCriterion"},
     "criterions.adaptive_loss": {"extendable": "AdaptiveLossConfig"},
     "criterions.cross_entropy": {"extendable": "CrossEntropyCriterionConfig"},
     "criterions.label_smoothed_cross_entropy": {
         "extendable": "LabelSmoothedCrossEntropyCriterionConfig",
         "criterions": "label_smoothed_nll_loss",
     },
-    "criterions.masked_lm": {"criterions": "MaskedLmLoss"},
+    "criterions.masked_lm": {"criterions": "MaskedLmLoss", "dataclass": "MaskedLmConfig=FairseqDataclass"},
+    "criterions.sentence_prediction": {"extendable": "SentencePredictionConfig"},
     "config.options": {
-        "utils": "eval_bool eval_str_list get_generation_parser",
+        "utils": "csv_str_list eval_bool eval_str_dict eval_str_list get_generation_parser",
         **{f"fairseq_cli.{c}": f"get_{p}_parser" for c, p in (pair.split(":") for pair in _PARSERS.split())},
     },
-    "data": {"datasets": _DATASETS, "block_datasets": _BLOCK_DATASETS, "iterators": "EpochBatchIterator"},
+    "data": {
+        "datasets": f"{_DATASETS} RandomCropDataset",
+        "block_datasets": f"{_BLOCK_DATASETS} IndexedDataset MMapIndexedDataset=IndexedDataset TruncatedDictionary",
+        "iterators": "CountingIterator EpochBatchIterator GroupedIterator ShardedIterator",
+    },
+    "text.dictionary": {"block_datasets": "TruncatedDictionary"},
+    "data.indexed_dataset": {
+        "block_datasets": """
+            IndexedDataset MMapIndexedDataset=IndexedDataset dataset_exists get_available_dataset_impl make_dataset
+        """,
+    },
     "distributed": {"modules": "fsdp_wrap"},
+    "interop.fairseq.checkpoint_utils": {"utils": "PathManager"},
     "interop.fairseq.data_utils": {"block_datasets": "load_indexed_dataset"},
+    "interop.fairseq.dataclass": {
+        "omegaconf": " ".join(f"{group}Config=DictConfig" for group in _GROUPS.split()),
+        "utils": "eval_str_list",
+    },
+    "interop.fairseq.distributed_utils": {"utils": "call_main"},
+    "interop.fairseq.roberta": {"parts": _ROBERTA},
     "models": {
         "fairseq.models.loading": "build_model",
         "decoders": "FairseqEncoder FairseqEncoderModel FairseqIncrementalDecoder",
+        "dataclass": "FairseqDataclass",
+        "utils": "import_models",
     },
+    "models.lstm_lm": {"parts": "base_architecture=lstm_lm_architecture"},
     "models.transformer_lm": {
-        "architectures": " ".join(("base_lm_architecture", *TRANSFORMERS)),
+        "parts": _TRANSFORMERS,
         "extendable": "TransformerLanguageModelConfig",
     },
     "modules": {
         "modules": """
             AdaptiveInput AdaptiveSoftmax FairseqDropout LayerNorm PositionalEmbedding LearnedPositionalEmbedding
-            SinusoidalPositionalEmbedding LayerDropModuleList checkpoint_wrapper
+            SinusoidalPositionalEmbedding LayerDropModuleList checkpoint_wrapper gelu
+            gelu_accurate
         """,
-        "sentence_encoder": "MultiheadAttention TransformerSentenceEncoder TransformerSentenceEncoderLayer",
+        "layers": """
+            MultiheadAttention TransformerDecoderLayer TransformerEncoderLayer TransformerSentenceEncoder
+            TransformerSentenceEncoderLayer
+        """,
         "transformer": "CharacterTokenEmbedder",
     },
-    "optim": {"legacy": "LegacyFairseqOptimizer"},
+    "modules.transformer_layer": {
+        "layers": """
+            TransformerDecoderLayer TransformerEncoderLayer TransformerDecoderLayerBase=TransformerDecoderLayer
+            TransformerEncoderLayerBase=TransformerEncoderLayer
+        """,
+    },
+    "optim": {"parts": "AMPOptimizer LegacyFairseqOptimizer"},
     "optim.adam": {"extendable": "FairseqAdamConfig"},
-    "optim.lr_scheduler": {"legacy": "LegacyFairseqLRScheduler"},
-    "optim.lr_scheduler.cosine": {"extendable": "CosineLRScheduleConfig"},
-    "optim.lr_scheduler.inverse_sqrt": {"extendable": "InverseSquareRootLRScheduleConfig"},
-    "optim.lr_scheduler.polynomial_decay": {"extendable": "PolynomialDecayLRScheduleConfig"},
-    "tasks": {"legacy": "LegacyFairseqTask"},
-    "tasks.fairseq_task": {"legacy": "LegacyFairseqTask"},
+    "optim.fairseq_optimizer": {"parts": "LegacyFairseqOptimizer"},
+    "optim.lr_scheduler": {"parts": "LegacyFairseqLRScheduler"},
+    "optim.lr_scheduler.fairseq_lr_scheduler": {"parts": "LegacyFairseqLRScheduler"},
+    "optim.nag": {"extendable": "FairseqNAGConfig"},
+    "tasks": {"parts": "LegacyFairseqTask", "dataclass": "FairseqDataclass", "utils": "import_tasks"},
+    "tasks.fairseq_task": {"parts": "LegacyFairseqTask"},
     "tasks.language_modeling": {"extendable": "LanguageModelingConfig"},
+    "tasks.masked_lm": {"extendable": "MaskedLMConfig"},
+    "tasks.sentence_prediction": {"extendable": "SentencePredictionConfig"},
 }
+_SCHEDULES = """
+    cosine:CosineLRSchedule=CosineSchedule fixed:FixedLRSchedule=FixedSchedule
+    inverse_sqrt:InverseSquareRootSchedule=InverseSqrtSchedule
+    polynomial_decay:PolynomialDecayLRSchedule=PolynomialDecaySchedule
+    reduce_lr_on_plateau:ReduceLROnPlateauLRSchedule=ReduceLROnPlateau
+    tri_stage:TriStageLRSchedule=TriStageSchedule triangular:TriangularLRSchedule=TriangularSchedule
+"""
+for _schedule in _SCHEDULES.split():
+    _module, _, _alias = _schedule.partition(":")
+    _config = _alias.partition("=")[0].replace("RootSchedule", "RootLRSchedule") + "Config"
+    _NAMES[f"optim.lr_scheduler.{_module}"] = {
+        f"fairseq.optim.lr_scheduler.{_module}": _alias,
+        "extendable": _config,
+    }
 
 
 MODULES = {f"fairseq.{old}": home_of(home) for home, olds in _MODULES.items() for old in olds.split()}
-NAMES = {
-    f"fairseq.{module}": {name: home_of(home) for home, names in homes.items() for name in names.split()}
+NAMES = {  # module: name in fairseq: module here and name there
+    f"fairseq.{module}": {
+        name.partition("=")[0]: (home_of(home), name.rpartition("=")[2])
+        for home, names in homes.items()
+        for name in names.split()
+    }
     for module, homes in _NAMES.items()
 }

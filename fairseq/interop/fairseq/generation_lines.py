@@ -22,14 +22,14 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
     Args:
         writer: models and dictionary.
         cfg: flags.
-        number: that of the text, which the lines name and sampling depends on.
+        number: the text's number, which the lines name and sampling depends on.
         line: its tokens, without ``</s>``; ``--prefix-size`` of them begin every hypothesis (0: all).
         target: whether the line is also what fairseq calls the target.
     """
     dictionary: Dictionary = writer.task.source_dictionary
     prefix = list(line[: cfg.prefix_size or len(line)])
     max_len = int((cfg.max_len_a or 0) * len(line)) + (200 if cfg.max_len_b is None else cfg.max_len_b)
-    how = Search(
+    search = Search(
         beam=cfg.beam,
         max_len=max_len,
         min_len=1 if cfg.min_len is None else cfg.min_len,
@@ -41,16 +41,16 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
     if target:
         yield f"T-{number}\t{dictionary.string(line)}"
     generator = generator_of(writer.seed, number, 0)
-    found = hypotheses(
+    results = hypotheses(
         writer.models,
         prefix,
-        how,
+        search,
         eos=dictionary.eos(),
         start=() if writer.models[0].begin is not None else None,  # fairseq reads <s> in place of </s>, not before it
         forbidden=[dictionary.pad()],
         generator=generator,
     )
-    for hypothesis in found[: cfg.nbest or 1]:
+    for hypothesis in results[: cfg.nbest or 1]:
         text = dictionary.string(hypothesis.tokens, cfg.remove_bpe)
         scores = " ".join(f"{lprob / math.log(2):.4f}" for lprob in hypothesis.lprobs)
         yield f"H-{number}\t{hypothesis.score / math.log(2)}\t{text}"

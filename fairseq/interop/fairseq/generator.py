@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ class BeamSearch:
 
 
 class Sampling(BeamSearch):
-    """Tokens are drawn, of the *sampling_topk* most probable, or those of probability *sampling_topp* in all."""
+    """Tokens are drawn, of the *sampling_topk* most probable, or the fewest of probability *sampling_topp*."""
 
     def __init__(self, tgt_dict: Any, sampling_topk: int = -1, sampling_topp: float = -1.0) -> None:
         super().__init__(tgt_dict)
@@ -86,7 +87,7 @@ class SequenceGenerator:
         drawn = search_strategy.sampling if search_strategy is not None else None
         decoding = Decoding(1, temperature, *drawn) if drawn is not None else None
         penalty = len_penalty if normalize_scores else 0.0
-        self.how = Search(beam_size, max_len_b, min_len, penalty, no_repeat_ngram_size, decoding)
+        self.search = Search(beam_size, max_len_b, min_len, penalty, no_repeat_ngram_size, decoding)
         self.generator = torch.Generator().manual_seed(seed) if seed is not None else None
 
     def generate(
@@ -111,15 +112,15 @@ class SequenceGenerator:
         while tokens and tokens[0] in (bos, self.eos):
             tokens = tokens[1:]
         tokens = tokens[:-1] if tokens and tokens[-1] == self.eos else tokens
-        how = Search(**{**vars(self.how), "max_len": int(self.max_len_a * len(tokens)) + self.max_len_b})
+        search = Search(**{**vars(self.search), "max_len": int(self.max_len_a * len(tokens)) + self.max_len_b})
         start = (
             ()
             if getattr(self.models[0], "begin", None) is not None
             else (self.eos if bos_token is None else bos_token,)
         )
         forbidden = [pad] if pad >= 0 else []
-        found = hypotheses(
-            self.models, tokens, how, eos=self.eos, start=start, forbidden=forbidden, generator=self.generator
+        results = hypotheses(
+            self.models, tokens, search, eos=self.eos, start=start, forbidden=forbidden, generator=self.generator
         )
         return [
             {
@@ -129,5 +130,32 @@ class SequenceGenerator:
                 "attention": torch.empty(0),
                 "alignment": torch.empty(0),
             }
-            for hypothesis in found
+            for hypothesis in results
+        ]
+
+
+class SequenceScorer:
+    """Log-probabilities of the targets of batches, in the form of :class:`SequenceGenerator`'s hypotheses.
+
+    Args:
+        tgt_dict: the dictionary of the models.
+        softmax_batch: positions whose logits are computed at once; None: as many as fit.
+    """
+
+    def __init__(self, tgt_dict: Any, softmax_batch: int | None = None, **unused: Any) -> None:
+        self.pad, self.chunk = tgt_dict.pad(), softmax_batch
+
+    @torch.no_grad()
+    def generate(self, models: Sequence[Any], sample: Any, **unused: Any) -> list[list[dict[str, Any]]]:
+        """For each row of ``sample["target"]`` one hypothesis, with the mean probability of several models."""
+        target, inputs = sample["target"], {"src_tokens": sample["net_input"]["src_tokens"]}
+        each = []
+        for model in map(language_model, models):
+            hidden = model.eval()(**inputs)[0].flatten(0, 1)  # type: ignore[attr-defined]
+            each.append(model.output_layer.target_log_probs(hidden, target.flatten(), self.chunk))
+        lprobs = (torch.stack(each).logsumexp(0) - math.log(len(each))).view_as(target)
+        rows = zip(target, lprobs, target.ne(self.pad), strict=True)
+        return [
+            [{"tokens": row[real], "score": scores[real].mean(), "positional_scores": scores[real], "attention": None}]
+            for row, scores, real in rows
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ from torch import Tensor
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.inference.loading import load_language_models
+
+SPLITTERS = {  # settings of fairseq's hub: their values
+    "tokenizer": "moses nltk space",
+    "bpe": "bert byte_bpe bytes characters fastbpe gpt2 hf_byte_bpe sentencepiece subword_nmt",
+}
 
 
 class GeneratorHubInterface:
@@ -96,8 +102,8 @@ class GeneratorHubInterface:
         With *beam* the search ends texts at ``</s>``, as :meth:`generate` does.
         """
         if not isinstance(sentences, str):
-            given = (beam, sampling, sampling_topk, sampling_topp, temperature, max_len_b, seed)
-            return [self.sample(sentence, *given) for sentence in sentences]
+            arguments = (beam, sampling, sampling_topk, sampling_topp, temperature, max_len_b, seed)
+            return [self.sample(sentence, *arguments) for sentence in sentences]
         if beam > 1 and not sampling:
             return self.decode(self.generate(self.encode(sentences), beam=beam, max_len_b=max_len_b)[0]["tokens"])
         top_k = max(sampling_topk, 0) if sampling else 1
@@ -128,15 +134,27 @@ def from_pretrained(
         model_name_or_path: folder of the checkpoint.
         checkpoint_file: its name in the folder; several are joined by colons.
         data_name_or_path: folder with ``dict.txt``, inside the model's folder or anywhere.
-        settings: settings of the checkpoint to change; ``tokenizer`` and ``bpe`` are those of the data.
+        settings: settings of the checkpoint to change; ``tokenizer`` and ``bpe`` come with the data.
 
     Raises:
-        UserError: the model or its dictionary is missing, or a setting does not exist.
+        UserError: the model or its dictionary is missing, or a setting does not exist or has an unknown value.
     """
+    check_splitters(settings)
     paths, data = located(model_name_or_path, checkpoint_file, data_name_or_path)
     overrides = {name: value for name, value in settings.items() if name not in ("tokenizer", "bpe", "bpe_codes")}
     models, task, used = load_language_models(paths, data, overrides)
     return GeneratorHubInterface(used.namespace, task, models)
+
+
+def check_splitters(settings: Mapping[str, Any]) -> None:
+    """Check that tokenizer and subwords in *settings* are names of fairseq's.
+
+    Raises:
+        UserError: one is not.
+    """
+    for name, known in SPLITTERS.items():
+        if settings.get(name) not in (None, *known.split()):
+            raise UserError(f"`{name}` {settings[name]}: unknown; choose from {', '.join(known.split())}")
 
 
 def located(model_name_or_path: str, checkpoint_file: str, data_name_or_path: str) -> tuple[list[Path], Path]:

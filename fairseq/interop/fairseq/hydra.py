@@ -18,14 +18,16 @@ from fairseq.errors import UserError
 
 Tree = dict[str, Any]
 
-GROUPS = (  # of settings
-    *("common", "common_eval", "distributed_training", "dataset", "optimization", "checkpoint", "bmuf"),
-    *("generation", "eval_lm", "interactive", "ema"),
-)
+GROUPS = ("common", "distributed_training", "dataset", "optimization", "checkpoint", "bmuf", "ema")  # of settings
+UNREAD = ("common_eval", "generation", "eval_lm", "interactive")  # of other commands, in files that fairseq composed
 PARTS = {"model": "arch"} | {name: name for name in ("task", "criterion", "optimizer", "lr_scheduler")}  # their flags
 OTHERS = ("scoring", "bpe", "tokenizer")  # choices of translation
+HYDRA = (  # its own sections; of them ``run.dir`` alone is read
+    *("run", "sweep", "job", "launcher", "sweeper", "hydra_logging", "job_logging", "searchpath", "callbacks", "help"),
+    *("env", "mode", "output_subdir", "verbose"),
+)
 OUTPUTS = ("save_dir", "tensorboard_logdir", "log_file")  # relative to the folder of the run
-OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[\w./@-]+)(?:=(?P<value>.*))?", re.DOTALL)
+OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[\w@-]+(?:[./][\w@-]+)*)(?:=(?P<value>.*))?", re.DOTALL)
 REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 MISSING = "???"
 LONGEST = 1 << 12  # characters of a value
@@ -43,12 +45,13 @@ def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
     """
     parsed = [_override(text) for text in overrides]
     chosen = {key: None if sign == "~" else value for sign, key, value in parsed if "." not in key and "/" not in key}
-    folder, own = (config.parent, load_yaml(config, "--config-name")) if config is not None else (Path(), {})
-    listed = _defaults(folder, own.pop("defaults", None) or [])
+    folder, content = (config.parent, load_yaml(config, "--config-name")) if config is not None else (Path(), {})
+    listed = _defaults(folder, content.pop("defaults", None) or [])
     tree: Tree = {"criterion": {"_name": "cross_entropy"}, "lr_scheduler": {"_name": "fixed"}}  # fairseq's own
     for group, option in listed.items():
         _merge(tree, _of_option(folder, group, chosen.get(group, option)))
-    _merge(tree, {name: {"_name": value} if isinstance(value, str) else value for name, value in own.items()})
+    _merge(tree, {name: {"_name": value} if isinstance(value, str) else value for name, value in content.items()})
+    tree.pop("_name", None)  # of a file that fairseq composed
     for group in chosen.keys() - listed.keys():
         _merge(tree, _of_option(folder, group, chosen[group]))
     for sign, key, value in parsed:
@@ -58,7 +61,7 @@ def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
 
 
 def _defaults(folder: Path, entries: Any) -> dict[str, Any]:
-    """The options by group in a list of ``defaults``; those of Hydra itself are left out."""
+    """The options by group in a list of ``defaults``; Hydra's own are left out."""
     options: dict[str, Any] = {}
     for entry in entries if isinstance(entries, list) else [entries]:
         if entry == "_self_":
@@ -123,19 +126,17 @@ def _assign(tree: Tree, names: Sequence[str], value: Any, *, remove: bool) -> No
         if not isinstance(inner, dict):
             raise UserError(f"{'.'.join(names)}: {name} is a value, not a group")
         tree = inner
-    if remove:
-        tree.pop(names[-1], None)
-    else:
+    if not remove:
         tree[names[-1]] = value
+    elif names[-1] in tree:
+        del tree[names[-1]]
+    else:
+        raise UserError(f"~{'.'.join(names)}: is not set; leave it out")
 
 
 def _flags(tree: Tree) -> list[str]:
     """The words of the command line for a composed *tree*."""
-    match tree.pop("hydra", None):
-        case {"run": {"dir": text}}:
-            folder = _resolved(text, tree)
-        case _:
-            folder = ""
+    folder = _run_folder(tree)
     settings = _by_name(tree)
     if folder:
         settings.setdefault("save_dir", "")
@@ -147,11 +148,27 @@ def _flags(tree: Tree) -> list[str]:
     return [data, *(flag if text == "true" else f"{flag}={text}" for flag, text in flags.items())]
 
 
+def _run_folder(tree: Tree) -> str:
+    """Take Hydra's own settings out of *tree*, and return ``hydra.run.dir``; empty without one."""
+    sections = tree.pop("hydra", {})
+    if not isinstance(sections, dict) or not sections.keys() <= {*HYDRA}:
+        raise UserError(f"hydra: found {str(sections)[:100]}; its sections are {', '.join(HYDRA)}")
+    match sections.get("run"):
+        case {"dir": str() | int() as text}:
+            return _text("hydra.run.dir", text, tree) or ""
+        case None:
+            return ""
+        case other:
+            raise UserError(f"hydra.run: expected hydra.run.dir=DIR, found {str(other)[:100]}")
+
+
 def _by_name(tree: Tree) -> dict[str, str]:
     """The settings of all groups, as text; several groups may give one the same value."""
     settings: dict[str, str] = {}
     keys: dict[str, str] = {}
     for group, values in tree.items():
+        if group in UNREAD or (group == "ema" and isinstance(values, dict) and not values.get("store_ema")):
+            continue
         if group not in (*PARTS, *GROUPS, *OTHERS):
             raise UserError(f"{group}: no such group of settings; one of {', '.join([*PARTS, *GROUPS])}")
         if group in GROUPS and not isinstance(values, dict):
@@ -170,39 +187,48 @@ def _by_name(tree: Tree) -> dict[str, str]:
 
 def _text(key: str, value: Any, tree: Tree) -> str | None:
     """*value* as a flag takes it, None where it is no setting; lists are separated by commas."""
-    if isinstance(value, str):
-        value = _resolved(value, tree)
-        if value == MISSING and key != "task.data":
-            raise UserError(f"{key}: missing; give {key}=VALUE")
-        return value
-    if isinstance(value, list):
-        return ",".join(_resolved(str(item), tree) for item in value)
-    if value is None or value is False:
-        return None
-    return "true" if value is True else str(value)
+    value = _resolved(value, tree)
+    if value == MISSING and key != "task.data":
+        raise UserError(f"{key}: missing; give {key}=VALUE")
+    return None if value is None else _joined([_resolved(item, tree) for item in _listed(value)])
 
 
-def _resolved(text: Any, tree: Tree, depth: int = 8) -> str:
-    """*text* with the values of its references: ``${group.name}``, ``${env:NAME}``, ``${now:%Y-%m-%d}``."""
+def _resolved(value: Any, tree: Tree, depth: int = 8) -> Any:
+    """*value* with the values of its references: ``${group.name}``, ``${env:NAME}``, ``${now:%Y-%m-%d}``.
 
-    def value(match: re.Match[str]) -> str:
-        kind, _, rest = match[1].partition(":")
-        if kind == "now":
-            return time.strftime(rest)
-        if kind in ("env", "oc.env") and rest.partition(",")[0] in os.environ:
-            return os.environ[rest.partition(",")[0]]
-        found: Any = tree
-        for name in match[1].split("."):
-            found = found.get(name) if isinstance(found, dict) else None
-        if isinstance(found, list):
-            return ",".join(map(str, found))
-        if found is None or isinstance(found, dict):
+    A text that is nothing but a reference becomes a value of its type.
+    """
+
+    def referent(match: re.Match[str]) -> str:
+        if (referent_value := _referent(match[1], tree)) is None:
             raise UserError(f"${{{match[1][:100]}}}: refers to no value")
-        return str(found)
+        return _joined(_listed(referent_value))
 
-    text = str(text)
-    while REFERENCE.search(text):
-        if not depth or len(text) > LONGEST:
-            raise UserError(f"{text[:100]}: refers to itself")
-        text, depth = REFERENCE.sub(value, text), depth - 1
-    return text
+    while isinstance(value, str) and REFERENCE.search(value):
+        if not depth or len(value) > LONGEST:
+            raise UserError(f"{value[:100]}: refers to itself")
+        single, depth = REFERENCE.fullmatch(value), depth - 1
+        value = _referent(single[1], tree) if single else REFERENCE.sub(referent, value)
+    return value
+
+
+def _referent(reference: str, tree: Tree) -> Any:
+    kind, _, rest = reference.partition(":")
+    if kind == "now":
+        return time.strftime(rest)
+    if kind in ("env", "oc.env") and rest.partition(",")[0] in os.environ:
+        return os.environ[rest.partition(",")[0]]
+    value: Any = tree
+    for name in reference.split("."):
+        value = value.get(name, {}) if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        raise UserError(f"${{{reference[:100]}}}: refers to no value")
+    return value
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _joined(values: Sequence[Any]) -> str:
+    return ",".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from fairseq.data.dataset import Sample
-from fairseq.interop.fairseq.data_utils import collate_tokens
+from fairseq.interop.fairseq.block_datasets import collate
 
 
 def __getitem__(self: Any, index: int) -> dict[str, Any]:
@@ -22,15 +21,7 @@ def __getitem__(self: Any, index: int) -> dict[str, Any]:
 
 def collater(self: Any, samples: Sequence[dict[str, Any]]) -> Sample:
     """The examples *samples* as one batch, padded on the right."""
-    pad = getattr(self, "blocks", self).pad
-    source, target = (collate_tokens([sample[name] for sample in samples], pad) for name in ("source", "target"))
-    return {
-        "id": torch.tensor([sample["id"] for sample in samples]),
-        "nsentences": len(samples),
-        "ntokens": int(source.ne(pad).sum()),
-        "net_input": {"src_tokens": source},
-        "target": target,
-    }
+    return collate(samples, getattr(self, "blocks", self).pad)
 
 
 def num_tokens(self: Any, index: int) -> int:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
+from fairseq.data.position import BATCHES, Layout
+from fairseq.data.samplers import Batching
 
 
 class CountingIterator:
@@ -58,8 +63,8 @@ class ShardedIterator(CountingIterator):
 
     def __init__(self, iterable: Sequence[Any], num_shards: int, shard_id: int, fill_value: Any = None) -> None:
         longest = -(-len(iterable) // num_shards)
-        own = list(itertools.islice(iterable, shard_id, None, num_shards))
-        super().__init__([*own, *[fill_value] * (longest - len(own))], 0)
+        shard = list(itertools.islice(iterable, shard_id, None, num_shards))
+        super().__init__([*shard, *[fill_value] * (longest - len(shard))], 0)
 
 
 class EpochBatchIterator:
@@ -102,13 +107,17 @@ class EpochBatchIterator:
         start, self._start = self._start or 0, None
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self.epoch)
+        shard = list(ShardedIterator(self.ordered(self.epoch, shuffle), self.num_shards, self.shard_id, fill_value=[]))
+        samples = (self.collate_fn([self.dataset[i] for i in batch]) if len(batch) else {} for batch in shard[start:])
+        self._current = CountingIterator(samples, start, len(shard))
+        return self._current
+
+    def ordered(self, epoch: int, shuffle: bool) -> list[Any]:
+        """The batches of an epoch, for all processes."""
         batches = list(self.batches)
         if shuffle:
-            np.random.RandomState((self.seed + self.epoch) % 2**32).shuffle(batches)
-        own = list(ShardedIterator(batches, self.num_shards, self.shard_id, fill_value=[]))
-        samples = (self.collate_fn([self.dataset[i] for i in batch]) if len(batch) else {} for batch in own[start:])
-        self._current = CountingIterator(samples, start, len(own))
-        return self._current
+            np.random.RandomState((self.seed + epoch) % 2**32).shuffle(batches)
+        return batches
 
     def end_of_epoch(self) -> bool:
         """Whether all batches of the epoch were read."""
@@ -121,6 +130,42 @@ class EpochBatchIterator:
         return {"version": 2, "epoch": self.epoch + ended, "iterations_in_epoch": read, "shuffle": self.shuffle}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to the place of *state_dict*."""
+        """Go to the position of *state_dict*."""
         self.epoch, self._start = state_dict["epoch"], state_dict.get("iterations_in_epoch", 0)
         self._current = None
+
+
+class IteratorSampler:
+    """The batches of *iterator* as a :class:`~fairseq.data.samplers.Sampler`.
+
+    Args:
+        iterator: returned by a task's own ``get_batch_iterator``.
+        numbers: numbers of the examples that the run reads, among the iterator's examples: int [n].
+        batching: processes and order.
+    """
+
+    rows = 0
+
+    def __init__(self, iterator: EpochBatchIterator, numbers: np.ndarray, batching: Batching) -> None:
+        positions = {int(number): position for position, number in enumerate(numbers)}
+        batches = ([positions[int(i)] for i in batch if int(i) in positions] for batch in iterator.batches)
+        # A copy: a task may return the same iterator again for the same dataset.
+        self.iterator, self.batching, self.shuffle = copy.copy(iterator), batching, batching.shuffle
+        self.iterator.batches = [np.array(batch, np.int64) for batch in batches if batch]
+        ends = np.cumsum([len(batch) for batch in self.iterator.batches])
+        world, seed = batching.world_size, iterator.seed if self.shuffle else 0
+        self.layout = Layout(BATCHES, len(ends), world, world, 0, zlib.crc32(ends.tobytes()), seed)
+
+    def __len__(self) -> int:
+        return self.layout.batches
+
+    def in_fairseq_order(self) -> IteratorSampler:
+        """Return this sampler: its order is fairseq's."""
+        return self
+
+    def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
+        """The examples of each of this rank's batches of an epoch, once *read* batches were read."""
+        batching = self.batching
+        batches = self.iterator.ordered(epoch, self.shuffle and epoch > batching.curriculum)
+        for number in range(read + batching.rank, len(self) * batching.world_size, batching.world_size):
+            yield batches[number] if number < len(batches) else np.empty(0, np.int64)

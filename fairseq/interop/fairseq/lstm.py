@@ -58,7 +58,7 @@ class LSTMDecoder(lstm_lm.LSTMDecoder):
 
 
 def Embedding(num_embeddings: int, embedding_dim: int, padding_idx: int) -> nn.Embedding:
-    """Embeddings with fairseq's initial values; that of padding is zero."""
+    """Embeddings with fairseq's initial values; padding's row is zero."""
     module = nn.Embedding(num_embeddings, embedding_dim, padding_idx)
     nn.init.uniform_(module.weight, -INIT, INIT)
     nn.init.zeros_(module.weight[padding_idx])

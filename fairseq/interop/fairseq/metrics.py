@@ -24,26 +24,33 @@ def log_derived(key: str, fn: Derived, priority: int = 20) -> None:
     collect(key, fn)
 
 
-def log_speed(key: str, value: Any, priority: int = 30, round: int | None = None) -> None:
-    """Ignore a speed: the log has the run's own."""
+def log_speed(*values: Any, **options: Any) -> None:
+    """Ignore speeds and clocks: the log has the run's own."""
 
 
-def log_start_time(key: str, priority: int = 40, round: int | None = None) -> None:
-    """Ignore the start of a clock: the log has the run's own."""
-
-
-def log_stop_time(key: str, weight: float = 0.0, prehook: Any = None) -> None:
-    """Ignore the end of a clock: the log has the run's own."""
+log_start_time = log_stop_time = log_speed
 
 
 def get_smoothed_values(name: str) -> dict[str, float]:
-    """Return no figures: those of a run are in its log and its ``--metrics-file``."""
+    """Return no metrics: a run's are in its log and its ``--metrics-file``."""
     return {}
+
+
+def get_smoothed_value(name: str, key: str) -> float:
+    """Return 0, as of a figure without values; see :func:`get_smoothed_values`."""
+    return 0.0
+
+
+def reset_meters(name: str = "") -> None:
+    """Do nothing: the log begins its own intervals."""
+
+
+reset = reset_meters
 
 
 @contextlib.contextmanager
 def aggregate(name: str | None = None, new_root: bool = False) -> Iterator[Any]:
-    """Collect figures for a while: those of *name* still reach the log, unless *new_root*."""
+    """Collect metrics for a while: metrics of *name* still reach the log, unless *new_root*."""
     if not new_root:
         yield None
         return

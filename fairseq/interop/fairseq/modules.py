@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq.interop.fairseq.utils import make_positions
+from fairseq.errors import UserError
+from fairseq.interop.fairseq.utils import get_activation_fn, make_positions
 from fairseq.modules import adaptive_input, adaptive_softmax
 from fairseq.modules.dropout import dropout
 from fairseq.modules.positions import sinusoids
@@ -160,3 +162,14 @@ def checkpoint_wrapper(m: nn.Module, offload_to_cpu: bool = False) -> nn.Module:
     forward = m.forward
     m.forward = lambda *args, **options: checkpoint(forward, *args, use_reentrant=False, **options)
     return m
+
+
+gelu = F.gelu
+gelu_accurate = get_activation_fn("gelu_accurate")
+
+
+def check_hooks(part: nn.Module, advice: str, *names: str) -> None:
+    """Raise UserError if the class of *part*, a plug-in's, has a method of *names*, which nothing here calls."""
+    for name in names:
+        if hasattr(part, name):
+            raise UserError(f"{type(part).__name__}: {name} is not called here; {advice}")

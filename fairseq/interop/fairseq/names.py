@@ -24,7 +24,8 @@ METHODS = {  # module: class, module of its methods, their names
     "fairseq.data.token_blocks": ("TokenBlocks", "items", _ITEMS),
     "fairseq.tasks.fairseq_task": (
         *("FairseqTask", "task_calls"),
-        "get_batch_iterator build_generator inference_step build_dataset_for_inference",
+        "get_batch_iterator filter_indices_by_size can_reuse_epoch_itr build_generator inference_step "
+        "build_dataset_for_inference",
     ),
     "fairseq.text.dictionary": (
         *("Dictionary", "dictionary"),
@@ -57,15 +58,18 @@ def _find_names(module: ModuleType) -> None:
         if present is not None:
             with contextlib.suppress(AttributeError):
                 return present(name)
-        full, path = f"{module.__name__}.{name}", vars(module).get("__path__", [])
+        full, path = f"{module.__name__}.{name}", vars(module).get("__path__")
         if not name.startswith("__"):
             home = None
-            if not (submodule := importlib.machinery.PathFinder.find_spec(full, path) is not None):
+            if not (submodule := importlib.machinery.PathFinder.find_spec(full, path or []) is not None):
                 home, submodule = _tables().NAMES.get(module.__name__, {}).get(name), full in _tables().MODULES
             if home is not None:
-                return getattr(importlib.import_module(home), name)
+                return getattr(importlib.import_module(home[0]), home[1])
             if submodule:
                 return importlib.import_module(full)  # a package once imported all its modules
+            former = [old for old, new in _tables().MODULES.items() if new == module.__name__]
+            if path == [] and any(old.endswith(f".{name}") for old in former):
+                return module  # of a package of fairseq that is one module here
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
     module.__getattr__ = find  # type: ignore[method-assign]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,60 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from fairseq import checkpoint
+from fairseq.config.fields import typed
 from fairseq.data.sentences import SentenceEncoder
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.hub import MaskedLanguageModel
 from fairseq.inference.loading import load_models
-from fairseq.interop.fairseq.hub_utils import located
-from fairseq.models.bert import BertModel
-from fairseq.models.heads import ClassificationHead
+from fairseq.interop.fairseq.encoders import FILES, Numbered
+from fairseq.interop.fairseq.hub_utils import check_splitters, located
+from fairseq.interop.fairseq.modules import check_hooks
+from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder
+from fairseq.models.heads import ClassificationHead, MaskedLMHead
 from fairseq.models.sentence import HEADS
-from fairseq.system.json_files import read_json
-from fairseq.system.opening import read_regular
 from fairseq.text.text_corpus import log_tokens
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
-from fairseq.text.tokenizers.byte_level import GPT2
 
 __path__: list[str] = []  # fairseq has a package here: fairseq.models.roberta.hub_interface is this module, too
 
-FILES = {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
 IGNORED = ("load_checkpoint_heads", "tokenizer")  # arguments of fairseq's without meaning here
 HEAD_OUTPUT = re.compile(rf"{re.escape(HEADS)}(\w+)\.out_proj\.weight")
-
-
-@dataclass(frozen=True)
-class Numbered(GPT2):
-    """GPT-2's subwords as their numbers in an ``encoder.json``, the words of the dictionaries of fairseq's RoBERTa."""
-
-    numbers: Mapping[str, int] = field(default_factory=dict, repr=False)
-
-    @classmethod
-    def load(cls, gpt2_encoder_json: Path, gpt2_vocab_bpe: Path) -> Numbered:
-        """Read both files.
-
-        Raises:
-            UserError: one is invalid, or they do not belong together.
-        """
-        advice = "give GPT-2's encoder.json and vocab.bpe"
-        numbers = read_json(gpt2_encoder_json, advice)
-        try:
-            subwords = cls(read_regular(gpt2_vocab_bpe), str(gpt2_vocab_bpe), numbers)
-        except OSError as error:
-            raise UserError(f"{gpt2_vocab_bpe}: {read_failure(error)}; {advice}") from None
-        subwords.check()
-        if not isinstance(numbers, dict) or not numbers.keys() >= set(subwords._symbols):
-            raise UserError(f"{gpt2_encoder_json}: lacks numbers of subwords in {gpt2_vocab_bpe}; {advice}")
-        return subwords
-
-    def encode(self, lines: Sequence[str]) -> list[str]:
-        return [" ".join(str(self.numbers[symbol]) for symbol in line.split()) for line in super().encode(lines)]
-
-    def decode(self, symbols: Sequence[str]) -> str:
-        return super().decode([self._subwords.get(symbol, symbol) for symbol in symbols])
-
-    @functools.cached_property
-    def _subwords(self) -> dict[str, str]:
-        return {str(number): symbol for symbol, number in self.numbers.items()}
 
 
 class RobertaHubInterface(nn.Module):
@@ -155,8 +116,88 @@ class RobertaHubInterface(nn.Module):
         return logits if return_logits else logits.log_softmax(-1)
 
 
+RobertaLMHead = MaskedLMHead
+RobertaClassificationHead = ClassificationHead
+
+
+class RobertaEncoder(MaskedLMEncoder):
+    """An encoder with its output layer, made of a plug-in's settings."""
+
+    def __init__(self, args: Any, dictionary: Any) -> None:
+        check_hooks(self, "write an encoder of own layers on FairseqEncoder", "build_encoder", "build_lm_head")
+        cfg = typed(BertConfig, args)
+        super().__init__(cfg.shape(len(dictionary), dictionary.pad()), untied=cfg.untie_weights_roberta)
+        self.args, self.dictionary = args, dictionary
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        features_only: bool = False,
+        return_all_hiddens: bool = False,
+        masked_tokens: Tensor | None = None,
+        **unused: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Logits [B, T, V], at *masked_tokens* [N, V], or hidden states [B, T, C]; and ``inner_states``."""
+        features, extra = self.extract_features(src_tokens, return_all_hiddens)
+        return features if features_only else self.output_layer(features, masked_tokens), extra
+
+    def extract_features(self, src_tokens: Tensor, return_all_hiddens: bool = False, **unused: Any) -> Any:
+        """Hidden states [B, T, C] of the last layer; ``inner_states`` are those after each layer [T, B, C], or None."""
+        if not return_all_hiddens:
+            return self.sentence_encoder(src_tokens), {"inner_states": None}
+        states = list(self.sentence_encoder.states(src_tokens))
+        return states[-1], {"inner_states": [state.transpose(0, 1) for state in states]}
+
+    def output_layer(self, features: Tensor, masked_tokens: Tensor | None = None, **unused: Any) -> Tensor:
+        """Logits of hidden states, all of them or those at *masked_tokens*."""
+        return self.lm_head(features if masked_tokens is None else features[masked_tokens])
+
+    def max_positions(self) -> int:
+        """The most tokens of a row."""
+        return self.sentence_encoder.shape.max_positions
+
+
 class RobertaModel(BertModel):
-    """BERT and RoBERTa, under the name that scripts import."""
+    """BERT and RoBERTa, under the name and with the constructor that scripts and plug-ins know."""
+
+    def __init__(self, args: Any, encoder: Any) -> None:
+        super().__init__(encoder, typed(BertConfig, args))
+        self.args, self.classification_heads = args, nn.ModuleDict()
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> RobertaModel:
+        return cls(args, RobertaEncoder(args, task.source_dictionary))
+
+    def forward(  # type: ignore[override]
+        self,
+        src_tokens: Tensor,
+        features_only: bool = False,
+        return_all_hiddens: bool = False,
+        classification_head_name: str | None = None,
+        **inputs: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The encoder's output, or logits [B, n] of a head; see :class:`RobertaEncoder`."""
+        only = features_only or classification_head_name is not None
+        x, extra = self.encoder(src_tokens, only, return_all_hiddens, **inputs)
+        return x if classification_head_name is None else self.classification_heads[classification_head_name](
+            x[:, 0]
+        ), extra
+
+    def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        heads = {
+            name: value
+            for name, value in state.items()
+            if name.partition(".")[2].partition(".")[0] in self.classification_heads
+        }
+        return {**super().upgrade_state_dict(state), **heads}
+
+    def register_classification_head(
+        self, name: str, num_classes: int, inner_dim: int | None = None, **unused: Any
+    ) -> None:
+        """Add a head over the first token, with the settings ``pooler_…``."""
+        dim, rate = self.cfg.encoder_embed_dim, getattr(self.args, "pooler_dropout", 0.0)
+        head = ClassificationHead(dim, num_classes, rate, getattr(self.args, "pooler_activation_fn", "tanh"))
+        self.classification_heads[name] = head
 
     @classmethod
     def from_pretrained(
@@ -178,15 +219,17 @@ class RobertaModel(BertModel):
             settings: those files, and settings of the checkpoint to change.
 
         Raises:
-            UserError: a file is missing or invalid, several are named, one is no encoder, or a setting does not exist.
+            UserError: a file is missing or invalid, several are named, one is no encoder, a setting does not exist,
+                or there is no tokenizer for *bpe*.
         """
+        check_splitters({"bpe": bpe, **settings})
         [path, *others], data = located(model_name_or_path, checkpoint_file, data_name_or_path)
         if others:
             raise UserError(f"`checkpoint_file` {checkpoint_file}: several checkpoints; give one, an encoder")
         files = {name: Path(settings.get(name, path.parent / file)) for name, file in FILES.items()}
         overrides = {name: value for name, value in settings.items() if name not in (*IGNORED, *FILES)}
         state = checkpoint.load(path)
-        heads = {found[1]: len(value) for name, value in state["model"].items() if (found := HEAD_OUTPUT.match(name))}
+        heads = {match[1]: len(value) for name, value in state["model"].items() if (match := HEAD_OUTPUT.match(name))}
         stored, name = state["args"], "classification_head_name"
         if heads and stored.get("task") == "sentence_prediction" and stored.get(name) not in heads:
             overrides[name] = next(iter(heads))
@@ -195,15 +238,22 @@ class RobertaModel(BertModel):
             raise UserError(f"{path}: {type(model).__name__} is a decoder; give an encoder, such as roberta")
         dictionary = task.source_dictionary
         tokenizer = find_tokenizer(dictionary.path or data, dictionary.symbols)
-        named = settings.keys() & FILES.keys()
-        if tokenizer is None and bpe == "gpt2" and (named or all(file.is_file() for file in files.values())):
+        file_settings = settings.keys() & FILES.keys()
+        if tokenizer is None and bpe == "gpt2" and (file_settings or all(file.is_file() for file in files.values())):
             tokenizer = Tokenizer(subwords=Numbered.load(**files))
         if tokenizer is None:
+            if bpe not in (None, "gpt2"):
+                raise UserError(f"`bpe` {bpe}: no tokenizer beside {dictionary.path}; give None for text of tokens")
             log_tokens(dictionary)
         roberta = RobertaHubInterface(used.namespace, task, model, tokenizer)
         for name in heads.keys() - set(getattr(model, "classification_heads", ())):
             roberta.register_classification_head(name, heads[name])
             prefix = f"{HEADS}{name}."
-            own = {key.removeprefix(prefix): value for key, value in state["model"].items() if key.startswith(prefix)}
-            roberta.model.classification_heads[name].load_state_dict(own)
+            parameters = {
+                key.removeprefix(prefix): value for key, value in state["model"].items() if key.startswith(prefix)
+            }
+            roberta.model.classification_heads[name].load_state_dict(parameters)
         return roberta.eval()
+
+
+XLMRModel = CamembertModel = GottbertModel = RobertaModel

@@ -13,6 +13,11 @@ from fairseq.interop.fairseq.data_utils import batch_by_size, filter_by_size
 from fairseq.interop.fairseq.generator import SequenceGenerator
 from fairseq.interop.fairseq.iterators import EpochBatchIterator
 
+GENERATION_SETTINGS = """
+beam lenpen max_len_a max_len_b min_len temperature no_repeat_ngram_size sampling sampling_topk sampling_topp
+"""
+GENERATION = {"beam": "beam_size", "lenpen": "len_penalty"}  # settings: arguments of the generator
+
 
 def get_batch_iterator(
     self: Any,
@@ -34,10 +39,26 @@ def get_batch_iterator(
     Raises:
         UserError: an example is longer than *max_positions* or *max_tokens*, without *ignore_invalid_inputs*.
     """
-    indices, _ = filter_by_size(dataset.ordered_indices(), dataset, max_positions, not ignore_invalid_inputs)
+    indices = filter_by_size(dataset.ordered_indices(), dataset, max_positions, not ignore_invalid_inputs)
     limits = (max_tokens, max_sentences, required_batch_size_multiple)
     batches = batch_by_size(indices, dataset.num_tokens, None, *limits)
     return EpochBatchIterator(dataset, dataset.collater, batches, seed, num_shards, shard_id, num_workers, epoch)
+
+
+def filter_indices_by_size(
+    self: Any, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
+) -> Any:
+    """The *indices* of examples of *dataset* that are not longer than *max_positions*.
+
+    Raises:
+        UserError: there are others, without *ignore_invalid_inputs*.
+    """
+    return filter_by_size(indices, dataset, max_positions, not ignore_invalid_inputs)
+
+
+def can_reuse_epoch_itr(self: Any, dataset: Any) -> bool:
+    """Return False: batches are asked for once a run."""
+    return False
 
 
 def build_generator(
@@ -49,18 +70,8 @@ def build_generator(
     **unused: Any,
 ) -> SequenceGenerator:
     """The generator with the settings *cfg* of fairseq's generation, by their names."""
-    names = {"beam": "beam_size", "lenpen": "len_penalty", "sampling": "sampling"}
-    same = (
-        "max_len_a",
-        "max_len_b",
-        "min_len",
-        "temperature",
-        "no_repeat_ngram_size",
-        "sampling_topk",
-        "sampling_topp",
-    )
-    given = {name: getattr(cfg, old, None) for old, name in {**names, **{n: n for n in same}}.items()}
-    options = {name: value for name, value in given.items() if value is not None} | dict(extra_gen_cls_kwargs or {})
+    values = {GENERATION.get(name, name): getattr(cfg, name, None) for name in GENERATION_SETTINGS.split()}
+    options = {name: value for name, value in values.items() if value is not None} | dict(extra_gen_cls_kwargs or {})
     if getattr(self.cfg, "add_bos_token", False):  # readers put <s> before every row
         models = [Reader(model, begin=self.target_dictionary.begin()) for model in models]
     return (seq_gen_cls or SequenceGenerator)(models, self.target_dictionary, **options)

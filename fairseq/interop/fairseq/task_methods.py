@@ -1,4 +1,4 @@
-"""Methods of fairseq's tasks that plug-ins override: ``load_dataset``, ``train_step`` and ``valid_step``."""
+"""Methods of fairseq's tasks that plug-ins override: ``load_dataset``, ``get_batch_iterator`` and steps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ import numpy as np
 from torch import Tensor
 
 from fairseq.data.dataset import Dataset, Sample
+from fairseq.data.samplers import Batching, Sampler
 from fairseq.errors import UserError
+from fairseq.interop.fairseq.iterators import EpochBatchIterator, IteratorSampler
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 
 EXPECTED = {
     "load_dataset": "(split, combine=False, **kwargs)",
     "train_step": "(sample, model, criterion, optimizer, update_num, ignore_grad=False)",
     "valid_step": "(sample, model, criterion)",
+    "get_batch_iterator": "(dataset, max_tokens, max_sentences, max_positions, ignore_invalid_inputs, …)",
+}
+KEYWORDS = {  # passed by name to methods that take them
+    "train_step": "update_num ignore_grad",
+    "get_batch_iterator": "max_tokens max_sentences max_positions ignore_invalid_inputs required_batch_size_multiple "
+    "seed num_shards shard_id num_workers epoch data_buffer_size disable_iterator_cache",
 }
 
 
@@ -32,30 +40,27 @@ def check_methods(task: Any, model: Any) -> None:
         UserError: a check failed; the message names the method.
     """
     name = task.settings.chosen.task or type(task).__name__
-    if overrides(type(task), "get_batch_iterator"):
-        raise UserError(f"--task {name}: get_batch_iterator is not called; override sampler(dataset, model, batching)")
     calls = {"load_dataset": ("train", True), "train_step": (None,) * 4, "valid_step": (None,) * 3}
-    for method, values in calls.items():
+    for method, values in {**calls, "get_batch_iterator": (None,)}.items():
         if overrides(type(task), method):
             try:
-                _signature(task, method).bind(*values, **keywords(task, method, 0))
+                _signature(task, method).bind(*values, **keywords(task, method))
             except TypeError as error:
                 raise UserError(f"--task {name}: {method} must take {EXPECTED[method]} ({error})") from None
-            if method.endswith("_step") and model.memory_length:
+            if method != "load_dataset" and model.memory_length:
                 raise UserError(
-                    f"--task {name}: its train_step or valid_step cannot carry the model's memory "
+                    f"--task {name}: its {method} cannot carry the model's memory "
                     "(--tokens-from-prev, --mem-len); use a model without memory"
                 )
 
 
-def keywords(task: Any, method: str, update_num: int) -> dict[str, Any]:
-    """The optional arguments of fairseq's *method* that the method of *task* accepts."""
-    if method != "train_step":
-        return {}
-    taken = _signature(task, method).parameters
-    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
-    values = {"update_num": update_num, "ignore_grad": False}
-    return {name: value for name, value in values.items() if open_ended or name in taken}
+def keywords(task: Any, method: str, *values: Any) -> dict[str, Any]:
+    """The *values* of fairseq's keyword arguments that the method of *task* accepts: versions differ in them."""
+    names = KEYWORDS.get(method, "").split()
+    parameters = _signature(task, method).parameters
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    pairs = zip(names, values or names, strict=True)
+    return {name: value for name, value in pairs if open_ended or name in parameters}
 
 
 def loaded_dataset(task: Any, split: str, training: bool) -> Dataset:
@@ -113,6 +118,27 @@ class CollatedDataset:
         return CollatedDataset(self.dataset, self.indices[keep])
 
 
+def own_sampler(task: Any, dataset: Any, model: Any, batching: Batching) -> Sampler:
+    """The batches of *dataset* that ``get_batch_iterator`` of *task*, a plug-in's, makes.
+
+    Raises:
+        UserError: it returned no iterator of ``fairseq.data.iterators``.
+    """
+    examples, numbers = dataset, np.arange(len(dataset))
+    if isinstance(dataset, CollatedDataset):
+        examples, numbers = dataset.dataset, dataset.indices
+    limits = batching.max_tokens, batching.batch_size, model.max_positions(), True, batching.multiple
+    processes = batching.world_size, batching.rank
+    options = keywords(task, "get_batch_iterator", *limits, batching.seed, *processes, 0, 1, 0, False)
+    iterator = task.get_batch_iterator(examples, **options)
+    if not isinstance(iterator, EpochBatchIterator):
+        raise UserError(
+            f"--task {task.settings.chosen.task}: get_batch_iterator returned {type(iterator).__name__}; "
+            "expected fairseq.data.iterators.EpochBatchIterator"
+        )
+    return IteratorSampler(iterator, numbers, batching)
+
+
 class DeferredOptimizer:
     """The optimizer argument of ``train_step``: ``backward`` stores the loss, the trainer computes gradients."""
 
@@ -144,8 +170,8 @@ def run_step(task: Any, graph: Any, sample: Sample, update_num: int) -> tuple[An
     if not graph.training:
         return task.valid_step(sample, graph.model, graph.criterion)
     optimizer = DeferredOptimizer()
-    given = keywords(task, "train_step", update_num)
-    _, size, log = task.train_step(sample, graph.model, graph.criterion, optimizer, **given)
+    arguments = keywords(task, "train_step", update_num, False)
+    _, size, log = task.train_step(sample, graph.model, graph.criterion, optimizer, **arguments)
     if optimizer.loss is None:
         raise UserError(f"--task {task.settings.chosen.task}: train_step must call optimizer.backward(loss)")
     return optimizer.loss, size, log

@@ -19,6 +19,7 @@ NOT_THERE = {  # setting: values that fairseq's model has
     "position_infused_attention": (False, None),
     "tokens_from_prev": (0, None),
     "qk_norm": (False, None),
+    "token_shift": (0, None),
     "notes": (False, None),
     "streams": (False, None),
     "token_types": (0, None),
@@ -47,7 +48,7 @@ TEXT_LISTS = ("adaptive_input_cutoff", "adaptive_softmax_cutoff")  # fairseq rea
 
 
 def to_fairseq(state: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return a loaded checkpoint as fairseq writes it, of the model and of the place that training has reached.
+    """Return a loaded checkpoint as fairseq writes it, of the model and of the position that training has reached.
 
     Raises:
         UserError: fairseq has no such model.
@@ -60,7 +61,7 @@ def to_fairseq(state: Mapping[str, Any], source: str) -> dict[str, Any]:
         if args.get(name) not in (*there, *(args.get(value) for value in there if isinstance(value, str))):
             raise UserError(f"--to fairseq: {source} has {name}={args[name]}, which fairseq's {model} lacks")
     extra = state.get("extra_state") or {}
-    kept = ("val_loss", "best", "previous_training_time")
+    names = ("val_loss", "best", "previous_training_time")
     iterator = extra.get("train_iterator") or {"epoch": 1, "iterations_in_epoch": 0}
     # The order of RoBERTa's parameters, and so their numbers, differ between versions of fairseq.
     optimizer = _numbered(state.get("last_optimizer_state"), state["model"]) if model != ROBERTA else None
@@ -70,7 +71,7 @@ def to_fairseq(state: Mapping[str, Any], source: str) -> dict[str, Any]:
         "optimizer_history": list(state.get("optimizer_history") or [HISTORY]),
         "extra_state": {
             "train_iterator": {name: value for name, value in iterator.items() if name != "read"},
-            **{name: extra[name] for name in kept if extra.get(name) is not None},
+            **{name: extra[name] for name in names if extra.get(name) is not None},
         },
         "last_optimizer_state": optimizer,
     }
@@ -78,23 +79,23 @@ def to_fairseq(state: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 def _settings(args: Mapping[str, Any], model: str) -> dict[str, Any]:
     """The settings that fairseq reads, without None: its loading takes what is missing from the dataclasses."""
-    found = {name: value for name, value in args.items() if name in SETTINGS.split() and value is not None}
-    found["arch"] = model
+    settings = {name: value for name, value in args.items() if name in SETTINGS.split() and value is not None}
+    settings["arch"] = model
     if model == "transformer_lm":
         for name in ("decoder_input_dim", "decoder_output_dim"):
-            found.setdefault(name, args["decoder_embed_dim"])
+            settings.setdefault(name, args["decoder_embed_dim"])
     if model == ROBERTA:
-        found.pop("max_target_positions", None)
+        settings.pop("max_target_positions", None)
     else:
-        found.setdefault("max_target_positions", args.get("tokens_per_sample", 1024))
+        settings.setdefault("max_target_positions", args.get("tokens_per_sample", 1024))
     for name in TEXT_LISTS:
-        if not isinstance(found.get(name, ""), str):
-            found[name] = ",".join(map(str, found[name]))
-    if not isinstance(found.get("adam_betas", ""), str):  # text in what fairseq wrote
-        found["adam_betas"] = str(tuple(found["adam_betas"]))
-    if "batch_size" in found:
-        found["max_sentences"] = found["batch_size"]  # the name before 0.10
-    return {**found, "task": "masked_lm" if model == ROBERTA else "language_modeling"}
+        if not isinstance(settings.get(name, ""), str):
+            settings[name] = ",".join(map(str, settings[name]))
+    if not isinstance(settings.get("adam_betas", ""), str):  # text in what fairseq wrote
+        settings["adam_betas"] = str(tuple(settings["adam_betas"]))
+    if "batch_size" in settings:
+        settings["max_sentences"] = settings["batch_size"]  # the name before 0.10
+    return {**settings, "task": "masked_lm" if model == ROBERTA else "language_modeling"}
 
 
 def _numbered(state: Any, model: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -107,5 +108,5 @@ def _numbered(state: Any, model: Mapping[str, Any]) -> dict[str, Any] | None:
         return dict(state)  # numbered already, or of a criterion's parameters
     numbers = {name: index for index, name in enumerate(names)}
     entries = {numbers[name]: entry for name, entry in state["state"].items()}
-    own = {"amsgrad": False} if "betas" in group else {}
-    return {"state": entries, "param_groups": [{**own, **group, "params": list(range(len(names)))}]}
+    defaults = {"amsgrad": False} if "betas" in group else {}
+    return {"state": entries, "param_groups": [{**defaults, **group, "params": list(range(len(names)))}]}

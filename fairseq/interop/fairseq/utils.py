@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import importlib
 import os
+import pkgutil
 import re
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -134,9 +137,9 @@ def move_to_cpu(sample: Any) -> Any:
 
 
 def make_positions(tensor: Tensor, padding_idx: int, onnx_trace: bool = False) -> Tensor:
-    """The position of each token, from ``padding_idx`` + 1; that of padding is *padding_idx*: [B, T]."""
-    kept = tensor.ne(padding_idx).int()
-    return (kept.cumsum(1).type_as(kept) * kept).long() + padding_idx
+    """The position of each token, from ``padding_idx`` + 1; padding is at *padding_idx*: [B, T]."""
+    mask = tensor.ne(padding_idx).int()
+    return (mask.cumsum(1).type_as(mask) * mask).long() + padding_idx
 
 
 def strip_pad(tensor: Tensor, pad: int) -> Tensor:
@@ -157,8 +160,8 @@ def fill_with_neg_inf(t: Tensor) -> Tensor:
 
 def clip_grad_norm_(params: Any, max_norm: float, aggregate_norm_fn: Any = None) -> Tensor:
     """Scale gradients down to a norm of *max_norm* (0: no limit); return the norm before."""
-    found = [p for p in ([params] if isinstance(params, Tensor) else params) if p.grad is not None]
-    return nn.utils.clip_grad_norm_(found, max_norm if max_norm > 0 else float("inf"))
+    parameters = [p for p in ([params] if isinstance(params, Tensor) else params) if p.grad is not None]
+    return nn.utils.clip_grad_norm_(parameters, max_norm if max_norm > 0 else float("inf"))
 
 
 def has_parameters(module: nn.Module) -> bool:
@@ -229,3 +232,43 @@ def get_generation_parser(interactive: bool = False, default_task: str = "langua
     if interactive:
         return importlib.import_module("fairseq_cli.interactive").get_interactive_generation_parser(default_task)
     return importlib.import_module("fairseq_cli.generate").get_generation_parser(default_task)
+
+
+def resolve_max_positions(*limits: Any) -> Any:
+    """The smallest of *limits*, numbers, tuples of them or None; None without any."""
+    known = [limit for limit in limits if limit is not None]
+    if not any(isinstance(limit, tuple) for limit in known):
+        return min(known, default=None)
+    return tuple(map(min, zip(*(limit for limit in known if isinstance(limit, tuple)), strict=True)))
+
+
+def import_tasks(tasks_dir: str, namespace: str) -> None:
+    """Import the modules and packages in *tasks_dir*, which are parts of the package *namespace*."""
+    for module in pkgutil.iter_modules([tasks_dir]):
+        importlib.import_module(f"{namespace}.{module.name}")
+
+
+import_models = import_tasks
+
+
+def reset_logging() -> None:
+    """Do nothing: the log is this package's."""
+
+
+def call_main(cfg: Any, main: Callable[..., Any], **options: Any) -> None:
+    """Call *main* in this process; ``fairseq-train`` starts one for each of several devices."""
+    main(cfg, **options)
+
+
+def cached_path(path: Any, *unused: Any) -> str:
+    """*path*: nothing is downloaded."""
+    return str(path)
+
+
+class PathManager:
+    """Files of this machine, under the names of iopath's functions."""
+
+    open, copy, rm = staticmethod(open), staticmethod(shutil.copyfile), staticmethod(os.remove)
+    exists, isfile, isdir = staticmethod(os.path.exists), staticmethod(os.path.isfile), staticmethod(os.path.isdir)
+    ls, get_local_path = staticmethod(os.listdir), staticmethod(cached_path)
+    mkdirs = staticmethod(functools.partial(os.makedirs, exist_ok=True))

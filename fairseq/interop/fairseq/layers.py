@@ -1,4 +1,4 @@
-"""Attention and encoder layers of ``fairseq.modules``, with fairseq's constructors and names, for [T, B, C]."""
+"""Attention and layers of ``fairseq.modules``, with fairseq's constructors and names, for [T, B, C]."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairseq.modules.dropout import dropout
 
 
 class MultiheadAttention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, §3.2.2) without incremental state.
+    """Multi-head attention (Vaswani et al. 2017, §3.2.2) without incremental state, for [T, B, C].
 
     Raises:
         NotImplementedError: ``add_bias_kv``, ``add_zero_attn`` or quantisation noise is asked for.
@@ -76,23 +76,117 @@ class MultiheadAttention(nn.Module):
         if incremental_state is not None or before_softmax:
             raise NotImplementedError("MultiheadAttention: incremental_state, before_softmax")
         key = query if key is None else key
-        q, k, v = self.q_proj(query) * self.scaling, self.k_proj(key), self.v_proj(key if value is None else value)
-        q, k, v = (x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, v))  # (B, H, T or S, D)
-        scores = q @ k.transpose(-1, -2)  # (B, H, T, S)
-        if attn_mask is not None:
-            masked = scores.masked_fill(attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else None
-            scores = scores + attn_mask if masked is None else masked
-        if key_padding_mask is not None:
-            scores = scores.masked_fill(key_padding_mask[:, None, None].bool(), -torch.inf)
-        weights = F.softmax(scores, -1, dtype=torch.float32)
-        output = dropout(weights.type_as(v), self.p, self.training) @ v  # (B, H, T, D)
-        output = self.out_proj(output.permute(2, 0, 1, 3).flatten(2))  # (T, B, C)
-        if not need_weights and not need_head_weights:
-            return output, None
-        return output, weights.transpose(0, 1) if need_head_weights else weights.mean(1)
+        if key_padding_mask is not None and attn_mask is not None and attn_mask.dtype != torch.bool:
+            # torch wants both masks of one type
+            padding = torch.zeros_like(key_padding_mask, dtype=attn_mask.dtype)
+            key_padding_mask = padding.masked_fill(key_padding_mask.bool(), -torch.inf)
+        projections = self.q_proj, self.k_proj, self.v_proj
+        output, weights = F.multi_head_attention_forward(
+            *(query, key, key if value is None else value, self.embed_dim, self.num_heads),
+            in_proj_weight=None,
+            in_proj_bias=None if self.q_proj.bias is None else torch.cat([part.bias for part in projections]),
+            bias_k=None,
+            bias_v=None,
+            add_zero_attn=False,
+            dropout_p=self.p,
+            out_proj_weight=self.out_proj.weight,
+            out_proj_bias=self.out_proj.bias,
+            training=self.training,
+            key_padding_mask=key_padding_mask,
+            need_weights=need_weights or need_head_weights,
+            attn_mask=attn_mask,
+            use_separate_proj_weight=True,
+            q_proj_weight=self.q_proj.weight,
+            k_proj_weight=self.k_proj.weight,
+            v_proj_weight=self.v_proj.weight,
+            average_attn_weights=not need_head_weights,
+        )
+        return output, weights.transpose(0, 1) if weights is not None and need_head_weights else weights
 
 
-class TransformerSentenceEncoderLayer(nn.Module):
+class _Layer(nn.Module):
+    """Self-attention and a feed-forward network, for [T, B, C]."""
+
+    part = ""  # first word of the names of settings
+    normalize_before = False
+    self_attn: nn.Module
+
+    def _make(self, dim: int, ffn_dim: int, dropout: float, activation_dropout: float, activation_fn: str) -> None:
+        self.embedding_dim = self.embed_dim = dim
+        self.dropout, self.activation_dropout = dropout, activation_dropout
+        self.activation_fn = get_activation_fn(activation_fn)
+        self.self_attn_layer_norm = LayerNorm(dim)
+        self.fc1, self.fc2 = nn.Linear(dim, ffn_dim), nn.Linear(ffn_dim, dim)
+        self.final_layer_norm = LayerNorm(dim)
+
+    def _made_of(self, args: Any) -> None:
+        """Make the layer of the flat settings of :attr:`part`."""
+        dim, ffn_dim = (getattr(args, f"{self.part}_{name}") for name in ("embed_dim", "ffn_embed_dim"))
+        rates = args.dropout, getattr(args, "activation_dropout", 0.0) or getattr(args, "relu_dropout", 0.0)
+        self._make(dim, ffn_dim, *rates, getattr(args, "activation_fn", "relu"))
+        self.normalize_before = getattr(args, f"{self.part}_normalize_before", False)
+        self.self_attn = self.build_self_attention(dim, args)
+
+    def build_self_attention(self, embed_dim: int, args: Any, **options: Any) -> nn.Module:
+        """The attention; plug-ins override it."""
+        heads = getattr(args, f"{self.part}_attention_heads")
+        return MultiheadAttention(embed_dim, heads, dropout=args.attention_dropout, self_attention=True)
+
+    def _apply_to(self, x: Tensor, mask: Tensor | None, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        y = self.self_attn_layer_norm(x) if self.normalize_before else x
+        y, weights = self.self_attn(
+            query=y, key=y, value=y, key_padding_mask=padding, need_weights=False, attn_mask=mask
+        )
+        x = x + dropout(y, self.dropout, self.training)
+        x = x if self.normalize_before else self.self_attn_layer_norm(x)
+        y = self.final_layer_norm(x) if self.normalize_before else x
+        y = dropout(self.activation_fn(self.fc1(y)), self.activation_dropout, self.training)
+        x = x + dropout(self.fc2(y), self.dropout, self.training)
+        return x if self.normalize_before else self.final_layer_norm(x), weights
+
+
+class TransformerEncoderLayer(_Layer):
+    """A layer of an encoder, made of the settings ``encoder_…``."""
+
+    part = "encoder"
+
+    def __init__(self, args: Any, return_fc: bool = False) -> None:
+        super().__init__()
+        self._made_of(args)
+
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None) -> Tensor:
+        """The output: [T, B, C]."""
+        return self._apply_to(x, attn_mask, encoder_padding_mask)[0]
+
+
+class TransformerDecoderLayer(_Layer):
+    """A layer of a decoder without attention to an encoder, made of the settings ``decoder_…``."""
+
+    part = "decoder"
+
+    def __init__(self, args: Any, no_encoder_attn: bool = True, **unused: Any) -> None:
+        super().__init__()
+        self._made_of(args)
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: None = None,
+        encoder_padding_mask: None = None,
+        incremental_state: None = None,
+        prev_self_attn_state: None = None,
+        prev_attn_state: None = None,
+        self_attn_mask: Tensor | None = None,
+        self_attn_padding_mask: Tensor | None = None,
+        **unused: Any,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """The output [T, B, C], None for the weights, and None for the state of incremental decoding."""
+        if encoder_out is not None or incremental_state is not None:
+            raise NotImplementedError("TransformerDecoderLayer: encoder_out, incremental_state")
+        return *self._apply_to(x, self_attn_mask, self_attn_padding_mask), None
+
+
+class TransformerSentenceEncoderLayer(_Layer):
     """A post-norm layer of BERT's encoder."""
 
     def __init__(
@@ -112,39 +206,21 @@ class TransformerSentenceEncoderLayer(nn.Module):
         super().__init__()
         if init_fn is not None:
             init_fn()
-        self.embedding_dim, self.dropout, self.activation_dropout = embedding_dim, dropout, activation_dropout
-        self.activation_fn = get_activation_fn(activation_fn)
+        self._make(embedding_dim, ffn_embedding_dim, dropout, activation_dropout, activation_fn)
+        noise = {"q_noise": q_noise, "qn_block_size": qn_block_size}
         self.self_attn = self.build_self_attention(
-            embedding_dim,
-            num_attention_heads,
-            dropout=attention_dropout,
-            self_attention=True,
-            q_noise=q_noise,
-            qn_block_size=qn_block_size,
+            embedding_dim, num_attention_heads, dropout=attention_dropout, self_attention=True, **noise
         )
-        self.self_attn_layer_norm = LayerNorm(embedding_dim)
-        self.fc1, self.fc2 = nn.Linear(embedding_dim, ffn_embedding_dim), nn.Linear(ffn_embedding_dim, embedding_dim)
-        self.final_layer_norm = LayerNorm(embedding_dim)
 
-    def build_self_attention(self, embed_dim: int, num_attention_heads: int, **options: Any) -> nn.Module:
-        """The attention; plug-ins override it."""
-        return MultiheadAttention(embed_dim, num_attention_heads, **options)
+    def build_self_attention(self, embed_dim: int, args: int, **options: Any) -> nn.Module:
+        """The attention, of *args* heads; plug-ins override it."""
+        return MultiheadAttention(embed_dim, args, **options)
 
     def forward(
         self, x: Tensor, self_attn_mask: Tensor | None = None, self_attn_padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The output [T, B, C] and None, for the weights."""
-        y, weights = self.self_attn(
-            query=x,
-            key=x,
-            value=x,
-            key_padding_mask=self_attn_padding_mask,
-            need_weights=False,
-            attn_mask=self_attn_mask,
-        )
-        x = self.self_attn_layer_norm(x + dropout(y, self.dropout, self.training))
-        y = dropout(self.activation_fn(self.fc1(x)), self.activation_dropout, self.training)
-        return self.final_layer_norm(x + dropout(self.fc2(y), self.dropout, self.training)), weights
+        return self._apply_to(x, self_attn_mask, self_attn_padding_mask)
 
 
 def init_bert_params(module: nn.Module) -> None:
@@ -190,12 +266,8 @@ class TransformerSentenceEncoder(nn.Module):
         **unused: Any,
     ) -> None:
         super().__init__()
-        self.padding_idx, self.vocab_size, self.embedding_dim, self.dropout = (
-            padding_idx,
-            vocab_size,
-            embedding_dim,
-            dropout,
-        )
+        self.padding_idx, self.vocab_size = padding_idx, vocab_size
+        self.embedding_dim, self.dropout = embedding_dim, dropout
         self.embed_tokens = self.build_embedding(vocab_size, embedding_dim, padding_idx)
         self.segment_embeddings = nn.Embedding(num_segments, embedding_dim) if num_segments else None
         offset = padding_idx if offset_positions_by_padding else -1

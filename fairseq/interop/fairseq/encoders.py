@@ -1,0 +1,84 @@
+"""``fairseq.data.encoders``: subwords that plug-ins and scripts split text into, and the words that they begin."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq.config.registry import register_bpe, register_tokenizer  # noqa: F401 - names that plug-ins import
+from fairseq.data.masking import word_parts, word_rule
+from fairseq.errors import UserError, read_failure
+from fairseq.system.json_files import read_json
+from fairseq.system.opening import read_regular
+from fairseq.text.tokenizers.byte_level import GPT2
+
+__path__: list[str] = []  # fairseq has a package here: fairseq.data.encoders.utils is this module, too
+
+FILES = {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
+
+
+@dataclass(frozen=True)
+class Numbered(GPT2):
+    """GPT-2's subwords as their numbers in an ``encoder.json``, the words of the dictionaries of fairseq's RoBERTa."""
+
+    numbers: Mapping[str, int] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def load(cls, gpt2_encoder_json: Path, gpt2_vocab_bpe: Path) -> Numbered:
+        """Read both files.
+
+        Raises:
+            UserError: one is invalid, or they do not belong together.
+        """
+        advice = "give GPT-2's encoder.json and vocab.bpe"
+        numbers = read_json(gpt2_encoder_json, advice)
+        try:
+            subwords = cls(read_regular(gpt2_vocab_bpe), str(gpt2_vocab_bpe), numbers)
+        except OSError as error:
+            raise UserError(f"{gpt2_vocab_bpe}: {read_failure(error)}; {advice}") from None
+        subwords.check()
+        if not isinstance(numbers, dict) or not numbers.keys() >= set(subwords._symbols):
+            raise UserError(f"{gpt2_encoder_json}: lacks numbers of subwords in {gpt2_vocab_bpe}; {advice}")
+        return subwords
+
+    def encode(self, lines: Sequence[str]) -> list[str]:
+        return [" ".join(str(self.numbers[symbol]) for symbol in line.split()) for line in super().encode(lines)]
+
+    def decode(self, symbols: Sequence[str]) -> str:
+        return super().decode([self._subwords.get(symbol, symbol) for symbol in symbols])
+
+    @functools.cached_property
+    def _subwords(self) -> dict[str, str]:
+        return {str(number): symbol for symbol, number in self.numbers.items()}
+
+
+class Encoder:
+    """GPT-2's subwords as numbers: the ``encoder.json`` at one path, and the ``vocab.bpe`` at the other."""
+
+    def __init__(self, encoder_json_path: str, vocab_bpe_path: str) -> None:
+        self.bpe = Numbered.load(Path(encoder_json_path), Path(vocab_bpe_path))
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers of *text*."""
+        return list(map(int, self.bpe.encode([text])[0].split()))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of numbers."""
+        return self.bpe.decode(list(map(str, tokens)))
+
+
+get_encoder = Encoder
+
+
+def get_whole_word_mask(args: Any, dictionary: Any) -> Tensor:
+    """Which symbols of *dictionary* begin a word, uint8 [V]; as ``--mask-whole-words`` finds them, whatever *args*."""
+    continues, joins = word_parts(dictionary, word_rule(dictionary))
+    if joins.any():
+        raise UserError("get_whole_word_mask: marks at the end of symbols; use `mask_whole_words` of `task` masked_lm")
+    return torch.from_numpy(~continues).to(torch.uint8)

@@ -1,0 +1,45 @@
+"""Base classes, architectures and small parts that plug-ins import from models, optimizers and tasks of fairseq."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fairseq.config.registry import ARCHITECTURES, completed
+from fairseq.criterions.fairseq_criterion import FairseqCriterion
+from fairseq.models.architectures.transformer_lm import BASE
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler
+from fairseq.tasks.fairseq_task import FairseqTask
+
+LegacyFairseqLRScheduler = FairseqLRScheduler
+LegacyFairseqOptimizer = FairseqOptimizer
+LegacyFairseqTask = FairseqTask
+
+
+class LegacyFairseqCriterion(FairseqCriterion):
+    """A criterion that is given the namespace and the task, as in fairseq before 0.10."""
+
+    def __init__(self, args: Any, task: Any) -> None:
+        super().__init__(args, task)
+
+
+class AMPOptimizer(FairseqOptimizer):
+    """The name that copied training steps compare an optimizer with; none is one: autocast needs none here."""
+
+
+def get_fused_adam_class() -> None:
+    """Return None, at which a plug-in takes its own Adam: apex's is chosen by :mod:`fairseq.optim.adam`."""
+
+
+def base_lm_architecture(args: Any) -> None:
+    """Set on *args* what all architectures of fairseq but ``transformer_lm`` begin with."""
+    vars(args).update(completed(BASE, vars(args)))
+
+
+def __getattr__(name: str) -> Callable[[Any], None]:
+    """The function that sets the defaults of an architecture on a namespace, for plug-ins to call in their own."""
+    architecture = name.removesuffix("_architecture")
+    if architecture not in ARCHITECTURES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return ARCHITECTURES[architecture].fill
