@@ -59,40 +59,43 @@ class Decoding:
         return self.beam == 1 and self.temperature > 0
 
 
-def choose(lprobs: Tensor, how: Decoding, draws: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
+def choose(lprobs: Tensor, decoding: Decoding, draws: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
     """Choose one token from each distribution.
 
     Args:
         lprobs: log-probabilities [B, V], up to a constant for each row.
-        how: temperature, top_k and top_p.
-        draws: uniform random numbers in [0, 1), float64 [B]: the token's place in the cumulative distribution. Unused
+        decoding: temperature, top_k and top_p.
+        draws: uniform random numbers in [0, 1), float64 [B]: its position in the cumulative distribution. Unused
             at temperature 0.
-        tokens: the token of each column [B, V], if the columns are the ``how.candidates`` most probable tokens in
+        tokens: the token of each column [B, V], if the columns are the ``decoding.candidates`` most probable tokens in
             falling order; None: column v is token v.
 
     Returns:
         [B].
     """
-    if how.temperature == 0:
+    if decoding.temperature == 0:
         return lprobs.argmax(-1) if tokens is None else tokens[:, 0]
     assert draws is not None
-    temperature = min(max(how.temperature, COLDEST), HOTTEST)
+    temperature = min(max(decoding.temperature, COLDEST), HOTTEST)
     best = lprobs.amax(-1, keepdim=True) if tokens is None else lprobs[:, :1]
     scores = (lprobs - best) / temperature  # the best one is 0 at any temperature
-    if tokens is None and (how.top_k or how.top_p < 1):
-        scores, tokens = scores.topk(min(how.top_k or lprobs.size(-1), lprobs.size(-1)))  # in falling order
+    if tokens is None and (decoding.top_k or decoding.top_p < 1):
+        scores, tokens = scores.topk(min(decoding.top_k or lprobs.size(-1), lprobs.size(-1)))  # in falling order
     # In float32 a running sum near 1 would not change by probabilities below 3e-8.
     probabilities = scores.softmax(-1).double()
-    if how.top_p < 1:
-        probabilities[probabilities.cumsum(-1) - probabilities >= how.top_p] = 0  # the tokens before have reached top_p
+    if decoding.top_p < 1:
+        # A token goes where those before it have reached top_p.
+        probabilities[probabilities.cumsum(-1) - probabilities >= decoding.top_p] = 0
     cumulative = probabilities.cumsum(-1)
-    place = torch.searchsorted(cumulative, draws[:, None] * cumulative[:, -1:], right=True)
-    place = place.clamp(max=cumulative.size(-1) - 1)  # (B, 1)
-    return (place if tokens is None else tokens.gather(1, place)).squeeze(1)
+    # The draw is scaled to the sum of what is left, instead of all probabilities.
+    index = torch.searchsorted(cumulative, draws[:, None] * cumulative[:, -1:], right=True)
+    # By rounding, a draw near 1 may lie behind the last sum.
+    index = index.clamp(max=cumulative.size(-1) - 1)  # (B, 1)
+    return (index if tokens is None else tokens.gather(1, index)).squeeze(1)
 
 
 def sample_batch(
-    predictor: Predictor, prompts: Sequence[Prompt], how: Decoding, generators: Sequence[torch.Generator | None]
+    predictor: Predictor, prompts: Sequence[Prompt], decoding: Decoding, generators: Sequence[torch.Generator | None]
 ) -> Iterator[list[Advance]]:
     """Continue *prompts*, ordered by falling length, token by token; yield the tokens chosen in each step.
 
@@ -101,32 +104,33 @@ def sample_batch(
     Each row draws from its own generator, so a sample does not depend on the other rows of its batch.
     """
     rows, position, following = len(prompts), 0, list[int]()
+    numbers_of = [_draws(generator, decoding.max_tokens) for generator in generators]
     while rows:
         chunk = _prompt_chunk(prompts[:rows], position) or [[token] for token in following]
         position += len(chunk[0])
         waiting = sum(len(prompt) > position for prompt in prompts[:rows])
         tokens, draws = None, None
-        if how.candidates:  # fewer than all
-            lprobs, tokens = predictor.best(chunk, how.candidates, waiting)
+        if decoding.candidates:  # fewer than all
+            lprobs, tokens = predictor.best(chunk, decoding.candidates, waiting)
         else:
             lprobs = predictor.read(chunk, waiting)
-        if how.temperature > 0:
-            numbers = [_draw(generator) for generator in generators[waiting:rows]]
+        if decoding.temperature > 0:
+            numbers = [next(row) for row in numbers_of[waiting:rows]]
             draws = torch.tensor(numbers, dtype=torch.float64, device=lprobs.device)
-        chosen: list[int] = choose(lprobs, how, draws, tokens).tolist()
+        chosen: list[int] = choose(lprobs, decoding, draws, tokens).tolist()
         yield [(row, [token]) for row, token in zip(range(waiting, rows), chosen, strict=True)]
-        rows = _unfinished(prompts[:rows], position, how.max_tokens)
+        rows = _unfinished(prompts[:rows], position, decoding.max_tokens)
         following = ([prompt[position] for prompt in prompts[:waiting]] + chosen)[:rows]
         if rows:
             predictor.keep_rows(rows)
 
 
-def beam_search(predictor: Predictor, prompts: Sequence[Prompt], how: Decoding) -> Iterator[list[Advance]]:
+def beam_search(predictor: Predictor, prompts: Sequence[Prompt], decoding: Decoding) -> Iterator[list[Advance]]:
     """Continue *prompts*, ordered by falling length, by beam search for the highest sum of log-probabilities.
 
     All texts have ``max_tokens`` tokens, so sums need no length penalty. Rows advance as in :func:`sample_batch`.
     """
-    rows, position, beam = len(prompts), 0, how.beam
+    rows, position, beam = len(prompts), 0, decoding.beam
     scores = torch.full((rows, beam), -torch.inf, device=predictor.device)
     scores[:, 0] = 0.0  # the beams start as one text
     texts, following = [[list[int]()] * beam for _ in prompts], list[list[int]]()
@@ -148,9 +152,11 @@ def beam_search(predictor: Predictor, prompts: Sequence[Prompt], how: Decoding) 
             texts[row] = [[*texts[row][parent], token] for parent, token in chosen]
             following += [[token] for _, token in chosen]
             parents += [row * beam + parent for parent, _ in chosen]
-        left = _unfinished(prompts[:rows], position, how.max_tokens)
-        yield [(row, []) for row in range(waiting, left)] + [(row, texts[row][0]) for row in range(left, rows)]
-        rows = left
+        remaining = _unfinished(prompts[:rows], position, decoding.max_tokens)
+        yield [(row, []) for row in range(waiting, remaining)] + [
+            (row, texts[row][0]) for row in range(remaining, rows)
+        ]
+        rows = remaining
         following = following[: rows * beam]
         if rows:
             predictor.select_rows(torch.tensor(parents[: rows * beam]))
@@ -184,6 +190,11 @@ def _unfinished(prompts: Sequence[Prompt], position: int, tokens: int) -> int:
     return sum(position - len(prompt) + 1 < tokens for prompt in prompts)
 
 
-def _draw(generator: torch.Generator | None) -> float:
-    device = generator.device if generator is not None else None
-    return float(torch.rand((), generator=generator, dtype=torch.float64, device=device))
+def _draws(generator: torch.Generator | None, count: int) -> Iterator[float]:
+    """*count* uniform random numbers in [0, 1)."""
+    device = generator.device if generator is not None else torch.get_default_device()
+    # On CPUs numbers together are the numbers one by one, for a fraction of the calls; on GPUs they differ.
+    together = 64 if device.type == "cpu" else 1
+    for start in range(0, count, together):
+        size = min(together, count - start)
+        yield from torch.rand(size, generator=generator, dtype=torch.float64, device=device).tolist()

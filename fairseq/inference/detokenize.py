@@ -67,6 +67,7 @@ class LineStream(Stream):
     def _new(self, text: str) -> str:
         """The part of the line's *text* that was not returned yet."""
         new = text[self.shown :]
+        # What was returned is not taken back if the line, decoded anew, is shorter.
         self.shown = max(self.shown, len(text))
         return new
 

@@ -94,6 +94,7 @@ class Reader:
 
     def read(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Hidden states of *tokens* [B, T], which continue *cache* and are appended to it: [B, T, C]."""
+        # Several tokens at once fill the matrix products of torch, which are then faster.
         if tokens.size(1) == 1 and self.packed is not None:
             return self.packed.stack.read(self.packed.embed(tokens, cache), cache, self.packed.window)
         with self.autocast():
@@ -102,7 +103,7 @@ class Reader:
     def read_each(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Like :meth:`read`, one token at a time, with one embedding lookup for all."""
         with self.autocast():
-            embedded = self.model.embed(tokens, cache.held)
+            embedded = self.model.embed(tokens, cache)
             if self.packed is not None:
                 states = self.packed.stack.read(embedded.float(), cache, self.packed.window)
                 return states if self.dtype is not None else states.to(embedded.dtype)
@@ -150,15 +151,16 @@ class _Packed:
     def embed(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Input of the first layer for *tokens* [B, 1]: [B, 1, C]."""
         if self.lookup is None:
-            return self.model.embed(tokens, cache.held).float()
+            return self.model.embed(tokens, cache).float()
         decoder, added = self.model.decoder, None
         if isinstance(decoder, TransformerDecoder) and decoder.embed_positions is not None and not decoder.infused:
-            added = decoder.embed_positions(1, cache.held).float()
+            added = decoder.embed_positions(1, cache.length).float()
         return self.lookup(tokens[:, 0].contiguous(), added)[:, None]
 
 
 def inference_copy(model: M, dtype: torch.dtype | None, int8: bool = False) -> M:
     """*model* with matrices rounded to int8 and then cast to *dtype*; norms are kept, *model* is not modified."""
+    # By name as well: apex's layer norm is no subclass of torch's.
     normed = {
         id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__
         for p in m.parameters(recurse=False)
@@ -182,6 +184,7 @@ def _packable(model: BaseFairseqModel) -> TypeGuard[DecoderModel]:
     # A subclass, of a plug-in, may compute something else.
     if not isinstance(model, DecoderModel) or type(model) not in (TransformerLanguageModel, TransformerXL):
         return False
+    # A hook wants to see its module run, which kernels leave out.
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         return False
     decoder = model.decoder
@@ -205,7 +208,7 @@ def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool
     looks_up = packable_embedding(decoder.embed_tokens)
     if isinstance(decoder, TransformerDecoder) and isinstance(source, TransformerDecoder):
         norm, project, widen = source.layer_norm, source.project_out_dim, decoder.project_in_dim
-        looks_up = looks_up and decoder.layernorm_embedding is None
+        looks_up = looks_up and decoder.layernorm_embedding is None and decoder.token_shift is None
     elif isinstance(decoder, TransformerXLDecoder):
         biases = decoder.attention_biases
         window = decoder.memory_length if decoder.cfg.same_length else None

@@ -63,7 +63,7 @@ class Search:
 def hypotheses(
     models: Sequence[Model],
     prefix: Sequence[int],
-    how: Search,
+    search: Search,
     *,
     eos: int,
     start: Sequence[int] | None = None,
@@ -75,7 +75,7 @@ def hypotheses(
     Args:
         models: in evaluation mode; their probabilities are averaged.
         prefix: the first tokens of every text, without *start*.
-        how: settings.
+        search: settings.
         eos: the end of a text.
         start: what is read before the prefix (default: *eos*); empty for readers that begin with ``<s>``.
         forbidden: tokens that are never chosen.
@@ -84,26 +84,31 @@ def hypotheses(
     Raises:
         UserError: the prefix is as long as a text may be.
     """
-    if len(prefix) >= how.max_len:
-        raise SettingError(f"`max_len_b`: texts of {how.max_len} tokens have no room after {len(prefix)} of a prefix")
-    predictor = Predictor(models, 1, forbidden, how.max_len + 2)
-    texts, ended = [Hypothesis([], [], how.lenpen)], list[Hypothesis]()
+    if len(prefix) >= search.max_len:
+        raise SettingError(
+            f"`max_len_b`: texts of {search.max_len} tokens have no room after {len(prefix)} of a prefix"
+        )
+    predictor = Predictor(models, 1, forbidden, search.max_len + 2)
+    texts, ended = [Hypothesis([], [], search.lenpen)], list[Hypothesis]()
     following = [[eos] if start is None else list(start)]
-    for step in range(how.max_len + 1):
+    for step in range(search.max_len + 1):
         lprobs = predictor.read(following)  # (texts, V)
         if step < len(prefix):
             live = [(0, prefix[step])]
         else:
-            _restrict(lprobs, texts, how, eos)
-            if step == len(prefix) and how.sampling is not None:
-                texts, lprobs = texts * how.beam, lprobs.expand(how.beam, -1)
-                predictor.select_rows(torch.zeros(how.beam, dtype=torch.long))
-            chosen = _sampled(lprobs, how.sampling, generator) if how.sampling else _best(lprobs, texts, how, eos)
+            _restrict(lprobs, texts, search, eos)
+            # Samples share the prefix, which is read once.
+            if step == len(prefix) and search.sampling is not None:
+                texts, lprobs = texts * search.beam, lprobs.expand(search.beam, -1)
+                predictor.select_rows(torch.zeros(search.beam, dtype=torch.long))
+            chosen = (
+                _sampled(lprobs, search.sampling, generator) if search.sampling else _best(lprobs, texts, search, eos)
+            )
             ends = [texts[row].extended(token, lprobs[row]) for row, token in chosen if token == eos]
             # fairseq's rule: of the last step's ends the most probable fill the beam.
-            ended += ends[: how.beam - len(ended)]
+            ended += ends[: search.beam - len(ended)]
             live = [(row, token) for row, token in chosen if token != eos]
-            if not live or len(ended) >= how.beam:
+            if not live or len(ended) >= search.beam:
                 break
         texts = [texts[row].extended(token, lprobs[row]) for row, token in live]
         predictor.select_rows(torch.tensor([row for row, _ in live]))
@@ -111,33 +116,34 @@ def hypotheses(
     return sorted(ended, key=lambda hypothesis: -hypothesis.score)
 
 
-def _restrict(lprobs: Tensor, texts: list[Hypothesis], how: Search, eos: int) -> None:
+def _restrict(lprobs: Tensor, texts: list[Hypothesis], search: Search, eos: int) -> None:
     """Give probability zero, in place, to what length and repetition forbid."""
-    length, size = len(texts[0].tokens), how.no_repeat_ngram
-    if length >= how.max_len:
+    length, size = len(texts[0].tokens), search.no_repeat_ngram
+    if length >= search.max_len:
         lprobs[:, :eos] = lprobs[:, eos + 1 :] = -math.inf
         return
-    if length < how.min_len:
+    if length < search.min_len:
         lprobs[:, eos] = -math.inf
     for row, text in enumerate(texts if size else []):
         tokens = text.tokens
         last = tokens[len(tokens) - size + 1 :] if size > 1 else []
         starts = range(len(tokens) - size + 1)
+        # Tokens that have followed the last n − 1 tokens before.
         lprobs[row, [tokens[i + size - 1] for i in starts if tokens[i : i + size - 1] == last]] = -math.inf
 
 
-def _best(lprobs: Tensor, texts: list[Hypothesis], how: Search, eos: int) -> list[tuple[int, int]]:
+def _best(lprobs: Tensor, texts: list[Hypothesis], search: Search, eos: int) -> list[tuple[int, int]]:
     """Texts and tokens of the best continuations: ends among the first *beam*, and *beam* others."""
     sums = torch.tensor([math.fsum(text.lprobs) for text in texts], device=lprobs.device, dtype=torch.float64)
     # Each text has one continuation by the end: of twice as many, enough others are left (fairseq's rule).
-    values, [choices] = best_continuations(sums[None], lprobs.double()[None], min(2 * how.beam, lprobs.numel()))
+    values, [choices] = best_continuations(sums[None], lprobs.double()[None], min(2 * search.beam, lprobs.numel()))
     possible = [choice for choice, value in zip(choices, values[0].tolist(), strict=True) if value != -math.inf]
-    ends = [choice for choice in possible[: how.beam] if choice[1] == eos]
-    others = [choice for choice in possible if choice[1] != eos][: how.beam]
+    ends = [choice for choice in possible[: search.beam] if choice[1] == eos]
+    others = [choice for choice in possible if choice[1] != eos][: search.beam]
     return ends + others
 
 
-def _sampled(lprobs: Tensor, how: Decoding, generator: torch.Generator | None) -> list[tuple[int, int]]:
+def _sampled(lprobs: Tensor, decoding: Decoding, generator: torch.Generator | None) -> list[tuple[int, int]]:
     """Texts and one sampled token for each."""
     draws = torch.rand(len(lprobs), generator=generator, dtype=torch.float64)
-    return list(enumerate(choose(lprobs, how, draws.to(lprobs.device)).tolist()))
+    return list(enumerate(choose(lprobs, decoding, draws.to(lprobs.device)).tolist()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +26,13 @@ from fairseq.tasks.dictionary_digest import ADVICE, check_dictionary, dictionary
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 
+logger = logging.getLogger(__name__)
+
 EMBEDDINGS = ("decoder.embed_tokens", "encoder.sentence_encoder.embed_tokens")
 
 CHOICES = {"task": TASKS, "criterion": CRITERIONS}
 OF_THE_COMMAND = frozenset({*fields.defaults(CommonConfig), "dataset_impl", "num_workers"})  # not the checkpoint's
+OF_DATA = frozenset({*fields.defaults(DataConfig), "data", "max_sentences"})  # read by no model
 
 
 def load_models(
@@ -48,7 +52,7 @@ def load_models(
         data: folder made by ``fairseq-preprocess``, or a dictionary file.
         overrides: settings of the checkpoints to change (``--model-overrides``).
         settings: further settings, e.g. a parsed command line. A larger ``tokens_per_sample`` also raises the number
-            of positions unless positions are learned. Without it, all models have that of the first.
+            of positions unless positions are learned. Without it, all models have the first one's.
         states: the content of each checkpoint where it has been read already.
 
     Returns:
@@ -58,23 +62,25 @@ def load_models(
         UserError: a checkpoint cannot be read, its architecture is unknown, its parameters do not match, or it was
             trained with another dictionary.
     """
-    given, extensions = dict(settings or {}), [EXTENSIONS[name] for name in EXTENSIONS]
+    flags, extensions = dict(settings or {}), [EXTENSIONS[name] for name in EXTENSIONS]
     models, task, first = [], None, None
     for number, path in enumerate(map(str, map(find_checkpoint, paths))):
         state = checkpoint.load(path) if states is None else states[number]
-        args = _arguments(path, state["args"], overrides or {}, given)
+        args = _arguments(path, state["args"], overrides or {}, flags)
         args, parameters = finished(args, state["model"])
         args = {**args, "task": (overrides or {}).get("task", args["task"]), "data": str(data)}
         if task is None:
             first = typed_settings(functools.reduce(lambda args, part: part.measured(args), extensions, args))
-            task = _task(first, Path(data))
+            from_file = os.path.isfile(data)
+            task = TASKS[first.chosen.task](first, Dictionary.load(data)) if from_file else setup_task(first)
             if "tokens_per_sample" in args:
-                given["tokens_per_sample"] = args["tokens_per_sample"]
+                flags["tokens_per_sample"] = args["tokens_per_sample"]
         _check_size(path, parameters, task.source_dictionary, data)
         check_dictionary(state, path, dictionary_of(task))
-        own = typed_settings(args)
+        model_settings = typed_settings(args)
+        # Checked while it is built: a few bytes of settings can describe a model of any size.
         with limited_models(ModelLimit.of_checkpoint(parameters, path)):
-            model = task.build_model(own)
+            model = task.build_model(model_settings)
         load_parameters(model, parameters, path)
         models.append(model.eval())
     if task is None or first is None:
@@ -106,7 +112,7 @@ def check_no_begin(task: FairseqTask, path: str | Path) -> None:
 
 
 def _arguments(
-    path: str, stored: Mapping[str, Any], overrides: Mapping[str, Any], given: Mapping[str, Any]
+    path: str, stored: Mapping[str, Any], overrides: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """The settings of the model in the checkpoint at *path*."""
     args = {name: value for name, value in stored.items() if name not in OF_THE_COMMAND} | dict(overrides)
@@ -117,47 +123,51 @@ def _arguments(
         )
     model = MODELS[ARCHITECTURES[arch].model]
     args = {**model.upgrade_settings(args)}
-    _check_overrides(overrides, stored, args, given)
+    _check_overrides(overrides, stored, args, flags)
     if not model.reads_all_settings:
         check_supported(args, path)
     args = ARCHITECTURES[arch].complete(args)
-    _check_memory_settings(arch, given)
+    _check_memory_settings(arch, flags)
     if not model.predicts_next_token and "task" in stored:
-        given = {**given, "task": stored["task"]}  # the default is for language models
-    args = {"task": "language_modeling", **args, **given}
+        flags = {**flags, "task": stored["task"]}  # the default is for language models
+    args = {"task": "language_modeling", **args, **flags}
     if "tokens_per_sample" in args:
         args["max_target_positions"] = _positions(path, stored, args)
     return {**args, **fields.checked(CommonConfig, args)}
 
 
 def _check_overrides(
-    overrides: Mapping[str, Any], stored: Mapping[str, Any], args: Mapping[str, Any], given: Mapping[str, Any]
+    overrides: Mapping[str, Any], stored: Mapping[str, Any], args: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> None:
     """Raise UserError for *overrides* that neither the parts selected by *args* nor the loading reads."""
-    names = {"task": str(args.get("task", "language_modeling")), "criterion": str(args.get("criterion"))}
+    criterion = {**args, **flags}.get("criterion")
+    names = {"task": str(args.get("task", "language_modeling")), "criterion": str(criterion)}
     parts = [MODELS[ARCHITECTURES[args["arch"]].model]]
     parts += [registry[names[kind]] for kind, registry in CHOICES.items() if names[kind] in registry]
     parts += [EXTENSIONS[name] for name in EXTENSIONS if any(map(EXTENSIONS[name].extends, parts))]
     read = {"arch", "task", "criterion", *NEUTRAL}
     read |= {setting for name in EXTENSIONS for setting in EXTENSIONS[name].loading_settings}
-    read |= set(fields.defaults(DataConfig)) - given.keys()  # set by the flags of the command
     for part in parts:
         read |= set(fields.defaults(part.config_class)) if part.config_class else set()
         read |= stored.keys() if getattr(part, "reads_all_settings", False) else set()
     read -= OF_THE_COMMAND
     for name in map(str, overrides):
-        if name in OF_THE_COMMAND and name in given:
+        if name in OF_DATA:
+            if name in flags or name not in fields.defaults(DataConfig):
+                flag = "DATA" if name == "data" else f"`{name}`"
+                logger.warning("`model_overrides` %s: no effect; give %s", name, flag)
+        elif name in OF_THE_COMMAND and name in flags:
             raise UserError(f"`model_overrides` {name}: not a setting of the model; give `{name}`")
-        if name not in read:
+        elif name not in read:
             raise UserError(f"`model_overrides` {name}: no such setting of {args['arch']}; {nearest(name, read)}")
 
 
-def _check_memory_settings(arch: str, given: Mapping[str, Any]) -> None:
+def _check_memory_settings(arch: str, flags: Mapping[str, Any]) -> None:
     """Raise UserError for memory settings that the model does not have."""
     settings = MODELS[ARCHITECTURES[arch].model].config_class
     known = fields.defaults(settings) if settings else {}
     for name in fields.defaults(MemoryConfig):
-        if name in given and name not in known:
+        if name in flags and name not in known:
             raise UserError(f"`{name}`: {arch} has no such setting; leave it out")
 
 
@@ -173,12 +183,6 @@ def _positions(path: str, stored: Mapping[str, Any], args: Mapping[str, Any]) ->
     return max(positions, length)
 
 
-def _task(settings: Settings, data: Path) -> FairseqTask:
-    if not os.path.isfile(data):
-        return setup_task(settings)
-    return TASKS[settings.chosen.task](settings, Dictionary.load(data))
-
-
 def _check_size(path: str, parameters: Mapping[str, Tensor], dictionary: Dictionary, data: str | Path) -> None:
     tables = [parameters[f"{table}.weight"] for table in EMBEDDINGS if f"{table}.weight" in parameters] or [
         parameters[name]
@@ -188,6 +192,5 @@ def _check_size(path: str, parameters: Mapping[str, Tensor], dictionary: Diction
     trained = sum(table.size(0) for table in tables if table.dim() > 0)
     if trained and trained != len(dictionary):
         raise UserError(
-            f"{path}: was trained with a dictionary of {trained} symbols, but that of {data} has {len(dictionary)}; "
-            + ADVICE
+            f"{path}: was trained with a dictionary of {trained} symbols, but {data}'s has {len(dictionary)}; " + ADVICE
         )

@@ -63,8 +63,8 @@ def draw_starts(tokens: int, context: int, reference: int, count: int, seed: int
             if tokens > 1
             else "`gen_subset`: the split has a single token; choose another"
         )
-    places = max(1, tokens - context - reference + 1)
-    return [int(np.random.default_rng([seed, number]).integers(places)) for number in range(count)]
+    candidates = max(1, tokens - context - reference + 1)
+    return [int(np.random.default_rng([seed, number]).integers(candidates)) for number in range(count)]
 
 
 def parts_of(detokenizer: Detokenizer, context: Sequence[int], *following: Sequence[int]) -> list[Part]:
@@ -100,9 +100,9 @@ def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str,
     report = {**about, "samples": [asdict(passage) for passage in passages]}
     content = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     texts = {"generate.html": as_page(passages, about), "generate.json": content}
-    with atomic_folder(folder, tuple(texts), "`results_path`") as place:
+    with atomic_folder(folder, tuple(texts), "`results_path`") as temporary:
         for name, text in texts.items():
-            pages.write(place / name, text)
+            pages.write(temporary / name, text)
 
 
 def as_page(passages: Sequence[Passage], about: Mapping[str, Any]) -> str:

@@ -68,6 +68,7 @@ class Predictor:
         of_models = [rows.reader.log_probs(hidden) for rows, hidden in self._hidden(tokens, first)]
         lprobs = of_models[0]
         if len(of_models) > 1:
+            # The mean of probabilities, as in fairseq's ensembles, not of logarithms.
             lprobs = torch.stack(of_models).logsumexp(0) - math.log(len(of_models))
         self._check(lprobs)
         lprobs[:, self.forbidden] = -torch.inf

@@ -33,9 +33,9 @@ class Rows:
         self.begin = reader.begin if self.cache.segment_length > 1 else None
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Hidden states of *tokens* [B, T], which continue the rows, after that of a first ``begin``: [B, T, C]."""
+        """Hidden states of *tokens* [B, T], which continue the rows, after a first ``begin``: [B, T, C]."""
         parts: list[Tensor] = []
-        if self.cache.held == 0:
+        if self.cache.length == 0:
             tokens = self._begun(tokens)
         while tokens.size(1):
             again = 0
@@ -68,6 +68,7 @@ class Rows:
             return tokens
         self.cache.clear()
         length = self.window.size(1)
+        # A half: with less, tokens after it would have little context; with more, most would be read several times.
         again = (length - (self.begin is not None)) // 2
         return self._begun(torch.cat([self.window[:, length - again :], tokens], dim=1))
 

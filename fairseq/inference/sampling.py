@@ -24,6 +24,7 @@ def generator_of(seed: int, prompt: int = 0, sample: int = 0) -> torch.Generator
         raise ValueError(f"seed {seed}: must be at least 0")
     # Hashed: with a sum, prompt 2 of seed 1 would get the text of prompt 1 of seed 2.
     state = np.random.SeedSequence([seed, prompt, sample]).generate_state(2, np.uint32)
+    # 63 bits: manual_seed takes signed numbers of 64.
     return torch.Generator().manual_seed(int(state[0]) << 31 ^ int(state[1]))
 
 
@@ -55,20 +56,20 @@ def sample(
     Raises:
         ValueError: a number is out of range, the prompt is empty, or the model has no key-value cache.
     """
-    how = Decoding(max_tokens, temperature, top_k, top_p)
-    return stream([model], prompt_tokens, how, generator=generator, forbidden=forbidden)
+    decoding = Decoding(max_tokens, temperature, top_k, top_p)
+    return stream([model], prompt_tokens, decoding, generator=generator, forbidden=forbidden)
 
 
 def stream(
     models: Sequence[Model],
     prompt: Prompt,
-    how: Decoding,
+    decoding: Decoding,
     *,
     generator: torch.Generator | None = None,
     forbidden: Sequence[int] = (),
 ) -> Iterator[int]:
     """As :func:`sample`, from one model or the average of several; beam search yields its text at the end."""
-    for step in _steps(models, [prompt], how, [generator], forbidden):
+    for step in _steps(models, [prompt], decoding, [generator], forbidden):
         for _, tokens in step:
             yield from tokens
 
@@ -76,7 +77,7 @@ def stream(
 def continuations(
     models: Sequence[Model],
     prompts: Sequence[Prompt],
-    how: Decoding,
+    decoding: Decoding,
     *,
     generators: Callable[[int], torch.Generator],
     batch_size: int = 1,
@@ -85,10 +86,10 @@ def continuations(
 ) -> Iterator[tuple[int, list[int]]]:
     """Continuations of many prompts, each as soon as it is complete: (number of the prompt, tokens).
 
-    Prompts of similar length are batched, the longest first. Up to rounding, each text equals that of :func:`stream`.
+    Prompts of similar length are batched, the longest first. Up to rounding, :func:`stream` gives the same texts.
 
     Args:
-        models, how, forbidden: as in :func:`stream`.
+        models, decoding, forbidden: as in :func:`stream`.
         prompts: at least one token each.
         generators: makes the random generator of a prompt, by its number, when its batch begins.
         batch_size: most rows of a batch; each beam counts as one.
@@ -97,23 +98,24 @@ def continuations(
     Raises:
         ValueError: a prompt is empty, or a model has no cache.
     """
+    # By falling length, rows finish from the end of a batch, and the others keep their rows of the cache.
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
-    together = max(1, batch_size // how.beam)
+    together = max(1, batch_size // decoding.beam)
 
     def advances() -> Iterator[Advance]:
         for start in range(0, len(order), together):
             batch = order[start : start + together]
             sources = [generators(number) for number in batch]
-            for step in _steps(models, [prompts[number] for number in batch], how, sources, forbidden):
+            for step in _steps(models, [prompts[number] for number in batch], decoding, sources, forbidden):
                 yield from ((batch[row], tokens) for row, tokens in step)
 
     texts: dict[int, list[int]] = {number: [] for number in order}
     items: Iterable[Advance] = advances()
     if progress is not None:
-        items = progress(items, len(prompts) * how.max_tokens)
+        items = progress(items, len(prompts) * decoding.max_tokens)
     for number, tokens in items:
         texts[number] += tokens
-        if len(texts[number]) == how.max_tokens:
+        if len(texts[number]) == decoding.max_tokens:
             yield number, texts.pop(number)
     yield from texts.items()  # max_tokens is 0
 
@@ -122,7 +124,7 @@ def continuations(
 def _steps(
     models: Sequence[Model],
     prompts: Sequence[Prompt],
-    how: Decoding,
+    decoding: Decoding,
     generators: Sequence[torch.Generator | None],
     forbidden: Sequence[int],
 ) -> Iterator[list[Advance]]:
@@ -133,11 +135,11 @@ def _steps(
             raise ValueError(f"{type(reader.module).__name__} cannot generate: it has no key-value cache")
     if any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("prompt_tokens: at least one token is needed; a text starts with </s>")
-    if how.max_tokens == 0:
+    if decoding.max_tokens == 0:
         return
-    longest = len(prompts[0]) + how.max_tokens
+    longest = len(prompts[0]) + decoding.max_tokens
     predictor = Predictor(readers, len(prompts), forbidden, longest)
-    if how.beam > 1:
-        yield from beam_search(predictor, prompts, how)
+    if decoding.beam > 1:
+        yield from beam_search(predictor, prompts, decoding)
     else:
-        yield from sample_batch(predictor, prompts, how, generators)
+        yield from sample_batch(predictor, prompts, decoding, generators)

@@ -95,6 +95,7 @@ class ByteDetokenizer(Detokenizer):
     """Tokens are UTF-8 bytes as decimal numbers, as in enwik8; the end of a line is byte 10."""
 
     def split(self, text: str) -> list[str]:
+        # Bytes that are not UTF-8 arrive from a command line or a pipe as lone surrogates.
         return [str(byte) for byte in text.encode("utf-8", "surrogateescape")]
 
     def stream(self) -> Stream:
@@ -170,10 +171,10 @@ class WordStream(Stream):
                 self._begin_line(maybe_heading=True)
             else:
                 self._take(self.dictionary[token])
-        return "".join(pieces) + self._new(whole=False)
+        return "".join(pieces) + self._new(complete_line=False)
 
     def pause(self) -> str:
-        maybe_heading = bool(self.held)
+        maybe_heading = bool(self.buffer)
         text = self._rest()
         if maybe_heading:
             self._begin_line(maybe_heading=False)
@@ -182,7 +183,7 @@ class WordStream(Stream):
 
     def _begin_line(self, maybe_heading: bool) -> None:
         self.line = Words(self.mark)
-        self.held: list[str] = []  # symbols of a possible heading
+        self.buffer: list[str] = []  # symbols of a possible heading
         self.maybe_heading = maybe_heading
         self.shown, self.lead = "", ""
 
@@ -191,29 +192,29 @@ class WordStream(Stream):
         if not self.maybe_heading:
             self.line.add(symbol)
             return
-        self.held.append(symbol)
-        if self.held[0] != "=" or len(self.held) > LONGEST_HEADING:
-            self._release(self.held)
+        self.buffer.append(symbol)
+        if self.buffer[0] != "=" or len(self.buffer) > LONGEST_HEADING:
+            self._release(self.buffer)
 
     def _release(self, symbols: Sequence[str]) -> None:
         """Add *symbols*, the buffer without heading markup, to the line and clear the buffer."""
         for symbol in symbols:
             self.line.add(symbol)
-        self.held, self.maybe_heading = [], False
+        self.buffer, self.maybe_heading = [], False
 
     def _rest(self) -> str:
         """The rest of the line's text, including the buffered part."""
-        if self.held:
-            self._release(heading(self.held))
-        return self._new(whole=True)
+        if self.buffer:
+            self._release(heading(self.buffer))
+        return self._new(complete_line=True)
 
-    def _new(self, whole: bool) -> str:
-        """The text of the line's words since the last call; *whole*: up to the last word.
+    def _new(self, complete_line: bool) -> str:
+        """The text of the line's words since the last call; *complete_line*: up to the last word.
 
         A final punctuation mark is delayed until the next token, which decides the spaces around it.
         """
-        words = self.line.whole
-        complete = whole or not words or words[-1].isalnum()
+        words = self.line.complete
+        complete = complete_line or not words or words[-1].isalnum()
         text = detokenize(words if complete else words[:-1])
         if not complete and len(text) < len(self.shown):
             return ""  # the last word was already returned and is not complete
@@ -229,21 +230,21 @@ class Words:
     """Words built from symbols: WikiText's marks inside words removed, subwords joined.
 
     Attributes:
-        whole: the words; the last may be incomplete.
+        complete: the words; the last may be incomplete.
     """
 
     def __init__(self, mark: str | None = None) -> None:
-        self.whole: list[str] = []
+        self.complete: list[str] = []
         self.mark = mark  # suffix of a subword that is continued by the next one
         self.joined = False
 
     def add(self, symbol: str) -> None:
         goes_on = self.mark is not None and symbol.endswith(self.mark)
         text = symbol.removesuffix(self.mark) if goes_on and self.mark else JOINTS.get(symbol, symbol)
-        if self.whole and (self.joined or symbol in JOINTS):
-            self.whole[-1] += text
+        if self.complete and (self.joined or symbol in JOINTS):
+            self.complete[-1] += text
         else:
-            self.whole.append(text)
+            self.complete.append(text)
         self.joined = goes_on or symbol in JOINTS
 
 
@@ -287,6 +288,7 @@ def _common(first: str, second: str) -> int:
 
 @functools.cache
 def _detokenizer() -> Any:
+    # Imported at first use: most commands never detokenize.
     from sacremoses import MosesDetokenizer
 
     return MosesDetokenizer(lang="en")

@@ -38,13 +38,13 @@ class Writer:
 
     Attributes:
         models: their weights in the precision of the command, cast and packed once.
-        how: choice of tokens; samples depend on ``seed`` and the number of the text only.
+        decoding: choice of tokens; samples depend on ``seed`` and the number of the text only.
         detokenizer: conversion between text and tokens.
     """
 
     models: list[Reader]
     task: FairseqTask
-    how: Decoding
+    decoding: Decoding
     seed: int
     batch_size: int
     detokenizer: Detokenizer
@@ -60,7 +60,7 @@ class Writer:
             UserError: flags contradict each other, or a checkpoint or the dictionary cannot be used.
         """
         cfg: GenerationConfig = settings.command
-        how, common = decoding(cfg), settings.common
+        sampling, common = decoding(cfg), settings.common
         if common.compile:
             raise UserError("`compile`: generation reads token by token and is not compiled; leave it out")
         device, precision = device or distributed.device_of(common), Precision(common)
@@ -69,11 +69,11 @@ class Writer:
         for path, model in zip(paths, models, strict=True):
             if not model.can_generate:
                 raise UserError(f"`path` {path}: {type(model).__name__} has no key-value cache and cannot generate")
-            precision.place(model, device)
+            precision.move(model, device)
         begin = task.source_dictionary.begin() if task.cfg.add_bos_token else None
         readers = [Reader(model, precision.dtype, int8=cfg.int8, begin=begin) for model in models]
         detokenizer = detokenizer_for(settings.data_path, task.source_dictionary, cfg.remove_bpe)
-        return cls(readers, task, how, common.seed, cfg.batch_size, detokenizer, device)
+        return cls(readers, task, sampling, common.seed, cfg.batch_size, detokenizer, device)
 
     @functools.cached_property
     def forbidden(self) -> list[int]:
@@ -89,7 +89,7 @@ class Writer:
     def continue_one(self, prompt: Sequence[int], number: int, sample: int) -> Iterator[int]:
         """Tokens of one text, each as soon as it is chosen."""
         generator = generator_of(self.seed, number, sample)
-        return stream(self.models, prompt, self.how, generator=generator, forbidden=self.forbidden)
+        return stream(self.models, prompt, self.decoding, generator=generator, forbidden=self.forbidden)
 
     def continue_all(
         self, prompts: Sequence[Sequence[int]], samples: int, progress: Progress, numbers: Sequence[int] | None = None
@@ -103,7 +103,7 @@ class Writer:
         texts = continuations(
             self.models,
             [prompts[number] for number, _ in keys],
-            self.how,
+            self.decoding,
             generators=lambda index: generator_of(self.seed, *keys[index]),
             batch_size=self.batch_size,
             forbidden=self.forbidden,
@@ -125,7 +125,7 @@ class Writer:
 
 
 def detokenizer_for(data: str | Path, dictionary: Dictionary, remove_bpe: str | None) -> Detokenizer:
-    """Return the detokenizer with the tokenizer of *data*; without one, text is tokens, and the log says so.
+    """Return the detokenizer with the tokenizer of *data*; without one, text is tokens, with a line in the log.
 
     Raises:
         UserError: the tokenizer is damaged or of another dictionary, or *remove_bpe* is given beside it.
@@ -164,7 +164,7 @@ def decoding(cfg: GenerationConfig) -> Decoding:
 
 
 def check_samples(cfg: GenerationConfig, each: int, texts: int = 1) -> None:
-    """Reject *each* continuations of *texts* if those of one would be equal, or all be more than a run can generate.
+    """Reject *each* continuations of *texts* if one text's would be equal, or all be more than a run can generate.
 
     Raises:
         UserError: there is no sampling, or the continuations have more than :data:`MOST_TOKENS` tokens.

@@ -80,7 +80,21 @@ int main() {
         steps(&stack, &cache, x, length, y, scratch);
         float *s2 = malloc(4 * rows * (width + 1)), *y2 = malloc(4 * rows * ffn);
         linear(&layer.fc1, x, rows, y2, 1, s2);
-        free(scratch); free(x); free(y); free(s2); free(y2);
+        long bounds[] = {0, 20, 41, 60};
+        Band bands[] = {{{0}, matrix(type, 22, width)}, {matrix(type, 7, width), matrix(type, 21, 7)},
+                        {matrix(type, 5, width), matrix(type, 19, 5)}};
+        Output output = {3, width, width, bounds, bands};
+        float *s3 = malloc(4 * best_size(&output, rows, 1)), *scores = malloc(4 * rows * 60);
+        int64_t *words = malloc(8 * rows * 60), forbidden[] = {0, 59, -1, 60};
+        best(&output, x, rows, 1, forbidden, 4, scores, words, 1, s3);
+        best(&output, x, rows, 60, forbidden, 4, scores, words, 1, s3);
+        Matrix projections[] = {matrix(kind, width, 7), matrix(kind, width, 19)};
+        const void *tables[] = {calloc(20 * 7, size), calloc(21 * 19, size)};
+        Embedding embedding = {2, width, width, kind, bounds, tables, projections, 2};
+        float *s4 = malloc(4 * rows * (3 * width + 1));
+        for (long r = 0; r < rows; r++) words[r] = r % 41;
+        if (!embed(&embedding, words, rows, x, y, 1, s4)) return 1;
+        free(scratch); free(x); free(y); free(s2); free(y2); free(s3); free(s4); free(scores); free(words);
     }
     return 0;
 }
@@ -186,13 +200,26 @@ def test_best_words_are_those_of_the_whole_distribution(load, name, count):
 def test_bands_that_cannot_reach_the_best_words_are_not_computed(load):
     reader = Reader(load("bands"))
     hidden = torch.cat(list(segments(reader, random_tokens(1))))
-    output, computed = reader.packed.output, []
-    for number, tail in enumerate(output.tails):
-        logits = tail.logits
-        object.__setattr__(tail, "logits", lambda *a, f=logits, n=number: computed.append(n) or f(*a))
-    for row in range(len(hidden)):
-        output.best(hidden[row : row + 1], 4)
-    assert 0 < len(computed) < 2 * len(hidden)
+    expected = [reader.best(row[None], 4) for row in hidden]
+    for tail in reader.packed.output.tails:
+        tail.words.tensors[0].fill_(torch.nan)  # the best words of a band that is computed are NaN
+    found = [reader.best(row[None], 4) for row in hidden]
+    skipped = [not scores.isnan().any() for scores, _ in found]
+    assert 0 < sum(skipped) < len(hidden)
+    for skips, some, others in zip(skipped, found, expected, strict=True):
+        assert not skips or torch.equal(some[1], others[1])
+
+
+@needs_compiler
+@torch.inference_mode()
+def test_of_equal_scores_the_first_words_are_best_and_nan_comes_before_all(load):
+    reader = Reader(load("baseline"))
+    hidden = torch.zeros(2, reader.packed.stack.out_width)
+    scores, words = reader.best(hidden, 5, forbidden=[1])
+    assert words.tolist() == [[0, 2, 3, 4, 5]] * 2 and not scores.isnan().any()
+    reader.packed.output.head.words.tensors[0][1, :, 9] = torch.nan  # word 25, in panel 1
+    scores, words = reader.best(hidden, 5)
+    assert words.tolist() == [[25, 0, 1, 2, 3]] * 2 and scores.isnan().sum(1).tolist() == [1, 1]
 
 
 @needs_compiler
@@ -203,7 +230,7 @@ def test_tokens_together_are_tokens_one_by_one(load):
     together = reader.read_each(tokens, both[0])
     one_by_one = torch.cat([reader.read(tokens[:, i : i + 1], both[1]) for i in range(LENGTH)], dim=1)
     torch.testing.assert_close(together, one_by_one)
-    assert both[0].held == both[1].held == LENGTH
+    assert both[0].length == both[1].length == LENGTH
 
 
 @needs_compiler

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# float32 numbers of a register of AVX-512, or of two of AVX2.
 LANES = 16
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 
@@ -50,6 +51,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Int8 values and a float32 scale for each row: [N, K] → [N, K], [N]. Symmetric, rounded to nearest."""
     weight = weight.float()
     scale = weight.abs().amax(1) / 127
+    # A row of zeros may have any scale but 0, by which it would be divided.
     steps = torch.where(scale > 0, scale, torch.ones_like(scale))
     return (weight / steps[:, None]).round_().to(torch.int8), steps
 

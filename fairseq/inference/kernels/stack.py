@@ -27,7 +27,7 @@ def decoding_kernels() -> ctypes.CDLL | None:
     """The compiled kernels; None, with a warning, if they cannot be compiled."""
     compiled = library("decoding", Path(__file__).with_name("step.c"))
     if compiled is not None:
-        compiled.scratch_size.restype = ctypes.c_long
+        compiled.scratch_size.restype = compiled.best_size.restype = ctypes.c_long
     return compiled
 
 
@@ -62,7 +62,9 @@ _Stack = _structure(
     ("project", Matrix),
 )
 _LayerCache = _structure("_LayerCache", *_pointers("keys", "values", "bias", "distance_keys", "distance_scores"))
-_Cache = _structure("_Cache", *_longs("type", "rows", "length", "bias_stride", "held", "window"), *_pointers("layer"))
+_Cache = _structure(
+    "_Cache", *_longs("type", "rows", "length", "bias_stride", "past_length", "window"), *_pointers("layer")
+)
 
 
 def packable(layer: nn.Module) -> bool:
@@ -100,12 +102,12 @@ class PackedStack:
         self.library = library
         self.int8 = int8
         self.size = sum(p.numel() for p in layers[0].parameters())
-        self.kept: list[Any] = []  # tensors that the structures point to
+        self.tensors: list[Any] = []  # tensors that the structures point to
         first = layers[0]
         attention = first.self_attn
         packed = (_Layer * len(layers))(*(self._layer(layer, biases) for layer in layers))
         projection = None if project is None else pack(project.weight, int8=int8)
-        self.kept += [packed, projection]
+        self.tensors += [packed, projection]
         self.width = first.fc1.in_features
         self.out_width = self.width if project is None else project.out_features
         self.struct = _Stack(
@@ -128,12 +130,13 @@ class PackedStack:
             Hidden states, float32 [B, T, C'].
         """
         rows, tokens, _ = embedded.shape
+        # The kernel writes at addresses: beyond the room is other memory.
         if tokens > cache.room:
             raise ValueError(f"{tokens} tokens: the cache's segment has room for {cache.room}")
         embedded = embedded.contiguous()
         self.struct.threads = threads_for(self.size * rows)
         bound = self._bind(cache)
-        bound.struct.held, bound.struct.window = cache.held, window or 0
+        bound.struct.past_length, bound.struct.window = cache.length, window or 0
         hidden = torch.empty(rows, tokens, self.out_width)
         self.library.steps(
             ctypes.byref(self.struct),
@@ -150,22 +153,24 @@ class PackedStack:
         """Pointers to the tensors of *cache*, rebuilt if the tensors have changed since the last step."""
         bound = self._bound
         first = cache.layers[0].keys
+        # Other tensors are another cache, or this one after rows were selected.
         if bound is None or bound.first is not first or bound.struct_threads != self.struct.threads:
             self._bound = bound = _Binding.of(cache, self.library, self.struct)
         return bound
 
     def _layer(self, layer: Any, biases: Any) -> Any:
         attention = layer.self_attn
+        # Biases are in the cache, one for each position; see SelfAttention.new_cache.
         weight = torch.cat([p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)])
         matrices = [
             pack(weight, int8=self.int8),
             *(pack(m.weight, m.bias, int8=self.int8) for m in (attention.out_proj, layer.fc1, layer.fc2)),
         ]
-        self.kept += matrices
-        own = [getattr(attention, name, None) for name in ("r_w_bias", "r_r_bias")]
-        if own[0] is None and biases is not None:
-            own = [biases.r_w_bias, biases.r_r_bias]
-        content, position = map(self._keep, own)
+        self.tensors += matrices
+        biases_of_layer = [getattr(attention, name, None) for name in ("r_w_bias", "r_r_bias")]
+        if biases_of_layer[0] is None and biases is not None:
+            biases_of_layer = [biases.r_w_bias, biases.r_r_bias]
+        content, position = map(self._keep, biases_of_layer)
         norms = self._norm(layer.self_attn_layer_norm), self._norm(layer.final_layer_norm)
         return _Layer(*(matrix.struct for matrix in matrices), *norms, content, position)
 
@@ -175,8 +180,8 @@ class PackedStack:
     def _keep(self, tensor: Tensor | None) -> Any:
         if tensor is None:
             return None
-        self.kept.append(floats(tensor))
-        return pointer(self.kept[-1])
+        self.tensors.append(floats(tensor))
+        return pointer(self.tensors[-1])
 
 
 @dataclass(frozen=True)
@@ -186,20 +191,20 @@ class _Binding:
     Attributes:
         first: keys of the first layer; other keys mean another cache.
         scratch: float32 working memory.
-        kept: objects that the structures point to.
+        objects: what the structures point to.
     """
 
     struct: Any
     struct_threads: int
     first: Tensor
     scratch: Tensor
-    kept: tuple[Any, ...]
+    objects: tuple[Any, ...]
 
     @classmethod
     def of(cls, cache: KeyValueCache, library: ctypes.CDLL, stack: Any) -> _Binding:
         scores = [_distance_scores(layer) for layer in cache.layers]
         layers = (_LayerCache * len(cache.layers))(
-            *(_layer_cache(layer, own) for layer, own in zip(cache.layers, scores, strict=True))
+            *(_layer_cache(layer, score) for layer, score in zip(cache.layers, scores, strict=True))
         )
         first = cache.layers[0]
         keys = first.keys
@@ -236,15 +241,3 @@ def linear(library: ctypes.CDLL, matrix: PackedMatrix, x: Tensor) -> Tensor:
         ctypes.c_void_p(scratch.data_ptr()),
     )
     return result
-
-
-def largest(library: ctypes.CDLL, x: Tensor, count: int, columns: int) -> tuple[Tensor, Tensor]:
-    """The *count* largest of the first *columns* of each row of x, float32 [B, N], falling, and their indices."""
-    values, places = torch.empty(x.size(0), count), torch.empty(x.size(0), count, dtype=torch.long)
-    library.largest(
-        ctypes.c_void_p(x.data_ptr()),
-        *(ctypes.c_long(n) for n in (x.size(0), columns, x.stride(0), count)),
-        ctypes.c_void_p(values.data_ptr()),
-        ctypes.c_void_p(places.data_ptr()),
-    )
-    return values, places

@@ -8,9 +8,7 @@
  * outputs: [ceil(N / 16), K, 16]; bfloat16 in pairs along K: [ceil(N / 16), ceil(K / 2), 16, 2]. Structures match
  * stack.py. Compiled at run time for this machine.
  */
-#include "kernels.h"
-
-#include <sched.h>
+#include "words.h"
 
 enum { RELU, GELU, GELU_TANH, TANH, LINEAR, RELU_SQUARED };
 
@@ -40,52 +38,7 @@ typedef struct {
     const LayerCache *layer;
 } Cache;
 
-typedef struct {
-    long bands, width, widest, table_type;
-    const long *bounds;  /* [bands + 1] */
-    const void **tables; /* [words, d] each */
-    const Matrix *projections; /* [width, d] each; weight NULL: none */
-    float scale;
-} Embedding;
-
-typedef struct {
-    int arrived, turn;
-} Barrier;
-
-typedef struct {
-    long number, count; /* of this thread, and of all */
-    Barrier *barrier;
-    float *normed;      /* [rows, C] */
-    float *arranged;    /* inputs of a product: [rows, widest] */
-    float *scores;      /* [S + 16] */
-} Worker;
-
 /* ---- parts of a layer ---- */
-
-/* Barrier. After some microseconds of spinning it yields the core, which other workers may need on a busy machine. */
-static void wait_for_all(const Worker *worker) {
-    Barrier *barrier = worker->barrier;
-    if (worker->count == 1) return;
-    int turn = __atomic_load_n(&barrier->turn, __ATOMIC_RELAXED);
-    if (__atomic_add_fetch(&barrier->arrived, 1, __ATOMIC_ACQ_REL) == worker->count) {
-        __atomic_store_n(&barrier->arrived, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&barrier->turn, turn + 1, __ATOMIC_RELEASE);
-        return;
-    }
-    for (int i = 0; __atomic_load_n(&barrier->turn, __ATOMIC_ACQUIRE) == turn; i++)
-        if (i > 20000) sched_yield();
-}
-
-/* y (+)= x Wᵀ + bias; this worker's share of the outputs */
-static void multiply(const Worker *worker, const Matrix *m, const float *bias, const float *x, long stride, long rows,
-                     float *y, long y_stride, int add) {
-    long panels = (m->outputs + LANES - 1) / LANES;
-    long first = panels * worker->number / worker->count, end = panels * (worker->number + 1) / worker->count;
-    if (first == end) return;
-    const int paired = m->type == BFLOAT16 && PAIRED;
-    arrange(paired, x, stride, rows, m->inputs, worker->arranged);
-    PRODUCTS[paired ? BFLOAT16_PAIRS : m->type](m, bias, worker->arranged, rows, first, end, y, y_stride, add);
-}
 
 static void normalize(const float *weight, float eps, const float *x, long width, long rows, float *y) {
     for (long r = 0; r < rows; r++, x += width, y += width) {
@@ -131,20 +84,15 @@ INLINE long part_index(int type, long i) { return type == BFLOAT16 ? i % 16 * 2 
 /* The sum of the lanes of each of 16 vectors, in 15 additions. Folding vectors i and i + half leaves the sums of i where the
  * lane's bit `half` is 0 and those of i + half where it is 1, so that vector j ends in lane j. */
 INLINE floats lane_sums(floats *sum) {
-    const ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 #pragma GCC unroll 4
-    for (int half = 8; half; half /= 2) {
-        const ints other = -((lane & half) != 0) * (16 - half); /* indices from 16 on are those of the second vector */
+    for (int half = 8; half; half /= 2)
 #pragma GCC unroll 8
-        for (int i = 0; i < half; i++)
-            sum[i] = (floats)_mm512_permutex2var_ps((__m512)sum[i], (__m512i)(lane + other), (__m512)sum[i + half]) +
-                     (floats)_mm512_permutex2var_ps((__m512)sum[i], (__m512i)(lane + half + other), (__m512)sum[i + half]);
-    }
+        for (int i = 0; i < half; i++) sum[i] = crossed(sum[i], sum[i + half], half, 0) + crossed(sum[i], sum[i + half], half, 1);
     return sum[0];
 }
 #endif
 
-/* scores[j] += query . keys[j]; the keys are count rows of dim; scores have room for 15 more, which may change */
+/* scores[j] += query . keys[j]; the keys are count rows of dim; scores have room for 15 more, which may change. */
 INLINE void score(int type, const float *query, const char *keys, long dim, long count, float *scores) {
     const long size = type == FLOAT32 ? 4 : 2;
 #ifdef __AVX512F__
@@ -322,11 +270,7 @@ void steps(const Stack *stack, const Cache *cache, const float *embedded, long t
     float *rest = shared.bias + stack->threads * 3 * inner;
 #pragma omp parallel num_threads(stack->threads)
     {
-        Worker worker = {0, 1, &barrier, NULL, NULL, NULL};
-#ifdef _OPENMP
-        worker.number = omp_get_thread_num();
-        worker.count = omp_get_num_threads();
-#endif
+        Worker worker = this_worker(&barrier);
         worker.normed = rest + worker.number * of_worker(stack, cache);
         worker.scores = worker.normed + rows * width;
         worker.arranged = worker.scores + cache->length + LANES;
@@ -349,67 +293,6 @@ void steps(const Stack *stack, const Cache *cache, const float *embedded, long t
                 for (long r = 0; r < rows; r++)
                     memcpy(to + r * tokens * out_width, last + r * width, width * sizeof(float));
             wait_for_all(&worker);
-        }
-    }
-}
-
-/* y [rows, N] = x [rows, K] Wᵀ + bias; scratch: room for threads * rows * (K + 1) floats */
-void linear(const Matrix *matrix, const float *x, long rows, float *y, long threads, float *scratch) {
-#pragma omp parallel num_threads(threads)
-    {
-        Worker worker = {0, 1, NULL, NULL, scratch, NULL};
-#ifdef _OPENMP
-        worker.number = omp_get_thread_num();
-        worker.count = omp_get_num_threads();
-#endif
-        worker.arranged += worker.number * rows * (matrix->inputs + 1);
-        multiply(&worker, matrix, matrix->bias, x, matrix->inputs, rows, y, matrix->outputs, 0);
-    }
-}
-
-/* Embeddings of tokens [rows] in y [rows, width], added [width] or NULL added to each; scratch: 3 widths a thread */
-void embed(const Embedding *embedding, const int64_t *tokens, long rows, const float *added, float *y, long threads,
-           float *scratch) {
-#pragma omp parallel num_threads(threads)
-    {
-        Worker worker = {0, 1, NULL, NULL, NULL, NULL};
-#ifdef _OPENMP
-        worker.number = omp_get_thread_num();
-        worker.count = omp_get_num_threads();
-#endif
-        const long width = embedding->width, first = (width + LANES - 1) / LANES * worker.number / worker.count * LANES;
-        const long end = least(width, (width + LANES - 1) / LANES * (worker.number + 1) / worker.count * LANES);
-        float *own = scratch + worker.number * 3 * embedding->widest;
-        worker.arranged = own + embedding->widest;
-        for (long r = 0; r < rows; r++) {
-            long band = 0;
-            while (tokens[r] >= embedding->bounds[band + 1]) band++;
-            const Matrix *projection = &embedding->projections[band];
-            long dim = projection->weight ? projection->inputs : width, row = tokens[r] - embedding->bounds[band];
-            float *to = y + r * width;
-            for (long i = 0; i < dim; i++) own[i] = get(embedding->table_type, embedding->tables[band], row * dim + i);
-            if (projection->weight)
-                multiply(&worker, projection, NULL, own, dim, 1, to, width, 0);
-            else
-                for (long i = first; i < end; i++) to[i] = own[i];
-            for (long i = first; i < end; i++) to[i] = to[i] * embedding->scale + (added ? added[i] : 0);
-        }
-    }
-}
-
-/* The k largest of the first n of each row of x [rows, stride] in falling order, the first of equal ones; values, places: [rows, k] */
-void largest(const float *x, long rows, long n, long stride, long k, float *values, int64_t *places) {
-    for (long r = 0; r < rows; r++, x += stride, values += k, places += k) {
-        long held = 0;
-        for (long i = 0; i < n; i++) {
-            if (held == k && !(x[i] > values[k - 1])) continue;
-            long place = held < k ? held++ : k - 1;
-            for (; place > 0 && values[place - 1] < x[i]; place--) {
-                values[place] = values[place - 1];
-                places[place] = places[place - 1];
-            }
-            values[place] = x[i];
-            places[place] = i;
         }
     }
 }

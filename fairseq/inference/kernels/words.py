@@ -10,24 +10,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.inference.kernels.packed import NOTHING, TYPES, Matrix, PackedMatrix, dequantized, pack, pointer
-from fairseq.inference.kernels.stack import largest, linear, threads_for
+from fairseq.inference.kernels.packed import NOTHING, TYPES, Matrix, PackedMatrix, dequantized, floats, pack, pointer
+from fairseq.inference.kernels.stack import linear, threads_for
 from fairseq.modules.adaptive_input import AdaptiveInput
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax, TiedLinear
 from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
 
-MOST_CANDIDATES = 256  # above this torch's topk is faster than insertion
-MARGIN = 1e-3  # tolerance for rounding of a band's log-probability
-
 
 class _Embedding(ctypes.Structure):
-    """``Embedding`` of step.c."""
+    """``Embedding`` of words.h."""
 
     _fields_ = [
         *((name, ctypes.c_long) for name in ("bands", "width", "widest", "table_type")),
         *((name, ctypes.c_void_p) for name in ("bounds", "tables", "projections")),
         ("scale", ctypes.c_float),
+    ]
+
+
+class _Band(ctypes.Structure):
+    """``Band`` of words.h."""
+
+    _fields_ = [("narrow", Matrix), ("words", Matrix)]
+
+
+class _Output(ctypes.Structure):
+    """``Output`` of words.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_long) for name in ("bands", "width", "widest")),
+        *((name, ctypes.c_void_p) for name in ("bounds", "band")),
     ]
 
 
@@ -59,7 +71,7 @@ class PackedEmbedding:
             (ctypes.c_void_p * len(tables))(*(pointer(table) for table in tables)),
             (Matrix * len(bands))(*(p.struct if p else NOTHING for p in projections)),
         )
-        self.kept = (arrays, tables, projections)
+        self.buffers = (arrays, tables, projections)
         self.struct = _Embedding(
             len(bands),
             self.width,
@@ -75,14 +87,10 @@ class PackedEmbedding:
         Raises:
             IndexError: a token is not in the vocabulary.
         """
-        if tokens.numel():  # the kernel reads at addresses
-            low, high = torch.aminmax(tokens)
-            if tokens.dtype != torch.int64 or low < 0 or high >= self.words:
-                raise IndexError(f"tokens: expected int64 from 0 to {self.words - 1}")
         threads = threads_for(tokens.size(0) * self.width * self.widest)
         result = torch.empty(tokens.size(0), self.width)
-        scratch = torch.empty(threads * 3 * self.widest)
-        self.library.embed(
+        scratch = torch.empty(threads * tokens.size(0) * (3 * self.widest + 1))
+        known = tokens.dtype == torch.int64 and self.library.embed(
             ctypes.byref(self.struct),
             ctypes.c_void_p(tokens.data_ptr()),
             ctypes.c_long(tokens.size(0)),
@@ -91,18 +99,20 @@ class PackedEmbedding:
             ctypes.c_long(threads),
             ctypes.c_void_p(scratch.data_ptr()),
         )
+        if not known:
+            raise IndexError(f"tokens: expected int64 from 0 to {self.words - 1}")
         return result
 
 
 @dataclass(frozen=True)
-class _Band:
+class PackedBand:
     """Logits of one band, with or without a projection."""
 
     narrow: PackedMatrix | None
     words: PackedMatrix
 
     @classmethod
-    def of(cls, narrow: Tensor | None, words: Tensor, bias: Tensor | None, int8: bool) -> _Band:
+    def of(cls, narrow: Tensor | None, words: Tensor, bias: Tensor | None, int8: bool) -> PackedBand:
         return cls(None if narrow is None else pack(narrow), pack(words, bias, int8=int8))
 
     def logits(self, library: ctypes.CDLL, hidden: Tensor) -> Tensor:
@@ -121,9 +131,15 @@ class PackedOutput:
 
     def __init__(self, library: ctypes.CDLL, layer: OutputLayer, *, int8: bool = False) -> None:
         self.library = library
-        bands = [_Band.of(*parts, int8) for parts in _bands(layer, dequantized if int8 else torch.Tensor.detach)]
+        bands = [PackedBand.of(*parts, int8) for parts in _bands(layer, dequantized if int8 else torch.Tensor.detach)]
         self.head, self.tails = bands[0], bands[1:]
         self.bounds: list[int] = getattr(layer, "bounds", None) or [0, self.head.words.outputs]
+        matrices = [matrix for band in bands for matrix in (band.narrow, band.words) if matrix]
+        self.size = sum(matrix.inputs * matrix.outputs for matrix in matrices)
+        structs = [_Band(band.narrow.struct if band.narrow else NOTHING, band.words.struct) for band in bands]
+        self.arrays = (ctypes.c_long * len(self.bounds))(*self.bounds), (_Band * len(bands))(*structs)
+        widest = max(matrix.inputs for matrix in matrices)
+        self.struct = _Output(len(bands), matrices[0].inputs, widest, *(ctypes.addressof(a) for a in self.arrays))
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words: [B, C] → [B, V], float32."""
@@ -143,47 +159,23 @@ class PackedOutput:
         Scores are log-probabilities up to a constant for each row. No word of a tail band is more probable than its
         band, so bands less probable than *count* words already found are skipped.
         """
-        head = self.head.logits(self.library, hidden)
-        words = self.bounds[1]
-        forbidden_here = [token for token in forbidden if token < words]
-        if forbidden_here:
-            head[:, forbidden_here] = -torch.inf
-        scores, found = self._largest(head, min(count, words), words)
-        for band, tail in enumerate(self.tails):
-            mass = head[:, words + band]
-            rows = (mass + MARGIN >= scores[:, -1]).nonzero()[:, 0] if found.size(1) == count else None
-            if rows is None:  # fewer than count words so far
-                more = self._of_band(band, tail, hidden, mass, count, forbidden)
-                scores, found = _merged((scores, found), more, count)
-            elif len(rows):
-                more = self._of_band(band, tail, hidden[rows], mass[rows], count, forbidden)
-                scores[rows], found[rows] = _merged((scores[rows], found[rows]), more, count)
-        return scores, found
-
-    def _of_band(
-        self, band: int, tail: _Band, hidden: Tensor, mass: Tensor, count: int, forbidden: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """The best words of a tail band with the log-probability *mass* [B]; see :meth:`best`."""
-        first, last = self.bounds[band + 1], self.bounds[band + 2]
-        logits = tail.logits(self.library, hidden)
-        logits += (mass - logits.logsumexp(-1))[:, None]
-        inside = [token - first for token in forbidden if first <= token < last]
-        if inside:
-            logits[:, inside] = -torch.inf
-        scores, places = self._largest(logits, min(count, last - first), last - first)
-        return scores, places + first
-
-    def _largest(self, logits: Tensor, count: int, columns: int) -> tuple[Tensor, Tensor]:
-        if count > MOST_CANDIDATES:
-            return logits[:, :columns].topk(count)
-        return largest(self.library, logits, count, columns)
-
-
-def _merged(some: tuple[Tensor, Tensor], more: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
-    """The *count* best of two lists of scores and words."""
-    scores, words = (torch.cat(both, dim=1) for both in zip(some, more, strict=True))
-    scores, order = scores.topk(min(count, scores.size(1)))
-    return scores, words.gather(1, order)
+        hidden = floats(hidden)
+        rows, count = hidden.size(0), min(count, self.bounds[-1])
+        threads = threads_for(rows * self.size)
+        scores, words = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.long)
+        size = self.library.best_size(ctypes.byref(self.struct), ctypes.c_long(rows), ctypes.c_long(threads))
+        scratch = torch.empty(size)
+        self.library.best(
+            ctypes.byref(self.struct),
+            ctypes.c_void_p(hidden.data_ptr()),
+            *(ctypes.c_long(number) for number in (rows, count)),
+            (ctypes.c_int64 * len(forbidden))(*forbidden),
+            ctypes.c_long(len(forbidden)),
+            *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (scores, words)),
+            ctypes.c_long(threads),
+            ctypes.c_void_p(scratch.data_ptr()),
+        )
+        return scores, words
 
 
 def packable_output(layer: OutputLayer | None) -> bool:
