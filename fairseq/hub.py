@@ -46,7 +46,7 @@ class LanguageModel:
         dictionary: its symbols.
         tokens_per_sample: tokens of the segments that it reads.
         add_bos_token: whether every segment begins with ``<s>``.
-        tokenizer: that of the training data; None: text is tokens.
+        tokenizer: of the training data; None: text is tokens.
 
     Attributes:
         never_sampled: ids that never occur in text.
@@ -86,7 +86,7 @@ class LanguageModel:
             overrides: settings of the checkpoint to change, e.g. ``{"tokens_per_sample": 256}``.
 
         Raises:
-            UserError: a file is missing or invalid, or the dictionary is not that of the checkpoint.
+            UserError: a file is missing or invalid, or the dictionary is not the checkpoint's.
         """
         paths, folder = _paths(checkpoint, data)
         models, task, _ = load_language_models(paths, folder, overrides)
@@ -231,12 +231,12 @@ class LanguageModel:
         if isinstance(prompt, str):
             return self.sample([prompt], max_tokens, temperature, top_k, top_p, seed, batch_size)[0]
         _check_length("batch_size", batch_size, 1)
-        how = Decoding(max_tokens, temperature, top_k, top_p)
+        decoding = Decoding(max_tokens, temperature, top_k, top_p)
         texts = [self._corpus(one).tokens.tolist()[:-1] for one in prompt]
         generated = continuations(
             [self.reader()],
             [[self.dictionary.eos(), *text] for text in texts],
-            how,
+            decoding,
             # By torch's global generator, so that torch.manual_seed decides on samples without a seed, too.
             generators=lambda index: generator_of(int(torch.randint(1 << 62, ())) if seed is None else seed),
             batch_size=batch_size,
@@ -293,7 +293,7 @@ class MaskedLanguageModel:
     def from_pretrained(
         cls, checkpoint: str | Path, data: str | Path | None = None, *, device: torch.device | str = "cpu"
     ) -> MaskedLanguageModel:
-        """Load a checkpoint; arguments and errors are those of :meth:`LanguageModel.from_pretrained`."""
+        """Load a checkpoint; arguments and errors as in :meth:`LanguageModel.from_pretrained`."""
         model, task = load_model(checkpoint, data, device=device)
         dictionary = task.source_dictionary
         folder = _paths(checkpoint, data)[1]
@@ -348,8 +348,8 @@ class MaskedLanguageModel:
         if text.count(mask) != 1:
             raise ValueError(f"{reprlib.repr(text)}: expected one {mask}, found {text.count(mask)}")
         # The space before a word belongs to its first symbol, where symbols hold spaces at all.
-        left, right = text.split(mask)
-        before, after = (self.reader.corpus(part).tokens.tolist()[:-1] for part in (left.rstrip(), right))
+        start, rest = text.split(mask)
+        before, after = (self.reader.corpus(part).tokens.tolist()[:-1] for part in (start.rstrip(), rest))
         row = [dictionary.bos(), *before, dictionary.mask(), *after, dictionary.eos()]
         hidden = encoder.sentence_encoder(torch.tensor([row], device=encoder.lm_head.weight.device))  # (1, T, C)
         probabilities = encoder.lm_head(hidden[0, len(before) + 1]).float().softmax(-1)  # (V)
@@ -392,7 +392,7 @@ def load_model(
         state: the content of the checkpoint where it has been read already.
 
     Raises:
-        UserError: a file is missing or invalid, or the dictionary is not that of the checkpoint.
+        UserError: a file is missing or invalid, or the dictionary is not the checkpoint's.
     """
     states = None if state is None else [state]
     models, task, _ = load_models(*_paths(checkpoint, data), overrides, states=states)

@@ -136,8 +136,10 @@ def record_calls(modules: Sequence[nn.Module]) -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        named = {**dict(zip(("x", "memory", "positions", "visible"), args, strict=False)), **kwargs}
-        calls.append((named["x"], named.get("memory"), named.get("positions"), named.get("visible", CAUSAL)))
+        arguments = {**dict(zip(("x", "memory", "positions", "visible"), args, strict=False)), **kwargs}
+        calls.append(
+            (arguments["x"], arguments.get("memory"), arguments.get("positions"), arguments.get("visible", CAUSAL))
+        )
 
     with contextlib.ExitStack() as hooks:
         for module in modules:
@@ -195,7 +197,7 @@ class AttentionReader:
         self.sampler = StreamSampler(len(blocks), rows)
         self.device = torch.device(device)
         self.precision = precision or Precision()
-        self.precision.place(model, self.device)
+        self.precision.move(model, self.device)
         self.modules = attention_modules(model)
         self.terms = TERMS if terms else ()
         if terms and not has_terms(self.modules):

@@ -37,9 +37,9 @@ class Curve:
 
     Attributes:
         name: the label.
-        x: places, ascending, [n].
-        values: figure of each run at each place, [runs, n].
-        stages: places at which a stage of staged training began, without the first.
+        x: positions, ascending, [n].
+        values: figure of each run at each x, [runs, n].
+        stages: positions at which a stage of staged training began, without the first.
         is_training: the metric is of training, not of a validation.
     """
 
@@ -51,7 +51,7 @@ class Curve:
 
     @property
     def mean(self) -> np.ndarray:
-        """Mean of the runs at each place, [n]."""
+        """Mean of the runs at each x, [n]."""
         return self.values.mean(0)
 
     @property
@@ -60,7 +60,7 @@ class Curve:
         return self.values.min(1)
 
     def reaches(self, value: float) -> np.ndarray:
-        """The place where each run first falls to *value*, interpolated linearly; NaN where it does not, [runs]."""
+        """The x at which each run first falls to *value*, interpolated linearly; NaN where it does not, [runs]."""
         return np.array([_crossing(self.x, run, value) for run in self.values])
 
 
@@ -71,7 +71,7 @@ def read_curve(argument: str, split: str, figure: str, axis: str) -> Curve:
         argument: the files of ``--metrics-file``.
         split: tag of the entries: a validation split, ``train_inner`` for intervals or ``train`` for epochs.
         figure: name of the figure.
-        axis: one of :data:`AXES`. Of several runs, the mean place of each entry is taken.
+        axis: one of :data:`AXES`. Of several runs, the mean x of each entry is taken.
 
     Raises:
         UserError: a file is missing or damaged, or has no such figures.
@@ -84,10 +84,10 @@ def read_curve(argument: str, split: str, figure: str, axis: str) -> Curve:
         if not np.array_equal(run[0][: len(updates)], updates):
             raise UserError(f"{argument}: figures are from different updates; draw these runs separately")
     length = len(updates)
-    places = np.mean([places[:length] for _, places, _, _ in runs], axis=0)
+    positions = np.mean([positions[:length] for _, positions, _, _ in runs], axis=0)
     values = np.stack([values[:length] for _, _, values, _ in runs])
     label = (name or Path(files).stem).encode("utf-8", "backslashreplace").decode()  # fonts have no lone surrogates
-    return Curve(label, places, values, runs[0][3], split in TRAINING)
+    return Curve(label, positions, values, runs[0][3], split in TRAINING)
 
 
 def axis_label(metric: str, splits: Sequence[str]) -> str:
@@ -97,9 +97,9 @@ def axis_label(metric: str, splits: Sequence[str]) -> str:
 
 
 def _read_run(path: str, split: str, figure: str, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
-    """Updates [n], places on *axis* [n], values of *figure* [n] and beginnings of stages of one run."""
+    """Updates [n], positions on *axis* [n], values of *figure* [n] and beginnings of stages of one run."""
     entries = _entries(path)
-    updates, places = _progress(entries, axis)
+    updates, positions = _progress(entries, axis)
     chosen = [entry for entry in entries if entry["tag"] == split and isinstance(entry.get(figure), int | float)]
     if not chosen:
         raise UserError(f"{path}: has no figure {figure!r} of {split!r}; it has {_available(entries)}")
@@ -107,7 +107,7 @@ def _read_run(path: str, split: str, figure: str, axis: str) -> tuple[np.ndarray
     values = np.array([entry[figure] for entry in chosen], float)
     numbers = [(entry["step"], entry["stage"]) for entry in entries if "stage" in entry]
     begins = [last for (last, before), (_, after) in zip(numbers, numbers[1:], strict=False) if after != before]
-    return at, np.interp(at, updates, places), values, tuple(np.interp(begins, updates, places))
+    return at, np.interp(at, updates, positions), values, tuple(np.interp(begins, updates, positions))
 
 
 def _entries(path: str) -> list[Entry]:
@@ -126,23 +126,23 @@ def _entries(path: str) -> list[Entry]:
 
 
 def _progress(entries: Sequence[Entry], axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """Updates and places on *axis*, to interpolate between, both [m]."""
-    steps, places = [0.0], [0.0]
+    """Updates and positions on *axis*, to interpolate between, both [m]."""
+    steps, positions = [0.0], [0.0]
     for entry in entries:
         step = float(entry["step"])
         if axis == "tokens":
             # Only intervals of training count tokens; wpb is their mean number in an update.
             if entry["tag"] != "train_inner" or step <= steps[-1]:
                 continue
-            place = places[-1] + _number(entry, "wpb") * (step - steps[-1])
+            position = positions[-1] + _number(entry, "wpb") * (step - steps[-1])
         elif axis == "hours":
-            place = _number(entry, "wall") / 3600
+            position = _number(entry, "wall") / 3600
         else:
-            place = step
-        if math.isfinite(place):
+            position = step
+        if math.isfinite(position):
             steps.append(step)
-            places.append(place)
-    return np.array(steps), np.array(places)
+            positions.append(position)
+    return np.array(steps), np.array(positions)
 
 
 def _number(entry: Entry, name: str) -> float:

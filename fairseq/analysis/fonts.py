@@ -23,10 +23,10 @@ def choose_fonts(figure: Any) -> None:
     for text in texts:
         text.set_fontfamily([*text.get_fontfamily(), *names])
     if missing:
-        shown = " ".join(map(chr, sorted(missing)[:8]))
+        sample = " ".join(map(chr, sorted(missing)[:8]))
         logger.warning(
             "pictures: no installed font has %s%s, boxes are drawn; install a font of that script, such as Noto",
-            shown, " …" if len(missing) > 8 else "",
+            sample, " …" if len(missing) > 8 else "",
         )  # fmt: skip
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # said once, above
 

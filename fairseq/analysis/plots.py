@@ -52,19 +52,21 @@ def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], thre
     """
     figure = _figure(4.2 * len(gains) + 0.6, 4.2)
     pairs = [f"{a}→{b}" for a, b in zip(measured.contexts, measured.contexts[1:], strict=False)]
-    places = np.arange(len(pairs))
+    positions = np.arange(len(pairs))
     panels = figure.subplots(1, len(gains), squeeze=False, sharey=threshold is not None)[0]
     for panel, gain in zip(panels, gains, strict=True):
         for i, name in enumerate(measured.names):
             if threshold is None:
-                panel.plot(places, gain.absolute[i], label=_escaped(name), **_line(i))
+                panel.plot(positions, gain.absolute[i], label=_escaped(name), **_line(i))
             else:
-                shown = np.where(gain.relative[i] > 0, 100 * gain.relative[i], np.nan)
-                panel.errorbar(places, shown, 100 * gain.errors[i], label=_escaped(name), elinewidth=0.8, **_line(i))
+                percent = np.where(gain.relative[i] > 0, 100 * gain.relative[i], np.nan)
+                panel.errorbar(
+                    positions, percent, 100 * gain.errors[i], label=_escaped(name), elinewidth=0.8, **_line(i)
+                )
         share = "all positions" if gain.top_r == 1 else f"hardest {100 * gain.top_r:g} % of positions"
         panel.set_title(f"r = {gain.top_r:g} ({share})", fontsize=10)
         step = -(-len(pairs) // 12)  # more labels would cover one another
-        panel.set_xticks(places[::step], pairs[::step], rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
+        panel.set_xticks(positions[::step], pairs[::step], rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
         panel.set_xlabel("context, from → to (tokens)")
         panel.grid(alpha=0.3)
         if threshold is not None:
@@ -126,21 +128,21 @@ def draw_position(path: Path, at: AtPosition, heads: Sequence[tuple[int, int]]) 
     near = min(NEAREST, span)
     figure = _figure(12, 2.4 * len(heads) + 1)
     panels = figure.subplots(len(heads), 2, squeeze=False, width_ratios=(3, 2))
-    for (whole, close), (layer, head) in zip(panels, heads, strict=True):
+    for (full, close), (layer, head) in zip(panels, heads, strict=True):
         weights = at.weights[layer, head]
-        whole.vlines(np.arange(span), 0, weights, color=COLOURS[0], linewidth=max(0.6, min(4, 300 / span)))
-        whole.set_xlim(span - 0.5, -0.5)
-        whole.set_ylim(0, 1.25 * float(weights.max()))
-        _name_strongest(whole, weights, at.words)
-        whole.set_ylabel(f"layer {layer}, head {head}\nattention weight")
+        full.vlines(np.arange(span), 0, weights, color=COLOURS[0], linewidth=max(0.6, min(4, 300 / span)))
+        full.set_xlim(span - 0.5, -0.5)
+        full.set_ylim(0, 1.25 * float(weights.max()))
+        _name_strongest(full, weights, at.words)
+        full.set_ylabel(f"layer {layer}, head {head}\nattention weight")
         close.bar(np.arange(near), weights[:near], color=COLOURS[1])
         close.set_xlim(near - 0.5, -0.5)
         close.set_ylim(0)
         close.set_ylabel("attention weight")
-        close.set_xticks(np.arange(near), [_shown(word) for word in at.words[:near]], rotation=90, fontsize=8)
+        close.set_xticks(np.arange(near), [_label(word) for word in at.words[:near]], rotation=90, fontsize=8)
     panels[-1, 0].set_xlabel(DISTANCE)
     panels[-1, 1].set_xlabel(f"the last {near} tokens")
-    figure.suptitle(f"attention when token {at.position:,}, “{_shown(at.target, 30)}”, is predicted", fontsize=11)
+    figure.suptitle(f"attention when token {at.position:,}, “{_label(at.target, 30)}”, is predicted", fontsize=11)
     _save(figure, path)
 
 
@@ -156,7 +158,7 @@ def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple
             row[: len(at.words)] = at.weights[layer, head]
         image = _draw_rows(panel, values, values[~np.isnan(values)])
         panel.set_xlim(span - 0.5, -0.5)
-        names = [f"{_shown(at.target)}  {at.position:,}" for at in rows]
+        names = [f"{_label(at.target)}  {at.position:,}" for at in rows]
         panel.set_yticks(range(0, len(rows), step), names[::step], fontsize=7)
         panel.set_title(f"layer {layer}, head {head}", fontsize=10)
         figure.colorbar(image, ax=panel, label="weight (log scale)", fraction=0.05, pad=0.02)
@@ -165,19 +167,19 @@ def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple
     _save(figure, path)
 
 
-def draw_notes(path: Path, notes: Sequence[Note], places: np.ndarray, named: int = 60) -> None:
-    """Plot *notes* at *places* [n, 2], coloured by occurrences; up to *named* of the first points are labelled."""
+def draw_notes(path: Path, notes: Sequence[Note], positions: np.ndarray, labels: int = 60) -> None:
+    """Plot *notes* at *positions* [n, 2], coloured by occurrences; up to *labels* of the first points are labelled."""
     figure = _figure(9, 8)
     panel = figure.subplots()
-    taken = np.log10([max(note.taken, 1) for note in notes])
-    points = panel.scatter(places[:, 0], places[:, 1], c=taken, s=10, cmap="viridis")
+    occurrences = np.log10([max(note.taken, 1) for note in notes])
+    points = panel.scatter(positions[:, 0], positions[:, 1], c=occurrences, s=10, cmap="viridis")
     figure.colorbar(points, label="occurrences that the note was made from (log₁₀)")
     # A little below the size of the map in points on paper, so that labels keep apart.
-    span = np.maximum(places.max(0) - places.min(0), 1e-12)
-    on_paper = (places - places.min(0)) / span * (440, 500)
-    words = [_shown(note.word, 20) for note in notes]
-    for number in without_overlap(on_paper, words, 7, named):
-        panel.annotate(words[number], places[number], (2, 2), textcoords="offset points", fontsize=7)
+    span = np.maximum(positions.max(0) - positions.min(0), 1e-12)
+    on_paper = (positions - positions.min(0)) / span * (440, 500)
+    words = [_label(note.word, 20) for note in notes]
+    for number in without_overlap(on_paper, words, 7, labels):
+        panel.annotate(words[number], positions[number], (2, 2), textcoords="offset points", fontsize=7)
     panel.set_xlabel("first principal component")
     panel.set_ylabel("second principal component")
     _save(figure, path)
@@ -205,8 +207,8 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: floa
             panel.fill_between(
                 curve.x, curve.values.min(0), curve.values.max(0), color=line["color"], alpha=0.2, linewidth=0
             )
-    for number, place in enumerate(sorted({place for curve in curves for place in curve.stages})):
-        panel.axvline(place, color="#666666", linestyle=":", label="" if number else "next stage")
+    for number, boundary in enumerate(sorted({boundary for curve in curves for boundary in curve.stages})):
+        panel.axvline(boundary, color="#666666", linestyle=":", label="" if number else "next stage")
     if reach is not None:
         panel.axhline(reach, color="#666666", linewidth=0.8, label=f"{reach:g}")
     panel.set_xlabel(x)
@@ -300,15 +302,15 @@ def _draw_rows(panel: Any, rows: np.ndarray, scale: np.ndarray) -> Any:
 
 def _name_strongest(panel: Any, weights: np.ndarray, words: Sequence[str]) -> None:
     """Label the largest weights with their words; labels that would overlap are left out."""
-    named: list[int] = []
-    for place in np.argsort(-weights, kind="stable"):
-        if len(named) == STRONGEST or weights[place] < weights.max() / 10:
+    labels: list[int] = []
+    for index in np.argsort(-weights, kind="stable"):
+        if len(labels) == STRONGEST or weights[index] < weights.max() / 10:
             return
-        if all(abs(place - other) > len(weights) / 9 for other in named):
-            named.append(int(place))
+        if all(abs(index - other) > len(weights) / 9 for other in labels):
+            labels.append(int(index))
             panel.annotate(
-                _shown(words[place]),
-                (place, weights[place]),
+                _label(words[index]),
+                (index, weights[index]),
                 (0, 2),
                 textcoords="offset points",
                 fontsize=8,
@@ -316,7 +318,7 @@ def _name_strongest(panel: Any, weights: np.ndarray, words: Sequence[str]) -> No
             )
 
 
-def _shown(word: str, longest: int = 14) -> str:
+def _label(word: str, longest: int = 14) -> str:
     """*word* as a label: truncated and escaped."""
     return _escaped(word if len(word) <= longest else word[: longest - 1] + "…")
 

@@ -201,12 +201,12 @@ def load_reader(
     longest: int,
     overrides: Mapping[str, Any],
     settings: Mapping[str, Any],
-    whole: bool = False,
+    whole_windows: bool = False,
 ) -> tuple[WindowReader, Any]:
     """Load a checkpoint's model for windows of up to *longest* tokens.
 
     Args:
-        whole: models with memory also read windows at once.
+        whole_windows: models with memory also read windows at once.
         data, overrides, settings: see :func:`~fairseq.evaluation.ensemble.load_language_models`.
 
     Returns:
@@ -217,7 +217,7 @@ def load_reader(
     """
     (model,), task, _ = load_language_models([path], data, overrides, settings)
     check_no_begin(task, path)
-    if model.memory_length and not whole:
+    if model.memory_length and not whole_windows:
         return WindowReader(name, model, task.cfg.tokens_per_sample), task
     limit = model.max_positions()
     if limit is None or limit >= longest:
@@ -259,7 +259,7 @@ def measure(
     losses = np.zeros((len(readers), len(contexts), len(positions)))
     work = [(number, *batch) for number in range(len(readers)) for batch in batches]
     for reader in readers:
-        precision.place(reader.model, device)
+        precision.move(reader.model, device)
     for number, k, part in progress(work, len(work)):
         ends = positions[part]
         windows = tokens[ends[:, None] + np.arange(-int(contexts[k]), 0)]  # (B, c), the tokens before *ends*

@@ -44,12 +44,12 @@ def average(
 ) -> dict[str, Any]:
     """The first checkpoint with the mean of all their parameters, and without the state of its training.
 
-    Whole numbers, such as the counts of notes, are not averaged: those of the checkpoint with most updates are taken,
+    Whole numbers, such as the counts of notes, are not averaged: the checkpoint with most updates gives them,
     wherever it stands. Sums are float64; checkpoints are read one at a time.
 
     Args:
-        digest: that of the dictionary of a checkpoint and its file; None where it is not known.
-        decisive: those of a checkpoint's settings that its parameters depend on beside their shapes.
+        digest: of the dictionary of a checkpoint and its file; None where it is not known.
+        decisive: a checkpoint's settings that its parameters depend on beside their shapes.
 
     Raises:
         UserError: a checkpoint cannot be read, or is of another model or dictionary.

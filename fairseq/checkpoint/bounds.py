@@ -72,7 +72,7 @@ def _has_parts(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Keys and values, those of an object being its attributes; a key that has parts is a part, too."""
+    """Keys and values, of an object its attributes; a key that has parts is a part, too."""
     if isinstance(value, Mapping):
         yield from value.items()
         yield from (("a key", key) for key in value if isinstance(key, tuple | frozenset))

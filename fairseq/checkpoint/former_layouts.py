@@ -36,7 +36,7 @@ LISTS = ("lr", "update_freq")  # once single numbers
 
 # Wrappers, stored in place of the optimizer's name.
 HALF_PRECISION = ("FP16Optimizer", "MemoryEfficientFP16Optimizer")
-# fairseq's class: that of this package.
+# fairseq's class: this package's.
 CRITERIONS = {"MaskedLmLoss": "MaskedLMCriterion"}
 OPTIMIZERS = {
     "nag": "FairseqNAG",
@@ -140,7 +140,7 @@ def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor], untied: bool) -> Any:
-    """The state of a numbered *optimizer* without those of the *superfluous* among the parameters of *model*.
+    """The state of a numbered *optimizer* without entries of the *superfluous* among the parameters of *model*.
 
     fairseq numbers parameters in the order of *model*, tied ones once; under ``--fp16`` all are end to end in a single
     one.
@@ -158,9 +158,9 @@ def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor],
     numbers = [number for group in groups for number in group["params"]]
     if len(numbers) > 1:
         removed = {number for index, number in enumerate(numbers) if index in copies}
-        left = [{**group, "params": [n for n in group["params"] if n not in removed]} for group in groups]
+        remaining = [{**group, "params": [n for n in group["params"] if n not in removed]} for group in groups]
         entries = {number: entry for number, entry in optimizer["state"].items() if number not in removed}
-        return {**optimizer, "state": entries, "param_groups": left}
+        return {**optimizer, "state": entries, "param_groups": remaining}
     # One flat parameter: the elements of the superfluous ones are cut out of every state of its shape.
     trained = torch.cat([torch.full((model[name].numel(),), number not in copies) for number, name in enumerate(names)])
     entries = {
@@ -192,6 +192,6 @@ def _extra_state(extra_state: Mapping[str, Any]) -> dict[str, Any]:
     if "train_wall" in meters:
         upgraded.setdefault("previous_training_time", getattr(meters["train_wall"], "sum", 0))
     if "train_iterator" not in upgraded and "epoch" in upgraded:
-        done = upgraded.get("batch_offset", 0)
-        upgraded["train_iterator"] = {"epoch": upgraded["epoch"], "iterations_in_epoch": done}
+        batches = upgraded.get("batch_offset", 0)
+        upgraded["train_iterator"] = {"epoch": upgraded["epoch"], "iterations_in_epoch": batches}
     return upgraded

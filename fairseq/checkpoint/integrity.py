@@ -91,16 +91,16 @@ def tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
 
     A part that is there twice is visited once.
     """
-    left, seen = [("", state)], set()
-    while left:
-        name, value = left.pop()
+    stack, visited = [("", state)], set()
+    while stack:
+        name, value = stack.pop()
         if isinstance(value, Tensor):
             yield name, value
-        elif id(value) not in seen:
-            seen.add(id(value))
+        elif id(value) not in visited:
+            visited.add(id(value))
             inner = value.items() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).items()
             inner = enumerate(value) if isinstance(value, list | tuple) else inner
-            left += [(f"{name}.{key!s:.60}".lstrip("."), item) for key, item in inner]
+            stack += [(f"{name}.{key!s:.60}".lstrip("."), item) for key, item in inner]
 
 
 def check_tensors(state: Any, path: str | Path) -> None:
@@ -144,7 +144,7 @@ def check_room(path: str | Path, state: Mapping[str, Any], more: int = 0) -> Non
         # A link may lead to another disk.
         free = shutil.disk_usage(Path(os.path.realpath(path)).parent).free
     except OSError:
-        return  # the folder is missing: opening the file says so
+        return  # the folder is missing: opening the file raises for it
     if free < needed:
         raise UserError(
             f"{path}: cannot be written: needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free; "

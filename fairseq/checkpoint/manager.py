@@ -110,7 +110,7 @@ class CheckpointManager:
             and self._is_among_best(point.figure),
             LAST: not config.no_last_checkpoints,
         }
-        return [name for name, wanted in chosen.items() if wanted]
+        return [name for name, selected in chosen.items() if selected]
 
     def due(self, point: SavePoint) -> list[Path]:
         """Return the files that a save at *point* writes."""
@@ -195,10 +195,11 @@ class CheckpointManager:
                     file.write(content)
 
     def restore_path(self) -> Path | None:
-        """Return the checkpoint that training starts from; None to start afresh.
+        """Return the checkpoint that training starts from; None to start afresh, as where the named file is missing.
 
         Raises:
-            UserError: ``--restore-file`` names a missing file, or is given beside ``--finetune-from-model``.
+            UserError: the named file is missing, and ``--save-dir`` has a run that a new one would replace; or
+                ``--restore-file`` is given beside ``--finetune-from-model``.
         """
         name = self.config.restore_file
         if name != LAST and self.config.finetune_from_model is not None:
@@ -210,10 +211,18 @@ class CheckpointManager:
             if self.config.continue_once is None:
                 return None
             flag, name = "`continue_once`", self.config.continue_once
-        for path in (Path(name), self.folder / name):
+        paths = (Path(name), self.folder / name)
+        for path in paths:
             if path.exists():
                 return find_checkpoint(path)
-        raise UserError(f"{flag} {name}: file not found; also looked in {self.folder}")
+        missing = f"{flag} {name}: file not found; also looked in {self.folder}"
+        if os.path.lexists(last := self.folder / LAST):
+            raise UserError(f"{missing}; leave it out to resume from {last}")
+        if any(map(os.path.lexists, paths)):  # links that lead nowhere
+            raise UserError(missing)
+        # Jobs that are started again and again name the checkpoint that their first start does not have yet.
+        logger.warning("%s; training begins anew", missing)
+        return None
 
     def _newest_good(self) -> Path:
         """``checkpoint_last.pt``, or if that is damaged the newest other checkpoint that is not."""

@@ -60,7 +60,7 @@ class ParameterNames:
         if not isinstance(state.get("param_groups"), list):
             return dict(state)
         if not all(isinstance(name, str) for group in state["param_groups"] for name in group["params"]):
-            state = self._named(state, stored)
+            state = self._by_name(state, stored)
         saved = {name: group for group in state["param_groups"] for name in group["params"]}
         if saved.keys() != set(self.names):
             others = first_of(sorted(map(str, saved.keys() ^ set(self.names))))
@@ -77,7 +77,7 @@ class ParameterNames:
         number = {name: index for index, name in enumerate(self.names)}
         return _renamed({**state, "param_groups": restored}, number)
 
-    def _named(self, state: State, stored: Iterable[str]) -> State:
+    def _by_name(self, state: State, stored: Iterable[str]) -> State:
         """Name a numbered state's parameters by their order in the checkpoint."""
         # Tied parameters are numbered once, at their first name.
         order = list(dict.fromkeys(name for key in stored if (name := self.aliases.get(key)) in self.shapes))

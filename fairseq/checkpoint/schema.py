@@ -24,7 +24,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    # True is an int in Python; numbers from 2**63 on overflow those of torch and numpy.
+    # True is an int in Python; numbers from 2**63 on overflow torch's and numpy's.
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
@@ -103,7 +103,7 @@ def _check_optimizer(state: Any, path: str | Path) -> None:
         return
     _require(isinstance(state, Mapping), path, name, "a dict")
     if "param_groups" not in state and "state" not in state:
-        return  # that of a plug-in
+        return  # a plug-in's
     groups, entries = state.get("param_groups"), state.get("state")
     _require(isinstance(groups, list) and bool(groups), path, f"{name}.param_groups", "a list of groups")
     for group in groups:
@@ -125,11 +125,11 @@ def _check_optimizer(state: Any, path: str | Path) -> None:
 
 def _check_fields(value: Any, fields: Mapping[str, Kind], path: str | Path, part: str) -> None:
     _require(isinstance(value, Mapping), path, part, "a dict")
-    for name, (fits, wanted) in fields.items():
+    for name, (fits, expected) in fields.items():
         if name in value:
-            _require(fits(value[name]), path, f"{part}.{name}", wanted)
+            _require(fits(value[name]), path, f"{part}.{name}", expected)
 
 
-def _require(fits: bool, path: str | Path, part: str, wanted: str) -> None:
+def _require(fits: bool, path: str | Path, part: str, expected: str) -> None:
     if not fits:
-        raise UserError(f"{path}: not a checkpoint ('{part}' is not {wanted}); use another checkpoint")
+        raise UserError(f"{path}: not a checkpoint ('{part}' is not {expected}); use another checkpoint")

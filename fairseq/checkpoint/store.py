@@ -1,6 +1,6 @@
 """One checkpoint file: written atomically, read without executing anything in it.
 
-The layout is that of fairseq 0.x with plain values, the optimizer's state by parameter name. Everything that a run
+The layout is fairseq 0.x's with plain values, the optimizer's state by parameter name. Everything that a run
 needs to go on exactly is inside: model, optimizer, schedule, loss scale, random states, carried state, position in
 the data, the log's sums, the best metrics, and a digest of the dictionary. A file is written under another name in the
 same folder, flushed to the disk, and renamed; it is loaded with ``weights_only=True`` and an allow-list.
@@ -142,21 +142,23 @@ def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
     return state
 
 
-def describe_mismatch(model_state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: str | Path) -> str | None:
+def describe_mismatch(
+    model_state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: str | Path
+) -> str | None:
     """Name the parameters of the checkpoint at *path* that do not fit a model, in one line; None if all do."""
     reshaped = [
-        f"{name} {list(model_state[name].shape)} for {list(wanted[name].shape)}"
-        for name in wanted
-        if name in model_state and model_state[name].shape != wanted[name].shape
+        f"{name} {list(model_state[name].shape)} for {list(expected[name].shape)}"
+        for name in expected
+        if name in model_state and model_state[name].shape != expected[name].shape
     ]
     differences = {
-        "missing": [name for name in wanted if name not in model_state],
-        "unexpected": [name for name in model_state if name not in wanted],
+        "missing": [name for name in expected if name not in model_state],
+        "unexpected": [name for name in model_state if name not in expected],
         "of another shape": reshaped,
         "of another type": [
             f"{name} {_type(model_state[name])}"
-            for name in wanted
-            if name in model_state and (_type(model_state[name]) in FLOATS) != (_type(wanted[name]) in FLOATS)
+            for name in expected
+            if name in model_state and (_type(model_state[name]) in FLOATS) != (_type(expected[name]) in FLOATS)
         ],
     }
     parts = [f"{len(names)} {kind} ({first_of(names)})" for kind, names in differences.items() if names]

@@ -6,7 +6,7 @@ import pickletools
 from typing import IO, Any
 
 LARGEST = 1 << 20
-"""Values in a tuple, those of the tuples in it included, each as often as it is repeated."""
+"""Values in a tuple, nested ones included, each as often as it is repeated."""
 _GETS = ("GET", "BINGET", "LONG_BINGET")
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _TUPLES = ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE")

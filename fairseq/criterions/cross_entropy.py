@@ -38,6 +38,7 @@ class CrossEntropyCriterion(FairseqCriterion):
                 f"`criterion`: {type(model).__name__} is an encoder, which does not predict the next token; "
                 "use `criterion` masked_lm (electra for ELECTRA) with `task` masked_lm"
             )
+        # Targets of a masking task are padding wherever no token was chosen: the loss would look fine, and be of 15 %.
         if hasattr(getattr(self.task, "cfg", None), "mask_prob"):
             raise UserError(
                 f"`task`: it masks tokens, but {type(model).__name__} predicts the next token; "

@@ -27,7 +27,7 @@ class ElectraLossConfig(Config):
 
 @register_criterion("electra", dataclass=ElectraLossConfig)
 class ElectraCriterion(FairseqCriterion):
-    """Mean loss of the generator plus λ times that of the discriminator (Clark et al. 2020, §2).
+    """Mean loss of the generator plus λ times the discriminator's (Clark et al. 2020, §2).
 
     The discriminator's loss is a mean over all tokens except padding. The generator's sum is divided by
     ``--mask-prob`` times their number, the expected number of chosen tokens: with one divisor for both, the sum over
@@ -63,6 +63,7 @@ class ElectraCriterion(FairseqCriterion):
         # A dummy sample has tokens, but none that count.
         real = net_input["src_tokens"].ne(self.padding_idx) & bool(sample["nsentences"])  # (B, T)
         replaced = extra["replaced"].float()
+        # In float32: in half precision a confident discriminator's loss would be 0.
         each = F.binary_cross_entropy_with_logits(logits.float(), replaced, reduction="none")
         discriminator = (each * real).sum()
         loss = generator / self.mask_prob + self.discriminator_weight * discriminator

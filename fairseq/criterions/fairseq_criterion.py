@@ -84,14 +84,15 @@ class FairseqCriterion(nn.Module):
             args: its settings, as attributes; the constructor takes them as ``args`` or ``cfg``, or single ones by
                 name. None: it has none.
         """
-        wanted = inspect.signature(cls.__init__).parameters
-        if not wanted.keys() - {"self", "parts"}:
+        parameters = inspect.signature(cls.__init__).parameters
+        # The base's constructor takes any number of parts; only the task is one.
+        if not parameters.keys() - {"self", "parts"}:
             return cls(task)
         values: dict[str, Any] = {} if args is None else dict(vars(args))
         if cls.config_class is not None:
             values |= vars(fields.typed(cls.config_class, args))
         values |= {"task": task, "args": args, "cfg": args}
-        return cls(**{name: values[name] for name in wanted if name in values})
+        return cls(**{name: values[name] for name in parameters if name in values})
 
     def check(self, model: TrainedModel) -> None:
         """Raise UserError if *model* lacks the outputs this loss needs; called once, before any batch."""

@@ -34,6 +34,7 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
 
     def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
         layer = model.output_layer
+        # Only a full softmax without bias has this short form of the mean over all words.
         if isinstance(layer, LinearOutput) and layer.bias is None:
             loss, nll = self._linear(layer, net_output[0], sample)
         else:
@@ -47,6 +48,7 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
         rows, target = partition = self._partition(layer, sample, hidden.device)
         flat = hidden.flatten(0, -2)
         nll = layer.loss(flat, partition)
+        # In float32: differences of large sums follow.
         states = (flat if rows is None else flat[rows]).float()  # (N, C)
         weight = layer.weight.float()  # (V, C)
         of_target = (states * weight[target]).sum()

@@ -50,7 +50,7 @@ class MaskedLMCriterion(FairseqCriterion):
     def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
         output = net_output[0].flatten(0, -2)
         if "chosen" in sample:
-            # Else of all tokens, [B, T, V].
+            # fairseq's models return logits of the chosen tokens, [M, V], if they know the argument; else [B, T, V].
             rows = sample["chosen"] if net_output[0].dim() == 2 else slice(None)
             loss, chosen = (
                 nll(output, sample["target"][rows].reshape(-1), self.padding_idx),

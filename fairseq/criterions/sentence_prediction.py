@@ -37,6 +37,7 @@ class SentencePredictionCriterion(FairseqCriterion):
             raise UserError("`criterion` sentence_prediction: needs `task` sentence_prediction")
         self.is_regression: bool = layout.is_regression
         self.metrics: tuple[str, ...] = layout.metrics
+        # Before training: a package that is missing should not end a run at its first validation.
         for name in self.metrics:
             if name in LIBRARIES:
                 _library(name)
@@ -58,6 +59,7 @@ class SentencePredictionCriterion(FairseqCriterion):
             loss = F.mse_loss(logits.squeeze(1), target, reduction="sum")
         else:
             loss = F.cross_entropy(logits, target, reduction="sum")
+        # float64 holds class numbers and float32 scores alike without loss.
         rows = torch.stack([predicted.detach().double(), target.double()], dim=1)  # (B, 2)
         size = sample["nsentences"]
         return loss, size, {**logging_output(loss, sample, size), PREDICTIONS: Gathered(rows)}
@@ -118,6 +120,7 @@ def _library(name: str) -> Any:
         UserError: its package is not installed.
     """
     try:
+        # Imported by name: scikit-learn and scipy take seconds, and are optional.
         return importlib.import_module(LIBRARIES[name])
     except ImportError:
         package = {"sklearn": "scikit-learn"}.get(LIBRARIES[name].split(".")[0], "scipy")

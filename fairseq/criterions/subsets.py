@@ -1,7 +1,7 @@
 """Validation losses over subsets of tokens, which a task names and marks in its samples, and of single tokens.
 
 ``sample["subsets"]`` holds a mask for each of the task's ``subsets``, bool [B, T] or broadcastable to it;
-``sample["places"]``, where there is one, the place of each target in the corpus, int64 [B, T], −1 for none.
+``sample["positions"]``, where there is one, the position of each target in the corpus, int64 [B, T], −1 for none.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fairseq.logging.figures import Figure, Gathered, ratio
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 TOKEN_LOSSES = "token losses"
-"""Name of gathered rows (place in the corpus, loss in nats), float64 [n, 2]."""
+"""Name of gathered rows (position in the corpus, loss in nats), float64 [n, 2]."""
 
 
 def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx: int) -> dict[str, Any]:
     """Summed losses and numbers of the targets of each subset, for hidden states [N, C] of all tokens."""
     sums: dict[str, Any] = {}
-    if "places" in sample:
+    if "positions" in sample:
         target = sample["target"].reshape(-1)
         # This synchronises, in validation only.
         rows = (target != padding_idx).nonzero().squeeze(1)
@@ -40,7 +40,7 @@ def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx:
 def subset_sums_of(losses: Tensor, real: Tensor, sample: Sample) -> dict[str, Any]:
     """The sums of :func:`subset_sums` from all tokens' losses [B, T]; *real*, bool [B, T], is false at padding."""
     sums: dict[str, Any] = {}
-    if "places" in sample:
+    if "positions" in sample:
         rows = real.reshape(-1).nonzero().squeeze(1)
         sums[TOKEN_LOSSES] = _gathered(sample, rows, losses.reshape(-1)[rows])
     for name, mask in sample.get("subsets", {}).items():
@@ -49,8 +49,9 @@ def subset_sums_of(losses: Tensor, real: Tensor, sample: Sample) -> dict[str, An
 
 
 def _gathered(sample: Sample, rows: Tensor, losses: Tensor) -> Gathered:
-    """The *losses* [n] of the targets *rows* [n] of *sample*, with their places."""
-    return Gathered(torch.stack([sample["places"].reshape(-1)[rows].double(), losses.double()], 1))
+    """The *losses* [n] of the targets *rows* [n] of *sample*, with their positions."""
+    # float64 holds positions up to 2**53 exactly, so that position and loss are gathered as one tensor.
+    return Gathered(torch.stack([sample["positions"].reshape(-1)[rows].double(), losses.double()], 1))
 
 
 def subset_figures(names: Iterable[str]) -> dict[str, Figure]:

@@ -71,13 +71,15 @@ class LearnedTexts:
 
     def __init__(self, paths: Iterable[str], pool: Workers[_Part], file: BinaryIO) -> None:
         self._file = file
-        self._parts: dict[str, tuple[int, int]] = {}  # place in the file, number of parts
+        self._parts: dict[str, tuple[int, int]] = {}  # offset in the file, number of parts
+        # Known words are looked up without any Python code of ours; only a new one counts on.
         numbers: dict[str, int] = collections.defaultdict(itertools.count(1).__next__)
         counts = np.zeros(1, np.int64)
         for path in paths:
             start = file.tell()
             for count, part in enumerate(over(pool, path, "reading"), 1):
                 table = np.array([0, *map(numbers.__getitem__, part.words)])
+                # The smallest type for the words so far: tokens go to disk and come back, so their size is the cost.
                 np.save(file, table.astype(np.min_scalar_type(len(numbers)))[part.numbers])
                 counts = np.pad(counts, (0, len(numbers) + 1 - len(counts)))
                 counts[table] += np.bincount(part.numbers, minlength=len(table))
@@ -109,7 +111,7 @@ class Binarizer:
         dictionary: gives the ids.
         pool: of :func:`splitters` (default: this process); what is written beside has as many processes of its own.
         beside: what is written beside each corpus; None: nothing is.
-        replaced_before: whether unknown symbols in the text count as replaced, as those of a tokenizer do.
+        replaced_before: whether unknown symbols in the text count as replaced, as a tokenizer's do.
         learned: texts that are not read again.
     """
 
@@ -155,6 +157,7 @@ class Binarizer:
                 summary.sentences += len(sizes)
                 summary.tokens += len(numbers)
                 summary.replaced += int(np.count_nonzero(replaced[numbers]))
+            # Ends of lines alone are no corpus.
             if summary.tokens == summary.sentences:
                 raise no_words(path)
             if self._beside is not None and self._marks is not None:
@@ -178,6 +181,7 @@ class Binarizer:
         ids = np.array([dictionary.eos_index, *map(dictionary.index, words)], self._dtype)
         replaced = ids == dictionary.unk_index
         replaced[0] = False  # some dictionaries have one symbol for both
+        # Where the text itself has the unknown symbol, it is a word like others; a tokenizer writes it for other text.
         if not self._replaced_before and dictionary.unk_word in words:
             replaced[1 + words.index(dictionary.unk_word)] = False
         return ids, replaced
@@ -202,15 +206,16 @@ def splitters(workers: int) -> Workers[_Part]:
 
 def _numbered(path: str, start: int, end: int) -> _Part:
     numbers = collections.defaultdict(itertools.count(1).__next__, {_LINE_END: 0})
-    found = [np.empty(0, np.uint32)]
+    ids = [np.empty(0, np.uint32)]
     unfinished = False
     for text in text_blocks(path, start, end):
         # One split of all lines: no Python code runs per word or line.
         words = text.replace("\n", f" {_LINE_END} ").split()
-        found.append(np.fromiter(map(numbers.__getitem__, words), np.uint32, len(words)))
+        ids.append(np.fromiter(map(numbers.__getitem__, words), np.uint32, len(words)))
         unfinished = not text.endswith("\n")
-    found.append(np.zeros(int(unfinished), np.uint32))
-    return _Part(list(numbers)[1:], np.concatenate(found).astype(np.min_scalar_type(len(numbers))))
+    # The last line of a text may lack its line feed.
+    ids.append(np.zeros(int(unfinished), np.uint32))
+    return _Part(list(numbers)[1:], np.concatenate(ids).astype(np.min_scalar_type(len(numbers))))
 
 
 def _marked(marker: Marker, path: str, start: int, end: int) -> tuple[np.ndarray, ...]:

@@ -30,8 +30,8 @@ class BlockStarts(LazyArray):
         super().__init__("<i8", len(sizes))
         self._sizes = sizes
         self._gaps = gaps
-        whole = len(sizes) - len(sizes) % _STRIDE
-        sums = sizes[:whole].reshape(-1, _STRIDE).sum(axis=1, dtype=np.int64)
+        strided = len(sizes) - len(sizes) % _STRIDE
+        sums = sizes[:strided].reshape(-1, _STRIDE).sum(axis=1, dtype=np.int64)
         self._before = np.concatenate([[0], np.cumsum(sums)])
 
     @property
@@ -48,6 +48,7 @@ class BlockStarts(LazyArray):
         return self._skip(np.arange(first, last), starts[first - group * _STRIDE :])
 
     def _gather(self, flat: np.ndarray) -> np.ndarray:
+        # In pieces: each start sums up to 64 sizes, and all of them at once would be [n, 64].
         starts = [self._some(flat[first : first + _PIECE]) for first in range(0, len(flat), _PIECE)]
         return self._skip(flat, np.concatenate(starts))
 
@@ -80,5 +81,6 @@ def boundaries(pieces: Iterable[Piece]) -> tuple[BlockStarts, np.ndarray]:
         sizes.append(piece)
         skipped += int(gap.sum())
         count, end = count + len(piece), int(starts[-1]) + int(piece[-1])
+    # A single piece is not copied: the sizes of a large corpus are the largest array of a run.
     joined = np.concatenate([np.empty(0, np.int32), *sizes]) if len(sizes) != 1 else sizes[0]
     return BlockStarts(joined, np.concatenate([np.empty((2, 0), np.int64), *gaps], axis=1)), joined

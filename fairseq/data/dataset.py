@@ -1,6 +1,6 @@
 """The protocol of what an epoch iterator reads.
 
-Everything random in a batch depends on seed, epoch and example number only. A task says which examples a split has in
+Everything random in a batch depends on seed, epoch and example number only. A task tells which examples a split has in
 ``dataset(split)``, how they form batches in ``sampler(dataset, model, batching)``, and what is done to a sample on
 the host in ``prepare(sample, epoch)``; ``FairseqTask.iterator`` does the rest.
 """

@@ -53,9 +53,7 @@ def load_dictionary(data: str | Path) -> Dictionary:
         other = read_dictionary(path)
         # Most are copies: parsing each of thirty large dictionaries would take longer than opening the data.
         if other != content and Dictionary.parse(other, path) != dictionary:
-            raise UserError(
-                f"{path}: differs from that of {first.parent}; preprocess {path.parent} with `srcdict` {first}"
-            )
+            raise UserError(f"{path}: differs from {first.parent}'s; preprocess {path.parent} with `srcdict` {first}")
     return dictionary
 
 
@@ -111,6 +109,7 @@ def reopen_corpus(
     Raises:
         UserError: see :func:`open_corpus`.
     """
+    # The number of files is part of the key: one may be added from epoch to epoch.
     key = os.path.abspath(folder), split, len(corpus_prefixes(folder, split, combine=combine))
     corpus = CORPORA.get(key, lambda: open_corpus(folder, split, dictionary, combine=combine))
     corpus.check(dictionary)

@@ -97,7 +97,7 @@ class Example:
 
 
 def split_file(folder: str | Path, split: str, layout: Layout) -> Path:
-    """The file of *split*: ``valid`` is GLUE's development file, other names are those of files."""
+    """The file of *split*: ``valid`` is GLUE's development file, other names are files'."""
     return Path(folder) / f"{layout.dev if split == 'valid' else split}.tsv"
 
 
@@ -115,18 +115,18 @@ def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Exa
     """
     lines = read_lines(path)
     header, first = _header(path, lines, layout)
-    wanted = [_column(path, header, name) for name in layout.sentences]
+    sentence_columns = [_column(path, header, name) for name in layout.sentences]
     label = header.index(layout.label) if layout.label in header else None
     if label is None and labelled:
         raise UserError(f"{path}: no column {layout.label!r}; the columns are {', '.join(header)}")
-    columns = [*wanted, *([] if label is None else [label])]
+    columns = [*sentence_columns, *([] if label is None else [label])]
     examples, incomplete = [], 0
     for number, line in enumerate(lines[first:], first + 1):
         fields = line.split("\t")
-        problem = _problem(fields, columns, wanted, header)
+        problem = _problem(fields, columns, sentence_columns, header)
         if problem is None:
             value = None if label is None else label_of(f"{path}: line {number}", fields[label].strip(), layout)
-            examples.append(Example(number, tuple(fields[column].strip() for column in wanted), value))
+            examples.append(Example(number, tuple(fields[column].strip() for column in sentence_columns), value))
         elif layout.ragged:
             incomplete += 1
         else:
@@ -173,8 +173,8 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
                 f"{path}: more than {MOST_CLASSES} different labels; numbers are learned with `regression_target`"
             )
     if len(labels) < 2:
-        named = f"all examples have the label {next(iter(labels))!r}" if labels else "no examples"
-        raise UserError(f"{path}: {named}; training needs at least two different ones")
+        fault = f"all examples have the label {next(iter(labels))!r}" if labels else "no examples"
+        raise UserError(f"{path}: {fault}; training needs at least two different ones")
     try:
         return sorted(labels, key=float)
     except ValueError:
@@ -199,6 +199,7 @@ def read_lines(path: Path) -> list[str]:
         raise UserError(f"{path}: line {line}, byte offset {error.start}: not UTF-8; convert the file") from None
     if not text.strip():
         raise UserError(f"{path}: empty file; make or download it again")
+    # Not splitlines, which would also divide at separators that sentences contain.
     return text.replace("\r\n", "\n").rstrip("\n").split("\n")
 
 

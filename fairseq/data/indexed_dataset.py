@@ -86,7 +86,7 @@ class IndexedCorpus:
         verification: of the folder, where several of its corpora are opened.
 
     Raises:
-        UserError: a file is missing, truncated, corrupt or not that of ``checksums.txt``, or the corpus has no tokens.
+        UserError: a file is missing, truncated, corrupt or not as in ``checksums.txt``, or the corpus has no tokens.
 
     Attributes:
         tokens: flat array [N] in the file, uint16 or int32.
@@ -101,6 +101,7 @@ class IndexedCorpus:
         dtype, lines = _read_header(index)
         self.sizes: Any = StoredArray(index, "<i4", lines, _HEADER.size)
         total = _check_lines(self.sizes, dtype.itemsize, verification)
+        # Lengths are compared first: a file that was cut off is called truncated, not corrupt.
         if _file_size(data) != total * dtype.itemsize:
             raise UserError(
                 f"{data}: {_file_size(data)} bytes, but {index} expects {total * dtype.itemsize}: "
@@ -129,7 +130,7 @@ class IndexedCorpus:
         """Read the tokens once, in pieces; they are not read again for the same or a larger dictionary.
 
         Raises:
-            UserError: a token is not an id of *dictionary*, or the file is not that of ``checksums.txt``.
+            UserError: a token is not an id of *dictionary*, or the file is not as in ``checksums.txt``.
         """
         if 0 < self._symbols <= len(dictionary):
             return
@@ -282,6 +283,7 @@ class IndexedWriter:
         # Closed in the opposite order: the data is in place before the index, whose presence implies it.
         self._index = self._files.enter_context(atomic_file(f"{self.prefix}.idx"))
         self._data = self._files.enter_context(atomic_file(f"{self.prefix}.bin"))
+        # Room for the header, which has the number of lines and is written last.
         self._index.write(bytes(_HEADER.size))
         return self
 
@@ -304,6 +306,7 @@ class IndexedWriter:
         try:
             if kind is None:
                 self._finish_index()
+        # A failure here must leave neither file, as one inside the with block does.
         except BaseException as failure:
             self._files.__exit__(type(failure), failure, failure.__traceback__)
             raise

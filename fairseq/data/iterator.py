@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from fairseq.data import place
+from fairseq.data import position
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.samplers import Sampler
 from fairseq.data.turns import Turns
@@ -29,7 +29,7 @@ VERSION = 2  # of the state, as fairseq numbers it
 class EpochIterator:
     """The batches that samplers make of datasets.
 
-    It stands at a place: ``epoch`` (from 1) and ``read``, the units (see :mod:`fairseq.data.place`) of the batches
+    Its position: ``epoch`` (from 1) and ``read``, the units (see :mod:`fairseq.data.position`) of the batches
     *yielded* so far on all processes, whatever has been prepared ahead. Iterating goes from there to the end of the
     epoch; asking for more then moves it to the start of the next one. One iteration at a time.
 
@@ -104,16 +104,18 @@ class EpochIterator:
         samples = self._samples()
         if self.prefetch > 0:
             samples = _in_background(samples, self.prefetch)
+        # An iteration that is left early must not leave its thread behind.
         with contextlib.closing(samples):
             layout = self.sampler.layout
             for sample in samples:
+                # Counted before it is handed out: a checkpoint of the update that reads it continues with the next.
                 self.read = min(self.read + layout.step, layout.units)
                 yield _to_device(sample, self.device)
         self.epoch += 1
         self.read = 0
 
     def facts(self) -> dict[str, Any]:
-        """What must be equal on all processes, by name: the files' checksums, the layout, the place, the next batch."""
+        """What must be equal on all processes, by name: the files' checksums, the layout, the position, the batch."""
         checksums: Mapping[str, int] = getattr(self.dataset, "checksums", dict)()  # a plug-in's dataset has none
         facts: dict[str, Any] = {f"checksum of {name}": f"{crc:08x}" for name, crc in checksums.items()}
         facts["batches an epoch"] = len(self)
@@ -121,7 +123,7 @@ class EpochIterator:
         facts |= {"epoch": self.epoch, "units read of the epoch": self.read}
         if hasattr(self.sampler, "rank"):  # a plug-in's sampler may have none
             first: Any = copy.copy(self.sampler)
-            # Ranks differ in their batches, but each can compute those of rank 0.
+            # Ranks differ in their batches, but each can compute rank 0's.
             first.rank = 0
             batch = next(first.epoch(self.epoch, self.read), np.empty(0))
             facts["checksum of the next batch of rank 0"] = f"{zlib.crc32(batch.tobytes()):08x}"
@@ -148,7 +150,7 @@ class EpochIterator:
             yield _map_tensors(torch.Tensor.pin_memory, sample) if self.device.type == "cuda" else sample
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, in fairseq's layout, and ``read``, by which any number of processes finds it.
+        """The position, in fairseq's layout, and ``read``, by which any number of processes finds it.
 
         The end of an epoch is the start of the next one.
         """
@@ -161,8 +163,8 @@ class EpochIterator:
             "read": {"count": 0 if ended else self.read, **dataclasses.asdict(self.sampler.layout)},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], saved: place.SavedBy | None = None) -> bool:
-        """Go to the place of *state*; a place at or behind the epoch's end is the start of the next epoch.
+    def load_state_dict(self, state: Mapping[str, Any], saved: position.SavedBy | None = None) -> bool:
+        """Go to the position of *state*; a position at or behind the epoch's end is the start of the next epoch.
 
         A run that fairseq began is continued in fairseq's order.
 
@@ -174,30 +176,28 @@ class EpochIterator:
             True if rows continue where they stopped, so that their memory fits.
 
         Raises:
-            UserError: *state* is not a place, or this run's batches have no such place.
+            UserError: *state* is not a position, or this run's batches have no such position.
         """
         epoch, iterations = state.get("epoch"), state.get("iterations_in_epoch", 0)
         if not isinstance(epoch, int) or not isinstance(iterations, int) or epoch < 0 or iterations < 0:
             raise UserError(
-                f"`restore_file`: epoch {epoch!r}, batch {iterations!r} is not a place in the data; "
+                f"`restore_file`: epoch {epoch!r}, batch {iterations!r} is not a position in the data; "
                 "give `reset_dataloader` to start at the first batch"
             )
         order = (state.get("read") or {}).get("order")
-        if order == place.FAIRSEQ or (order is None and saved is not None and saved.fairseq):
+        if order == position.FAIRSEQ or (order is None and saved is not None and saved.fairseq):
             self._turns.in_fairseq_order()
         self.epoch, self.read = max(1, epoch), 0
         if iterations == 0:
             return True
         layout = self.sampler.layout
-        position = place.find(layout, state, saved)
-        self.read = position.read
-        if position.read >= layout.units:
+        here = position.find(layout, state, saved)
+        self.read = here.read
+        if here.read >= layout.units:
             self.epoch, self.read = self.epoch + 1, 0
-        if position.remark:
-            logger.info(
-                "epoch %d, batch %d of %d: %s", self.epoch, self.iterations_in_epoch, len(self), position.remark
-            )
-        return position.same_rows
+        if here.remark:
+            logger.info("epoch %d, batch %d of %d: %s", self.epoch, self.iterations_in_epoch, len(self), here.remark)
+        return here.same_rows
 
 
 def _to_device(sample: Sample | None, device: torch.device) -> Sample | None:
@@ -254,6 +254,7 @@ def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, Non
             # The consumer would wait for a batch for ever otherwise.
             ready.put(_Failure(error))
 
+    # A daemon: a process that ends with an error need not wait for a batch.
     thread = threading.Thread(target=produce, name="batches", daemon=True)
     thread.start()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,70 @@ class Masking:
     continues: np.ndarray | None = None
     joins: np.ndarray | None = None
     counts: np.ndarray | None = None
+
+    def apply(
+        self, tokens: np.ndarray, positions: np.ndarray, starts: np.ndarray, epoch: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Choose tokens of rows and replace them.
+
+        Args:
+            tokens: int64 [B, T].
+            positions: numbers that identify the tokens, int64 [B, T].
+            starts: numbers that identify the rows, int64 [B].
+            epoch: each has another choice.
+
+        Returns:
+            The tokens with replacements, int64 [B, T], and which are chosen, bool [B, T].
+        """
+        chosen = self._choose(tokens, positions, starts, epoch)
+        return np.where(chosen, self._replace(tokens, positions, epoch), tokens), chosen
+
+    @functools.cached_property
+    def _drawn(self) -> np.ndarray:
+        """The symbols that may replace others: int64 [n]."""
+        return np.flatnonzero(~self.special)
+
+    @functools.cached_property
+    def _shares(self) -> np.ndarray | None:
+        return None if self.counts is None else np.cumsum(self.counts[self._drawn] / self.counts.sum())
+
+    def _choose(self, tokens: np.ndarray, positions: np.ndarray, starts: np.ndarray, epoch: int) -> np.ndarray:
+        """The chosen tokens: bool [B, T].
+
+        Of a row's W words, ⌊prob · W + u⌋ with u uniform on [0, 1) are chosen: prob · W on average.
+        """
+        real = ~self.special[tokens]
+        first = real & ~self._continued(tokens)
+        rows = first.nonzero()[0]  # of each word
+        words = np.bincount(rows, minlength=len(tokens))
+        count = np.floor(self.prob * words + uniform(starts, self.seed, epoch, _ROWS)).astype(np.int64)
+        order = np.lexsort((uniform(positions[first], self.seed, epoch, _WORDS), rows))
+        rank = np.empty(len(rows), dtype=np.int64)
+        rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(words) - words, words)
+        word = np.cumsum(first.ravel()).reshape(first.shape) - 1  # of each token
+        # Tokens before the first word have the word −1, which reads the False at the end.
+        chosen = np.append(rank < count[rows], False)
+        return real & chosen[word]
+
+    def _continued(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens that belong to the word of the token before them: bool [B, T]."""
+        continues, joins = self.continues, self.joins
+        joined = np.zeros(tokens.shape, dtype=bool)
+        if continues is not None and joins is not None:
+            joined[:, 1:] = (continues[tokens[:, 1:]] | joins[tokens[:, :-1]]) & ~self.special[tokens[:, :-1]]
+        return joined
+
+    def _replace(self, tokens: np.ndarray, positions: np.ndarray, epoch: int) -> np.ndarray:
+        """Replacement of each token if it is chosen: int64 [B, T]."""
+        action = uniform(positions, self.seed, epoch, _ACTIONS)
+        drawn = uniform(positions, self.seed, epoch, _SYMBOLS)
+        if self._shares is None:
+            symbols = self._drawn[(drawn * len(self._drawn)).astype(np.int64)]
+        else:
+            at = np.searchsorted(self._shares, drawn * self._shares[-1], side="right")
+            symbols = self._drawn[np.minimum(at, len(self._drawn) - 1)]  # rounding may reach the last share
+        leave, draw = self.leave_prob, self.random_prob
+        return np.where(action < leave, tokens, np.where(action < leave + draw, symbols, self.mask))
 
 
 def special_symbols(dictionary: Dictionary) -> np.ndarray:
@@ -113,8 +178,6 @@ class MaskedBlocks:
         self.bos = bos
         self.fixed = fixed
         self.epoch = 0
-        self._drawn = np.flatnonzero(~masking.special)
-        self._shares = None if masking.counts is None else np.cumsum(masking.counts[self._drawn] / masking.counts.sum())
 
     @property
     def sizes(self) -> np.ndarray:
@@ -143,7 +206,7 @@ class MaskedBlocks:
         return view
 
     def cut_long(self, longest: int) -> MaskedBlocks:
-        """These rows, those of more than *longest* tokens, the begin symbol counted, cut into several."""
+        """These rows, cut into several of at most *longest* tokens, the begin symbol counted."""
         view = copy.copy(self)
         view.blocks = self.blocks.cut_long(longest - 1)
         return view
@@ -160,62 +223,22 @@ class MaskedBlocks:
         tokens = np.concatenate(
             [np.full((len(indices), 1), self.bos, dtype=np.int64), plain["target"].numpy()], axis=1
         )  # (B, T)
-        places = self.blocks.starts[indices][:, None] + np.arange(-1, tokens.shape[1] - 1)  # of the begin symbol: −1
-        chosen = self._choose(tokens, places, self.blocks.starts[indices])
-        source = np.where(chosen, self._replace(tokens, places), tokens)
+        positions = self.blocks.starts[indices][:, None] + np.arange(-1, tokens.shape[1] - 1)  # of the begin symbol: −1
+        source, chosen = self.masking.apply(tokens, positions, self.blocks.starts[indices], self.epoch)
         return {
             "id": plain["id"],
             "nsentences": len(indices),
             "ntokens": int(np.count_nonzero(tokens != self.blocks.pad)),
             "net_input": {"src_tokens": torch.from_numpy(source)},
             "target": torch.from_numpy(np.where(chosen, tokens, self.blocks.pad)),
-            "noise": torch.from_numpy(self._uniform(_NOISE, places[chosen]).astype(np.float32)),
+            "noise": torch.from_numpy(
+                uniform(positions[chosen], self.masking.seed, self.epoch, _NOISE).astype(np.float32)
+            ),
         }
 
-    def _choose(self, tokens: np.ndarray, places: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """The chosen tokens: bool [B, T].
 
-        Of a row's W words, ⌊prob · W + u⌋ with u uniform on [0, 1) are chosen: prob · W on average.
-        """
-        real = ~self.masking.special[tokens]
-        first = real & ~self._continued(tokens)
-        rows = first.nonzero()[0]  # of each word
-        words = np.bincount(rows, minlength=len(tokens))
-        count = np.floor(self.masking.prob * words + self._uniform(_ROWS, starts)).astype(np.int64)
-        order = np.lexsort((self._uniform(_WORDS, places[first]), rows))
-        rank = np.empty(len(rows), dtype=np.int64)
-        rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(words) - words, words)
-        word = np.cumsum(first.ravel()).reshape(first.shape) - 1  # of each token
-        # Tokens before the first word have the word −1, which reads the False at the end.
-        chosen = np.append(rank < count[rows], False)
-        return real & chosen[word]
-
-    def _continued(self, tokens: np.ndarray) -> np.ndarray:
-        """Tokens that belong to the word of the token before them: bool [B, T]."""
-        continues, joins = self.masking.continues, self.masking.joins
-        joined = np.zeros(tokens.shape, dtype=bool)
-        if continues is not None and joins is not None:
-            joined[:, 1:] = (continues[tokens[:, 1:]] | joins[tokens[:, :-1]]) & ~self.masking.special[tokens[:, :-1]]
-        return joined
-
-    def _replace(self, tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Replacement of each token if it is chosen: int64 [B, T]."""
-        action = self._uniform(_ACTIONS, places)
-        drawn = self._uniform(_SYMBOLS, places)
-        if self._shares is None:
-            symbols = self._drawn[(drawn * len(self._drawn)).astype(np.int64)]
-        else:
-            at = np.searchsorted(self._shares, drawn * self._shares[-1], side="right")
-            symbols = self._drawn[np.minimum(at, len(self._drawn) - 1)]  # rounding may reach the last share
-        leave, draw = self.masking.leave_prob, self.masking.random_prob
-        return np.where(action < leave, tokens, np.where(action < leave + draw, symbols, self.masking.mask))
-
-    def _uniform(self, kind: int, places: np.ndarray) -> np.ndarray:
-        return uniform(places, self.masking.seed, self.epoch, kind)
-
-
-def uniform(places: np.ndarray, *key: int) -> np.ndarray:
-    """A random number for each of *places*, uniform on [0, 1), float64: a function of *key* and the place alone.
+def uniform(positions: np.ndarray, *key: int) -> np.ndarray:
+    """A random number for each of *positions*, uniform on [0, 1), float64: a function of *key* and the position alone.
 
     Counters through the finalizer of SplitMix64 (Steele et al. 2014), so that the number of any token can be computed
     without those before it.
@@ -223,7 +246,8 @@ def uniform(places: np.ndarray, *key: int) -> np.ndarray:
     state = np.zeros(1, dtype=np.uint64)
     for part in key:
         state = _mix(state + _GOLDEN + np.array([part % 2**64], dtype=np.uint64))
-    return (_mix(places.astype(np.uint64) * _GOLDEN + state) >> np.uint64(11)) * 2.0**-53
+    # The upper 53 bits: as many as a float64 in [0, 1) holds.
+    return (_mix(positions.astype(np.uint64) * _GOLDEN + state) >> np.uint64(11)) * 2.0**-53
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -1,7 +1,7 @@
 """The examples of each batch, on each process.
 
 Samplers hold numbers only. An epoch's batches follow from the epoch's number, so that any of them can be had again.
-Places in an epoch are counted over all processes, see :mod:`fairseq.data.place`.
+Positions in an epoch are counted over all processes, see :mod:`fairseq.data.position`.
 
 ``BlockSampler``: the global batch of a step is a run of the epoch's permutation, so that N processes with B rows, one
 with N·B, and one with ``--update-freq N`` read the same. ``StreamSampler``: row r of R·N reads blocks r·m, r·m + 1,
@@ -25,7 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fairseq.data.place import BATCHES, BLOCKS, FAIRSEQ, STREAMS, Layout
+from fairseq.data.position import BATCHES, BLOCKS, FAIRSEQ, STREAMS, Layout
 from fairseq.errors import UserError
 
 _PIECE = 1 << 20  # blocks sorted together
@@ -45,7 +45,7 @@ class Sampler(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """Units of an epoch, to find places in it."""
+        """Units of an epoch, to find positions in it."""
 
     def __len__(self) -> int:
         """Batches an epoch."""
@@ -80,14 +80,14 @@ class Batching:
     world_size: int = 1
     limit: str = "`max_tokens`"
 
-    def blocks(self, sizes: np.ndarray, *, by_size: bool, kept: np.ndarray | None = None) -> BlockSampler:
+    def blocks(self, sizes: np.ndarray, *, by_size: bool, selection: np.ndarray | None = None) -> BlockSampler:
         """Return the sampler of independent examples of *sizes* [n], see :class:`BlockSampler`.
 
         Raises:
             UserError: an example has more tokens than a batch, or batches have no limit.
         """
         self._check(int(sizes.max(initial=0)))
-        return BlockSampler(sizes, self, by_size=by_size, kept=kept)
+        return BlockSampler(sizes, self, by_size=by_size, selection=selection)
 
     def streams(self, num_blocks: int, block_size: int) -> StreamSampler:
         """Return the sampler of *num_blocks* blocks of *block_size* tokens whose rows continue from batch to batch.
@@ -147,9 +147,9 @@ class BlockSampler:
 
     Args:
         sizes: tokens of each block.
-        how: limits and order.
+        batching: limits and order.
         by_size: whether they are cut by size.
-        kept: bool [blocks before too long ones were left out]: which of them *sizes* are; None: all.
+        selection: bool [blocks before too long ones were left out]: which of them *sizes* are; None: all.
 
     Raises:
         UserError: a block is longer than *max_tokens*, or batches have no limit.
@@ -157,23 +157,25 @@ class BlockSampler:
 
     rows = 0
 
-    def __init__(self, sizes: np.ndarray, how: Batching, *, by_size: bool, kept: np.ndarray | None = None) -> None:
+    def __init__(
+        self, sizes: np.ndarray, batching: Batching, *, by_size: bool, selection: np.ndarray | None = None
+    ) -> None:
         longest = int(sizes.max(initial=0))
-        self.how = how
-        self.shuffle = how.shuffle
-        self.rank = how.rank
+        self.batching = batching
+        self.shuffle = batching.shuffle
+        self.rank = batching.rank
         self._sizes = sizes
-        self._kept = kept
-        self._rows = rows_per_batch(how.max_tokens, how.batch_size, longest, how.multiple)
+        self._selection = selection
+        self._rows = rows_per_batch(batching.max_tokens, batching.batch_size, longest, batching.multiple)
         self._sorted: np.ndarray | None = None
         self._cuts = np.zeros(1, np.int64)
         self.layout = Layout(
             BLOCKS,
             units=len(sizes),
-            step=self._rows * how.world_size,
-            processes=how.world_size,
+            step=self._rows * batching.world_size,
+            processes=batching.world_size,
             block_size=longest,
-            seed=how.seed if how.shuffle else 0,
+            seed=batching.seed if batching.shuffle else 0,
         )
         if by_size:
             self._cut(BATCHES, sorted_by_size(self._permutation(len(sizes), epoch=0), sizes))
@@ -187,36 +189,40 @@ class BlockSampler:
             yield from self._batches_by_size(self._sorted, epoch, read)
             return
         order = self._permutation(len(self._sizes), epoch)
-        for first in range(read, len(order), self._rows * self.how.world_size):
+        for first in range(read, len(order), self._rows * self.batching.world_size):
             first += self.rank * self._rows
             yield order[first : first + self._rows].astype(np.int64)
 
     def in_fairseq_order(self) -> BlockSampler:
         """Return the same batches' limits with fairseq's order."""
-        kept = np.ones(len(self._sizes), bool) if self._kept is None else self._kept
-        values = np.arange(len(kept))
+        selection = np.ones(len(self._sizes), bool) if self._selection is None else self._selection
+        values = np.arange(len(selection))
         if self.shuffle:
-            values = np.random.RandomState(self.how.seed % 2**32).permutation(len(kept))
+            # NumPy's old generator, whose permutations are fairseq's; it takes seeds of 32 bits.
+            values = np.random.RandomState(self.batching.seed % 2**32).permutation(len(selection))
         sampler = copy.copy(self)
-        sampler._cut(FAIRSEQ, np.lexsort((values[kept], self._sizes)))
+        sampler._cut(FAIRSEQ, np.lexsort((values[selection], self._sizes)))
         return sampler
 
     def _cut(self, order: str, blocks: np.ndarray) -> None:
         """Cut *blocks*, in an order of rising sizes, into batches."""
         self._sorted = blocks
-        self._cuts = _cut_by_size(self._sizes, blocks, self.how.max_tokens, self.how.batch_size, self.how.multiple)
+        self._cuts = _cut_by_size(
+            self._sizes, blocks, self.batching.max_tokens, self.batching.batch_size, self.batching.multiple
+        )
         self.layout = dataclasses.replace(
             self.layout,
             order=order,
             units=len(self._cuts) - 1,
-            step=self.how.world_size,
+            step=self.batching.world_size,
+            # By this number a resumed run knows whether its batches are cut as the saved ones were.
             cut=zlib.crc32(self._cuts.tobytes()),
         )
 
     def _batches_by_size(self, blocks: np.ndarray, epoch: int, read: int) -> Iterator[np.ndarray]:
         count = len(self._cuts) - 1
-        order = self._permutation(count, epoch) if epoch > self.how.curriculum else np.arange(count)
-        for start in range(read, count, self.how.world_size):
+        order = self._permutation(count, epoch) if epoch > self.batching.curriculum else np.arange(count)
+        for start in range(read, count, self.batching.world_size):
             number = start + self.rank
             first, last = self._cuts[order[number] :][:2] if number < count else (0, 0)
             yield blocks[first:last].astype(np.int64)
@@ -225,7 +231,7 @@ class BlockSampler:
         # 4 bytes a block where they suffice: large corpora have many millions.
         order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
         if self.shuffle:
-            seed = self.how.seed + epoch if epoch > self.how.curriculum else self.how.seed
+            seed = self.batching.seed + epoch if epoch > self.batching.curriculum else self.batching.seed
             np.random.RandomState(seed % 2**32).shuffle(order)  # the same order as permutation(count)
         return order
 
@@ -239,7 +245,7 @@ def sorted_by_size(order: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     counts = np.zeros(_LARGE + 1, np.int64)
     for piece in pieces:
         counts += np.bincount(np.minimum(sizes[piece], _LARGE), minlength=_LARGE + 1)
-    following = np.cumsum(counts) - counts  # place of the next block of each size
+    following = np.cumsum(counts) - counts  # position of the next block of each size
     blocks = np.empty_like(order)
     for piece in pieces:
         size = np.minimum(sizes[piece], _LARGE).astype(np.uint16)

@@ -25,6 +25,20 @@ def input_folders(data: str | Path) -> list[Path]:
     return [first, second] if second.is_dir() else [first] if first.is_dir() else []
 
 
+def check_sentences(data: str | Path) -> None:
+    """Check that *data* has tables, or folders of sentences.
+
+    Raises:
+        UserError: it has neither, or is no folder.
+    """
+    if not Path(data).is_dir():
+        raise UserError(f"{data}: folder not found; check DATA")
+    if not input_folders(data) and not any(Path(data).glob("*.tsv")):
+        raise UserError(
+            f"{data}: neither train.tsv nor {INPUTS[0]}; DATA has tables, or binarised {INPUTS[0]} and label"
+        )
+
+
 def classes_of(data: str | Path) -> list[str]:
     """The classes in the dictionary of the labels, by number.
 

@@ -23,8 +23,8 @@ class SentenceEncoder:
     """Ids of raw text, made in the steps of the pre-training corpus.
 
     Args:
-        dictionary: that of pre-training.
-        tokenizer: that of pre-training; None: text is split at white space.
+        dictionary: of pre-training.
+        tokenizer: of pre-training; None: text is split at white space.
     """
 
     def __init__(self, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:

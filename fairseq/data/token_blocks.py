@@ -22,7 +22,7 @@ _PIECE = 1 << 20  # lines or blocks looked at together
 
 
 class ShuffledLines:
-    """Map from places in a corpus with shuffled lines to places in the corpus.
+    """Map from positions in a corpus with shuffled lines to positions in the corpus.
 
     A line is moved whole, with the ``</s>`` that ends it. 16 bytes a line are kept, whatever the number of tokens;
     a look-up is a binary search among the lines.
@@ -46,9 +46,9 @@ class ShuffledLines:
         self._shifts -= self._ends
         self._shifts += shuffled
 
-    def places(self, places: np.ndarray) -> np.ndarray:
-        """The places in the corpus of the tokens at *places* (any shape, 0 … tokens − 1) of the shuffled lines."""
-        return places + self._shifts[np.searchsorted(self._ends, places, side="right")]
+    def positions(self, positions: np.ndarray) -> np.ndarray:
+        """Positions in the corpus of the tokens at *positions* (any shape, 0 … tokens − 1) of the shuffled lines."""
+        return positions + self._shifts[np.searchsorted(self._ends, positions, side="right")]
 
 
 class TokenBlocks:
@@ -104,7 +104,7 @@ class TokenBlocks:
         self._seed = shuffle_lines
         self._lines: ShuffledLines | None = None
         self._set(_cut(corpus, block_size, break_mode or "none"))
-        self.kept: np.ndarray | None = None
+        self.selection: np.ndarray | None = None
         self.before: np.ndarray | None = None
         self._context: _Context | None = None
 
@@ -127,7 +127,7 @@ class TokenBlocks:
         return blocks
 
     def cut_long(self, longest: int) -> TokenBlocks:
-        """These blocks, those of more than *longest* tokens cut every *longest* tokens."""
+        """These blocks, cut where they have more than *longest* tokens."""
         if int(self.sizes.max(initial=0)) <= longest:
             return self
         cut = copy.copy(self)
@@ -153,8 +153,8 @@ class TokenBlocks:
         selected._set((starts[mask], sizes[mask]) for mask, (starts, sizes) in zip(masks, self._pieces(), strict=True))
         selected.before = None if self.before is None else self.before[keep]
         # The order of a run that fairseq began is drawn for all blocks, those left out included.
-        selected.kept = np.ones(len(keep), bool) if self.kept is None else self.kept.copy()
-        selected.kept[selected.kept] = keep
+        selected.selection = np.ones(len(keep), bool) if self.selection is None else self.selection.copy()
+        selected.selection[selected.selection] = keep
         return selected
 
     def _pieces(self) -> Iterator[Piece]:
@@ -180,11 +180,11 @@ class TokenBlocks:
         lengths = before + self.sizes[indices]
         longest = int(lengths.max())
         # Each row is one window of the corpus, from the token before its first target to its last target.
-        places = (starts - before - 1)[:, None] + np.arange(longest + 1)  # [B, T + 1]
+        positions = (starts - before - 1)[:, None] + np.arange(longest + 1)  # [B, T + 1]
         if self._context is not None:
-            places = self._context.places(starts, places)
-        window = self._read(np.clip(places, 0, len(self.corpus.tokens) - 1))
-        window[places[:, 0] < 0, 0] = self.eos
+            positions = self._context.positions(starts, positions)
+        window = self._read(np.clip(positions, 0, len(self.corpus.tokens) - 1))
+        window[positions[:, 0] < 0, 0] = self.eos
         source, target = window[:, :-1].copy(), window[:, 1:].copy()
         column = np.arange(longest)
         if int(lengths.min()) < longest:
@@ -202,24 +202,24 @@ class TokenBlocks:
             "target": torch.from_numpy(target),
         }
 
-    def places(self, indices: np.ndarray) -> np.ndarray:
-        """The places in the corpus that blocks *indices* [B] read: int64 [B, T + 1].
+    def positions(self, indices: np.ndarray) -> np.ndarray:
+        """The positions in the corpus that blocks *indices* [B] read: int64 [B, T + 1].
 
         Column t is the source's token t, column t + 1 its target; −1 stands for the ``</s>`` before the corpus. Columns
-        behind a row's last target hold places of other blocks, or behind the corpus.
+        behind a row's last target hold positions of other blocks, or behind the corpus.
         """
         starts = self.starts[indices]
-        places = (starts - 1)[:, None] + np.arange(int(self.sizes[indices].max()) + 1)
+        positions = (starts - 1)[:, None] + np.arange(int(self.sizes[indices].max()) + 1)
         if self._lines is None:
-            return places
-        inside = (places >= 0) & (places < len(self.corpus.tokens))
-        return np.where(inside, self._lines.places(np.where(inside, places, 0)), places)
+            return positions
+        inside = (positions >= 0) & (positions < len(self.corpus.tokens))
+        return np.where(inside, self._lines.positions(np.where(inside, positions, 0)), positions)
 
-    def _read(self, places: np.ndarray) -> np.ndarray:
-        """The tokens at *places*, int64."""
+    def _read(self, positions: np.ndarray) -> np.ndarray:
+        """The tokens at *positions*, int64."""
         if self._lines is not None:
-            places = self._lines.places(places)
-        return self.corpus.tokens[places].astype(np.int64)
+            positions = self._lines.positions(positions)
+        return self.corpus.tokens[positions].astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -227,23 +227,23 @@ class _Context:
     """The tokens of blocks as one sequence, for a corpus of which some are in no block.
 
     Attributes:
-        starts: place of each block's first token in the corpus, int64 [n].
+        starts: position of each block's first token in the corpus, int64 [n].
         first: number of tokens in the blocks before each, int64 [n].
     """
 
     starts: np.ndarray
     first: np.ndarray
 
-    def places(self, starts: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Replace those of *places* [B, T] before the blocks at *starts* [B] by the places of their context.
+    def positions(self, starts: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Replace *positions* [B, T] before the blocks at *starts* [B] by the positions of their context.
 
         −1 stands for the token before the first block.
         """
         block = np.searchsorted(self.starts, starts)
-        number = self.first[block][:, None] + places - starts[:, None]  # of a token in the sequence
+        number = self.first[block][:, None] + positions - starts[:, None]  # of a token in the sequence
         block = np.searchsorted(self.first, number, side="right") - 1
         context = np.where(number < 0, -1, self.starts[block] + number - self.first[block])
-        return np.where(places < starts[:, None], context, places)
+        return np.where(positions < starts[:, None], context, positions)
 
 
 def _cut(corpus: Corpus, block_size: int, break_mode: str) -> Iterator[Piece]:

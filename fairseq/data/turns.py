@@ -16,7 +16,7 @@ Turn = tuple[Dataset, Sampler]
 
 
 class Turns:
-    """The dataset and sampler of each epoch; at most two are in memory, that of the epoch and the next.
+    """The dataset and sampler of each epoch; at most two are in memory, the epoch's and the next.
 
     Args:
         openers: functions that open them, all taken in turn. Each may run in a thread of its own.
@@ -51,7 +51,7 @@ class Turns:
         return self._current[1]
 
     def open_next(self, epoch: int) -> None:
-        """Open the dataset of the epoch after *epoch* in the background, unless it is that of *epoch*."""
+        """Open the dataset of the epoch after *epoch* in the background, unless it is also *epoch*'s."""
         number = epoch % len(self._openers)
         if len(self._openers) > 1 and (self._next is None or self._next.number != number):
             self._next = _Opening(number, self._openers[number])
@@ -83,6 +83,7 @@ class _Opening:
         self.number = number
         self._opener = opener
         self._turn: Turn | None = None
+        # A daemon: a run that ends does not wait for data that it will not read.
         self._thread = threading.Thread(target=self._open, name="next data folder", daemon=True)
         self._thread.start()
 

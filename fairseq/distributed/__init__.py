@@ -2,8 +2,8 @@
 
 from fairseq.distributed.ddp import DataParallel, GradientReducer
 from fairseq.distributed.device import device_of
-from fairseq.distributed.interruption import Interruption
+from fairseq.distributed.interruption import Interruption, end_at_signals
 from fairseq.distributed.launch import Job, run
 from fairseq.distributed.world import World
 
-__all__ = ["DataParallel", "GradientReducer", "Interruption", "Job", "World", "device_of", "run"]
+__all__ = ["DataParallel", "GradientReducer", "Interruption", "Job", "World", "device_of", "end_at_signals", "run"]

@@ -74,7 +74,7 @@ class GradientReducer(DataParallel):
     ) -> None:
         self.world = world
         self.overlapped = world.size > 1 and backend in ("c10d", "pytorch_ddp")
-        self.named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.parameters_by_name = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.bucket = bucket_cap_mb << 20
         self.module = module
         if self.overlapped:
@@ -106,7 +106,7 @@ class GradientReducer(DataParallel):
             return
         bucket: list[Tensor] = []
         size = 0
-        for _, parameter in self.named:
+        for _, parameter in self.parameters_by_name:
             # Unused here, but maybe not on another process.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -118,7 +118,7 @@ class GradientReducer(DataParallel):
         self._average(bucket)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        yield from self.named
+        yield from self.parameters_by_name
 
     def _average(self, gradients: list[Tensor]) -> None:
         if not gradients:

@@ -51,7 +51,7 @@ class Heartbeat:
         self.watched = [other for other in range(size) if other != rank] if rank == 0 else [0]
         self.main = threading.main_thread().ident
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        # The host of the store may stop as well: its silence counts like that of a process.
+        # The host of the store may stop as well: its silence counts like a process's.
         store.set_timeout(timedelta(seconds=timeout * _MISSED / _TICKS))
         store.set(self._key(rank), "0 ")
         if rank == 0:

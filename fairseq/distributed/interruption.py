@@ -49,3 +49,15 @@ class Interruption:
             os._exit(128 + number)
         # torchrun repeats what the terminal has sent already: the first one names the reason.
         self.signal = self.signal or number
+
+
+def end_at_signals() -> None:
+    """Let a signal end this worker at once, with 128 plus its number; until here the launcher blocks them.
+
+    For work that does not poll :class:`Interruption`. A process without a launcher keeps its handlers.
+    """
+    if multiprocessing.parent_process() is not None:
+        for number in SIGNALS:
+            # Not sys.exit: it would be lost where a generator or a destructor is interrupted.
+            signal.signal(number, lambda number, frame: os._exit(128 + number))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -65,7 +65,7 @@ def _slurm_tasks(environment: Mapping[str, str]) -> int:
     """The tasks that srun started together with this process; 1 where it was not started by srun."""
     if "SLURM_PROCID" not in environment:
         return 1
-    # Of this srun: SLURM_NTASKS is that of the whole job.
+    # Of this srun: SLURM_NTASKS is the whole job's.
     if "SLURM_STEP_NUM_TASKS" in environment:
         return _number(environment, "SLURM_STEP_NUM_TASKS")
     # The batch script itself: SLURM_NTASKS is what srun would start.

@@ -4,8 +4,8 @@ Rajbhandari et al. 2020, "ZeRO", stage 3; in PyTorch ``fully_shard`` (FSDP2), wh
 long as it computes. It is applied to a model from outside, here alone.
 
 Each layer's matrices are a group, gathered for its computation in the precision of matrix products; embeddings,
-output and norms are the group of the root, gathered once in float32, so that tied weights stay one and results are
-those of replicated training. The optimizer, the average and loss scaling see the local parts as plain tensors; what
+output and norms are the group of the root, gathered once in float32, so that tied weights stay one and results equal
+replicated training's. The optimizer, the average and loss scaling see the local parts as plain tensors; what
 they do is elementwise, but for the norm of the gradient, which is reduced. LAMB and Adafactor need whole parameters
 and are refused. Initial values are drawn on rank 0's host, one group at a time is sent; the other ranks build on the
 meta device.
@@ -43,7 +43,7 @@ class ShardedReducer(DataParallel):
     The optimizer is given the local part of each parameter, a plain tensor, because elementwise updates need no more.
 
     Args:
-        module: the loss graph. Rank 0's initial values count; those of other ranks may be on the meta device.
+        module: the loss graph. Rank 0's initial values count; other ranks' may be on the meta device.
         layers: modules of *module* that are gathered one at a time.
         dtype: type of the layers' matrices in computation; None: their own.
 
@@ -76,7 +76,9 @@ class ShardedReducer(DataParallel):
         low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32, cast_forward_inputs=False)
         moved: dict[int, Any] = {}
         for layer in layers:
-            matrices = [child for child in layer.children() if not _is_norm(child)]
+            # By name, too: apex's norm is no subclass of torch's.
+            norms = [m for m in layer.children() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__]
+            matrices = [child for child in layer.children() if child not in norms]
             _move(matrices, world.device, moved)
             fully_shard(matrices, mesh=mesh, mp_policy=low, offload_policy=offload)
         _move([module], world.device, moved)
@@ -129,8 +131,8 @@ class ShardedReducer(DataParallel):
         return self._full[id(part)]
 
     def local_shard(self, part: nn.Parameter, value: Any) -> Any:
-        whole = isinstance(value, Tensor | TensorPart) and value.shape == self._full[id(part)].shape
-        return self._rows(value) if whole else value
+        is_full = isinstance(value, Tensor | TensorPart) and value.shape == self._full[id(part)].shape
+        return self._rows(value) if is_full else value
 
     def full(self, part: nn.Parameter, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() == 0:
@@ -207,10 +209,6 @@ def _processes_of_a_node(world: World) -> int:
     counts = {len(list(members)) for _, members in itertools.groupby(hosts)}
     size = counts.pop()
     return size if not counts and size > 1 else world.size
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.LayerNorm) or "Norm" in type(module).__name__
 
 
 def _move(modules: Sequence[nn.Module], device: torch.device, moved: dict[int, Any]) -> None:

@@ -58,7 +58,7 @@ class WordLosses:
         groups: WordGroups,
         tokens: np.ndarray,
         lprobs: np.ndarray,
-        places: np.ndarray | None = None,
+        positions: np.ndarray | None = None,
         lines: np.ndarray | None = None,
     ) -> WordLosses:
         """Return the words of a text.
@@ -66,14 +66,14 @@ class WordLosses:
         Args:
             groups: of the dictionary.
             tokens: ids of the text, [N].
-            lprobs: natural logarithms, of all tokens or those at *places*.
-            places: indices of the scored tokens, [S]; None: all.
+            lprobs: natural logarithms, of all tokens or those at *positions*.
+            positions: indices of the scored tokens, [S]; None: all.
             lines: see :meth:`WordGroups.first`.
         """
-        places = np.arange(len(tokens)) if places is None else places
-        is_text = ~groups.special[tokens[places]]
+        positions = np.arange(len(tokens)) if positions is None else positions
+        is_text = ~groups.special[tokens[positions]]
         first = groups.first(tokens, lines)
-        number = np.searchsorted(first, places[is_text], side="right") - 1
+        number = np.searchsorted(first, positions[is_text], side="right") - 1
         losses = np.bincount(number, -lprobs[is_text].astype(np.float64) / math.log(2), minlength=len(first))
         counts = np.bincount(number, minlength=len(first))
         scored = np.flatnonzero(counts)
@@ -82,6 +82,7 @@ class WordLosses:
         words, is_unknown = [], np.zeros(len(scored), bool)
         for index, (begin, end) in enumerate(zip(first[scored].tolist(), ends[scored].tolist(), strict=True)):
             ids = tuple(tokens[begin:end].tolist())
+            # Each different word is decoded once: most of a text's words are repetitions.
             words.append(texts[ids] if ids in texts else texts.setdefault(ids, groups.text(ids)))
             is_unknown[index] = groups.unknown in ids
         return cls(words, is_unknown, counts[scored], losses[scored])
@@ -101,15 +102,15 @@ def blocks_of(dataset: Dataset, task: str) -> TokenBlocks:
     return blocks
 
 
-def with_places(samples: Iterable[Sample | None], blocks: TokenBlocks) -> Iterator[Sample | None]:
-    """Yield *samples* with the places of their targets; see :mod:`fairseq.criterions.subsets`."""
+def with_positions(samples: Iterable[Sample | None], blocks: TokenBlocks) -> Iterator[Sample | None]:
+    """Yield *samples* with the positions of their targets; see :mod:`fairseq.criterions.subsets`."""
     for sample in samples:
         if sample is not None:
             target, indices = sample["target"], sample["id"].cpu().numpy()
             begin = target.size(1) - int(blocks.sizes[indices].max())  # a symbol before the block
             column = np.arange(target.size(1)) - begin
-            places = np.where(column < 0, -1, blocks.starts[indices][:, None] + column)
-            sample = {**sample, "places": torch.from_numpy(places).to(target.device)}
+            positions = np.where(column < 0, -1, blocks.starts[indices][:, None] + column)
+            sample = {**sample, "positions": torch.from_numpy(positions).to(target.device)}
         yield sample
 
 
@@ -170,8 +171,8 @@ def by_frequency(losses: Mapping[str, WordLosses], counts: Mapping[str, int], ed
         edges: lowest count of each band, rising, but for the first band, which begins at 0.
 
     Returns:
-        ``models``, their names, and ``bands``, see :func:`_band`; behind the bands of counts come that of words with
-        unknown symbols, if there are any, and that of all words.
+        ``models``, their names, and ``bands``, see :func:`_band`; behind the bands of counts come one for words with
+        unknown symbols, if there are any, and one for all words.
 
     Raises:
         UserError: the models split the text into other words or predicted others.
@@ -187,6 +188,7 @@ def by_frequency(losses: Mapping[str, WordLosses], counts: Mapping[str, int], ed
                 "of one criterion whose tokenizers make the same words of a text"
             )
     band = np.searchsorted(edges, [counts.get(word, 0) for word in first.words], side="right")
+    # Unknown to any model: all compare the same words.
     unknown = np.logical_or.reduce([model.is_unknown for model in models])
     band[unknown] = -1
     lows, highs = [0, *edges], [*(edge - 1 for edge in edges), None]

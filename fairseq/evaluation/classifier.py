@@ -77,7 +77,7 @@ class SentenceClassifier:
             raise UserError(f"{path}: not a fine-tuned classifier; give a checkpoint of fairseq-finetune")
         if not dictionary.is_file():
             raise UserError(f"{dictionary}: file not found; give the data folder of pre-training with `data`")
-        # The folder named in the checkpoint is that of the machine it was trained on.
+        # The checkpoint names the folder on the machine it was trained on.
         [model], task, _ = load_models([path], dictionary.parent, {"data_bin": str(dictionary)}, states=[state])
         if not isinstance(model, SentenceModel) or not isinstance(task, SentencePredictionTask):
             raise UserError(f"{path}: {type(model).__name__} is not a classifier of this package")
@@ -108,6 +108,7 @@ class SentenceClassifier:
         rows = self.task.rows(sentences, [None] * len(sentences), "input")
         logits = torch.empty(len(rows), self.task.layout.outputs)
         device = next(self.model.parameters()).device
+        # By length: rows of a batch are padded to the longest.
         for indices in torch.from_numpy(rows.sizes).argsort(stable=True).split(batch_size):
             net_input = rows.batch(indices.numpy())["net_input"]
             moved = {name: value.to(device) for name, value in net_input.items()}
@@ -118,6 +119,7 @@ class SentenceClassifier:
         """Predict the class, or the score, of each of *texts*; see :meth:`logits`."""
         if not texts:
             return []
+        # In float64, so that probabilities of many classes sum to 1 in what is printed.
         logits = self.logits(texts, batch_size).double()
         if self.task.layout.is_regression:
             return [Prediction(None, score, {}) for score in logits.squeeze(1).tolist()]

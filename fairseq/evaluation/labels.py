@@ -15,23 +15,24 @@ def width(text: str, size: float) -> float:
     return sum(size * (WIDE if unicodedata.east_asian_width(char) in "WF" else NARROW) for char in text)
 
 
-def without_overlap(places: np.ndarray, words: Sequence[str], size: float, most: int) -> list[int]:
+def without_overlap(positions: np.ndarray, words: Sequence[str], size: float, most: int) -> list[int]:
     """Return the points whose labels fit beside them, the first points first.
 
     Args:
-        places: [n, 2], in the units of *size*; a label begins at its point.
+        positions: [n, 2], in the units of *size*; a label begins at its point.
         words: the labels, [n].
         size: of the font.
         most: labels in all.
     """
     chosen: list[int] = []
     boxes = np.zeros((0, 3))  # left, right and middle of the labels chosen
-    for number, (x, y) in enumerate(places):
+    for number, (x, y) in enumerate(positions):
         if len(chosen) == most:
             break
         right = x + width(words[number], size)
         apart = (boxes[:, 0] > right) | (boxes[:, 1] < x) | (np.abs(boxes[:, 2] - y) > HEIGHT * size)
         if apart.all():
+            # The first points come first: a label once placed is not moved for a later one.
             chosen.append(number)
             boxes = np.vstack([boxes, (x, right, y)])
     return chosen

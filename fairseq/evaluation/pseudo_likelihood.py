@@ -89,6 +89,7 @@ class PseudoScorer:
         lprobs = torch.empty(len(rows))
         lengths = torch.tensor([len(row.source) for row in rows], dtype=torch.long)
         with self.precision.autocast(self.device):
+            # By length: rows of a batch are padded to the longest.
             for indices in lengths.argsort(stable=True).split(self.batch_size) if rows else ():
                 chosen, target = self._masked([rows[index] for index in indices.tolist()])
                 lprobs[indices] = self.encoder.lm_head.target_log_probs(chosen, target).float().cpu()
@@ -102,7 +103,7 @@ class PseudoScorer:
         shard: int = 0,
         shards: int = 1,
     ) -> Scores:
-        """Score every token of *corpus* but the ``</s>`` that end lines; memory is that of its tokens.
+        """Score every token of *corpus* but the ``</s>`` that end lines; its tokens need memory.
 
         Args:
             corpus: whose lines are independent.
@@ -133,9 +134,9 @@ class PseudoScorer:
 
     @torch.inference_mode()
     def score_after(self, lines: Sequence[tuple[Sequence[int], int]]) -> list[tuple[float, bool]]:
-        """For each line of ids, the log-probability of those from a place on, and whether each is the most probable.
+        """For each line of ids, the log-probability of those from a position on, and whether each is the most probable.
 
-        All tokens of the line are visible as far as the model has positions: those before the place are left out first,
+        All tokens of the line are visible as far as the model has positions: those before it are left out first,
         and what is longer still is read in parts. ``</s>`` inside the line is read, and not scored.
         """
         rows = [(number, row) for number, (line, first) in enumerate(lines) for row in self._rows_after(line, first)]
@@ -157,6 +158,7 @@ class PseudoScorer:
         while end > first:
             start = max(0, end - self.longest)
             for row in self._rows(line[start:end]):
+                # An end of line inside the text is context, not a word to predict.
                 if start + row.token > first and row.source[row.token] != self.dictionary.eos():
                     yield row
             end = start

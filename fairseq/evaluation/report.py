@@ -139,6 +139,7 @@ def is_of_characters(dictionary: Dictionary) -> bool:
 
 def peak_memory(device: torch.device) -> dict[str, float]:
     """Peak memory of this process in MiB: resident, and allocated on a GPU."""
+    # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     memory = {"peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
     if device.type == "cuda":
@@ -149,7 +150,7 @@ def peak_memory(device: torch.device) -> dict[str, float]:
 def summary(report: Mapping[str, Any], name: str = "Perplexity") -> list[str]:
     """The figures in fairseq's output format; with joined subwords the loss is per word, as in fairseq.
 
-    *name* is that of the perplexity.
+    *name* names the perplexity.
     """
     lines = [
         f"Evaluated {report['tokens']} tokens in {report['seconds']:.1f} s ({report['tokens_per_second']:.2f} tokens/s)"
@@ -212,6 +213,7 @@ def write_results(folder: Path, report: Mapping[str, Any], create: Create = atom
     """
     text = json.dumps(_finite(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with create(folder / "results.json", "`results_path`") as file:
+        # File names that are not UTF-8 have lone surrogates, which UTF-8 cannot represent.
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
@@ -238,5 +240,6 @@ def document_scores(scores: Scores) -> Iterator[dict[str, Any]]:
     """Return for each document, a line of *scores*, its number from 1, tokens, log-probability (nats), perplexity."""
     for number, (start, end) in enumerate(itertools.pairwise(scores.lines.tolist()), 1):
         total = float(scores.lprobs[start:end].sum(dtype=np.float64))
+        # exp(710) overflows a float64.
         perplexity = math.exp(min(-total / max(1, end - start), 700))
         yield {"document": number, "tokens": end - start, "log_probability": total, "perplexity": perplexity}

@@ -99,7 +99,7 @@ class Scorer:
       one row or in several rows of contiguous parts of the corpus.
     * *Context window*: the first tokens of a block have context, too, which is read but not scored again.
     * *Token by token*: the tokens of a segment are read one by one through the key-value cache. The attended span grows
-      from M to M + L and falls back, so with the same number of rows the results equal those of non-overlapping
+      from M to M + L and falls back, so with the same number of rows the results equal non-overlapping
       inference up to rounding. Embeddings and output probabilities are computed for many tokens at once, which does
       not change the results.
 
@@ -139,7 +139,7 @@ class Scorer:
         self.device = torch.device(device)
         for model in models:
             _check(scoring, model)
-            self.precision.place(model.eval(), self.device)
+            self.precision.move(model.eval(), self.device)
         begin = dictionary.begin() if scoring.add_bos_token else None
         self.readers = [Reader(model, self.precision.dtype, int8=int8, begin=begin) for model in models]
 
@@ -172,6 +172,7 @@ class Scorer:
     def _blocks(self, corpus: Corpus) -> TokenBlocks:
         """The blocks to score."""
         scoring, dictionary = self.scoring, self.dictionary
+        # Token by token every token has all of the cache as context; the window only states its length.
         window = 0 if scoring.token_by_token else scoring.context_window
         blocks = TokenBlocks(
             corpus,
@@ -193,8 +194,8 @@ class Scorer:
             blocks = blocks.with_context(window, min(scoring.tokens_per_sample, longest))
         if scoring.shards > 1:  # contiguous, so that words are cut at their ends only
             first, end = rows_of(len(blocks), scoring.shard, scoring.shards)
-            place = np.arange(len(blocks))
-            blocks = blocks.select((place >= first) & (place < end))
+            number = np.arange(len(blocks))
+            blocks = blocks.select((number >= first) & (number < end))
         if len(blocks) == 0:
             raise UserError(
                 f"`tokens_per_sample` {scoring.tokens_per_sample}: no block to score; "
@@ -210,6 +211,7 @@ class Scorer:
         lengths = blocks.sizes if blocks.before is None else (blocks.sizes + blocks.before).astype(np.int32)
         max_tokens = scoring.max_tokens
         if max_tokens is None and scoring.batch_size is None:
+            # A block longer than fairseq's default is one batch, not an error.
             max_tokens = max(DEFAULT_MAX_TOKENS, int(lengths.max()))
         limits = Batching(max_tokens, scoring.batch_size, scoring.multiple, shuffle=False)
         sampler = BlockSampler(lengths, limits, by_size=scoring.texts or scoring.break_mode != "none")
@@ -218,7 +220,7 @@ class Scorer:
         for indices in progress(batches, len(share)):
             sample = blocks.batch(indices)
             hidden, _ = model(self._to_device(sample["net_input"]["src_tokens"]))
-            collector.add(hidden, sample["target"], *_places(blocks, indices))
+            collector.add(hidden, sample["target"], *_positions(blocks, indices))
 
     def _read_streams(self, reader: Reader, blocks: TokenBlocks, collector: _Collector, progress: Progress) -> None:
         """Score segments in order, each row with its own memory."""
@@ -244,7 +246,7 @@ class Scorer:
             else:
                 hidden, extra = reader.model(tokens, memory=keep_rows(memory, len(indices)))
                 memory = extra["memory"]
-            collector.add(hidden, sample["target"], *_places(blocks, indices))
+            collector.add(hidden, sample["target"], *_positions(blocks, indices))
 
     def _cache(self, reader: Reader, cache: KeyValueCache | None, rows: int, segments: int) -> KeyValueCache:
         """The cache for the next of *segments* segments of *rows* rows; None: for the first."""
@@ -267,25 +269,25 @@ class _Collector:
     def __init__(self, layer: OutputLayer, size: int, chunk: int | None, device: torch.device) -> None:
         self.layer = layer
         self.chunk = chunk
-        # A row of log-probabilities is V wide: it does not wait for those of other batches.
+        # A row of log-probabilities is V wide: it does not wait for other batches.
         together = 1 if isinstance(layer, LogProbabilities) else TOGETHER.get(device.type, 512)
         self.together = min(together, chunk or together)
         self.lprobs = torch.zeros(size)
         self.waiting: list[tuple[Tensor, Tensor]] = []
         self.rows = 0
         self.done: list[Tensor] = []
-        self.places: list[np.ndarray] = []
+        self.positions: list[np.ndarray] = []
 
-    def add(self, hidden: Tensor, target: Tensor, index: Tensor | None, places: np.ndarray) -> None:
+    def add(self, hidden: Tensor, target: Tensor, index: Tensor | None, positions: np.ndarray) -> None:
         """Add a batch.
 
         Args:
             hidden: of the model, [B, T, C].
             target: [B, T], on the CPU.
             index: indices of the scored targets among B·T; None: all.
-            places: their indices in the corpus.
+            positions: their indices in the corpus.
         """
-        self.places.append(places)
+        self.positions.append(positions)
         target = target.flatten()
         if index is not None:
             target = target[index]
@@ -301,8 +303,8 @@ class _Collector:
         """Log-probabilities float32 [N] of all of *world* in the corpus's order; 0 where there was no target."""
         self._flush()
         # Copied to the host once, at the end: every copy before would synchronise.
-        if self.places:
-            self.lprobs[torch.from_numpy(np.concatenate(self.places))] = torch.cat(self.done).cpu()
+        if self.positions:
+            self.lprobs[torch.from_numpy(np.concatenate(self.positions))] = torch.cat(self.done).cpu()
         if world.size == 1:
             return self.lprobs.numpy()
         # Each process adds zeros to what the others computed.
@@ -350,7 +352,7 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
 def _text_steps(blocks: TokenBlocks, rows: int) -> list[list[np.ndarray]]:
     """Blocks of texts for a model with memory: *rows* texts at a time, the longest first; a step has a block of each.
 
-    Texts end from the last row on, so that the memory of those that go on is that of the first rows.
+    Texts end from the last row on, so that the texts that continue are the first rows of the memory.
     """
     first = np.flatnonzero(np.isin(blocks.starts, blocks.corpus.offsets))
     counts = np.diff(np.append(first, len(blocks)))
@@ -359,23 +361,24 @@ def _text_steps(blocks: TokenBlocks, rows: int) -> list[list[np.ndarray]]:
     return [[first[group][counts[group] > step] + step for step in range(counts[group[0]])] for group in groups]
 
 
-def _places(blocks: TokenBlocks, indices: np.ndarray) -> tuple[Tensor | None, np.ndarray]:
+def _positions(blocks: TokenBlocks, indices: np.ndarray) -> tuple[Tensor | None, np.ndarray]:
     """Indices of the scored targets of ``blocks.batch(indices)`` (None: all), and those in the corpus."""
     starts, sizes = blocks.starts[indices], blocks.sizes[indices]
     before = np.zeros_like(starts) if blocks.before is None else blocks.before[indices]
     before = before + (blocks.bos is not None)
     column = np.arange(int((before + sizes).max()))
     inside = (column >= before[:, None]) & (column < (before + sizes)[:, None])
-    places = (starts - before)[:, None] + column
+    positions = (starts - before)[:, None] + column
     if inside.all():
-        return None, places.ravel()
-    return torch.from_numpy(np.flatnonzero(inside)), places[inside]
+        return None, positions.ravel()
+    return torch.from_numpy(np.flatnonzero(inside)), positions[inside]
 
 
 def _in_order(corpus: Corpus, blocks: TokenBlocks, lprobs: np.ndarray) -> Scores:
     """The scored tokens of *corpus*, by lines."""
     tokens = np.asarray(corpus.tokens).astype(np.int64)
     lines = np.asarray(corpus.offsets, dtype=np.int64)
+    # Without gaps nothing has to be selected: the usual case, and three arrays less.
     if int(blocks.sizes.sum(dtype=np.int64)) == len(tokens):
         return Scores(tokens, lprobs, lines)
     steps = np.zeros(len(tokens) + 1, dtype=np.int64)

@@ -42,8 +42,8 @@ class Predictions:
     def write(self, path: Path) -> None:
         """Write ``index`` and ``prediction`` as GLUE's submissions have them, whole or not at all."""
         labels = self.layout.labels
-        named = [labels[int(value)] if labels else f"{value:.4f}" for value in self.predicted.tolist()]
-        lines = ["index\tprediction", *(f"{index}\t{name}" for index, name in enumerate(named))]
+        texts = [labels[int(value)] if labels else f"{value:.4f}" for value in self.predicted.tolist()]
+        lines = ["index\tprediction", *(f"{index}\t{name}" for index, name in enumerate(texts))]
         with atomic_file(path) as file:
             file.write("".join(f"{line}\n" for line in lines).encode())
 

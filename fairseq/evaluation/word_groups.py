@@ -49,6 +49,7 @@ class WordGroups:
 
     def counts(self, tokens: Any) -> Counter[str]:
         """Return the count of each word of *tokens*, an array [N] or a corpus's, of which a piece is read at once."""
+        # Words of one token, most of all, are counted by their id; only the others as sequences.
         single, several = np.zeros(len(self.symbols), np.int64), Counter[bytes]()
         rest = np.empty(0, np.int32)
         for start in range(0, len(tokens), PIECE):
@@ -60,6 +61,7 @@ class WordGroups:
                 rest, first, ends = piece[first[-1] :], first[:-1], ends[:-1]
             alone = ends - first == 1
             single += np.bincount(piece[first[alone]], minlength=len(single))
+            # Bytes are hashed at once; tuples of ids would be made one Python integer at a time.
             data, bounds = piece.tobytes(), np.stack([first, ends], 1)[~alone] * piece.itemsize
             several.update(data[begin:end] for begin, end in bounds.tolist())
         counter = Counter[str]()

@@ -93,6 +93,7 @@ class NamedSums:
             gather: keep gathered predictions; otherwise they are dropped.
         """
         host: dict[str, Any] = {"loss": 0.0, "ntokens": 0, "nsentences": 0, **log, SIZE: sample_size}
+        # fairseq's log has both; they differ where a criterion adds a term.
         host.setdefault("nll_loss", host["loss"])
         rows = {name: value.rows for name, value in host.items() if isinstance(value, Gathered)} if gather else {}
         summed = {name: value for name, value in host.items() if _is_sum(value)}
@@ -128,6 +129,7 @@ class NamedSums:
             name: torch.cat([part.to(value.device) for part in world.gather(value.cpu(), everywhere=True)])
             for name, value in self.rows.items()
         }
+        # The sum is made in place, and these values may still be added to others.
         return NamedSums(self.names, world.sum(self.values.clone()), rows)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -160,6 +162,7 @@ class Meter:
         self.totals = self.totals + sums
         self.updates += 1
         for name, value in means.items():
+            # In float64: over a long epoch a float32 sum would lose the digits of its last terms.
             value = value.detach().double()
             self.means[name] = self.means[name] + value if name in self.means else value
 
@@ -168,7 +171,7 @@ class Meter:
         self.totals = self.totals.reduced(world)
 
     def report(self, figures: Mapping[str, Figure]) -> dict[str, float]:
-        """*figures*, then ``wpb`` (tokens an update), ``bsz`` (rows an update) and the means. Waits for the device.
+        """*figures*, ``wpb`` (tokens an update), ``bsz`` (rows an update) and the means; synchronises with the device.
 
         Figures are NaN where nothing was added, so that neither 0 nor a perplexity of 1 looks like a result.
         """
@@ -214,6 +217,7 @@ class Meter:
 
 def safe_power(bits: float) -> float:
     """2 to the power of *bits*, infinite where it is too large for a float."""
+    # From 2 ** 1024 on Python raises an error.
     return math.inf if bits >= 1000 else 2.0**bits
 
 

@@ -20,10 +20,10 @@ from fairseq.system.terminal import LOG_DATES
 T = TypeVar("T")
 Stats = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 Eta = Callable[[Mapping[str, Any]], float | None]
-PLACE = ("epoch", "update")  # metrics that lines of text replace by the number of the epoch
+POSITION = ("epoch", "update")  # metrics that lines of text replace by the number of the epoch
 # Metrics left out on a terminal, where a line has 80 columns; --metrics-file and the other formats have them.
-LEFT_OUT = {*PLACE, "stage", "tokens_per_sample", "wps", "ups", "wpb", "bsz", "num_updates", "gnorm"}
-LEFT_OUT |= {"clip", "train_wall", "wall"}
+OMITTED = {*POSITION, "stage", "tokens_per_sample", "wps", "ups", "wpb", "bsz", "num_updates", "gnorm"}
+OMITTED |= {"clip", "train_wall", "wall"}
 
 
 @dataclass
@@ -136,7 +136,7 @@ class ProgressBar(Generic[T]):
         count = self.done if step is None else step
         self._move_to(count)
         due = self._is_due(count)
-        # A person who resumes a run sees its first update at once; records stay those of an uninterrupted run.
+        # A person who resumes a run sees its first update at once; records stay as of an uninterrupted run.
         if not due and not (self.for_people and self.run is not None and count == self.run.start + 1):
             return None
         values = _plain(stats)
@@ -174,13 +174,14 @@ class ProgressBar(Generic[T]):
 
     def _metrics(self, values: Mapping[str, Any], eta: str) -> str:
         """Metrics of a line; the epoch stands before them already."""
-        shown = [f"{k}={short(v)}" for k, v in values.items() if k not in PLACE or self.epoch is None]
+        texts = [f"{k}={short(v)}" for k, v in values.items() if k not in POSITION or self.epoch is None]
         if self.run is not None and self.run.total is not None:
-            shown.append(f"total_updates={self.run.total}")
-        return ", ".join(shown + ([f"eta={eta}"] if eta else []))
+            texts.append(f"total_updates={self.run.total}")
+        return ", ".join(texts + ([f"eta={eta}"] if eta else []))
 
     def _write(self, line: str, tag: str | None) -> None:
         start = "" if tag is None else f"{time.strftime(LOG_DATES)} | INFO | {tag} | "
+        # Flushed: who follows the file sees the line, and a process that is killed has written it.
         print(start + line, file=self.stream or sys.stdout, flush=True)
 
 
@@ -191,29 +192,29 @@ class SimpleBar(ProgressBar[T]):
 
     def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
         total = "?" if self.total is None else self.total
-        place = f"{self.prefix}: " if self.prefix else ""
-        self._write(f"{place}{self.done:6d} / {total} " + self._metrics(values, eta), tag)
+        prefix = f"{self.prefix}: " if self.prefix else ""
+        self._write(f"{prefix}{self.done:6d} / {total} " + self._metrics(values, eta), tag)
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
-        shown = [f"{k} {short(v)}" for k, v in values.items() if k not in PLACE or self.epoch is None]
-        self._write(" | ".join(([self.prefix] if self.prefix else []) + shown), tag)
+        texts = [f"{k} {short(v)}" for k, v in values.items() if k not in POSITION or self.epoch is None]
+        self._write(" | ".join(([self.prefix] if self.prefix else []) + texts), tag)
 
 
 class JsonBar(ProgressBar[T]):
     """One JSON object a line, with every digit; null for a number that is not finite."""
 
     def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
-        place: dict[str, Any] = {}
+        position: dict[str, Any] = {}
         if self.epoch is not None:
-            place["epoch"] = self.epoch
+            position["epoch"] = self.epoch
             if self.total:
-                place["update"] = self.epoch - 1 + self.done / self.total
-        self._write_object({**place, **values}, tag)
+                position["update"] = self.epoch - 1 + self.done / self.total
+        self._write_object({**position, **values}, tag)
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
-        place = {} if self.epoch is None else {"epoch": self.epoch}
-        named = {k if tag is None or k == "epoch" else f"{tag}_{k}": v for k, v in values.items()}
-        self._write_object({**place, **named}, tag)
+        position = {} if self.epoch is None else {"epoch": self.epoch}
+        tagged = {k if tag is None or k == "epoch" else f"{tag}_{k}": v for k, v in values.items()}
+        self._write_object({**position, **tagged}, tag)
 
     def _write_object(self, values: dict[str, Any], tag: str | None) -> None:
         self._write(json_line(values), tag)
@@ -225,6 +226,7 @@ class TqdmBar(ProgressBar[T]):
     for_people = True
 
     def _items(self) -> Iterable[T]:
+        # Imported here: logs without a bar need no tqdm.
         from tqdm import tqdm
 
         common: dict[str, Any] = {
@@ -262,14 +264,14 @@ class TqdmBar(ProgressBar[T]):
         if "loss" in values:
             self.run.shown = f"loss {short(values['loss'])}"
             self.bar.set_postfix_str(self.run.shown, refresh=False)
-        place = f"update {values['num_updates']}" + ("" if self.run.total is None else f"/{self.run.total}")
+        position = f"update {values['num_updates']}" + ("" if self.run.total is None else f"/{self.run.total}")
         speed = [f"{values['wps']:,.0f} tokens/s"] if "wps" in values else []
-        self._write_above(" | ".join([place, *_few(values), *speed, *([f"{eta} left"] if eta else [])]))
+        self._write_above(" | ".join([position, *_few(values), *speed, *([f"{eta} left"] if eta else [])]))
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
-        place = [self.name] if self.name else [f"epoch {self.epoch:03d}"] * (self.epoch is not None)
-        place += [f"update {values['num_updates']}"] if "num_updates" in values else []
-        self._write_above(" | ".join([*place, *_few(values)]))
+        position = [self.name] if self.name else [f"epoch {self.epoch:03d}"] * (self.epoch is not None)
+        position += [f"update {values['num_updates']}"] if "num_updates" in values else []
+        self._write_above(" | ".join([*position, *_few(values)]))
 
     def _write_above(self, line: str) -> None:
         from tqdm import tqdm
@@ -287,10 +289,10 @@ FORMATS: dict[str, type[ProgressBar[Any]]] = {
 
 def _few(values: Mapping[str, Any]) -> list[str]:
     """The metrics of a line on a terminal."""
-    shown = {name: short(value) for name, value in values.items() if name not in LEFT_OUT}
-    if shown.get("nll_loss") == shown.get("loss"):  # they differ where the criterion adds a term
-        shown.pop("nll_loss", None)
-    return [f"{name} {value}" for name, value in shown.items()]
+    texts = {name: short(value) for name, value in values.items() if name not in OMITTED}
+    if texts.get("nll_loss") == texts.get("loss"):  # they differ where the criterion adds a term
+        texts.pop("nll_loss", None)
+    return [f"{name} {value}" for name, value in texts.items()]
 
 
 def _plain(stats: Stats) -> dict[str, Any]:

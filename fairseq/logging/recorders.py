@@ -98,7 +98,7 @@ class JsonLines:
 
     def __init__(self, path: str, after: int = 0) -> None:
         self._path = path
-        with self._named():
+        with self._naming_the_flag():
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             if is_special(path):  # a device has no lines to keep
                 self._file: BinaryIO = open_special(path)
@@ -110,7 +110,7 @@ class JsonLines:
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
         """Add a line, at once."""
         line = json_line({"tag": tag, "step": step, **values})
-        with self._named():
+        with self._naming_the_flag():
             self._file.write(line.encode() + b"\n")
             self._file.flush()
 
@@ -120,7 +120,7 @@ class JsonLines:
             self._file.close()
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
+    def _naming_the_flag(self) -> Iterator[None]:
         """Name the flag in system errors."""
         try:
             yield
@@ -171,8 +171,8 @@ class LogFile:
 
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
         """Add a line."""
-        shown = " | ".join(f"{name} {short(value)}" for name, value in values.items())
-        logging.getLogger(FIGURES).info("%s | %s", tag, shown)
+        text = " | ".join(f"{name} {short(value)}" for name, value in values.items())
+        logging.getLogger(FIGURES).info("%s | %s", tag, text)
 
     def close(self) -> None:
         """Leave the file to the process's log."""

@@ -43,7 +43,7 @@ def collect(name: str, value: Average | Derived) -> None:
 
 
 def log_figures(figures: Mapping[str, Figure], sums: Values) -> None:
-    """Log those of *figures* that *sums* are there for."""
+    """Log the *figures* that *sums* are there for."""
     for name, figure in figures.items():
         if figure.is_known(sums):
             value = figure.compute(sums)

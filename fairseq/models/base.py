@@ -65,7 +65,7 @@ class BaseFairseqModel(nn.Module):
 
     config_class: type | None = None
     reads_all_settings = False
-    """True if the model may read any setting of a checkpoint, not those of its dataclass alone."""
+    """True if the model may read any setting of a checkpoint, not its dataclass's alone."""
     output_layer: OutputLayer | None = None
     decisive_settings: tuple[str, ...] = ()
     """Settings that change what the model computes or trains, but not the names and shapes of its parameters.
@@ -182,6 +182,7 @@ class FairseqLanguageModel(BaseFairseqModel):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """The model in a folder, in the interface of fairseq's hub: see ``fairseq.hub_utils.from_pretrained``."""
+        # Imported by name when it is called: that module is in interop/, above this one.
         return importlib.import_module("fairseq.hub_utils").from_pretrained(*args, **kwargs)
 
     def forward(self, src_tokens: Tensor, memory: Memory | None = None, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:

@@ -184,6 +184,7 @@ def encoder_parameters(state: dict[str, Tensor], tied: bool = True) -> dict[str,
         if name.rpartition(".")[2] not in BUFFERS and not name.startswith("classification_heads.")
     }
     table = "encoder.sentence_encoder.embed_tokens.weight"
+    # Files of tied models may have the matrix under the name of the embeddings only.
     if tied and table in upgraded:
         upgraded.setdefault("encoder.lm_head.weight", upgraded[table])
     return upgraded

@@ -82,8 +82,8 @@ class Decoder(nn.Module):
             hidden, extra = self(cache.append(src_tokens))
             return hidden[:, -tokens:], extra
         length = self.memory_length if memory_length is None else memory_length
-        held = cache.held if cache is not None else 0
-        x = self.embed(src_tokens, held, infuse) if embedded is None else embedded
+        past_length = cache.length if cache is not None else 0
+        x = self.embed(src_tokens, cache, infuse) if embedded is None else embedded
         if memory is None and cache is None:
             memory = self._first_memory(x, length)
         remembered = memory[0].size(1) if memory else 0
@@ -102,7 +102,7 @@ class Decoder(nn.Module):
                 positions=positions,
                 visible=visible,
                 cache=cache.layers[i] if cache is not None else None,
-                held=held,
+                past_length=past_length,
                 skip=self._skips_layer(),
             )
             if new_memory is not None:
@@ -123,8 +123,8 @@ class Decoder(nn.Module):
         layers = [layer.self_attn.new_cache(batch, length, positions) for layer in self.layers]  # type: ignore
         return KeyValueCache(layers, self.segment_length, remembered)
 
-    def embed(self, tokens: Tensor, offset: int = 0, infuse: Infuse | None = None) -> Tensor:
-        """The first layer's input for *tokens* [B, T], the first of them number *offset* of its row: [B, T, C].
+    def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
+        """The first layer's input for *tokens* [B, T], which continue *cache* and are read next: [B, T, C].
 
         *infuse* is applied to the summed embeddings, before layer norm and dropout.
         """
@@ -171,6 +171,6 @@ class DecoderModel(FairseqLanguageModel):
         """See :meth:`Decoder.new_cache`."""
         return self.decoder.new_cache(batch, longest)
 
-    def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
+    def embed(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         """See :meth:`Decoder.embed`."""
-        return self.decoder.embed(tokens, offset)
+        return self.decoder.embed(tokens, cache)

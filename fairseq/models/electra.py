@@ -24,7 +24,7 @@ from fairseq.modules.transformer_layer import Infuse
 
 @dataclass(frozen=True)
 class ElectraConfig(BertConfig):
-    """Settings of ELECTRA; encoder settings are those of the discriminator."""
+    """Settings of ELECTRA; encoder settings are of the discriminator."""
 
     generator_size: float = flag(
         1 / 3, "generator width as a fraction of the discriminator's (0: no generator)", low=0, high=1
@@ -131,7 +131,7 @@ class ElectraModel(BaseFairseqModel):
             token_types: int64 [B, T]; None: all 0.
             features_only: return hidden states.
             infuse: applied to the summed embeddings of generator and discriminator.
-            infuse_generator_only: do not apply it to those of the discriminator.
+            infuse_generator_only: do not apply it to the discriminator's.
             padded: whether *src_tokens* have padding; None: not known.
             masked: indices in B·T and the original tokens, int64 [M] each.
             noise: [M], uniform on [0, 1): determines the tokens sampled from the generator.
@@ -182,6 +182,7 @@ class ElectraModel(BaseFairseqModel):
         assert self.generator is not None
         head = self.generator.lm_head
         last = head.weight.size(0) - 1
+        # All words' probabilities of all chosen tokens would be [M, V]; here they exist a chunk at a time.
         step = rows_per_chunk(hidden.size(0), head.weight.size(0), hidden.device)
         written = []
         for start in range(0, hidden.size(0), max(step, 1)):

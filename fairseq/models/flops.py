@@ -86,6 +86,7 @@ def _(module: nn.LSTMCell, reading: Reading) -> float:
 def _(module: SelfAttention, reading: Reading) -> float:
     products = 3 if isinstance(module, DistanceAttention) else 2  # scores, sums of values; scores of distances
     attending = products * (reading.segment + reading.memory) * module.num_heads * module.head_dim
+    # Each segment projects its memory anew: M / T remembered tokens for each of its own.
     remembered = (module.k_proj.weight.numel() + module.v_proj.weight.numel()) * reading.memory / reading.segment
     unused = module.r_proj.weight.numel() if isinstance(module, RelativeAttention) else 0  # acts on distances
     return _sum(module.children(), reading) - unused + attending + remembered * MEMORY_OPERATIONS / OPERATIONS

@@ -36,8 +36,8 @@ class LanguageModel(Protocol):
     def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
         """An empty cache for *batch* rows, of *longest* tokens at most."""
 
-    def embed(self, tokens: Tensor, offset: int = 0) -> Tensor:
-        """The first layer's input for *tokens* [B, T], the first of them number *offset* of its row: [B, T, C]."""
+    def embed(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """The first layer's input for *tokens* [B, T], which continue *cache*: [B, T, C]."""
 
 
 class LogProbabilities(OutputLayer):

@@ -84,6 +84,7 @@ def compile_model(model: BaseFairseqModel) -> None:
         return
     if next(model.parameters()).device.type == "cpu":
         logger.warning("`compile`: on a CPU this model is faster without it")
+    # Imported here: they take a second at start-up, which runs without --compile need not spend.
     import torch._dynamo.config
     import torch.fx.experimental._config
 
@@ -111,6 +112,7 @@ def checkpoint_activations(model: BaseFairseqModel) -> None:
     if not layers:
         raise UserError(f"`checkpoint_activations`: {type(model).__name__} has no TransformerLayer; leave it out")
     for layer in layers:
+        # Not the re-entrant kind: it takes no keyword arguments, and layers are called with some.
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
 
 
@@ -135,24 +137,27 @@ def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], sour
         UserError: no parameter matches, or a part of the model cannot begin anew; see :meth:`check_start`.
     """
     model.check_start(parameters, source)
-    upgraded, wanted = model.upgrade_state_dict(dict(parameters)), model.state_dict()
+    upgraded, expected = model.upgrade_state_dict(dict(parameters)), model.state_dict()
     foreign = model.of_other_data(upgraded)
     fitting = {
         name: value
         for name, value in upgraded.items()
-        if name in wanted and name not in foreign and value.shape == wanted[name].shape
+        if name in expected and name not in foreign and value.shape == expected[name].shape
     }
+    # Parameters only: markers of fairseq's versions are buffers that every model has.
     if not any(name in fitting for name, _ in model.named_parameters()):
         raise UserError(f"{source}: no parameter matches this model; check `arch` and its sizes")
     model.load_state_dict(fitting, strict=False)
     left_out = {
         "of other data": list(foreign),
-        "with another shape": [n for n in upgraded if n in wanted and n not in fitting and n not in foreign],
-        "unused": [name for name in upgraded if name not in wanted],
-        "initialized": [name for name in wanted if name not in upgraded],
+        "with another shape": [n for n in upgraded if n in expected and n not in fitting and n not in foreign],
+        "unused": [name for name in upgraded if name not in expected],
+        "initialized": [name for name in expected if name not in upgraded],
     }
     parts = [f"{len(names)} {kind} ({', '.join(names)})" for kind, names in left_out.items() if names]
-    logger.info("%s: %d of %d parameters loaded%s", source, len(fitting), len(wanted), "".join(f"; {p}" for p in parts))
+    logger.info(
+        "%s: %d of %d parameters loaded%s", source, len(fitting), len(expected), "".join(f"; {p}" for p in parts)
+    )
 
 
 def check_settings(
@@ -204,7 +209,7 @@ def _check_decisive(part: Any, stored: Mapping[str, Any], settings: Any, source:
 
 
 def decisive_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of *stored*, those of a checkpoint, that its parameters depend on beside their shapes.
+    """Return the settings of *stored*, a checkpoint's, that its parameters depend on beside their shapes.
 
     None are known of a plug-in that has not been imported.
     """
@@ -237,6 +242,7 @@ def stored_settings(settings: Settings, model: BaseFairseqModel) -> dict[str, An
 def stored_parameters(model: BaseFairseqModel) -> dict[str, Tensor]:
     """The parameters and buffers of *model* as a checkpoint stores them, the live ones; a tied one is one tensor."""
     tensors = model.state_dict(keep_vars=True)
+    # detach() makes a new tensor at each call: without this table a tied parameter would be saved twice.
     once = {id(value): value.detach() for value in tensors.values()}
     return {name: once[id(value)] for name, value in tensors.items()}
 

@@ -142,11 +142,13 @@ class LSTMDecoder(nn.Module):
             states.append(state)
             x = dropout(hidden, self.dropout_out, self.training)
             out = x
+            # fairseq adds the state of the step before, not the input of the layer.
             if self.cfg.residuals:
                 x = x + previous
         if cache is not None:
             cache.states = states
             cache.advance(src_tokens.size(1))
+        # fairseq's adaptive softmax reads the layers' width: its model has this projection, and does not use it.
         if self.additional_fc is not None and self.adaptive_softmax is None:
             out = dropout(self.additional_fc(out), self.dropout_out, self.training)
         return out, {}
@@ -192,6 +194,7 @@ class LSTMLanguageModel(FairseqLanguageModel):
         return self.decoder.new_cache(batch, longest)  # type: ignore[operator]
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        # fairseq's early files of this model lack the markers, which carry no information.
         """*state* with the markers that this version of the adaptive softmax has."""
         markers = {name: value for name, value in self.state_dict().items() if name.endswith(".version")}
         return {**markers, **state}

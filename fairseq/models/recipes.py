@@ -123,7 +123,7 @@ def objective_of(arch: str, chosen: Mapping[str, Any]) -> dict[str, str]:
 
     Args:
         arch: its name.
-        chosen: those of :data:`AIMS` that the user chose.
+        chosen: the ones of :data:`AIMS` that the user chose.
     """
     model = ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
     if model in OBJECTIVES:

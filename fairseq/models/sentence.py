@@ -63,25 +63,32 @@ class SentenceModel(BaseFairseqModel):
         return self.cfg.max_positions
 
     def forward(
-        self, src_tokens: Tensor, token_types: Tensor | None = None, features_only: bool = False
+        self,
+        src_tokens: Tensor,
+        token_types: Tensor | None = None,
+        features_only: bool = False,
+        classification_head_name: str | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Logits of each row's classes, or its score.
 
         Args:
             src_tokens: int64 [B, T]; padding is detected from the ids.
             token_types: int64 [B, T], where the model has token types; None: all 0.
-            features_only: return hidden states.
+            features_only: return hidden states, unless a head is named: fairseq's criterions ask for both.
+            classification_head_name: the head.
 
         Returns:
             Logits [B, n], or the last layer's hidden states [B, T, C]; and ``{"hidden": hidden states}``.
         """
         hidden = self.encoder.sentence_encoder(src_tokens, token_types)  # (B, T, C)
         # The first token's state stands for the row (Devlin et al. 2019, §3.1).
-        output = hidden if features_only else self.classification_heads[self.name](hidden[:, 0])
+        head = classification_head_name or ("" if features_only else self.name)
+        output = self.classification_heads[head](hidden[:, 0]) if head else hidden
         return output, {"hidden": hidden}
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Parameters of fairseq's RoBERTa, with this head."""
+        # Heads of other names are for other tasks: their classes may be of another number.
         head = {name: value for name, value in state.items() if name.startswith(f"{HEADS}{self.name}.")}
         return {**encoder_parameters(state, tied=False), **head}
 
@@ -97,15 +104,15 @@ class SentenceModel(BaseFairseqModel):
             UserError: a parameter is missing or has another shape, e.g. from another dictionary.
         """
         upgraded = self.upgrade_state_dict(dict(parameters))
-        for name, wanted in self.encoder.state_dict(prefix="encoder.").items():
+        for name, initial in self.encoder.state_dict(prefix="encoder.").items():
             if name not in upgraded:
                 raise UserError(f"{source}: has no {name}; give a checkpoint of a bert or electra model")
-            if upgraded[name].shape == wanted.shape:
+            if upgraded[name].shape == initial.shape:
                 continue
             if name.endswith("embed_tokens.weight"):
                 raise UserError(
                     f"{source}: was trained with a dictionary of {len(upgraded[name])} symbols, but `data_bin` has "
-                    f"{len(wanted)}; give the data folder it was trained with"
+                    f"{len(initial)}; give the data folder it was trained with"
                 )
-            shapes = f"{list(upgraded[name].shape)}, not {list(wanted.shape)}"
+            shapes = f"{list(upgraded[name].shape)}, not {list(initial.shape)}"
             raise UserError(f"{source}: {name} has the shape {shapes}; use the sizes of the checkpoint")

@@ -23,8 +23,15 @@ from fairseq.modules.adaptive_input import AdaptiveInput, bare_linear, check_cut
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.dropout import dropout
+from fairseq.modules.memory import KeyValueCache
 from fairseq.modules.output_layer import LinearOutput
-from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, position_embedding, sinusoids
+from fairseq.modules.positions import (
+    LearnedPositions,
+    SinusoidalPositions,
+    TokenShift,
+    position_embedding,
+    sinusoids,
+)
 from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer, layer_norm
 
 
@@ -68,6 +75,7 @@ class TransformerLMConfig(BlockModelConfig):
     zero_init_residual: bool = flag(
         False, "initial weights of zero for the last projection of attention and feed-forward"
     )
+    token_shift: int = flag(0, "earlier tokens whose embeddings each token's input holds too", low=0, high=16)
     position_infused_attention: bool = flag(False, "Shortformer: add positions to queries and keys of every layer")
     tokens_from_prev: int = flag(0, "Shortformer: cache size in tokens; implies `position_infused_attention`", low=0)
 
@@ -192,6 +200,7 @@ class TransformerDecoder(Decoder):
         self.embed_positions: SinusoidalPositions | LearnedPositions | None = None
         if not cfg.no_token_positional_embeddings:
             self.embed_positions = position_embedding(self.max_positions(), dim, padding_idx, cfg.decoder_learned_pos)
+        self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
         self.layernorm_embedding = layer_norm(dim, apex) if cfg.layernorm_embedding else None
         self.layers = nn.ModuleList(_layer(cfg, self.infused, apex) for _ in range(cfg.layer_count))
         # With pre-norm the last layer gives a sum that no norm has seen; post-norm layers end in a norm.
@@ -222,16 +231,21 @@ class TransformerDecoder(Decoder):
 
     @property
     def segment_length(self) -> int:
+        # Absolute positions count from the start of a row, which limits it; infused ones start anew with each block.
         return self.cfg.tokens_per_sample if self.infused else self.max_positions()
 
-    def embed(self, tokens: Tensor, offset: int = 0, infuse: Infuse | None = None) -> Tensor:
+    def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
         x = self.embed_scale * self.embed_tokens(tokens)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
         if self.embed_positions is not None and not self.infused:
-            x = x + self.embed_positions(tokens.size(1), offset).to(x.dtype)
+            x = x + self.embed_positions(tokens.size(1), cache.length if cache else 0).to(x.dtype)
         if infuse is not None:
             x = infuse(x)
+        if self.token_shift is not None:
+            x, before = self.token_shift(x, cache.before if cache else None)
+            if cache is not None:
+                cache.before = before
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         return dropout(x, self.cfg.dropout, self.training)
@@ -280,6 +294,7 @@ class TransformerLanguageModel(DecoderModel):
         return cls(TransformerDecoder(cfg, len(dictionary), dictionary.pad(), not cfg.no_apex))
 
     def check_memory_length(self, length: int) -> None:
+        # A cache of any length will do: positions are given to it anew with each segment.
         if not self.memory_length:
             super().check_memory_length(length)
 
@@ -287,11 +302,14 @@ class TransformerLanguageModel(DecoderModel):
         """Names and markers of fairseq's several versions, as this one has them."""
         state = dict(state)
         current = self.state_dict()
+        # The name in fairseq 0.9.
         if "decoder.embed_out" in state:
             state["decoder.output_projection.weight"] = state.pop("decoder.embed_out")
         shared = self.cfg.share_decoder_input_output_embed and not self.cfg.adaptive_softmax_cutoff
+        # fairseq stores a tied matrix under both names from some version on.
         if shared and "decoder.embed_tokens.weight" in state:
             state.setdefault("decoder.output_projection.weight", state["decoder.embed_tokens.weight"])
+        # Markers say nothing that the model needs, and fairseq's versions differ in which they store.
         for name in [*current, *state]:
             if name.rsplit(".", 1)[-1] in ("version", "_float_tensor"):
                 if name in current:

@@ -99,9 +99,9 @@ class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
             SettingError: a band does not exist.
         """
         bands = len(self.cutoffs or []) + 1
-        named = {"none": range(0), "tails": range(1, bands), "all": range(bands)}
-        if self.tie_projs in named:
-            return frozenset(named[self.tie_projs])
+        bands_by_name = {"none": range(0), "tails": range(1, bands), "all": range(bands)}
+        if self.tie_projs in bands_by_name:
+            return frozenset(bands_by_name[self.tie_projs])
         numbers = self.tie_projs.split(",")
         if not all(number.strip().isdecimal() and int(number) < bands for number in numbers):
             raise SettingError(
@@ -199,14 +199,15 @@ class TransformerXLDecoder(Decoder):
         zeros = torch.zeros(batch, self.memory_length, self.cfg.d_model, device=self._device())
         for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
             layer.self_attn.fill(layer_cache, layer.attention_input(zeros))  # type: ignore
-        cache.held = self.memory_length
+        cache.length = self.memory_length
         return cache
 
-    def embed(self, tokens: Tensor, offset: int = 0, infuse: Infuse | None = None) -> Tensor:
+    def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
         x = self.embed_scale * self.embed_tokens(tokens)
         if infuse is not None:
             x = infuse(x)
         if self.cfg.position_encoding == "absolute":
+            # Numbered back from the last token, as the authors do.
             x = x + self._sinusoids(tokens.size(1)).to(x.dtype)
         return self._drop(x, self.cfg.dropout, self.training)
 
@@ -328,6 +329,7 @@ def _layer(cfg: TransformerXLConfig, apex: bool) -> TransformerLayer:
         cfg.d_model,
         cfg.d_inner,
         dropout=cfg.dropout,
+        # The authors have one rate for everything in a layer but the attention weights.
         activation_dropout=cfg.dropout,
         normalize_before=cfg.pre_lnorm,
         apex=apex,

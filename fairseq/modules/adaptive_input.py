@@ -15,18 +15,18 @@ def check_cutoffs(setting: str, cutoffs: list[int], vocabulary: int | None = Non
     Raises:
         SettingError: they do not; the message names the *setting*.
     """
-    shown = ",".join(map(str, cutoffs))
+    text = ",".join(map(str, cutoffs))
     if not cutoffs or cutoffs[0] < 1 or any(a >= b for a, b in zip(cutoffs, cutoffs[1:], strict=False)):
-        raise SettingError(f"`{setting}` {shown}: cutoffs must be positive and ascending")
+        raise SettingError(f"`{setting}` {text}: cutoffs must be positive and ascending")
     if vocabulary is not None and cutoffs[-1] >= vocabulary:
         raise SettingError(
-            f"`{setting}` {shown}: the last cutoff must be below the dictionary size, {vocabulary}; "
+            f"`{setting}` {text}: the last cutoff must be below the dictionary size, {vocabulary}; "
             "lower the cutoffs or use a smaller `arch`"
         )
 
 
 def word_embedding(words: int, dim: int, padding_idx: int | None) -> nn.Embedding:
-    """Embeddings [words, dim] with fairseq's initial values; that of padding is zero."""
+    """Embeddings [words, dim] with fairseq's initial values; padding's row is zero."""
     embedding = nn.Embedding(words, dim, padding_idx)
     # Vectors have a norm of about 1 whatever their width, so that all bands are of one scale.
     nn.init.normal_(embedding.weight, std=dim**-0.5)
@@ -46,7 +46,7 @@ class AdaptiveInput(nn.Module):
     """Embeddings in bands: band i, words cutoff[i−1] … cutoff[i] − 1, has width ``initial_dim / factor**i``.
 
     Every token is looked up in every band and the right one is taken: a little arithmetic more, but shapes that do not
-    depend on the data, so nothing waits for the device and the compiler can keep one graph.
+    depend on the data, so nothing synchronises with the device and the compiler can keep one graph.
 
     Args:
         vocabulary: number of words V.
@@ -77,7 +77,9 @@ class AdaptiveInput(nn.Module):
         shared = projections == "shared"
         projection: nn.Linear | None = None
         for band, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+            # Rounded as fairseq does, whose checkpoints have these widths.
             dim = int(initial_dim // factor**band)
+            # Special symbols come first, so padding is a word of the first band.
             embedding = word_embedding(last - first, dim, padding_idx if band == 0 else None)
             if not shared or (projection is None and initial_dim != output_dim):
                 projection = bare_linear(dim, output_dim)
@@ -104,7 +106,7 @@ class AdaptiveInput(nn.Module):
 
 
 def _rows(tokens: Tensor, first: int, last: int) -> Tensor:
-    """The rows of *tokens* in the table of words *first* … *last* − 1; those of other words are not taken.
+    """The rows of *tokens* in the table of words *first* … *last* − 1; rows of other words are not taken.
 
     A GPU sums the gradients of one row serially, even where all are 0: there other words get rows apart. On a CPU one
     row stays in cache.

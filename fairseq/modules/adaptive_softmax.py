@@ -77,6 +77,7 @@ class Band(NamedTuple):
     def logits(self, hidden: Tensor) -> Tensor:
         """Of what :attr:`narrow` made of hidden states: [N, d] → [N, n]. The pieces are not put together first."""
         biases: Sequence[Tensor | None] = self.biases or [None] * len(self.weights)
+        # Joining the weights instead would copy all of them for every batch.
         parts = [F.linear(hidden, weight, bias) for weight, bias in zip(self.weights, biases, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
@@ -171,6 +172,7 @@ class BandedSoftmax(OutputLayer):
         return total
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
+        # No word is −1: all targets are scored.
         _, head, tails = move_partition(self.partition(target, padding_idx=-1), hidden.device)
         result = self._head().target_log_probs(hidden, head, chunk)
         for band, (index, inside) in zip(self._tails(), tails, strict=True):

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.modules.cached_tensor import cached_tensor
-from fairseq.modules.dropout import softmax_dropout
+from fairseq.modules.dropout import fused_attention, softmax_dropout
 from fairseq.modules.memory import LayerCache
 
 _CACHED_SCORES = 1 << 19  # attention scores that fit a CPU's cache
 
 
 class Visibility(ABC):
-    """The keys that each of T queries reads, of S; those of a memory come first."""
+    """The keys that each of T queries reads, of S; a memory's come first."""
 
     @abstractmethod
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
@@ -49,6 +49,7 @@ class Causal(Visibility):
 
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """See :meth:`Visibility.mask`; shape [T, S]."""
+        # Every step of generation comes here: no mask is built or added where the one query reads all keys.
         if queries == 1 and self.reach(1, keys) == keys:
             return None
         return _causal_mask(queries, keys, self.window, device)
@@ -92,6 +93,7 @@ class Bidirectional(Visibility):
 CAUSAL = Causal()
 
 
+# All layers of a step ask for one mask; eight hold the lengths that alternate in training and validation.
 @cached_tensor(8)
 def _causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
     distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)  # (T, S)
@@ -159,7 +161,7 @@ class SelfAttention(nn.Module):
         positions: Any = None,
         visible: Visibility = CAUSAL,
         cache: LayerCache | None = None,
-        held: int = 0,
+        past_length: int = 0,
     ) -> Tensor:
         """Attend from every position of *x* to the visible ones of *x* and of the memory.
 
@@ -169,7 +171,7 @@ class SelfAttention(nn.Module):
             positions: unused here; in subclasses the positions of memory and segment, in the subclass's own form.
             visible: the keys that each query reads; with a cache causal only.
             cache: in incremental inference, what earlier positions were projected to; *x* is added to it.
-            held: how many positions of *cache* are filled.
+            past_length: how many positions of *cache* are filled.
 
         Returns:
             [B, T, C].
@@ -180,7 +182,7 @@ class SelfAttention(nn.Module):
         if cache is not None:
             if visible != CAUSAL:
                 raise ValueError("incremental attention is causal, without a window")
-            return self._incremental(x, cache, held)
+            return self._incremental(x, cache, past_length)
         query, key, value = self._project(x, memory, positions)
         query, key = self._normalize(query, key)
         return self._output(attend(query, key, value, visible, self.dropout if self.training else 0.0))
@@ -202,8 +204,10 @@ class SelfAttention(nn.Module):
         Under autocast the cache has the lower precision, so that attention need not convert it at every step.
         """
         projections = (self.q_proj, self.k_proj, self.v_proj)
+        # One matrix for the three: a step of one token costs more in calls than in arithmetic.
         weight = torch.cat([p.weight for p in projections])
         bias = torch.cat([p.weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in projections])
+        # A row for each position, as position-infused attention needs it; without positions all are one row in memory.
         bias = bias.expand(length, -1)
         if torch.is_autocast_enabled(weight.device.type):
             weight = weight.to(torch.get_autocast_dtype(weight.device.type))
@@ -217,24 +221,23 @@ class SelfAttention(nn.Module):
 
     def _project(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, T, D], keys and values [B, H, M + T, D], before norms."""
-        query, key, value = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        queries, keys, values = self._heads(self.q_proj(x)), [self.k_proj(x)], [self.v_proj(x)]
         if memory is not None:
             memory = memory.to(x.dtype)  # a restored one may be of another precision
-            key = torch.cat([self.k_proj(memory), key], dim=1)
-            value = torch.cat([self.v_proj(memory), value], dim=1)
-        return self._heads(query), self._heads(key), self._heads(value)
+            keys, values = [self.k_proj(memory), *keys], [self.v_proj(memory), *values]
+        return queries, self._joined_heads(keys), self._joined_heads(values)
 
-    def _incremental(self, x: Tensor, cache: LayerCache, held: int) -> Tensor:
+    def _incremental(self, x: Tensor, cache: LayerCache, past_length: int) -> Tensor:
         batch, tokens, _ = x.shape
-        end = held + tokens
+        end = past_length + tokens
         # One position has one bias, which the matrix product adds.
         if tokens == 1:
-            projected = F.linear(x, cache.weight, cache.bias[held])
+            projected = F.linear(x, cache.weight, cache.bias[past_length])
         else:
-            projected = F.linear(x, cache.weight) + cache.bias[held:end]
+            projected = F.linear(x, cache.weight) + cache.bias[past_length:end]
         query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
-        cache.keys[:, :, held:end] = key
-        cache.values[:, :, held:end] = value
+        cache.keys[:, :, past_length:end] = key
+        cache.values[:, :, past_length:end] = value
         # The cache has keys before their norm: their positions change when the segment becomes memory.
         query, key = self._normalize(query, cache.keys[:, :, :end])
         return self._output(attend(query, key, cache.values[:, :, :end]))
@@ -248,6 +251,11 @@ class SelfAttention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, T, D)
 
+    def _joined_heads(self, parts: list[Tensor]) -> Tensor:
+        # Joined as heads, which one copy makes contiguous for the products; so does one of each part's gradient.
+        heads = [self._heads(part) for part in parts]
+        return heads[0] if len(heads) == 1 else torch.cat(heads, dim=2)  # (B, H, S, D)
+
     def _output(self, attended: Tensor) -> Tensor:
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
@@ -255,7 +263,7 @@ class SelfAttention(nn.Module):
 class PositionInfusedAttention(SelfAttention):
     """Positions are added to what queries and keys are computed from, not to values (Shortformer, §5).
 
-    ``positions`` is the position table of memory and segment, [M + T, C]; a cache wants that of all its room. The
+    ``positions`` is the position table of memory and segment, [M + T, C]; a cache wants the table of all its room. The
     memory takes positions 0 … M − 1, the segment M … M + T − 1, so cached values stay valid as they move back.
     """
 
@@ -276,12 +284,12 @@ class PositionInfusedAttention(SelfAttention):
             raise ValueError("position-infused attention needs the position table of memory and segment")
         start = positions.size(0) - x.size(1)
         infused = x + positions[start:].to(x.dtype)
-        query, key, value = self.q_proj(infused), self.k_proj(infused), self.v_proj(x)
+        queries, keys, values = self._heads(self.q_proj(infused)), [self.k_proj(infused)], [self.v_proj(x)]
         if memory is not None:
             memory = memory.to(x.dtype)
-            key = torch.cat([self.k_proj(memory + positions[:start].to(memory.dtype)), key], dim=1)
-            value = torch.cat([self.v_proj(memory), value], dim=1)
-        return self._heads(query), self._heads(key), self._heads(value)
+            keys = [self.k_proj(memory + positions[:start].to(memory.dtype)), *keys]
+            values = [self.v_proj(memory), *values]
+        return queries, self._joined_heads(keys), self._joined_heads(values)
 
 
 def _rms_norm(x: Tensor, norm: nn.RMSNorm) -> Tensor:
@@ -302,6 +310,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUS
     if on_cpu(query) and (dropout_p > 0.0 or (queries > 1 and query.dtype != torch.float32)):
         return _attend_unfused(query, key, value, visible, dropout_p)
     if isinstance(visible, Causal) and visible.window is None and queries > 1:
+        # is_causal aligns the first query with the first key, which is the last with the last only without memory.
         if queries == keys:
             return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
         if has_flash(query):
@@ -368,21 +377,22 @@ def _attend_unfused(query: Tensor, key: Tensor, value: Tensor, visible: Visibili
     bias = visible.bias(queries, k.size(1), q.device, q.dtype)
     if bias is not None and bias.dim() == 4:
         bias = bias.expand(batch, heads, -1, -1).flatten(0, 1)  # (B·H, 1, S)
-    together = batch * heads
-    if not torch.is_grad_enabled():
-        together = max(1, min(together, _CACHED_SCORES // (queries * k.size(1))))
-    parts = []
-    for start in range(0, batch * heads, together):
-        part = slice(start, start + together)
-        scores = _scores(q[part], k[part], bias if bias is None or bias.dim() == 2 else bias[part])
-        parts.append(torch.bmm(softmax_dropout(scores, dropout_p), v[part]))
-    attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if torch.is_grad_enabled():  # undivided: the gradient of a slice is copied into zeros
+        attended = fused_attention(q, k, v, bias, dropout_p)
+        if attended is None:
+            attended = torch.bmm(softmax_dropout(_scores(q, k, bias), dropout_p), v)
+    else:
+        together = max(1, _CACHED_SCORES // (queries * k.size(1)))
+        biases = [bias] * (batch * heads) if bias is None or bias.dim() == 2 else bias.split(together)
+        parts = zip(*(x.split(together) for x in (q, k, v)), biases, strict=False)
+        attended = torch.cat([torch.bmm(softmax_dropout(_scores(q, k, b), dropout_p), v) for q, k, v, b in parts])
     return attended.view(batch, heads, queries, dim)
 
 
 def _scores(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
     """Q Kᵀ / √D + bias: query [N, T, D], key [N, S, D] → [N, T, S]."""
     scale = 1 / math.sqrt(query.size(-1))
+    # With beta 0 the first argument is not read; alpha scales without a pass over the scores.
     if bias is None:
         return torch.baddbmm(query.new_empty(()), query, key.transpose(1, 2), beta=0, alpha=scale)
     return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)

@@ -18,9 +18,9 @@ class AttentionBiases(nn.Module):
 
 
 def name_as_layers_own(decoder: nn.Module, shared: str, layers: list[str]) -> None:
-    """Let the state dict of *decoder* name the parameters of its submodule *shared* as those of every one of *layers*.
+    """Let the state dict of *decoder* name the parameters of its submodule *shared* as if each of *layers* had them.
 
-    Checkpoints have u and v with each layer's attention, shared or not, as those of the authors do.
+    Checkpoints have u and v with each layer's attention, shared or not, as the authors' do.
     """
 
     def spread(_: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -34,6 +34,7 @@ def name_as_layers_own(decoder: nn.Module, shared: str, layers: list[str]) -> No
         for bias in dict(module.get_submodule(shared).named_parameters()):
             names = [f"{prefix}{layer}.{bias}" for layer in layers]
             if all(name in state for name in names):
+                # Every layer's entry is a copy of the one pair.
                 state[f"{prefix}{shared}.{bias}"] = [state.pop(name) for name in names][0]
 
     decoder.register_state_dict_post_hook(spread)

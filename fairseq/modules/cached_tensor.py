@@ -18,11 +18,12 @@ def cached_tensor(count: int) -> Callable[[F], F]:
         remember = functools.lru_cache(maxsize=count)(function)
 
         @functools.wraps(function)
-        def call(*args: Any, **named: Any) -> torch.Tensor:
+        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+            # A graph computes the tensor where it is read; tracing a cache would tie it to what is in there.
             if torch.compiler.is_compiling():
-                return function(*args, **named)
+                return function(*args, **kwargs)
             with torch.inference_mode(False):  # a later caller may need gradients
-                return remember(*args, **named)
+                return remember(*args, **kwargs)
 
         return cast(F, call)
 

@@ -1,4 +1,4 @@
-"""Dropout: on CPUs that of :mod:`fairseq.modules.fused`; torch's on GPUs and under ``torch.compile``."""
+"""Dropout: on CPUs :mod:`fairseq.modules.fused`; torch's on GPUs and under ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 
 def add_dropout(residual: Tensor, x: Tensor, p: float, training: bool = True) -> Tensor:
     """``residual + dropout(x, p)``."""
+    # The kernel adds element by element: it neither broadcasts nor promotes types.
     if training and p > 0.0 and _is_fused(x, p) and (residual.shape, residual.dtype) == (x.shape, x.dtype):
         return fused().dropout(x, p, residual)
     return residual + dropout(x, p, training)
@@ -33,6 +34,11 @@ def softmax_dropout(scores: Tensor, p: float) -> Tensor:
     if p > 0.0 and _is_fused(scores, p):
         return fused().softmax_dropout(scores, p)
     return dropout(scores.softmax(-1), p)
+
+
+def fused_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, p: float) -> Tensor | None:
+    """:func:`fairseq.modules.fused.attention`; None where that does not compute it."""
+    return fused().attention(query, key, value, bias, p) if _is_fused(query, p) else None
 
 
 def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
@@ -75,6 +81,7 @@ def fused() -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        # The file may be left out; a module that is missing inside it is a mistake.
         if error.name != name:
             raise
         return None

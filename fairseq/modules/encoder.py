@@ -56,7 +56,7 @@ class EncoderShape:
 class TransformerEncoder(nn.Module):
     """Token, position and token-type embeddings, a layer norm, and post-norm layers (Devlin et al. 2019, §3).
 
-    Parameter names are those of fairseq's RoBERTa. Positions are learned and numbered from ``padding_idx + 1``, padding
+    Parameters are named as in fairseq's RoBERTa. Positions are learned and numbered from ``padding_idx + 1``, padding
     not counted.
 
     Args:
@@ -74,6 +74,8 @@ class TransformerEncoder(nn.Module):
             self.segment_embeddings: nn.Embedding | None = embeddings.segment_embeddings
             self.emb_layer_norm: nn.Module = embeddings.emb_layer_norm
         else:
+            # Positions are numbered from padding_idx + 1: the rows up to padding are in fairseq's checkpoints, but not
+            # read.
             rows = shape.max_positions + shape.padding_idx + 1
             self.embed_tokens = nn.Embedding(shape.vocabulary, shape.embed_dim, shape.padding_idx)
             self.embed_positions = nn.Embedding(rows, shape.embed_dim, shape.padding_idx)
@@ -105,6 +107,7 @@ class TransformerEncoder(nn.Module):
                 raise ValueError("token_types: the model has no token types; leave them out")
             return x
         if token_types is None:
+            # All are of type 0: one row is broadcast, not looked up for every token.
             return x + self.segment_embeddings.weight[0]
         return x + self.segment_embeddings(token_types)
 
@@ -116,6 +119,7 @@ class TransformerEncoder(nn.Module):
         padded: bool | None = None,
     ) -> Tensor:
         """Hidden states of the last layer: [B, T] → [B, T, C]; see :meth:`states`."""
+        # A deque of one holds one state at a time, so that a layer's input is freed when its output exists.
         return collections.deque(self.states(src_tokens, token_types, infuse, padded), maxlen=1).pop()
 
     def states(

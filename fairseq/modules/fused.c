@@ -60,6 +60,8 @@ INLINE void store(int type, void *to, long first, long count, floats value) {
     }
 }
 
+INLINE void put(int type, void *to, long i, float value) { store(type, to, i, 1, all(value)); }
+
 INLINE float sum_of(floats x) {
     float sum = 0;
     for (int i = 0; i < LANES; i++) sum += x[i];
@@ -74,6 +76,21 @@ INLINE floats exponentials(floats x) {
     floats r = LN2_REST(x, __builtin_convertvector(n, floats)), p = EXPONENTIAL_SERIES(r);
     return choose(tiny, all(0.0f), p * (floats)((n + 127) << 23));
 }
+
+/* For i from FIRST in steps of LANES, with the count of numbers: a constant but at the end, so that loads and stores are
+   one instruction each. */
+#define EACH(FIRST, END, ...)                              \
+    {                                                      \
+        long i = FIRST;                                    \
+        for (; i + LANES <= (END); i += LANES) {           \
+            enum { count = LANES };                        \
+            __VA_ARGS__                                    \
+        }                                                  \
+        if (i < (END)) {                                   \
+            const long count = (END) - i;                  \
+            __VA_ARGS__                                    \
+        }                                                  \
+    }
 
 /* ---- masks of dropout: a bit an element, 1 where it is kept; a buffer has 4 bytes more, for kept() ---- */
 
@@ -121,30 +138,31 @@ enum { PLAIN, ADD, RELU, RELU_GRADIENT };
 
 INLINE void drop_piece(int type, int mode, const void *x, const void *other, void *y, long first, long end,
                        const uint8_t *mask, float scale) {
-    for (long i = first; i < end; i += LANES) {
-        floats value = load(type, x, i, end - i, 0) * scale;
-        if (mode == RELU_GRADIENT) value = choose(load(type, other, i, end - i, 0) > 0.0f, value, all(0));
+    EACH(first, end,
+        floats value = load(type, x, i, count, 0) * scale;
+        if (mode == RELU_GRADIENT) value = choose(load(type, other, i, count, 0) > 0.0f, value, all(0));
         else value = choose(kept(mask, i), value, all(0));
         if (mode == RELU) value = choose(value < 0.0f, all(0), value); /* NaN stays */
-        if (mode == ADD) value += load(type, other, i, end - i, 0);
-        store(type, y, i, end - i, value);
-    }
+        if (mode == ADD) value += load(type, other, i, count, 0);
+        store(type, y, i, count, value);
+    )
 }
 
 /* The sum of all e to the (x - largest) of a row */
 INLINE double exponential_sum(int type, const void *x, long start, long columns, float *largest) {
     floats best = all(-INFINITY);
-    for (long i = 0; i < columns; i += LANES) {
-        floats value = load(type, x, start + i, columns - i, -INFINITY);
+    EACH(0, columns,
+        floats value = load(type, x, start + i, count, -INFINITY);
         best = choose(value > best, value, best);
-    }
+    )
     *largest = best[0];
     for (int i = 1; i < LANES; i++) *largest = best[i] > *largest ? best[i] : *largest;
     double total = 0;
     for (long block = 0; block < columns; block += BLOCK) {
         floats sum = all(0);
-        for (long i = block; i < least(columns, block + BLOCK); i += LANES)
-            sum += exponentials(load(type, x, start + i, columns - i, -INFINITY) - *largest);
+        EACH(block, least(columns, block + BLOCK),
+            sum += exponentials(load(type, x, start + i, count, -INFINITY) - *largest);
+        )
         total += sum_of(sum);
     }
     return total;
@@ -155,11 +173,11 @@ INLINE void softmax_row(int type, const void *scores, void *probabilities, void 
     const long start = row * columns;
     float largest;
     const float factor = (float)(1 / exponential_sum(type, scores, start, columns, &largest));
-    for (long i = 0; i < columns; i += LANES) {
-        floats value = exponentials(load(type, scores, start + i, columns - i, 0) - largest) * factor;
-        store(type, probabilities, start + i, columns - i, value);
-        store(type, dropped, start + i, columns - i, choose(kept(mask, start + i), value * scale, all(0)));
-    }
+    EACH(0, columns,
+        floats value = exponentials(load(type, scores, start + i, count, 0) - largest) * factor;
+        store(type, probabilities, start + i, count, value);
+        store(type, dropped, start + i, count, choose(kept(mask, start + i), value * scale, all(0)));
+    )
 }
 
 INLINE void softmax_gradient_row(int type, const void *probabilities, const void *gradient, void *result, long row,
@@ -168,12 +186,12 @@ INLINE void softmax_gradient_row(int type, const void *probabilities, const void
     floats sums = all(0);
     for (int pass = 0; pass < 2; pass++) {
         const float sum = sum_of(sums);
-        for (long i = 0; i < columns; i += LANES) {
-            floats own = choose(kept(mask, start + i), load(type, gradient, start + i, columns - i, 0) * scale, all(0));
-            floats probability = load(type, probabilities, start + i, columns - i, 0);
+        EACH(0, columns,
+            floats own = choose(kept(mask, start + i), load(type, gradient, start + i, count, 0) * scale, all(0));
+            floats probability = load(type, probabilities, start + i, count, 0);
             if (pass == 0) sums += own * probability;
-            else store(type, result, start + i, columns - i, (own - sum) * probability);
-        }
+            else store(type, result, start + i, count, (own - sum) * probability);
+        )
     }
 }
 
@@ -182,11 +200,10 @@ INLINE double cross_entropy_row(int type, void *logits, long row, long columns, 
     float largest, chosen = get(type, logits, start + target);
     const double sum = exponential_sum(type, logits, start, columns, &largest);
     const float factor = (float)(1 / sum), rest = (float)(exp((double)chosen - largest) / sum - 1);
-    for (long i = 0; gradient && i < columns; i += LANES) {
-        floats value = exponentials(load(type, logits, start + i, columns - i, 0) - largest) * factor;
-        if (target - i >= 0 && target - i < LANES) value[target - i] = rest;
-        store(type, logits, start + i, columns - i, value);
-    }
+    if (gradient) EACH(0, columns,
+        store(type, logits, start + i, count, exponentials(load(type, logits, start + i, count, 0) - largest) * factor);
+    )
+    if (gradient) put(type, logits, start + target, rest);
     return log(sum) + largest - chosen;
 }
 
@@ -232,14 +249,17 @@ void cross_entropy(long type, void *logits, const int64_t *targets, double *loss
 
 /* sums [columns] += the sum of x [rows, columns] over its rows */
 void add_column_sums(long type, const void *x, float *sums, long rows, long columns, long threads) {
-    enum { WIDTH = 16 * LANES }; /* columns whose sums stay in registers */
+    enum { WIDTH = 16 * LANES, SOME = 64 }; /* columns whose sums stay in registers, and rows of a sum in float32 */
     _Pragma("omp parallel for num_threads(threads) schedule(static)")
     for (long first = 0; first < columns; first += WIDTH) {
-        floats sum[16] = {0};
-        for (long row = 0; row < rows; row++)
-            for (long part = 0, i = first; part < 16 && i < columns; part++, i += LANES)
-                sum[part] += load((int)type, x, row * columns + i, columns - i, 0);
-        for (long i = first; i < least(columns, first + WIDTH); i++)
-            sums[i] += sum[(i - first) / LANES][(i - first) % LANES];
+        double totals[WIDTH] = {0};
+        for (long start = 0; start < rows; start += SOME) {
+            floats sum[16] = {0};
+            for (long row = start; row < least(rows, start + SOME); row++)
+                for (long part = 0, i = first; part < 16 && i < columns; part++, i += LANES)
+                    sum[part] += load((int)type, x, row * columns + i, columns - i, 0);
+            for (int i = 0; i < WIDTH; i++) totals[i] += sum[i / LANES][i % LANES];
+        }
+        for (long i = first; i < least(columns, first + WIDTH); i++) sums[i] += (float)totals[i - first];
     }
 }

@@ -10,6 +10,8 @@ follows. Here 16 bits decide about an element, four elements to a word of a fast
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,9 @@ from fairseq.modules.native import library
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _MODES = {"plain": 0, "add": 1, "relu": 2, "relu gradient": 3}  # as in fused.c
 _LEAST_WORK = 1 << 15  # elements per thread; fewer take no longer than it takes to start a thread
+_CACHED_SCORES = 1 << 17  # attention scores per thread that stay in its cache
 _LEVELS = 1 << 16
+# torch draws signed numbers of 64 bits.
 _SEEDS = 1 << 62
 _LOWEST = torch.iinfo(torch.int16).min
 
@@ -54,6 +58,17 @@ def softmax_dropout(scores: Tensor, p: float) -> Tensor:
     return _Dropout.apply(scores.softmax(-1), noise, p, None)
 
 
+def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, p: float) -> Tensor | None:
+    """dropout(softmax(Q Kᵀ / √D + bias)) V in training; None if no kernel computes it.
+
+    Shape: query [N, T, D], key and value [N, S, D], bias broadcastable to [N, T, S] → [N, T, D].
+    """
+    if kernels(query) is None or not query.dtype == key.dtype == value.dtype:
+        return None
+    mask = _mask(len(query) * query.size(1) * key.size(1), p)
+    return _Attention.apply(query.contiguous(), key.contiguous(), value.contiguous(), bias, mask, p)
+
+
 def cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> Tensor | None:
     """−log softmax(logits [n, V])[target [n]]: [n], float64; None if no kernel computes it.
 
@@ -68,6 +83,7 @@ def cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> Tensor | No
         return None
     if target.shape != logits.shape[:1]:  # the kernel reads and writes at addresses
         raise ValueError(f"target {list(target.shape)}: expected one word for each of {logits.size(0)} rows of logits")
+    # The kernel reads at the address of each target, where an invalid one would be in other memory.
     low, high = torch.aminmax(target)
     if low < 0 or high >= logits.size(1):
         raise IndexError(f"target {int(low if low < 0 else high)} is out of range for {logits.size(1)} words")
@@ -101,6 +117,7 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (noise,) = ctx.saved_tensors
+        # Through autograd again: dropout is linear in x, so that its gradient has a derivative, too.
         grad = _Dropout.apply(grads[0], noise, ctx.p, None) if ctx.needs_input_grad[0] else None
         return grad, None, None, grads[0] if ctx.adds else None
 
@@ -130,33 +147,86 @@ class _SoftmaxDropout(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, mask: Tensor, p: float) -> Tensor:
         ctx.p, scores = p, scores.contiguous()
         probabilities, dropped = torch.empty_like(scores), torch.empty_like(scores)
-        pointers = _pointers(scores, probabilities, dropped, mask)
-        _compiled().softmax_drop(_type(scores), *pointers, _factor(p), *_shape(scores), *_last(scores))
+        _soften(scores, probabilities, dropped, mask, p)
         ctx.save_for_backward(probabilities, mask)
         return dropped
 
+    # The kernel's gradient has no derivative: asking for one is an error, not silently zero.
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         probabilities, mask = ctx.saved_tensors
-        grad, result = grads[0].contiguous(), torch.empty_like(probabilities)
-        pointers = _pointers(probabilities, grad, result, mask)
-        _compiled().softmax_drop_gradient(_type(grad), *pointers, _factor(ctx.p), *_shape(grad), *_last(grad))
+        result = torch.empty_like(probabilities)
+        _soften_gradient(probabilities, grads[0].contiguous(), result, mask, ctx.p)
         return result, None, None
 
 
-def _noise(x: Tensor, p: float) -> Tensor:
-    """What decides about the elements of *x*: a mask with a bit for each where kernels read it, else sixteen bits.
+class _Attention(torch.autograd.Function):
+    """Attention some heads at a time, whose scores stay in the cache; only the probabilities are kept."""
 
-    torch's generator draws the seed, so that a checkpoint's random state repeats it.
-    """
-    generator, compiled = np.random.SFC64(int(torch.randint(_SEEDS, (), device="cpu"))), kernels(x)
-    if compiled is None:
-        return torch.from_numpy(generator.random_raw(max(1, (x.numel() + 3) // 4)).view(np.int64))
-    mask = torch.empty(x.numel() // 8 + 8, dtype=torch.uint8, device="cpu")  # kernels read up to four bytes further
-    state = (ctypes.c_uint64 * 4)(*generator.state["state"]["state"].tolist())
-    compiled.draw_mask(state, ctypes.c_long(_dropped(p)), *_pointers(mask), ctypes.c_long(x.numel()))
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor, p: float
+    ) -> Tensor:
+        ctx.p, result = p, torch.empty_like(query)
+        probabilities = query.new_empty(*query.shape[:2], key.size(1))
+        scale = 1 / math.sqrt(query.size(-1))
+        beta = 0 if bias is None else 1
+        bias = query.new_zeros(()) if bias is None else bias
+        for some, bits, scores in _groups(probabilities, mask):
+            added = bias.expand(len(query), -1, -1)[some] if bias.dim() == 3 else bias
+            torch.baddbmm(added, query[some], key[some].transpose(1, 2), beta=beta, alpha=scale, out=scores)
+            _soften(scores, probabilities[some], scores, bits, p)
+            torch.bmm(scores, value[some], out=result[some])
+        ctx.save_for_backward(query, key, value, probabilities, mask)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, probabilities, mask = ctx.saved_tensors
+        grad, scale = grads[0].contiguous(), 1 / math.sqrt(query.size(-1))
+        of_query, of_key, of_value = (torch.empty_like(x) for x in (query, key, value))
+        for some, bits, scores in _groups(probabilities, mask):
+            _drop("plain", probabilities[some], None, bits, ctx.p, scores)
+            torch.bmm(scores.transpose(1, 2), grad[some], out=of_value[some])
+            torch.bmm(grad[some], value[some].transpose(1, 2), out=scores)
+            _soften_gradient(probabilities[some], scores, scores, bits, ctx.p)
+            for result, product, other in ((of_query, scores, key), (of_key, scores.transpose(1, 2), query)):
+                torch.baddbmm(result[some], product, other[some], beta=0, alpha=scale, out=result[some])
+        return of_query, of_key, of_value, None, None, None
+
+
+def _groups(probabilities: Tensor, mask: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Some heads each of *probabilities* [N, T, S], their part of the *mask*, and room for their scores."""
+    heads, each = len(probabilities), probabilities[0].numel()
+    unit = 8 // math.gcd(each, 8)  # so that each part of the mask begins with a byte
+    together = max(1, _CACHED_SCORES // (unit * each)) * unit * torch.get_num_threads()
+    room = torch.empty_like(probabilities[:together])
+    for start in range(0, heads, together):
+        some = slice(start, min(start + together, heads))
+        yield some, mask[start * each // 8 :], room[: some.stop - start]
+
+
+def _noise(x: Tensor, p: float) -> Tensor:
+    """What decides about the elements of *x*: a mask with a bit for each where kernels read it, else sixteen bits."""
+    if kernels(x) is not None:
+        return _mask(x.numel(), p)
+    return torch.from_numpy(_generator().random_raw(max(1, (x.numel() + 3) // 4)).view(np.int64))
+
+
+def _mask(size: int, p: float) -> Tensor:
+    mask = torch.empty(size // 8 + 8, dtype=torch.uint8, device="cpu")  # kernels read up to four bytes further
+    if p == 0:
+        return mask.fill_(255)
+    state = (ctypes.c_uint64 * 4)(*_generator().state["state"]["state"].tolist())
+    _compiled().draw_mask(state, ctypes.c_long(_dropped(p)), *_pointers(mask), ctypes.c_long(size))
     return mask
+
+
+def _generator() -> np.random.SFC64:
+    # torch's generator draws the seed, so that a checkpoint's random state repeats it.
+    return np.random.SFC64(int(torch.randint(_SEEDS, (), device="cpu")))
 
 
 def _is_mask(noise: Tensor) -> bool:
@@ -165,6 +235,7 @@ def _is_mask(noise: Tensor) -> bool:
 
 def _dropped(p: float) -> int:
     """Number of the 65536 values of sixteen bits that drop an element."""
+    # Never all values: the factor of the rest would be infinite.
     return min(max(round(p * _LEVELS), 0), _LEVELS - 1)
 
 
@@ -187,13 +258,27 @@ def _pick(x: Tensor, words: Tensor, p: float) -> Tensor:
     return torch.ops.aten.threshold_backward(x, noise, threshold).mul_(_scale(p))
 
 
-def _drop(mode: str, x: Tensor, other: Tensor | None, mask: Tensor | None, p: float) -> Tensor:
+def _drop(
+    mode: str, x: Tensor, other: Tensor | None, mask: Tensor | None, p: float, out: Tensor | None = None
+) -> Tensor:
     """The kernel ``drop`` in one of its modes."""
     x, other = x.contiguous(), None if other is None else other.contiguous()
-    y = torch.empty_like(x)
+    y = torch.empty_like(x) if out is None else out
     pointers, size = _pointers(x, other, y, mask), ctypes.c_long(x.numel())
     _compiled().drop(_type(x), ctypes.c_long(_MODES[mode]), *pointers, _factor(p), size, *_last(x))
     return y
+
+
+def _soften(scores: Tensor, probabilities: Tensor, dropped: Tensor, mask: Tensor, p: float) -> None:
+    """The kernel ``softmax_drop``; *dropped* may be *scores*."""
+    pointers = _pointers(scores, probabilities, dropped, mask)
+    _compiled().softmax_drop(_type(scores), *pointers, _factor(p), *_shape(scores), *_last(scores))
+
+
+def _soften_gradient(probabilities: Tensor, grad: Tensor, result: Tensor, mask: Tensor, p: float) -> None:
+    """The kernel ``softmax_drop_gradient``; *result* may be *grad*."""
+    pointers = _pointers(probabilities, grad, result, mask)
+    _compiled().softmax_drop_gradient(_type(grad), *pointers, _factor(p), *_shape(grad), *_last(grad))
 
 
 def _compiled() -> Any:

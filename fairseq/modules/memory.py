@@ -50,18 +50,18 @@ class LayerCache:
     bias: Tensor
     position_keys: Tensor | None = None
 
-    def keep_last(self, held: int, kept: int) -> None:
-        """Move the last *kept* of *held* positions to the front, as positions 0 … kept − 1."""
-        if not kept:
+    def keep_last(self, length: int, count: int) -> None:
+        """Move the last *count* of *length* positions to the front, as positions 0 … count − 1."""
+        if not count:
             return
-        first = held - kept
+        first = length - count
         # Copied first, because both ends of the move may overlap.
-        keys = self.keys[:, :, first:held].clone()
+        keys = self.keys[:, :, first:length].clone()
         # The content stays as it is; only what the position contributes is exchanged.
         if self.position_keys is not None:
-            keys = keys + (self.position_keys[:, :, :kept] - self.position_keys[:, :, first:held])
-        self.keys[:, :, :kept] = keys
-        self.values[:, :, :kept] = self.values[:, :, first:held].clone()
+            keys = keys + (self.position_keys[:, :, :count] - self.position_keys[:, :, first:length])
+        self.keys[:, :, :count] = keys
+        self.values[:, :, :count] = self.values[:, :, first:length].clone()
 
     def keep_rows(self, rows: int) -> None:
         """Drop all but the first *rows* rows."""
@@ -92,13 +92,18 @@ class KeyValueCache:
     A *segment* of ``segment_length`` tokens follows up to ``memory_length`` tokens of memory. When the segment is
     full, :meth:`next_segment` makes the last ``memory_length`` tokens the memory of the next one, as in
     non-overlapping inference: the attended span grows from M to M + L and falls back to M + 1.
+
+    Attributes:
+        before: inputs of :class:`~fairseq.modules.positions.TokenShift` that precede the next token: [B, R, C]; None
+            where a segment begins, as in training.
     """
 
     layers: list[LayerCache]
     segment_length: int
     memory_length: int
-    held: int = 0
+    length: int = 0
     in_segment: int = 0
+    before: Tensor | None = None
 
     @property
     def room(self) -> int:
@@ -107,30 +112,34 @@ class KeyValueCache:
 
     def next_segment(self) -> None:
         """Begin a new segment, with the last ``memory_length`` tokens as its memory."""
-        kept = min(self.held, self.memory_length)
+        count = min(self.length, self.memory_length)
         for layer in self.layers:
-            layer.keep_last(self.held, kept)
-        self.held = kept
+            layer.keep_last(self.length, count)
+        self.length = count
         self.in_segment = 0
+        self.before = None
 
     def keep_rows(self, rows: int) -> None:
         """Drop all but the first *rows* rows, as at the end of a corpus."""
         if self.layers and rows < self.layers[0].keys.size(0):
             for layer in self.layers:
                 layer.keep_rows(rows)
+            self.before = None if self.before is None else self.before[:rows]
 
     def select_rows(self, index: Tensor) -> None:
         """Make row *index[i]* the new row i, as for beams: [new rows]."""
         for layer in self.layers:
             layer.select_rows(index)
+        self.before = None if self.before is None else self.before[index]
 
     def clear(self) -> None:
         """Forget everything."""
-        self.held = self.in_segment = 0
+        self.length = self.in_segment = 0
+        self.before = None
 
     def advance(self, count: int) -> None:
         """Count *count* tokens that were added to every layer."""
-        self.held += count
+        self.length += count
         self.in_segment += count
 
 

@@ -28,6 +28,7 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"),
 )
 TIMEOUT = 300  # seconds
+DIGEST = 32  # bytes of SHA-256 at the end of a library
 _LOADED = itertools.count()
 
 
@@ -41,6 +42,7 @@ def library(work: str, source: Path) -> ctypes.CDLL | None:
         work: what the kernels are for, in the warning.
         source: a file in C; its folder and this one hold the headers.
     """
+    # Masks are drawn as words of 64 bits and read as bytes, in the order of little-endian machines.
     if sys.byteorder != "little" or os.name != "posix":
         return None
     try:
@@ -56,6 +58,7 @@ def _compiled(source: Path) -> Iterator[str]:
     """A path of the shared library for *source*, compiler and processor, compiled on first use."""
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT).stdout
+    # Machines may share a home directory: a library belongs to one source, compiler and processor.
     key = hashlib.sha256()
     headers = sorted({*source.parent.glob("*.h"), *Path(__file__).parent.glob("*.h")})
     texts = [path.read_bytes() for path in (source, *headers)]
@@ -87,13 +90,15 @@ def _library_in(folder: Path, name: str, compiler: list[str], source: Path) -> i
 
 
 def _open_library(folder: Path, name: str) -> int | None:
-    """A descriptor of the file *name* in *folder*; None if there is none, or others than this user may have written it:
-    folder or file is a link, of another user, or writable by others."""
+    """A descriptor of the file *name* in *folder*; None if there is none, it is damaged, or others than this user may
+    have written it: folder or file is a link, of another user, or writable by others."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
         parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened.callback(os.close, parent)
+        # Not blocking: opening a pipe of that name would hang.
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
-        if _is_private(os.fstat(parent)) and _is_private(os.fstat(file)) and stat.S_ISREG(os.fstat(file).st_mode):
+        private = _is_private(os.fstat(parent)) and _is_private(os.fstat(file))
+        if private and stat.S_ISREG(os.fstat(file).st_mode) and _is_intact(file):
             return file
         os.close(file)
     return None
@@ -104,11 +109,20 @@ def _is_private(state: os.stat_result) -> bool:
     return state.st_uid == os.getuid() and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
+def _is_intact(file: int) -> bool:
+    """Whether the library ends with its digest, as :func:`_build` writes it: loading a damaged one may crash."""
+    content = os.pread(file, os.fstat(file).st_size, 0)
+    return content[-DIGEST:] == hashlib.sha256(content[:-DIGEST]).digest()
+
+
 def _build(compiler: list[str], source: Path, folder: Path, name: str) -> None:
     """Compile the library *name* in *folder*; leave a *folder* as it is that does not let us."""
+    # In the folder itself: a file is replaced atomically within one file system only.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch) / "kernels.so"
         _compile(compiler, source, built)
+        with built.open("r+b") as file:  # loaders ignore what follows a library
+            file.write(hashlib.sha256(file.read()).digest())
         built.chmod(0o700)  # whatever the umask: others must not be able to write it
         with contextlib.suppress(OSError):  # of another user in a sticky folder, or a folder of that name
             os.replace(built, folder / name)  # atomic: another process may have compiled the same file meanwhile
@@ -117,6 +131,7 @@ def _build(compiler: list[str], source: Path, folder: Path, name: str) -> None:
 def _compile(compiler: list[str], source: Path, target: Path) -> None:
     unit, output = target.with_suffix(".o"), ["-shared", "-o", str(target)]
     common = [*compiler, *FLAGS, "-c", str(source), "-o", str(unit)]
+    # ARM's compilers take -mcpu for -march; the last two are for compilers that know neither, or lack OpenMP.
     for more in (["-march=native", "-fopenmp"], ["-mcpu=native", "-fopenmp"], ["-fopenmp"], []):
         result = subprocess.run([*common, *more, *_more_flags()], capture_output=True, timeout=TIMEOUT)
         if result.returncode == 0:
@@ -160,6 +175,7 @@ def _folder() -> Path | None:
 
 def _processor() -> bytes:
     """Identification of the processor that -march=native compiles for."""
+    # torch's version, because the library uses the OpenMP runtime that torch brings.
     about = f"{platform.machine()} {platform.processor()} {torch.__version__}"
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

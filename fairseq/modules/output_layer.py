@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fairseq.modules.dropout import fused
 
+# Logits of a chunk: 4 MiB in float32, which stay in a CPU's cache; on a GPU enough to fill it.
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 # With gradients, a chunk leaves a CPU's cache: every chunk adds to the weight's gradient [V, C] once more, which
 # costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows, 32,769 words, C = 768).
@@ -79,6 +80,7 @@ def move_partition(partition: Any, device: torch.device) -> Any:
     """*partition* with its tensors on *device*, copied without waiting."""
     if isinstance(partition, Tensor):
         if device.type == "cuda" and not partition.is_cuda:
+            # A copy from pinned memory overlaps with computation; from pageable memory it would wait.
             partition = partition.pin_memory()
         return partition.to(device, non_blocking=True)
     if isinstance(partition, tuple | list):
@@ -118,6 +120,7 @@ def target_log_probs(
 
 def rows_per_chunk(rows: int, columns: int, device: torch.device) -> int:
     """Number of rows of *columns* logits to compute together: few enough for a CPU's cache, enough to fill a GPU."""
+    # Fewer than 64 rows make a slow matrix product, however large the vocabulary.
     limit = max(64, _CHUNK_ELEMENTS.get(device.type, 1 << 26) // max(columns, 1))
     return max(1, min(rows, limit))
 
@@ -133,6 +136,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         needs_grad: bool,
     ) -> Tensor:
+        # The precision is chosen here: autocast would convert the weight anew in every chunk.
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.detach().to(dtype), weight.detach().to(dtype)
             b = None if bias is None else bias.detach().to(dtype)
@@ -153,11 +157,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         scale: Tensor | None = grads[0]
+        # On a CPU only: reading the value from a GPU would synchronise.
         if grads[0].device.type == "cpu" and float(grads[0]) == 1.0:
             scale = None  # the usual case: no pass over the gradients
         scaled = [
-            None if dtype is None else (own if scale is None else own * scale).to(dtype)
-            for own, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+            None if dtype is None else (gradient if scale is None else gradient * scale).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return (*scaled, None, None, None)
 
@@ -174,9 +179,10 @@ class _Gradients:
     def make(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> _Gradients:
         """Room for them; the weight's, by far the largest, is written by the first chunk and need not be 0 before."""
         options: Any = {"dtype": torch.float32, "device": hidden.device}
-        own = None if bias is None else torch.zeros(bias.shape, **options)
+        bias_gradient = None if bias is None else torch.zeros(bias.shape, **options)
+        # Without rows there is no first chunk that would write it.
         room = torch.empty if hidden.size(0) else torch.zeros
-        return cls(torch.empty(hidden.shape, **options), room(weight.shape, **options), own)
+        return cls(torch.empty(hidden.shape, **options), room(weight.shape, **options), bias_gradient)
 
 
 def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:
@@ -214,6 +220,7 @@ def _cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> tuple[Tens
     index = target.unsqueeze(1)
     loss = normaliser.sum() - logits.gather(1, index).sum()
     if gradient:
+        # Softmax minus one-hot, in the memory of the logits: a matrix [n, V] exists once.
         logits.sub_(normaliser).exp_().scatter_add_(1, index, torch.full_like(normaliser, -1.0))
     return loss, logits
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+
+logger = logging.getLogger(__name__)
 
 
 class Flags(Protocol):
@@ -29,6 +34,7 @@ class Precision:
     def __init__(self, flags: Flags | None = None) -> None:
         self.half_parameters = flags is not None and flags.memory_efficient_fp16
         self.dtype: torch.dtype | None = None
+        # Parameters in half precision leave nothing for autocast to lower.
         if flags is not None and flags.fp16 and not self.half_parameters:
             self.dtype = torch.float16
         elif flags is not None and flags.bf16:
@@ -39,7 +45,7 @@ class Precision:
         """True if any gradients are float16, in which small values underflow without loss scaling."""
         return self.half_parameters or self.dtype == torch.float16
 
-    def place(self, model: nn.Module, device: torch.device | None) -> None:
+    def move(self, model: nn.Module, device: torch.device | None) -> None:
         """Move *model* to *device*, unless that is None, and cast its parameters."""
         if device is not None:
             model.to(device)
@@ -48,6 +54,33 @@ class Precision:
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return the autocast context of a forward pass."""
-        if self.dtype is None:
-            return nullcontext()
-        return torch.autocast(device.type, dtype=self.dtype)
+        dtype = self.on(device)
+        return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+    def on(self, device: torch.device) -> torch.dtype | None:
+        """Return the lower precision of matrix products on *device*; None: they are computed in float32."""
+        dtype = None if self.dtype is None else fastest(self.dtype, device)
+        return None if dtype == torch.float32 else dtype
+
+
+def fastest(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return *dtype*; float32 instead of bfloat16 on a CPU that multiplies matrices faster in float32."""
+    return torch.float32 if dtype == torch.bfloat16 and device.type == "cpu" and bfloat16_is_slower() else dtype
+
+
+@functools.cache
+def bfloat16_is_slower() -> bool:
+    """Return True where this CPU multiplies matrices faster in float32 than in bfloat16, and log that.
+
+    It follows from the processor's features and is not measured: runs on one machine must have the same numbers.
+    """
+    features: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.13
+    # Only x86 was measured, where AMX makes bfloat16 the faster one.
+    if features.get("architecture") != "x86_64" or features["amx_bf16"]:
+        return False
+    # Without AVX-512's dot products they are emulated: 28 of float32's 130 GFLOP/s. Intel's cores start one such
+    # product every second cycle and reach 74; AMD's are four times as fast as in float32 (docs/benchmarks.md).
+    slower = not features["avx512_bf16"] or "Intel" in features["cpu_name"]
+    if slower:
+        logger.info("`bf16`: this processor is faster in float32, which is used instead")
+    return slower

@@ -1,8 +1,8 @@
-"""Relative attention: Transformer-XL's, and that of Shaw et al.
+"""Relative attention: as in Transformer-XL, and as in Shaw et al.
 
 For query i and key j the score is qᵢ⁺ · kⱼ + qᵢ* · r(i − j) + b(i − j): content and distance, each with its own query.
 A segment of T queries over K keys meets K distances, so the second term is one product with K vectors, [T, K], whose
-row i must then be moved T − 1 − i places to the left (Dai et al. 2019, appendix B). In memory that move is a change of
+row i must then be moved T − 1 − i columns to the left (Dai et al. 2019, appendix B). In memory that move is a change of
 strides: no element is copied for it, but in compiled graphs.
 """
 
@@ -52,7 +52,7 @@ class Distances(NamedTuple):
         return Distances(self.keys[some], None if self.scores is None else self.scores[some])
 
     def nearest(self, count: int) -> Distances:
-        """Return those of the distances count − 1, …, 0."""
+        """Return the rows of the distances count − 1, …, 0."""
         first = self.keys.size(1) - count
         return Distances(self.keys[:, first:], None if self.scores is None else self.scores[:, first:])
 
@@ -67,7 +67,7 @@ class DistanceAttention(SelfAttention):
         positions: RelativePositions | None = None,
         visible: Visibility = CAUSAL,
         cache: LayerCache | None = None,
-        held: int = 0,
+        past_length: int = 0,
     ) -> Tensor:
         """See :meth:`SelfAttention.forward`; with a cache, *positions* need no table.
 
@@ -79,7 +79,7 @@ class DistanceAttention(SelfAttention):
         if not isinstance(visible, Causal):
             raise ValueError("relative attention has no distances to keys after the query; it is causal only")
         if cache is not None:
-            return self._relative_incremental(x, cache, held, positions, visible)
+            return self._relative_incremental(x, cache, past_length, positions, visible)
         query, key, value = self._project(x, memory, positions)
         distances = self._distances(positions, key.size(2), x.dtype)
         queries = self._content_query(query, positions), self._distance_query(query, positions)
@@ -98,6 +98,7 @@ class DistanceAttention(SelfAttention):
             cache.values,
             cache.weight,
             cache.bias,
+            # Copied once here: heads are strided slices of one product, which every step would read.
             distance_keys=distances.keys.to(cache.weight.dtype).contiguous(),
             distance_scores=distances.scores,
         )
@@ -130,21 +131,21 @@ class DistanceAttention(SelfAttention):
         return torch.add((bias * scale).to(query.dtype)[:, None], query, alpha=scale)
 
     def _relative_incremental(
-        self, x: Tensor, cache: LayerCache, held: int, positions: RelativePositions, visible: Causal
+        self, x: Tensor, cache: LayerCache, past_length: int, positions: RelativePositions, visible: Causal
     ) -> Tensor:
         assert isinstance(cache, RelativeLayerCache)
         batch, tokens, _ = x.shape
-        end = held + tokens
+        end = past_length + tokens
         count = visible.reach(tokens, end)  # a window may hide the oldest keys from all
         projected = F.linear(x, cache.weight)
         query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
-        cache.keys[:, :, held:end] = key
-        cache.values[:, :, held:end] = value
+        cache.keys[:, :, past_length:end] = key
+        cache.values[:, :, past_length:end] = value
         distances = Distances(cache.distance_keys, cache.distance_scores).nearest(count)
-        seen = cache.keys[:, :, end - count : end], cache.values[:, :, end - count : end]
+        keys_and_values = cache.keys[:, :, end - count : end], cache.values[:, :, end - count : end]
         queries = self._content_query(query, positions), self._distance_query(query, positions)
         bias = visible.bias(tokens, count, x.device, query.dtype)
-        return self._output(attend_by_distance(*queries, *seen, distances, bias))
+        return self._output(attend_by_distance(*queries, *keys_and_values, distances, bias))
 
 
 class RelativeAttention(DistanceAttention):
@@ -179,10 +180,10 @@ class RelativeAttention(DistanceAttention):
         return Distances(projected.unflatten(-1, (self.num_heads, -1)).transpose(0, 1))
 
     def _content_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
-        return self._plus(query, _given(self.r_w_bias, positions.content_bias))
+        return self._plus(query, _either(self.r_w_bias, positions.content_bias))
 
     def _distance_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
-        return self._plus(query, _given(self.r_r_bias, positions.position_bias))
+        return self._plus(query, _either(self.r_r_bias, positions.position_bias))
 
     @torch.no_grad()
     def terms(
@@ -202,6 +203,7 @@ class RelativeAttention(DistanceAttention):
         zero = torch.zeros_like(query)
         mask = visible.mask(query.size(2), key.size(2), x.device)
         content, position = query / math.sqrt(self.head_dim), key.transpose(-1, -2)
+        # A query of zero leaves only what the biases u and v add: terms (c) and (d).
         terms = {
             "a": content @ position,
             "b": shift(_by_distance(content, distances), None),
@@ -211,9 +213,9 @@ class RelativeAttention(DistanceAttention):
         return terms if mask is None else {name: term.masked_fill(~mask, 0.0) for name, term in terms.items()}
 
 
-def _given(own: Tensor | None, shared: Tensor | None) -> Tensor:
+def _either(of_layer: Tensor | None, shared: Tensor | None) -> Tensor:
     """A layer's own bias, or the one that all layers share."""
-    bias = shared if own is None else own
+    bias = shared if of_layer is None else of_layer
     if bias is None:
         raise ValueError("relative attention has no biases u, v of its own and was given none")
     return bias
@@ -315,8 +317,8 @@ def _attend_in_pieces(
         for head in range(0, heads, together):
             some = slice(head, head + together)
             piece = slice(row, row + rows), some
-            both, seen = (content_query[piece], distance_query[piece]), (key[piece], value[piece])
-            attended[piece] = _attend(*both, *seen, distances.heads(some), bias)
+            both, keys_and_values = (content_query[piece], distance_query[piece]), (key[piece], value[piece])
+            attended[piece] = _attend(*both, *keys_and_values, distances.heads(some), bias)
     return attended
 
 
@@ -333,7 +335,7 @@ def _by_distance(query: Tensor, distances: Distances) -> Tensor:
 def shift(raw: Tensor, bias: Tensor | None) -> Tensor:
     """Scores by distance as scores by key, plus *bias*, which hides the keys after each query (appendix B).
 
-    Row i of *raw* moves T − 1 − i places to the left. Scores of keys after the query are arbitrary but finite, and
+    Row i of *raw* moves T − 1 − i columns to the left. Scores of keys after the query are arbitrary but finite, and
     their gradient must be zero, as a softmax over scores with the bias makes it.
 
     Shape: raw [H, B, T, K], bias [T, K] → [B, H, T, K].
@@ -341,6 +343,7 @@ def shift(raw: Tensor, bias: Tensor | None) -> Tensor:
     heads, batch, queries, keys = raw.shape
     if not torch.compiler.is_compiling():
         return _Shift.apply(raw, bias).view(batch, heads, queries, keys)
+    # In compiled graphs by a column of padding, as in appendix B: strides there are the compiler's to choose.
     padded = F.pad(raw, (1, 0)).flatten(2)  # (H, B, T · (K + 1)); without its first T, row i begins T − 1 − i later
     moved = padded[:, :, queries:].view(heads, batch, queries, keys)
     moved = moved.transpose(0, 1)

@@ -31,6 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu_squared": relu_squared,
     "gelu": F.gelu,
+    # fairseq has two names for the approximation by tanh.
     "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
     "tanh": torch.tanh,
@@ -53,12 +54,13 @@ def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5) -> nn.Module:
     """Return layer normalisation over the last *dim* channels.
 
     It is apex's ``FusedLayerNorm`` if *apex* allows it, the package can be imported and CUDA is available; parameter
-    names are the same. The log says so, once.
+    names are the same. The log names it, once.
     """
     fused = _apex_layer_norm() if apex and torch.cuda.is_available() else None
     return (fused or nn.LayerNorm)(dim, eps=eps)
 
 
+# Once: the log has one line for a run, not one for every norm.
 @functools.cache
 def _apex_layer_norm() -> type[nn.Module] | None:
     try:
@@ -103,6 +105,7 @@ class TransformerLayer(nn.Module):
         layer_norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
+        # fairseq's names, in its order: checkpoints load strictly, and optimizer states are numbered by it.
         self.self_attn = attention
         self.self_attn_layer_norm = layer_norm(embed_dim, apex, layer_norm_eps)
         self.fc1 = nn.Linear(embed_dim, ffn_dim)
@@ -130,7 +133,7 @@ class TransformerLayer(nn.Module):
         positions: Any = None,
         visible: Visibility = CAUSAL,
         cache: LayerCache | None = None,
-        held: int = 0,
+        past_length: int = 0,
         skip: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Apply the layer to *x* [B, T, C]; the other arguments but *skip* go to the attention.
@@ -149,7 +152,7 @@ class TransformerLayer(nn.Module):
             # Remembered are inputs of the layer: its norm is applied to them with the present weights.
             memory = self.attention_input(memory.to(x.dtype))
         attended = self.self_attn(
-            attention_input, memory=memory, positions=positions, visible=visible, cache=cache, held=held
+            attention_input, memory=memory, positions=positions, visible=visible, cache=cache, past_length=past_length
         )
         x = self._add(x, attended)
         if not self.normalize_before:
@@ -167,16 +170,14 @@ class TransformerLayer(nn.Module):
                 return x.relu_()
             if not self.variational:
                 return relu_dropout(x, self.activation_dropout, self.training)
-        return self._drop(self.activation(x), self.activation_dropout)
+        drop = variational_dropout if self.variational else dropout
+        return drop(self.activation(x), self.activation_dropout, self.training)
 
     def _add(self, x: Tensor, branch: Tensor) -> Tensor:
         """*x* plus the dropout of *branch*."""
         if self.variational:
             return x + variational_dropout(branch, self.dropout, self.training)
         return add_dropout(x, branch, self.dropout, self.training)
-
-    def _drop(self, x: Tensor, p: float) -> Tensor:
-        return (variational_dropout if self.variational else dropout)(x, p, self.training)
 
 
 TransformerDecoderLayer = TransformerLayer  # the name that plug-ins know

@@ -89,10 +89,10 @@ class NotedExamples(Generic[B]):
         view.blocks = blocks
         return view
 
-    def _marked(self, sample: Sample, rare: np.ndarray, spans: np.ndarray, places: np.ndarray) -> Sample:
+    def _marked(self, sample: Sample, rare: np.ndarray, spans: np.ndarray, positions: np.ndarray) -> Sample:
         """*sample* with *rare* targets, bool [B, T], and for a model that reads notes the *spans* that do, [S, 4].
 
-        Column t of the input is the corpus's token at *places*, int64 [B, T or more].
+        Column t of the input is the corpus's token at *positions*, int64 [B, T or more].
         """
         net_input, subsets = sample["net_input"], subsets_of(rare)
         if self.read:
@@ -100,12 +100,12 @@ class NotedExamples(Generic[B]):
             longest = int((spans[:, 2] - spans[:, 1]).max(initial=1))
             net_input = {**net_input, "spans": torch.from_numpy(spans), "longest_span": longest}
         if self.written is not None:
-            words = self.spans.begins_at(places).cumsum(1)
+            words = self.spans.begins_at(positions).cumsum(1)
             subsets |= self._distances(words, spans[self.written[spans[:, 3]]])
         return {**sample, "subsets": subsets, "net_input": net_input}
 
     def _distances(self, words: np.ndarray, spans: np.ndarray) -> dict[str, torch.Tensor]:
-        """The :data:`DISTANCES` of targets to *spans* [S, 4]; *words* numbers the words at the places of a sample."""
+        """The :data:`DISTANCES` of targets to *spans* [S, 4]; *words* numbers the words at a sample's positions."""
         raise NotImplementedError
 
 
@@ -129,10 +129,10 @@ class NotedBlocks(NotedExamples[MaskedBlocks]):
         words[:, 1:3] += 1  # after the begin symbol
         spans = words[~covered(words, sample["target"].numpy() != plain.pad)]
         column = np.arange(sample["target"].size(1))
-        places = plain.starts[indices][:, None] + column - 1
-        rare = self.spans.rare_at(places)
+        positions = plain.starts[indices][:, None] + column - 1
+        rare = self.spans.rare_at(positions)
         rare &= (column > 0) & (column <= plain.sizes[indices][:, None])
-        return {**self._marked(sample, rare, spans, places), "rare_words": torch.from_numpy(words)}
+        return {**self._marked(sample, rare, spans, positions), "rare_words": torch.from_numpy(words)}
 
     def _distances(self, words: np.ndarray, spans: np.ndarray) -> dict[str, torch.Tensor]:
         notes = np.full_like(words, -1)
@@ -175,13 +175,13 @@ class NotedStream(NotedExamples[TokenBlocks]):
         """
         sample = self.blocks.batch(indices)
         tokens = sample["net_input"]["src_tokens"].numpy()
-        places = self.blocks.places(indices)  # (B, T + 1); targets are one column after the source
-        spans = self.spans.spans_at(places, self.blocks.sizes[indices])
+        positions = self.blocks.positions(indices)  # (B, T + 1); targets are one column after the source
+        spans = self.spans.spans_at(positions, self.blocks.sizes[indices])
         spans = spans[~self.joins[tokens[spans[:, 0], spans[:, 2] - 1]]]
-        return self._marked(sample, self.spans.rare_at(places[:, 1:]), spans, places)
+        return self._marked(sample, self.spans.rare_at(positions[:, 1:]), spans, positions)
 
     def _distances(self, words: np.ndarray, spans: np.ndarray) -> dict[str, torch.Tensor]:
         notes = np.full_like(words, -1)
         row, first, end, _ = spans.T
-        notes[row, end - 1 + self.delay] = words[row, first]  # there is a place behind the last target's column
+        notes[row, end - 1 + self.delay] = words[row, first]  # there is a column behind the last target's column
         return by_distance(words[:, 1:], notes[:, :-1], both=False)

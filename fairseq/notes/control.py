@@ -1,4 +1,4 @@
-"""What notes are worth to a model: losses by distance to a note, with notes, with those of other words, and without."""
+"""What notes are worth to a model: losses by distance to a note, with notes, with other words' notes, and without."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CONTROLS = {"permuted": "notes of other words", "dropped": "without notes"}
 
 def columns(figures: Mapping[str, float]) -> tuple[str, ...]:
     """Names of the *figures* that controls are compared by: over all predicted tokens, and by distance to a note."""
-    whole = next(name for name in ("discriminator_loss", "nll_loss", "loss") if name in figures)
-    return (whole, *(f"{name}_loss" for name in DISTANCES))
+    total = next(name for name in ("discriminator_loss", "nll_loss", "loss") if name in figures)
+    return (total, *(f"{name}_loss" for name in DISTANCES))
 
 
 def mark_distances(task: FairseqTask) -> None:
@@ -32,7 +32,7 @@ def mark_distances(task: FairseqTask) -> None:
 
 @contextlib.contextmanager
 def controlled(notes: NoteDictionary, control: str) -> Iterator[None]:
-    """Within it, words with written notes read those of one another (``permuted``), or no word reads (``dropped``).
+    """Within it, words with written notes read one another's (``permuted``), or no word reads (``dropped``).
 
     A model whose notes gain only what all notes share is as good with permuted ones.
     """
@@ -67,7 +67,7 @@ def control_figures(
 
 
 def distance_table(figures: Mapping[str, float]) -> list[str]:
-    """Lines of a table of *figures*, those of controls under their prefixes: bits a predicted token."""
+    """Lines of a table of *figures*, controls' under their prefixes: bits a predicted token."""
     lines = [f"{'bits, by words to a note':<25}{'all':>8}{'1':>8}{'2-3':>8}{'4-8':>8}{'farther':>9}"]
     for prefix, title in {"": "with notes", **{f"{name}_": title for name, title in CONTROLS.items()}}.items():
         values = [figures[prefix + name] for name in columns(figures)]

@@ -42,7 +42,7 @@ class NoteDictionary(nn.Module):
 
     Attributes:
         table: [N, C].
-        moments: of the centred form: the sum of the written notes, that of their squared norms, and their number,
+        moments: of the centred form: the sum of the written notes, the sum of their squared norms, and their number,
             float64 [C + 2].
         digest: SHA-256 of the words, uint8 [32]; zeros for unnamed words.
         taken: occurrences averaged into each note [N], int64.
@@ -88,6 +88,7 @@ class NoteDictionary(nn.Module):
         self.read_window = read_window
         self.centred = form == "centred"
         self.until = until
+        # Drawn on the CPU, so that notes begin alike on every device.
         table = torch.empty(words, dim, device="cpu").float()
         self.register_buffer("table", table.normal_(0, init_std, generator=generator_apart("notes")))
         self.register_buffer("digest", torch.zeros(32, dtype=torch.uint8))
@@ -174,7 +175,7 @@ class NoteDictionary(nn.Module):
         row, first, end, word = spans.unbind(1)
         low, high = self._window(first, end, lengths[row])
         width = min(_longest(spans, longest) + 2 * self.note_half_window, hidden.size(1))
-        flat, inside = _places(row, low, high, width, hidden.size(1))  # (S, W)
+        flat, inside = _token_indices(row, low, high, width, hidden.size(1))  # (S, W)
         if self.until is not None:
             inside = inside & (self.updates < self.until)
         states = hidden.detach().flatten(0, 1).float()  # (B * T, C)
@@ -183,6 +184,7 @@ class NoteDictionary(nn.Module):
         count = inside.sum(1)
         notes = total / count.clamp(min=1)[:, None]
         index = word[None]
+        # Checking indices on a GPU would synchronise; they are in range by construction.
         return (
             torch.sparse_coo_tensor(index, notes, (words, dim), check_invariants=False),
             torch.sparse_coo_tensor(index, (count > 0).long(), (words,), check_invariants=False),
@@ -200,6 +202,7 @@ class NoteDictionary(nn.Module):
         self.updates += 1
         total = counts
         if counts.is_sparse:
+            # Whole numbers: their sum is the same in any order, so this is deterministic on a GPU, too.
             total = torch.zeros_like(self.taken).index_add_(0, counts._indices()[0], counts._values())
         # Before the counts of this update are added.
         known = self.taken > 0
@@ -228,6 +231,7 @@ class NoteDictionary(nn.Module):
     def _count(self, before: Tensor, after: Tensor, known: Tensor, changed: Tensor) -> None:
         """Bring the moments up to date with the rows [R, C] that an update changed, each once."""
         if self.centred:
+            # In float64: moments are brought up to date by differences, whose rounding errors add up.
             new, old = after.double() * changed[:, None], before.double() * (changed & known)[:, None]
             added = (changed & ~known).sum()
             self.moments += torch.cat(((new - old).sum(0), (new.square() - old.square()).sum()[None], added[None]))
@@ -255,11 +259,11 @@ class NoteDictionary(nn.Module):
         """Tokens that read the note of each span, as indices in the flattened batch, and their weights: [S, W]."""
         row, first, end, _ = spans.unbind(1)
         if not self.read_window:
-            flat, inside = _places(row, first, end.clamp(max=tokens), min(longest, tokens), tokens)
+            flat, inside = _token_indices(row, first, end.clamp(max=tokens), min(longest, tokens), tokens)
             return flat, inside.float()
         k = self.note_half_window
         low, high = (first - k).clamp(min=0), (end + k).clamp(max=tokens)
-        flat, inside = _places(row, low, high, min(longest + 2 * k, tokens), tokens)
+        flat, inside = _token_indices(row, low, high, min(longest + 2 * k, tokens), tokens)
         position = flat - row[:, None] * tokens
         inner = inside & (position >= first[:, None]) & (position < end[:, None])
         counted = torch.zeros(batch * tokens, device=spans.device).index_add_(
@@ -268,7 +272,7 @@ class NoteDictionary(nn.Module):
         return flat, (inner | (inside & (counted == 0)[flat])).float()
 
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
-        """Load a checkpoint. Moments that are not those of its table, as in an average of checkpoints, are replaced."""
+        """Load a checkpoint. Moments that do not fit its table, as in an average of checkpoints, are replaced."""
         super()._load_from_state_dict(state, prefix, *args)
         if self.centred and not self.table.is_meta:
             rows = self.table[self.taken > 0].double()
@@ -310,7 +314,7 @@ class CausalNoteDictionary(NoteDictionary):
 
     def _reading(self, spans: Tensor, batch: int, tokens: int, longest: int) -> tuple[Tensor, Tensor]:
         row, _, end, word = spans.unbind(1)
-        flat, inside = _places(row, end - 1 + self.delay, (end + self.delay).clamp(max=tokens), 1, tokens)
+        flat, inside = _token_indices(row, end - 1 + self.delay, (end + self.delay).clamp(max=tokens), 1, tokens)
         return flat, (inside & (self.taken[word] > 0)[:, None]).float()
 
 
@@ -328,7 +332,7 @@ def _longest(spans: Tensor, longest: int | None) -> int:
     return max(1, int((spans[:, 2] - spans[:, 1]).amax()))
 
 
-def _places(row: Tensor, low: Tensor, high: Tensor, width: int, tokens: int) -> tuple[Tensor, Tensor]:
+def _token_indices(row: Tensor, low: Tensor, high: Tensor, width: int, tokens: int) -> tuple[Tensor, Tensor]:
     """Indices of tokens [low, high) of *row* in a flattened batch, and the mask of valid columns: [S, W].
 
     The other of the *width* columns repeat the first index.

@@ -29,13 +29,13 @@ from fairseq.notes.state import NoteState, dictionary_of
 from fairseq.notes.words import NOTES, NoteWords, note_rule
 from fairseq.tasks.carried import CarriedState
 from fairseq.tasks.language_modeling import LanguageModelingTask
-from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
+from fairseq.tasks.masked_lm import MaskedLMTask, MaskedLMTaskConfig
 from fairseq.text.dictionary import Dictionary
 
 NAME = "notes"
 KEEP = "keep_notes"
 """Name of the setting that keeps notes in a model that is loaded."""
-OWN = ("notes.", "note_projection.")
+PREFIXES = ("notes.", "note_projection.")
 """Prefixes of parameter and buffer names that belong to notes."""
 
 
@@ -72,12 +72,12 @@ def dictionary_settings(cfg: NoteConfig) -> dict[str, Any]:
 
 def notes_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The *parameters* that belong to notes."""
-    return {name: value for name, value in parameters.items() if name.startswith(OWN)}
+    return {name: value for name, value in parameters.items() if name.startswith(PREFIXES)}
 
 
 def without_notes(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The *parameters* that do not belong to notes."""
-    return {name: value for name, value in parameters.items() if not name.startswith(OWN)}
+    return {name: value for name, value in parameters.items() if not name.startswith(PREFIXES)}
 
 
 def of_other_words(notes: NoteDictionary, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -278,7 +278,7 @@ def words_of(task: Any, flag: str) -> NoteWords:
 
 
 @dataclass(frozen=True)
-class TNFMaskedLMConfig(MaskedLMConfig):
+class TNFMaskedLMConfig(MaskedLMTaskConfig):
     """Settings of masked language modelling with notes."""
 
 
@@ -286,7 +286,7 @@ class TNFMaskedLMConfig(MaskedLMConfig):
 class TNFMaskedLMTask(MaskedLMTask):
     """Prediction of chosen tokens by an encoder that reads notes of rare words, and takes new ones.
 
-    The data folder was made with ``fairseq-preprocess --notes``. Batches and chosen tokens equal those of
+    The data folder was made with ``fairseq-preprocess --notes``. Batches and chosen tokens are as in
     ``masked_lm``; models without notes can be trained and validated on this task, too.
     """
 

@@ -20,7 +20,7 @@ LABELS = 60  # most points labelled on the map; the others are labelled under th
 
 def as_page(
     notes: Sequence[Note],
-    places: np.ndarray,
+    positions: np.ndarray,
     neighbours: Mapping[str, tuple[Sequence[Neighbour], Sequence[Neighbour]]],
     facts: Mapping[str, Any],
 ) -> str:
@@ -28,34 +28,32 @@ def as_page(
 
     Args:
         notes: the points of the map.
-        places: their coordinates, [n, 2].
+        positions: their coordinates, [n, 2].
         neighbours: nearest notes and nearest tokens of some words.
         facts: name → value, for the head of the page.
     """
-    scaled = _scaled(places)
-    named = set(without_overlap(scaled, [note.word for note in notes], FONT, LABELS))
+    low, high = positions.min(0), positions.max(0)
+    scaled = 20 + (positions - low) / np.maximum(high - low, 1e-12) * (SIDE - 40)  # with a margin
+    labels = set(without_overlap(scaled, [note.word for note in notes], FONT, LABELS))
     points = "\n".join(
-        _point(note, x, y, number in named) for number, (note, (x, y)) in enumerate(zip(notes, scaled, strict=True))
+        _point(note, x, y, number in labels) for number, (note, (x, y)) in enumerate(zip(notes, scaled, strict=True))
     )
     drawn = f'<svg viewBox="0 0 {SIDE} {SIDE}">\n{points}\n</svg>'
     by_word = {note.word: note for note in notes}
-    rows = [HEAD, *(_row(by_word.get(word), word, *found) for word, found in neighbours.items())]
-    said = pages.paragraphs(["The first two principal components. Point at a note to see its numbers."])
-    body = [pages.section("Map", said, drawn), pages.section("Neighbours", pages.table(rows))]
+    rows = [
+        HEAD,
+        *(_row(by_word.get(word), word, *neighbours_of_word) for word, neighbours_of_word in neighbours.items()),
+    ]
+    introduction = pages.paragraphs(["The first two principal components. Point at a note to see its numbers."])
+    body = [pages.section("Map", introduction, drawn), pages.section("Neighbours", pages.table(rows))]
     return pages.page("Notes", facts, "\n".join(body), _STYLE)
 
 
-def _scaled(places: np.ndarray) -> np.ndarray:
-    """*places* scaled to a square of :data:`SIDE` with a margin."""
-    low, high = places.min(0), places.max(0)
-    return 20 + (places - low) / np.maximum(high - low, 1e-12) * (SIDE - 40)
-
-
-def _point(note: Note, x: float, y: float, named: bool) -> str:
+def _point(note: Note, x: float, y: float, label: bool) -> str:
     word = page_text(note.word)
     title = f"{word}: {note.count} occurrences, {note.taken} taken, norm {note.norm:.3g}"
     return (
-        f'<g{" class=named" if named else ""}><title>{title}</title><circle cx="{x:.1f}" cy="{SIDE - y:.1f}" r="3"/>'
+        f'<g{" class=named" if label else ""}><title>{title}</title><circle cx="{x:.1f}" cy="{SIDE - y:.1f}" r="3"/>'
         f'<text x="{x + 4:.1f}" y="{SIDE - y + 3:.1f}">{word}</text></g>'
     )
 

@@ -95,9 +95,9 @@ class NoteSpansWriter:
         """Append tokens: the number of each one's word [N] (0: no note), whether a word begins there, bool [N]."""
         self._numbers.write(np.ascontiguousarray(numbers, dtype=self._dtype).data)
         bits = np.concatenate([self._rest, begins])
-        whole = len(bits) - len(bits) % 8
-        self._index.write(np.packbits(bits[:whole], bitorder="little").data)
-        self._rest = bits[whole:]
+        full_bytes = len(bits) - len(bits) % 8
+        self._index.write(np.packbits(bits[:full_bytes], bitorder="little").data)
+        self._rest = bits[full_bytes:]
         self._tokens += len(numbers)
 
     def __exit__(
@@ -109,6 +109,7 @@ class NoteSpansWriter:
                 self._index.seek(0)
                 size = self._dtype.itemsize
                 self._index.write(_HEADER.pack(MAGIC, VERSION, size, self._tokens, self._words, self._fingerprint))
+        # A failure here must leave neither file, as one inside the with block does.
         except BaseException as failure:
             self._files.__exit__(type(failure), failure, failure.__traceback__)
             raise
@@ -169,21 +170,21 @@ class NoteSpans:
             lengths: integers [B], at least 1; the windows lie in the corpus.
 
         Returns:
-            int64 [S, 4], by row and place: row, first token and end (exclusive) within the row, word.
+            int64 [S, 4], by row and position: row, first token and end (exclusive) within the row, word.
         """
-        places, lengths = _places(starts, lengths)
-        return self.spans_at(places, lengths)
+        positions, lengths = _positions(starts, lengths)
+        return self.spans_at(positions, lengths)
 
-    def spans_at(self, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return the same for rows that read the corpus at *places*.
+    def spans_at(self, positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the same for rows that read the corpus at *positions*.
 
         Args:
-            places: int64 [B, T + 1], the token at each column of a row and the one after it, of which each word's are
+            positions: int64 [B, T + 1], tokens at the columns of a row and the one after it, of which each word's are
                 consecutive; outside the corpus (−1, or its length) there is no word.
             lengths: integers [B], up to T; columns behind a row's length are not read.
         """
-        begins, numbers = self.begins_at(places), self._numbers_at(places)
-        column = np.arange(places.shape[1])
+        begins, numbers = self.begins_at(positions), self._numbers_at(positions)
+        column = np.arange(positions.shape[1])
         lengths = np.asarray(lengths)[:, None]
         first = begins & (column < lengths) & (numbers > 0)
         rows, columns = np.nonzero(first)
@@ -191,17 +192,17 @@ class NoteSpans:
             return np.empty((0, 4), dtype=np.int64)
         # The next beginning after each word's, over all rows: where it is not within the row, the word is cut.
         flat = np.flatnonzero(begins.ravel())
-        width = places.shape[1]
+        width = positions.shape[1]
         here = rows * width + columns
         after = np.searchsorted(flat, here, side="right")
         ends = np.append(flat, begins.size)[after] - rows * width
-        whole = ends <= lengths[rows, 0]
+        complete = ends <= lengths[rows, 0]
         words = numbers[rows, columns].astype(np.int64) - 1
-        return np.stack([rows, columns, ends, words], axis=1)[whole].astype(np.int64)
+        return np.stack([rows, columns, ends, words], axis=1)[complete].astype(np.int64)
 
-    def rare_at(self, places: np.ndarray) -> np.ndarray:
-        """Return whether the tokens at *places*, int64 of any shape, belong to rare words, whole or not: bool."""
-        return self._numbers_at(places) > 0
+    def rare_at(self, positions: np.ndarray) -> np.ndarray:
+        """Return whether the tokens at *positions*, int64 of any shape, belong to rare words, whole or not: bool."""
+        return self._numbers_at(positions) > 0
 
     def word_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return bool [B, T]: whether a word, rare or not, begins at each token of the windows of :meth:`spans`.
@@ -209,9 +210,9 @@ class NoteSpans:
         T is the longest length; False behind a row's end. A row that begins inside a word has its first beginning
         at the word after it.
         """
-        places, lengths = _places(starts, lengths)
-        begins = self.begins_at(places)
-        begins[np.arange(places.shape[1]) >= lengths[:, None]] = False
+        positions, lengths = _positions(starts, lengths)
+        begins = self.begins_at(positions)
+        begins[np.arange(positions.shape[1]) >= lengths[:, None]] = False
         return begins[:, :-1]
 
     def checksums(self) -> dict[str, int]:
@@ -223,19 +224,19 @@ class NoteSpans:
         words = all(stamp(path) == before for path, before in self._stamps.items())
         return words and all(numbers.is_unchanged() and bits.is_unchanged() for numbers, bits in self._files)
 
-    def _numbers_at(self, places: np.ndarray) -> np.ndarray:
-        """The numbers at *places*, 0 outside the corpus."""
-        inside, nearest = self._inside(places)
+    def _numbers_at(self, positions: np.ndarray) -> np.ndarray:
+        """The numbers at *positions*, 0 outside the corpus."""
+        inside, nearest = self._inside(positions)
         return np.where(inside, self._numbers[nearest], 0)
 
-    def begins_at(self, places: np.ndarray) -> np.ndarray:
-        """Return whether a word begins at each of *places*, int64 of any shape; true outside the corpus."""
-        inside, nearest = self._inside(places)
+    def begins_at(self, positions: np.ndarray) -> np.ndarray:
+        """Return whether a word begins at each of *positions*, int64 of any shape; true outside the corpus."""
+        inside, nearest = self._inside(positions)
         return self._begins[nearest] | ~inside
 
-    def _inside(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which of *places* are in the corpus, and the nearest ones that are: rows stay runs of the file."""
-        return (places >= 0) & (places < len(self)), np.clip(places, 0, len(self) - 1)
+    def _inside(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of *positions* are in the corpus, and the nearest ones that are: rows stay runs of the file."""
+        return (positions >= 0) & (positions < len(self)), np.clip(positions, 0, len(self) - 1)
 
 
 class _Bits(LazyArray):
@@ -272,8 +273,8 @@ def reopen_spans(prefixes: Sequence[str], notes: NoteWords | None = None) -> Not
 SPANS: Checked[NoteSpans] = Checked()  # about 1 KB a file, and the words
 
 
-def _places(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places [B, T + 1] of windows and of the token after each, and their lengths."""
+def _positions(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The positions [B, T + 1] of windows and of the token after each, and their lengths."""
     lengths = np.asarray(lengths, dtype=np.int64)
     column = np.arange(int(lengths.max(initial=0)) + 1)
     return np.asarray(starts, dtype=np.int64)[:, None] + column, lengths
@@ -289,10 +290,10 @@ def _open(prefix: str, fingerprint: bytes, words: int, dictionary: str | None) -
     if version != VERSION or size not in (1, 2, 4):
         raise UserError(f"{index}: version {version} of the format, known is {VERSION}; {AGAIN}")
     for path, length in ((index, _HEADER.size + -(-tokens // 8)), (numbers, tokens * size)):
-        if (found := _size(path)) != length:
-            raise UserError(f"{path}: {found} bytes instead of {length} for {tokens} tokens; {AGAIN}")
+        if (actual := _size(path)) != length:
+            raise UserError(f"{path}: {actual} bytes instead of {length} for {tokens} tokens; {AGAIN}")
     if made_for != [words, fingerprint]:
-        raise UserError(f"{index}: made for another dict.txt or {NOTES} than those of {dictionary}; {AGAIN}")
+        raise UserError(f"{index}: made for another dict.txt or {NOTES} than {dictionary}'s; {AGAIN}")
     corpus = token_count(prefix)
     if corpus != tokens:
         raise UserError(f"{index}: made for {tokens} tokens, but {prefix}.bin has {corpus}; {AGAIN}")

@@ -73,7 +73,7 @@ def dictionary_of(model: BaseFairseqModel) -> NoteDictionary | None:
 
 
 @torch.no_grad()
-def gather_notes(taken: Taken, notes: NoteDictionary, world: World) -> tuple[Tensor, Tensor]:
+def gather_notes(written: Taken, notes: NoteDictionary, world: World) -> tuple[Tensor, Tensor]:
     """The notes of all batches of an update, in the order of ranks and batches; equal on all ranks.
 
     Only the rows of S occurrences are sent, [S, C].
@@ -83,9 +83,9 @@ def gather_notes(taken: Taken, notes: NoteDictionary, world: World) -> tuple[Ten
     """
     table = notes.table
     # A rank without a batch takes part in the gathering, with no rows.
-    words = [sums._indices()[0] for sums, _ in taken] or [table.new_empty(0, dtype=torch.int64)]
-    values = [sums._values() for sums, _ in taken] or [table[:0]]
-    counts = [counts._values() for _, counts in taken] or [table.new_empty(0, dtype=torch.int64)]
+    words = [sums._indices()[0] for sums, _ in written] or [table.new_empty(0, dtype=torch.int64)]
+    values = [sums._values() for sums, _ in written] or [table[:0]]
+    counts = [counts._values() for _, counts in written] or [table.new_empty(0, dtype=torch.int64)]
     word, value, count = world.gather_rows(torch.cat(words), torch.cat(values), torch.cat(counts))
     return (
         torch.sparse_coo_tensor(word[None], value, table.shape, check_invariants=False),

@@ -55,7 +55,7 @@ class NoteStudy:
 
     Args:
         model: with notes.
-        words: those of its notes.
+        words: of its notes.
         dictionary: of its tokens.
 
     Raises:
@@ -82,8 +82,8 @@ class NoteStudy:
     def facts(self, number: int) -> Note:
         """The figures of note *number*."""
         age = self.updates - int(self.written[number]) if self.written[number] else None
-        taken, norm = int(self.taken[number]), float(self.norms[number])
-        return Note(self.words.words[number], self.words.counts[number], taken, age, norm)
+        occurrences, norm = int(self.taken[number]), float(self.norms[number])
+        return Note(self.words.words[number], self.words.counts[number], occurrences, age, norm)
 
     def numbers_of(self, names: Sequence[str]) -> list[int]:
         """The numbers of the words *names*.
@@ -106,6 +106,7 @@ class NoteStudy:
     def nearest_notes(self, numbers: Sequence[int], count: int) -> list[list[Neighbour]]:
         """For each of the notes *numbers*, the *count* nearest other written notes."""
         written = torch.from_numpy(np.flatnonzero(self.written))
+        # One more than asked for: a note is nearest to itself.
         neighbours = nearest(
             self._centred[list(numbers)], lambda rows: self._centred[written[rows]], len(written), count + 1
         )
@@ -123,6 +124,7 @@ class NoteStudy:
         """For each of the notes *numbers*, the *count* tokens with the nearest embeddings."""
         queries = self._project(self._centred[list(numbers)])
         size = len(self.dictionary)
+        # In pieces: all embeddings at once, of adaptive inputs, take more memory than the model.
         mean = sum((self._embed(rows).sum(0) for rows in torch.arange(size).split(CHUNK)), torch.zeros(())) / size
         neighbours = nearest(queries, lambda rows: self._embed(rows) - mean, size, count)
         return [[Neighbour(self.dictionary[index], cosine) for index, cosine in row] for row in neighbours]
@@ -143,14 +145,14 @@ def nearest(queries: Tensor, rows: Callable[[Tensor], Tensor], size: int, count:
     """
     queries = F.normalize(queries.float(), dim=1)
     best = torch.empty(len(queries), 0)
-    places = torch.empty(len(queries), 0, dtype=torch.int64)
+    numbers = torch.empty(len(queries), 0, dtype=torch.int64)
     for piece in torch.arange(size).split(CHUNK):
         cosines = queries @ F.normalize(rows(piece).float(), dim=1).T  # (Q, n)
         best = torch.cat([best, cosines], 1)
-        places = torch.cat([places, piece.expand(len(queries), -1)], 1)
+        numbers = torch.cat([numbers, piece.expand(len(queries), -1)], 1)
         best, order = best.topk(min(count, best.size(1)), dim=1)
-        places = places.gather(1, order)
-    return [list(zip(*pair, strict=True)) for pair in zip(places.tolist(), best.tolist(), strict=True)]
+        numbers = numbers.gather(1, order)
+    return [list(zip(*pair, strict=True)) for pair in zip(numbers.tolist(), best.tolist(), strict=True)]
 
 
 def principal_plane(vectors: np.ndarray) -> np.ndarray:
@@ -158,12 +160,12 @@ def principal_plane(vectors: np.ndarray) -> np.ndarray:
     positive."""
     centred = vectors - vectors.mean(0)
     _, axes = np.linalg.eigh(centred.T @ centred)  # in rising order of eigenvalues
-    places = centred @ axes[:, :-3:-1]
-    if places.shape[1] < 2:
-        places = np.pad(places, ((0, 0), (0, 2 - places.shape[1])))
+    positions = centred @ axes[:, :-3:-1]
+    if positions.shape[1] < 2:
+        positions = np.pad(positions, ((0, 0), (0, 2 - positions.shape[1])))
     # The sign of an eigenvector is arbitrary; fixed, the maps of one table are equal everywhere.
-    signs = np.sign(places[np.abs(places).argmax(0), np.arange(2)])
-    return places * np.where(signs == 0, 1, signs)
+    signs = np.sign(positions[np.abs(positions).argmax(0), np.arange(2)])
+    return positions * np.where(signs == 0, 1, signs)
 
 
 def _centred(table: Tensor, written: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class NotedModel(BaseFairseqModel):
         return {**super().of_other_data(parameters), **of_other_words(self.notes, parameters)}
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Rename the parameters of the encoder; keep those of notes."""
+        """Rename the parameters of the encoder; keep the notes'."""
         return {**notes_of(state), **super().upgrade_state_dict(without_notes(state))}
 
     def forward(
@@ -90,7 +90,7 @@ class NotedModel(BaseFairseqModel):
         if spans is None:
             if self.note_projection is None:
                 return super().forward(src_tokens, **inputs)
-            # A rank without a batch must reduce the projection's gradient, too: the graph is that of no rare words.
+            # A rank without a batch must reduce the projection's gradient, too: the graph is as without rare words.
             spans = src_tokens.new_empty(0, 4)
 
         def infuse(x: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class NotedModel(BaseFairseqModel):
         """Return settings and parameters of the encoder without notes, unless *args* keep them.
 
         Raises:
-            UserError: the architecture of a plug-in does not name that of its encoder.
+            UserError: the architecture of a plug-in does not name its encoder's.
         """
         if args.get(KEEP):
             return args, parameters
@@ -164,6 +164,7 @@ class TNFElectra(NotedModel):
 
     @classmethod
     def upgrade_settings(cls, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+        # Before there was this setting, both networks read notes.
         return {"note_readers": "both", **stored} if "note_lambda" in stored else stored
 
     @classmethod

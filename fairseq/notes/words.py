@@ -120,13 +120,13 @@ class WordMarker:
     def mark(self, blocks: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of each token's word [N], from 1 (0: no note), and whether a word begins there, bool [N].
 
-        The tokens are those of the text in *blocks*, with the ``</s>`` of each line.
+        The tokens are the text in *blocks*, with the ``</s>`` of each line.
         """
         numbers, begins = [np.empty(0, self._dtype)], [np.empty(0, bool)]
         for words, lengths in read_words(blocks, self._rule):
-            found = map(self._numbers.get, words, itertools.repeat(0))
+            numbers_of_words = map(self._numbers.get, words, itertools.repeat(0))
             counts = np.array(lengths, np.int64)
-            numbers.append(np.repeat(np.fromiter(found, self._dtype, len(words)), counts))
+            numbers.append(np.repeat(np.fromiter(numbers_of_words, self._dtype, len(words)), counts))
             begins.append(np.zeros(len(numbers[-1]), bool))
             begins[-1][np.cumsum(counts) - counts] = True
         return np.concatenate(numbers), np.concatenate(begins)

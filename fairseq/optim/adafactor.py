@@ -32,8 +32,8 @@ class AdafactorConfig(RateConfig):
 
     def check(self) -> None:
         if len(self.adafactor_eps) != 2:
-            shown = ",".join(map(str, self.adafactor_eps))
-            raise SettingError(f"`adafactor_eps` {shown}: expected two numbers, e.g. 1e-30,1e-3")
+            text = ",".join(map(str, self.adafactor_eps))
+            raise SettingError(f"`adafactor_eps` {text}: expected two numbers, e.g. 1e-30,1e-3")
         if self.warmup_init and not self.relative_step:
             raise SettingError("`warmup_init`: needs `relative_step`; give both or neither")
 

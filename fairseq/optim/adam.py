@@ -33,8 +33,8 @@ class AdamConfig(RateConfig, KernelConfig):
 
     def check(self) -> None:
         if len(self.adam_betas) != 2:
-            shown = ",".join(map(str, self.adam_betas))
-            raise SettingError(f"`adam_betas` {shown}: expected two numbers, e.g. 0.9,0.98")
+            text = ",".join(map(str, self.adam_betas))
+            raise SettingError(f"`adam_betas` {text}: expected two numbers, e.g. 0.9,0.98")
 
 
 @register_optimizer("adam", dataclass=AdamConfig)

@@ -159,9 +159,9 @@ def check_number(value: Any, name: str) -> None:
     if not (isinstance(number, int | float) and 0 <= number < 2**31):
         # Python does not write thousands of digits.
         is_long = isinstance(number, int) and abs(number) >= 2**64
-        shown = "a number beyond 64 bits" if is_long else f"{number!r:.60}"
+        text = "a number beyond 64 bits" if is_long else f"{number!r:.60}"
         raise UserError(
-            f"checkpoint: its optimizer state lacks a valid {name}: {shown}, expected a number from 0 to {2**31 - 1}; "
+            f"checkpoint: its optimizer state lacks a valid {name}: {text}, expected a number from 0 to {2**31 - 1}; "
             f"{RESET}"
         )
 
@@ -202,6 +202,7 @@ def divisor(factor: Factor, multiple: float, device: torch.device) -> Tensor:
     It is made on the device: a copy from the host would synchronise.
     """
     if isinstance(factor, Tensor):
+        # In float32: a factor of half precision would round the gradients.
         return (factor.to(device, torch.float32) * multiple).reciprocal()
     return torch.full((), multiple if factor is None else multiple * factor, device=device).reciprocal()
 
@@ -245,6 +246,7 @@ def _pieces(p: nn.Parameter, state: State, sliceable: bool) -> Iterator[Piece]:
     if not (sliceable and p.is_contiguous() and p.grad.is_contiguous()):
         yield p.detach(), p.grad, state
         return
+    # Other entries, such as counts or Adafactor's means, belong to the whole parameter.
     of_shape = {name: v for name, v in state.items() if isinstance(v, Tensor) and v.dim() > 0 and v.shape == p.shape}
     sliced = {name: value.view(-1).split(CHUNK) for name, value in of_shape.items()}
     for number, (piece, grad) in enumerate(zip(slices(p.detach()), slices(p.grad), strict=True)):

@@ -140,6 +140,7 @@ class FairseqOptimizer:
         Raises:
             UserError: the state belongs to other parameters, or an override names no setting.
         """
+        # Before anything is loaded: torch would report another count, or fail within an update.
         _check_shapes(state, self.params)
         _check_groups(state["param_groups"], self.param_groups)
         before = [dict(group) for group in self.param_groups]
@@ -160,9 +161,10 @@ class FairseqOptimizer:
                     group[name] = value
 
     def _restore_factors(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Put the ratios of the rates of *groups* in force: a state has those of the run that saved it."""
+        """Put the ratios of the rates of *groups* in force: a state has the ratios of the run that saved it."""
         rate = self.get_lr()
         for group, before in zip(self.param_groups, groups, strict=True):
+            # A group without the factor must not inherit the saved run's.
             group.pop("lr_factor", None)
             group.update({name: value for name, value in before.items() if name == "lr_factor"})
         self.set_lr(rate)
@@ -198,6 +200,7 @@ def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
             if "step" in entry:
                 check_number(entry["step"], "step of a parameter")
         if to_group and "step" not in group and (steps := [int(entry["step"]) for entry in members if "step" in entry]):
+            # apex counts for all parameters of a group together; one that joined later has fewer.
             group["step"] = max(steps)
         if not to_group and "step" in group:
             for entry in members:

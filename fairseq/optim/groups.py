@@ -22,7 +22,7 @@ def hidden_apart(name: str, role: str) -> dict[str, Any]:
 
 
 def parameter_groups(
-    named: Iterable[tuple[str, nn.Parameter]],
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
     no_decay: bool,
     hidden: Collection[nn.Parameter] = (),
     group_of: GroupOf = hidden_apart,
@@ -32,14 +32,14 @@ def parameter_groups(
     Hidden matrices come first, what has no weight decay last.
 
     Args:
-        named: parameters with their names; those that require no gradient are left out.
+        named_parameters: parameters with their names; those that require no gradient are left out.
         no_decay: whether the weights of norms and biases form a group without weight decay.
         hidden: the matrices inside layers, whatever their names.
         group_of: parameters for which it returns the same settings form a group.
     """
     numbers = {id(p) for p in hidden}
     groups: dict[tuple[bool, bool, str], dict[str, Any]] = {}
-    for name, p in named:
+    for name, p in named_parameters:
         if p.requires_grad:
             role = HIDDEN if id(p) in numbers else NO_DECAY if is_norm_or_bias(name, p) else OUTER
             exempt = no_decay and role == NO_DECAY
@@ -53,8 +53,8 @@ def parameter_groups(
 
 def hidden_matrices(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
     """The weight matrices of *layers*: those that multiply hidden states, so not the biases that are matrices."""
-    named = [item for layer in layers for item in layer.named_parameters()]
-    return [p for name, p in named if p.requires_grad and p.dim() == 2 and not is_norm_or_bias(name, p)]
+    parameters = [item for layer in layers for item in layer.named_parameters()]
+    return [p for name, p in parameters if p.requires_grad and p.dim() == 2 and not is_norm_or_bias(name, p)]
 
 
 def is_norm_or_bias(name: str, parameter: nn.Parameter) -> bool:

@@ -27,8 +27,8 @@ class LAMBConfig(RateConfig):
 
     def check(self) -> None:
         if len(self.lamb_betas) != 2:
-            shown = ",".join(map(str, self.lamb_betas))
-            raise SettingError(f"`lamb_betas` {shown}: expected two numbers, e.g. 0.9,0.999")
+            text = ",".join(map(str, self.lamb_betas))
+            raise SettingError(f"`lamb_betas` {text}: expected two numbers, e.g. 0.9,0.999")
 
 
 @register_optimizer("lamb", dataclass=LAMBConfig)

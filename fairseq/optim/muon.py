@@ -14,6 +14,7 @@ from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import PrecisionConfig
 from fairseq.errors import SettingError
+from fairseq.modules.precision import fastest
 from fairseq.optim.adam import Adam, AdamConfig, FairseqAdam
 from fairseq.optim.elementwise import Factor, Group, State, States, Tensors, scale_, together
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
@@ -23,7 +24,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration: singular values reach 1 ± 0.3 in few steps (Jordan et al. 2024)."""
 
 ADAM_RMS = 0.2
-"""Root mean square of Adam's update at rate 1, which that of a matrix is scaled to: one rate serves both."""
+"""Root mean square of Adam's update at rate 1, to which a matrix's is scaled: one rate serves both."""
 
 BATCH = 1 << 24
 """Elements of equally shaped matrices that are orthogonalised together: 64 MiB of float32 for each temporary tensor."""
@@ -77,7 +78,7 @@ class Muon(Adam):
     """Orthogonal updates for the groups of hidden matrices, :class:`~fairseq.optim.adam.Adam` for the other groups.
 
     With momentum buffer b ← μ·b + g and update u = g + μ·b (Nesterov), p ← p − η·(λ·p + 0.2·√max(n, m)·NS(u)), where
-    NS(u) is the matrix u of n × m with its singular values near 1. Signs and relative sizes of rates are those of Adam.
+    NS(u) is the matrix u of n × m with its singular values near 1. Signs and relative sizes of rates are as in Adam.
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; Liu et al. 2025, "Muon is
     scalable for LLM training", section 2.2, for the weight decay and the scale.
@@ -86,7 +87,7 @@ class Muon(Adam):
         lr: rate of a group, unless it has its own.
         momentum: μ.
         dtype: precision of the iterations.
-        adam: settings of Adam's groups; its weight decay is that of the matrices, too.
+        adam: settings of Adam's groups; its weight decay applies to the matrices, too.
     """
 
     sliceable = False
@@ -118,7 +119,8 @@ class Muon(Adam):
         updates = list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         for indices in _batches(updates):
-            matrices = orthogonal(torch.stack([updates[i] for i in indices]).to(self.dtype), self.iterations)
+            stacked = torch.stack([updates[i] for i in indices])
+            matrices = orthogonal(stacked.to(fastest(self.dtype, stacked.device)), self.iterations)
             scale = ADAM_RMS * max(matrices.shape[-2:]) ** 0.5
             steps = [matrix.to(params[i].dtype) for i, matrix in zip(indices, matrices, strict=True)]
             torch._foreach_add_([params[i] for i in indices], steps, alpha=-group["lr"] * scale)

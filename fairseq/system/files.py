@@ -26,7 +26,7 @@ _TEMPORARY = re.compile(r"\..*\.([A-Za-z0-9_-]+)\.\d+\.[0-9a-f]{8}\.tmp", re.DOT
 
 
 class FileGroup:
-    """Files that appear together; see :func:`atomic_files`."""
+    """Files that are written atomically; see :func:`atomic_files`."""
 
     def __init__(self, temporaries: contextlib.ExitStack) -> None:
         self._temporaries = temporaries
@@ -90,7 +90,7 @@ class FileGroup:
 
 @contextlib.contextmanager
 def atomic_files() -> Iterator[FileGroup]:
-    """A group of files that appear together when the ``with`` block ends without an exception, or not at all.
+    """A group of files, written atomically when the ``with`` block ends without an exception.
 
     They are written under temporary names in their own folders, flushed to disk, and renamed one right after the other.
     After an exception, also of a rename, they are removed, and the former contents remain. Of a symbolic link the
@@ -300,21 +300,21 @@ def _system_errors(flag: str, path: str | Path) -> Iterator[None]:
             cause = cause.__cause__ or cause.__context__  # torch's writer hides it behind a RuntimeError of its own
         if cause is None or not _is_about(cause, path):
             raise
-        named = f"{flag} {path}" if flag else str(path)
+        location = f"{flag} {path}" if flag else str(path)
         reason = cause.strerror or str(cause)
         advice = "free some space or choose another place" if cause.errno in FULL else "choose another place"
-        raise UserError(f"{named}: cannot be written ({reason}); {advice}") from None
+        raise UserError(f"{location}: cannot be written ({reason}); {advice}") from None
 
 
 def _is_about(error: OSError, path: str | Path) -> bool:
     """Return whether *error* concerns *path*, a folder of it, or a temporary file; errors of ``write`` name no file."""
     if error.filename is None:
         return True
-    named, target = Path(os.path.realpath(error.filename)), Path(os.path.realpath(path))
+    source, target = Path(os.path.realpath(error.filename)), Path(os.path.realpath(path))
     return (
-        named.is_relative_to(target)
-        or target.is_relative_to(named)
-        or any(_TEMPORARY.fullmatch(part) for part in named.parts)
+        source.is_relative_to(target)
+        or target.is_relative_to(source)
+        or any(_TEMPORARY.fullmatch(part) for part in source.parts)
     )
 
 
@@ -366,7 +366,7 @@ def _restore(target: Path, backup: Path | None) -> None:
 
 
 def _move_files(source: Path, folder: Path, names: Sequence[str] | None, flag: str) -> None:
-    """Make those of *names* in *folder* what they are in *source*, the last one last."""
+    """Make the files *names* in *folder* what they are in *source*, the last one last."""
     moving = sorted(os.listdir(source)) if names is None else names
     for name in moving:
         if (folder / name).is_dir():

@@ -47,7 +47,7 @@ def parse_json(content: bytes | str, any_text: bool = False) -> Any:
     """
     try:
         text = content.decode("utf-8") if isinstance(content, bytes) else content
-        value = json.loads(text, parse_constant=_reject, parse_float=_finite, parse_int=_whole)
+        value = json.loads(text, parse_constant=_reject, parse_float=_finite, parse_int=_integer)
     except UnicodeDecodeError as error:
         raise ValueError(f"byte offset {error.start} is not UTF-8") from None
     except RecursionError:
@@ -85,7 +85,7 @@ def _finite(text: str) -> float:
     return value
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if len(text) > DIGITS:
         raise ValueError(f"a number of {len(text)} digits")
     return int(text)

@@ -20,7 +20,7 @@ _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def memory_bytes() -> int:
-    """Return the memory that this process may use: that of the machine, or less by a cgroup or ``ulimit -v``."""
+    """Return the memory that this process may use: physical memory, capped by the cgroup limit or ``ulimit -v``."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max"
         limits.append(int(_CGROUP.read_text()))
@@ -72,11 +72,11 @@ class ModelLimit:
         """
         from torch import Tensor
 
-        held = [value.numel() for value in parameters.values() if isinstance(value, Tensor)]
+        sizes = [value.numel() for value in parameters.values() if isinstance(value, Tensor)]
         return cls(
-            2 * sum(held) + (1 << 20),
-            2 * len(held) + 1000,
-            f"{path}: its settings describe a larger model than the {sum(held):,} parameters that it contains; "
+            2 * sum(sizes) + (1 << 20),
+            2 * len(sizes) + 1000,
+            f"{path}: its settings describe a larger model than the {sum(sizes):,} parameters that it contains; "
             "use another checkpoint",
         )
 

@@ -19,7 +19,8 @@ def page(title: str, facts: Mapping[str, Any], body: str, style: str = "") -> st
         body: HTML.
         style: additional CSS.
     """
-    return _PAGE.format(title=page_text(title), style=_STYLE + style, facts=_listed(facts), body=body)
+    listed = "\n".join(f"<dt>{page_text(name)}</dt><dd>{page_text(str(value))}</dd>" for name, value in facts.items())
+    return _PAGE.format(title=page_text(title), style=_STYLE + style, facts=listed, body=body)
 
 
 def run_facts(about: Mapping[str, Any]) -> dict[str, str]:
@@ -59,10 +60,6 @@ def picture(path: Path, caption: str) -> str:
 def write(path: Path, content: str) -> None:
     """Write a page to *path*; surrogates, which UTF-8 cannot represent, are escaped."""
     path.write_bytes(content.encode("utf-8", "backslashreplace"))
-
-
-def _listed(facts: Mapping[str, Any]) -> str:
-    return "\n".join(f"<dt>{page_text(name)}</dt><dd>{page_text(str(value))}</dd>" for name, value in facts.items())
 
 
 _STYLE = """

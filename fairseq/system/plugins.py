@@ -19,7 +19,7 @@ def import_user_module(folder: str) -> None:
     """Import the package in *folder*, so that it registers its parts; repeated calls have no effect.
 
     Only the package itself becomes importable, not what lies beside it. The modules of its folders ``tasks`` and
-    ``models`` are imported, too, as fairseq does; without code in ``__init__.py`` those of :data:`PARTS`.
+    ``models`` are imported, too, as fairseq does; without code in ``__init__.py`` the modules of :data:`PARTS`.
 
     Raises:
         UserError: the folder is missing or no package, its name is not a valid package name, or its import fails;
@@ -61,7 +61,8 @@ def _import(name: str, path: Path, folder: str) -> None:
     # The folder may have been written since the last import.
     importlib.invalidate_caches()
     other = importlib.util.find_spec(name)
-    if other is not None and other.origin is not None and Path(other.origin).resolve() not in _files(path):
+    files = (path / "__init__.py").resolve(), path.with_suffix(".py").resolve()
+    if other is not None and other.origin is not None and Path(other.origin).resolve() not in files:
         raise UserError(f"`user_dir` {folder}: another module named {name} is found first; rename the folder")
     # Not through sys.path: the plug-in's neighbours would take the names of packages that other code imports.
     spec = PathFinder.find_spec(name, [str(path.parent)])
@@ -83,7 +84,7 @@ def _import(name: str, path: Path, folder: str) -> None:
         sys.modules.pop(name, None)
         if isinstance(error, UserError) or not isinstance(error, Exception | SystemExit):
             raise
-        raise UserError(f"`user_dir` {folder}: {_place(error, path)}; correct the plug-in") from None
+        raise UserError(f"`user_dir` {folder}: {_location(error, path)}; correct the plug-in") from None
     _imported.append(str(path))
 
 
@@ -104,7 +105,7 @@ def _has_no_code(path: Path) -> bool:
     return all(isinstance(node, ast.Expr) for node in ast.parse(file.read_bytes()).body)
 
 
-def _place(error: BaseException, path: Path) -> str:
+def _location(error: BaseException, path: Path) -> str:
     """The last line of the plug-in at *path* that *error* passed through, and the error."""
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
@@ -116,12 +117,7 @@ def _place(error: BaseException, path: Path) -> str:
     return reason
 
 
-def _files(path: Path) -> set[Path]:
-    """The files that a plug-in at *path* can begin in."""
-    return {(path / "__init__.py").resolve(), path.with_suffix(".py").resolve()}
-
-
 def _comes_from(module: ModuleType, path: Path) -> bool:
-    places = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
+    files = [getattr(module, "__file__", None), *getattr(module, "__path__", [])]
     paths = {path.resolve(), path.with_suffix(".py").resolve()}
-    return any(Path(place).resolve() in paths for place in places if place)
+    return any(Path(file).resolve() in paths for file in files if file)

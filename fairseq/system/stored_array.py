@@ -175,10 +175,10 @@ class StoredArray(LazyArray):
         try:
             while view:
                 # pread has no position of its own, so that threads may share the descriptor.
-                done = os.preadv(file.number, [view], at)
-                if done == 0:
+                count = os.preadv(file.number, [view], at)
+                if count == 0:
                     raise self._changed()
-                view, at = view[done:], at + done
+                view, at = view[count:], at + count
         except OSError as error:
             raise self._unreadable(error) from None
 

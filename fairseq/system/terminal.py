@@ -26,7 +26,7 @@ LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 def printable(text: str) -> str:
     """Return *text* with control characters as escapes such as ``\\x1b``."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def page_text(text: str) -> str:
@@ -78,8 +78,8 @@ class ByteLines:
         if now - self.shown < LINE_SECONDS or not 0 < self.done <= self.total:
             return
         self.shown = now
-        left = timedelta(seconds=round((now - self.started) * (self.total / self.done - 1)))
-        print(f"{printable(self.what)}: {self.done / self.total:.0%}, eta {left}", file=self.stream, flush=True)
+        remaining = timedelta(seconds=round((now - self.started) * (self.total / self.done - 1)))
+        print(f"{printable(self.what)}: {self.done / self.total:.0%}, eta {remaining}", file=self.stream, flush=True)
 
 
 class FileFormatter(logging.Formatter):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.resource_tracker
 import os
 import pickle
 import signal
@@ -38,7 +40,7 @@ class Workers(Generic[R]):
         if self.count > 1:
             self._pool = concurrent.futures.ProcessPoolExecutor(
                 self.count,
-                # A fork of a process with threads, such as those of torch, may hang.
+                # A fork of a process with threads, such as torch's, may hang.
                 multiprocessing.get_context("spawn"),
                 initializer=_set_task,
                 # The task is pickled here and read by the worker only after its plug-ins are imported.
@@ -66,7 +68,8 @@ class Workers(Generic[R]):
         waiting: collections.deque[concurrent.futures.Future[R]] = collections.deque()
         try:
             for arguments in work:
-                waiting.append(self._pool.submit(_run_task, *arguments))
+                with _interrupts_blocked():  # the first one starts the processes
+                    waiting.append(self._pool.submit(_run_task, *arguments))
                 if len(waiting) >= 2 * self.count:
                     yield waiting.popleft().result()
             while waiting:
@@ -75,16 +78,27 @@ class Workers(Generic[R]):
             raise UserError(f"`workers` {self.count}: a process died, possibly out of memory; use fewer") from None
 
 
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Hold SIGINT back until the end; processes that start meanwhile never get it, from their imports on."""
+    # Its own start would unblock the signal.
+    multiprocessing.resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 _process_task: Callable[..., Any]
 
 
 def _set_task(plugins: list[str], pickled: bytes) -> None:
-    """Initialise a worker process: store its task, and leave interrupts to the main process, which ends this one."""
+    """Initialise a worker process; interrupts, which it does not get, are left to the main process, which ends it."""
     global _process_task
     for folder in plugins:  # before the task, which may name their classes
         import_user_module(folder)
     _process_task = pickle.loads(pickled)  # made by the main process, never read from a file
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A pool's workers hold both ends of its pipes, so that none of them sees the end of a main process that is killed.
     threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
 

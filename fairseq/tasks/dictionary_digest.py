@@ -55,9 +55,7 @@ def check_dictionary(state: Mapping[str, Any], path: str | Path, dictionary: Dic
         return
     stored = stored_digest(state, path)
     if stored is not None and stored != dictionary.digest():
-        raise UserError(
-            f"{path}: was trained with another dictionary than {dictionary.path or 'that of the data'}; {ADVICE}"
-        )
+        raise UserError(f"{path}: was trained with another dictionary than {dictionary.path or 'the data'}; {ADVICE}")
 
 
 def check_save_dir(folder: str | Path, dictionary: Dictionary | None) -> None:
@@ -67,6 +65,7 @@ def check_save_dir(folder: str | Path, dictionary: Dictionary | None) -> None:
         UserError: it is another one, which a run must not replace.
     """
     path = Path(folder) / DICTIONARY
+    # Without checkpoints the file is what an earlier attempt left behind, and may be replaced.
     if dictionary is None or not path.is_file() or not any(Path(folder).glob("checkpoint*.pt")):
         return
     beside = Dictionary.load(path)
@@ -74,6 +73,6 @@ def check_save_dir(folder: str | Path, dictionary: Dictionary | None) -> None:
     read = dictionary if dictionary.path is None else Dictionary.load(dictionary.path)
     if beside.digest() not in (dictionary.digest(), read.digest()):
         raise UserError(
-            f"`save_dir` {folder}: has checkpoints of another dictionary than {dictionary.path or 'that of the data'}; "
+            f"`save_dir` {folder}: has checkpoints of another dictionary than {dictionary.path or 'the data'}; "
             "choose another folder or the data of these checkpoints"
         )

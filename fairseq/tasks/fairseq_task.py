@@ -77,7 +77,7 @@ class FairseqTask:
         extensions: what changes data and models of the task from outside, by name.
         kinds: the kinds of state that a step hands to the next.
         subsets: names of the subsets of tokens that samples mark (:mod:`fairseq.criterions.subsets`).
-        gives_places: whether samples have the ``places`` of targets, so that the losses of tokens are gathered.
+        gives_positions: whether samples have the ``positions`` of targets, so that the losses of tokens are gathered.
         carried: their values in training. Only :meth:`commit`, :meth:`restart` and :meth:`load_carried` set it.
     """
 
@@ -85,7 +85,7 @@ class FairseqTask:
     evaluated_by = "validate"
     kinds: tuple[CarriedState, ...] = (RowMemory(),)
     subsets: tuple[str, ...] = ()
-    gives_places = False
+    gives_positions = False
 
     def __init__(self, args: Settings) -> None:
         self.settings = typed_settings(args)
@@ -230,7 +230,7 @@ class FairseqTask:
         return folders if training else folders[:1]
 
     def open_split(self, split: str, folder: Path, longest: int | None, *, training: bool) -> Dataset:
-        """The examples of *split* in *folder*; the task may cut those of more than *longest* tokens."""
+        """The examples of *split* in *folder*; the task may cut examples of more than *longest* tokens."""
         dataset = self.dataset(split, training=training, folder=folder)
         return dataset if longest is None else self.cut_long(dataset, longest)
 
@@ -264,14 +264,14 @@ class FairseqTask:
         longest = min((number for number in (limit, max_tokens) if number is not None), default=None)
         dataset = self.open_split(split, folder, longest, training=training)
         keep = dataset.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
-        left_out = int((~keep).sum())
-        if left_out:
+        omitted = int((~keep).sum())
+        if omitted:
             if not skip:
                 raise UserError(
-                    f"{split}: {left_out} blocks are longer than the model's {limit} positions; "
+                    f"{split}: {omitted} blocks are longer than the model's {limit} positions; "
                     "`skip_invalid_size_inputs_valid_test` leaves them out"
                 )
-            logger.warning("%s: left out %d blocks longer than %d positions", split, left_out, limit)
+            logger.warning("%s: left out %d blocks longer than %d positions", split, omitted, limit)
             dataset = dataset.select(keep)
         if len(dataset) == 0:
             raise UserError(
@@ -294,7 +294,7 @@ class FairseqTask:
         empty = {name: torch.zeros_like(tokens, dtype=torch.bool) for name in self.subsets}
         net_input = {"src_tokens": tokens}
         sample = {"nsentences": 0, "ntokens": 0, "net_input": net_input, "target": target, "subsets": empty}
-        return {**sample, "places": torch.full_like(tokens, -1)} if self.gives_places else sample
+        return {**sample, "positions": torch.full_like(tokens, -1)} if self.gives_positions else sample
 
     def loss_graph(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> LossGraph:
         """Return the loss graph of *model* and *criterion*.

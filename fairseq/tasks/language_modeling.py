@@ -84,6 +84,7 @@ class LanguageModelingTask(FairseqTask):
         Raises:
             UserError: its files are missing, damaged or made with another dictionary.
         """
+        # One folder, joined or not: training may read several, an analysis reads one text.
         return reopen_corpus(data_folders(self.settings.data_path)[0], split, self.dictionary)
 
     def check_folder(self, split: str, folder: Path) -> None:
@@ -105,8 +106,8 @@ class LanguageModelingTask(FairseqTask):
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         mode = self.cfg.sample_break_mode
         if not (self.reads_streams or model.memory_length > 0):
-            kept = dataset.kept if isinstance(dataset, TokenBlocks) else None
-            return batching.blocks(dataset.sizes, by_size=mode != "none", kept=kept)
+            selection = dataset.selection if isinstance(dataset, TokenBlocks) else None
+            return batching.blocks(dataset.sizes, by_size=mode != "none", selection=selection)
         if mode != "none":
             raise UserError(f"`sample_break_mode` {mode}: models with memory and `streams` need none")
         if self.cfg.add_bos_token:
@@ -120,6 +121,7 @@ class LanguageModelingTask(FairseqTask):
         """*sample* with targets only in the second half of each row (Al-Rfou et al. 2018; Dai et al. 2019, §4.2)."""
         target = sample["target"].clone()
         lengths = (target != self.dictionary.pad()).sum(1, keepdim=True)
+        # Of a short last row its own second half, so that the row has targets at all.
         target[torch.arange(target.size(1)) < lengths // 2] = self.dictionary.pad()
         return {**sample, "target": target, "ntokens": int((lengths - lengths // 2).sum())}
 

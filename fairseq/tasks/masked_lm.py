@@ -23,7 +23,7 @@ from fairseq.text.dictionary import Dictionary
 
 
 @dataclass(frozen=True)
-class MaskedLMConfig(Config):
+class MaskedLMTaskConfig(Config):
     """Settings of masked language modelling."""
 
     sample_break_mode: str = flag(
@@ -45,7 +45,7 @@ class MaskedLMConfig(Config):
             )
 
 
-@register_task("masked_lm", dataclass=MaskedLMConfig)
+@register_task("masked_lm", dataclass=MaskedLMTaskConfig)
 class MaskedLMTask(FairseqTask):
     """Prediction of chosen tokens of binarised text in the data folder.
 
@@ -55,7 +55,7 @@ class MaskedLMTask(FairseqTask):
 
     def __init__(self, args: Settings, dictionary: Dictionary) -> None:
         super().__init__(args)
-        self.cfg = self.typed(MaskedLMConfig)
+        self.cfg = self.typed(MaskedLMTaskConfig)
         self.dictionary = dictionary
         self.word_rule = word_rule(dictionary) if self.cfg.mask_whole_words else None
         if dictionary.nspecial:  # an imported vocabulary has its own mask symbol, or none
@@ -79,6 +79,7 @@ class MaskedLMTask(FairseqTask):
         folder = folder or data_folders(self.settings.data_path)[0]
         corpus = reopen_corpus(folder, split, self.dictionary, combine=training)
         blocks = TokenBlocks(
+            # One less: the begin symbol is put before each block.
             corpus,
             self.cfg.tokens_per_sample - 1,
             self.cfg.sample_break_mode,

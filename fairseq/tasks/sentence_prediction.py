@@ -28,7 +28,7 @@ from fairseq.config.settings import Settings, typed_settings
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.folders import data_folders, load_dictionary
 from fairseq.data.glue import Label, Layout, check_labels, labels_of, layout_of, read_examples, split_file
-from fairseq.data.sentence_folders import classes_of, input_folders, read_labels, read_sentences
+from fairseq.data.sentence_folders import check_sentences, classes_of, input_folders, read_labels, read_sentences
 from fairseq.data.sentences import SentenceEncoder, SentenceRows
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
@@ -46,17 +46,15 @@ UNLABELLED = "test"
 
 
 @dataclass(frozen=True)
-class SentencePredictionConfig(Config):
+class SentencePredictionTaskConfig(Config):
     """Settings of sentence prediction."""
 
     glue_task: str | None = flag(None, "GLUE task; sets columns, labels and metrics", metavar="NAME")
-    labels: str | None = flag(
-        None, "without `glue_task`: classes (default: those of the training table)", metavar="LABEL,…"
-    )
+    labels: str | None = flag(None, "without `glue_task`: classes (default: the training table's)", metavar="LABEL,…")
     regression_target: bool = flag(False, "without `glue_task`: the column label holds scores, not classes")
-    num_classes: int = flag(-1, "number of classes, as a check (-1: that of `labels`)", low=-1)
+    num_classes: int = flag(-1, "number of classes, as a check (-1: as in `labels`)", low=-1)
     sentence_pairs: bool = flag(False, "without `glue_task`: columns sentence1 and sentence2 instead of sentence")
-    init_token: int | None = flag(None, "id of the first token of a row (default: that of <s>)", low=0)
+    init_token: int | None = flag(None, "id of the first token of a row (default: <s>)", low=0)
     separator_token: int | None = flag(None, "id of a token between the end of a sentence and the next", low=0)
     shorten_method: str = flag(
         "truncate", "rows longer than `tokens_per_sample`: cut, or left as they are", choices=("none", "truncate")
@@ -99,7 +97,7 @@ class SentencePredictionConfig(Config):
             raise UserError(f"`labels` {self.labels}: expected two or more different classes, such as no,yes")
         return Layout(self._sentences(), labels=labels)
 
-    def completed(self, folder: str | Path) -> SentencePredictionConfig:
+    def completed(self, folder: str | Path) -> SentencePredictionTaskConfig:
         """These settings with the classes of the training data in *folder*, unless they are known, and whether its
         folders hold pairs.
 
@@ -112,6 +110,7 @@ class SentencePredictionConfig(Config):
         cfg = dataclasses.replace(self, sentence_pairs=len(inputs) == 2) if inputs and self.glue_task is None else self
         if self.labels is not None or self.glue_task is not None or self.regression_target:
             return cfg
+        check_sentences(folder)
         layout = Layout(self._sentences())
         labels = classes_of(folder) if inputs else labels_of(split_file(folder, "train", layout), layout)
         return dataclasses.replace(cfg, labels=",".join(labels))
@@ -121,13 +120,13 @@ class SentencePredictionConfig(Config):
 
     def _check_left_to_glue(self) -> None:
         for name in ("labels", "regression_target", "sentence_pairs"):
-            if getattr(self, name) not in (getattr(SentencePredictionConfig, name), FORMER_LABELS):
+            if getattr(self, name) not in (getattr(SentencePredictionTaskConfig, name), FORMER_LABELS):
                 raise UserError(
                     f"`{name}`: `glue_task` {self.glue_task} sets columns and labels; leave one of them out"
                 )
 
 
-@register_task("sentence_prediction", dataclass=SentencePredictionConfig)
+@register_task("sentence_prediction", dataclass=SentencePredictionTaskConfig)
 class SentencePredictionTask(FairseqTask):
     """Prediction of a class or a score of each row of the TSV files, or of binarised text, in the data folder.
 
@@ -138,7 +137,7 @@ class SentencePredictionTask(FairseqTask):
     def __init__(self, args: Settings, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(args)
         self.encode = SentenceEncoder(dictionary, tokenizer)
-        self.cfg = self.typed(SentencePredictionConfig)
+        self.cfg = self.typed(SentencePredictionTaskConfig)
         self.layout = self.cfg.layout()
         self.dictionary = dictionary
         if dictionary.nspecial:
@@ -157,8 +156,9 @@ class SentencePredictionTask(FairseqTask):
 
     @classmethod
     def setup_task(cls, args: Settings, **kwargs: Any) -> SentencePredictionTask:
+        # From the flat settings: the classes of a checkpoint's may have to be completed before they are checked.
         settings = typed_settings(args)
-        cfg = fields.typed(SentencePredictionConfig, settings.flat)
+        cfg = fields.typed(SentencePredictionTaskConfig, settings.flat)
         data = data_folders(settings.data_path)[0]
         if not data.is_file():
             known = cfg.completed(data)
@@ -166,6 +166,8 @@ class SentencePredictionTask(FairseqTask):
         inputs = input_folders(data)
         folder = ":".join(map(str, inputs)) or cfg.data_bin or _dictionary_folder(settings)
         if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, DICTIONARY)):
+            if folder == settings.data_path:
+                check_sentences(folder)
             raise UserError(
                 f"`data_bin` {os.path.join(folder, DICTIONARY)}: file not found; give the data folder of pre-training"
             )
@@ -203,6 +205,7 @@ class SentencePredictionTask(FairseqTask):
         data = Path(folder or data_folders(self.settings.data_path)[0])
         inputs = input_folders(data)
         path = data / split if inputs else split_file(data, split, self.layout)
+        # Validation comes back to a split every epoch: encoding it again would cost more than its memory.
         if path not in self._rows:
             labelled = not split.startswith(UNLABELLED)
             if inputs:

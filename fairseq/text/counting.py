@@ -67,9 +67,10 @@ def read_words(blocks: Iterable[str], rule: WordRule) -> Iterator[tuple[list[str
             pending = []
         pending = pending + rest.split()
         if pending:
-            held = rule.group(pending)[1][-1]
-            _add(words, lengths, rule, pending[:-held], end=False)
-            pending = pending[-held:]
+            # The last word of a block may continue in the next one.
+            stem = rule.group(pending)[1][-1]
+            _add(words, lengths, rule, pending[:-stem], end=False)
+            pending = pending[-stem:]
         yield words, lengths
     if unfinished:
         last: tuple[list[str], list[int]] = ([], [])
@@ -80,8 +81,8 @@ def read_words(blocks: Iterable[str], rule: WordRule) -> Iterator[tuple[list[str
 def _add(words: list[str], lengths: list[int], rule: WordRule, tokens: list[str], *, end: bool) -> None:
     """Append the words of *tokens*, and at the *end* of a line its end."""
     if tokens:
-        found, counts = rule.group(tokens)
-        words += found
+        whole_words, counts = rule.group(tokens)
+        words += whole_words
         lengths += counts
     if end:
         words.append(LINE_END)
@@ -91,6 +92,7 @@ def _add(words: list[str], lengths: list[int], rule: WordRule, tokens: list[str]
 def over(pool: Workers[R], path: str, doing: str) -> Iterator[R]:
     """The results of the pool's ``task(path, start, end)`` for the parts of *path*, in order, with a progress bar."""
     size = check_raw(path)
+    # A small file is divided among all processes, too.
     chunks = list(_chunks(path, min(CHUNK_BYTES, -(-size // pool.count))))
     with byte_bar(size, f"{doing} {os.path.basename(path)}") as report:
         results = pool.map((path, start, end) for start, end in chunks)
@@ -108,9 +110,9 @@ def _chunks(path: str, chunk_bytes: int) -> Iterator[tuple[int, int]]:
             end = start + chunk_bytes
             file.seek(end)
             while end < size and (block := file.read(BLOCK_BYTES)):
-                found = block.find(b"\n")
-                if found >= 0:
-                    end += found + 1
+                end_of_line = block.find(b"\n")
+                if end_of_line >= 0:
+                    end += end_of_line + 1
                     break
                 end += len(block)
             yield start, min(end, size)

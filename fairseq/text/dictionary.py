@@ -64,7 +64,7 @@ class Dictionary:
 
     @classmethod
     def of_listed(cls, symbols: Sequence[str], roles: Mapping[str, str]) -> Dictionary:
-        """The dictionary of exactly *symbols*, with their places as ids.
+        """The dictionary of exactly *symbols*, with their indices as ids.
 
         Args:
             symbols: all different.
@@ -73,10 +73,10 @@ class Dictionary:
         dictionary = cls(**{role: roles.get(role, "") for role in ROLES})
         dictionary.symbols, dictionary.count, dictionary.nspecial = list(symbols), [0] * len(symbols), 0
         dictionary.indices = {word: index for index, word in enumerate(symbols)}
-        dictionary._place(roles)
+        dictionary._assign_roles(roles)
         return dictionary
 
-    def _place(self, roles: Mapping[str, str]) -> None:
+    def _assign_roles(self, roles: Mapping[str, str]) -> None:
         """Find the ids of the special symbols among those that are listed."""
         self.bos_index, self.pad_index, self.eos_index, self.unk_index = (
             self.indices.get(roles.get(role, ""), NONE) for role in ROLES
@@ -143,7 +143,7 @@ class Dictionary:
         return f"Dictionary({len(self)} symbols)"
 
     def index(self, word: str) -> int:
-        """The id of *word*, or that of the unknown symbol.
+        """The id of *word*, or the unknown symbol's.
 
         Raises:
             UserError: the dictionary has neither.
@@ -178,7 +178,7 @@ class Dictionary:
         return index
 
     def update(self, counter: Mapping[str, int] | Dictionary) -> None:
-        """Count the words of *counter*; new ones are added in code-point order, those of a dictionary in its order."""
+        """Count the words of *counter*; new ones are added in code-point order, a dictionary's in its order."""
         if isinstance(counter, Dictionary):
             counts = list(zip(counter.symbols, counter.count, strict=True))
         else:
@@ -243,6 +243,7 @@ class Dictionary:
             raise UserError(
                 f"{path}: line {bad}, byte offset {error.start}: not UTF-8; make the dictionary again"
             ) from None
+        # Not splitlines: words may hold other separators, such as U+2028.
         lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
         if lines == [""]:
             raise UserError(f"{path}: the dictionary is empty; make it again with fairseq-preprocess")
@@ -252,7 +253,7 @@ class Dictionary:
         for number, line in enumerate(lines[roles is not None :], 1 + (roles is not None)):
             dictionary._add_line(line, f"{path}: line {number}")
         if roles is not None:
-            dictionary._place(roles)
+            dictionary._assign_roles(roles)
             absent = [f"{role}={word}" for role, word in roles.items() if word not in dictionary]
             if absent:
                 raise UserError(f"{path}: line 1: {absent[0][:80]}: the dictionary has no such word; make it again")
@@ -270,6 +271,7 @@ class Dictionary:
                 f"with {OVERWRITE} to give the word of the text an id of its own"
             )
         if overwrite:
+            # The special symbol keeps its id, but its text now means the word.
             self.indices.pop(word, None)
         self.add_symbol(word, int(count))
 
@@ -279,17 +281,15 @@ class Dictionary:
         before = set(self.symbols[: self.nspecial])
         with atomic_file(path) as file:
             if not self.nspecial:
-                file.write(f"{HEADER} {' '.join(self._roles())}\n".encode())
+                indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK)}
+                roles = [f"{role}={self.symbols[index]}" for role, index in indices.items() if index != NONE]
+                file.write(f"{HEADER} {' '.join(roles)}\n".encode())
             lines = []
             for index, (word, n) in enumerate(words, self.nspecial):
                 mark = f" {OVERWRITE}" if word in before and self.indices[word] == index else ""
                 lines.append(f"{word} {n}{mark}\n")
                 before.add(word)
             file.write("".join(lines).encode())
-
-    def _roles(self) -> list[str]:
-        indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK)}
-        return [f"{role}={self.symbols[index]}" for role, index in indices.items() if index != NONE]
 
     def encode_line(self, text: str, append_eos: bool = True) -> np.ndarray:
         """The ids of the words of *text*, split at any white space: int32 [words], or [words + 1] with ``</s>``."""

@@ -72,8 +72,8 @@ class RawCounts:
     @classmethod
     def of(cls, lines: Sequence[str], unfinished: bool = False) -> RawCounts:
         """Return the size of *lines*, of which the last may be unfinished."""
-        whole = len(lines) - (unfinished and bool(lines))
-        return cls(len("".join(lines).encode()) + whole, sum(len(line.split()) for line in lines), whole)
+        complete = len(lines) - (unfinished and bool(lines))
+        return cls(len("".join(lines).encode()) + complete, sum(len(line.split()) for line in lines), complete)
 
     def __add__(self, other: RawCounts) -> RawCounts:
         return RawCounts(self.bytes + other.bytes, self.words + other.words, self.lines + other.lines)
@@ -211,6 +211,7 @@ class _Frames(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
+        # Anything but empty, which means the end of the file.
         data = b"start"
         while not self._ready and data:
             data = self._raw.read(COMPRESSED_BYTES)
@@ -289,16 +290,16 @@ def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
     while line := file.readline(limit):
         if not size and first == 1:
             line = line.removeprefix(BOM)
-        whole = line.endswith(b"\n")
-        number += whole
+        complete = line.endswith(b"\n")
+        number += complete
         rest = b""
-        if not whole and len(line) == limit:
+        if not complete and len(line) == limit:
             if form.field is not None:
                 raise _too_long(path, f"line {number}")
             line, rest = _cut(line)
         parts.append(line)
         size += len(line)
-        is_end = whole and not (form.join_lines and line.strip(BLANKS))
+        is_end = complete and not (form.join_lines and line.strip(BLANKS))
         if rest or size >= BLOCK_BYTES and (is_end or size >= 2 * LONGEST_LINE):
             data = b"".join(parts)
             if data:
@@ -345,13 +346,13 @@ def _values(row: str, block: Block, number: int, field: str) -> list[str]:
 
 
 def _paragraphs(lines: list[str]) -> list[str]:
-    found: list[list[str]] = [[]]
+    paragraphs: list[list[str]] = [[]]
     for line in lines:
         if line.strip():
-            found[-1].append(line.strip())
-        elif found[-1]:
-            found.append([])
-    return [" ".join(paragraph) for paragraph in found if paragraph]
+            paragraphs[-1].append(line.strip())
+        elif paragraphs[-1]:
+            paragraphs.append([])
+    return [" ".join(paragraph) for paragraph in paragraphs if paragraph]
 
 
 def check_raw(path: str) -> int:

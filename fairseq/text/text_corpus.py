@@ -57,15 +57,15 @@ def report_unknown(tokens: Iterable[int], dictionary: Dictionary, symbols: Itera
 
     Args:
         tokens: ids of a text; ends of lines do not count.
-        symbols: those of the text that the dictionary lacks.
+        symbols: symbols of the text that the dictionary lacks.
     """
     counts = Counter(tokens)
     unknown, total = counts[dictionary.unk()], counts.total() - counts[dictionary.eos()]
     if unknown:
         names = list(dict.fromkeys(symbols))
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        named = f", not in the dictionary: {' '.join(names[:MOST_NAMED])}{more}" if names else ""
-        logger.warning("%.3g %% of %d tokens are read as <unk>%s", 100 * unknown / total, total, named)
+        names_text = f", not in the dictionary: {' '.join(names[:MOST_NAMED])}{more}" if names else ""
+        logger.warning("%.3g %% of %d tokens are read as <unk>%s", 100 * unknown / total, total, names_text)
 
 
 def log_tokens(dictionary: Dictionary) -> None:

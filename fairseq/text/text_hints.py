@@ -22,6 +22,7 @@ def wrapped_at(lines: Sequence[str]) -> int | None:
     lengths = sorted(len(line) for line in lines if line.strip())
     if len(lengths) < FEWEST_LINES:
         return None
+    # Not the longest line: a table or an address may exceed the width.
     width = lengths[int(0.98 * (len(lengths) - 1))]
     pairs = zip(lines, lines[1:], strict=False)
     inner = [line.rstrip() for line, following in pairs if line.strip() and following.strip()]

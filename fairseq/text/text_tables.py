@@ -87,7 +87,8 @@ def table_rows(path: str, field: str) -> Iterator[tuple[list[str | None], int]]:
 
 
 def _parquet_batches(arrow: Any, file: BinaryIO, path: str, field: str) -> Iterator[tuple[Any, int]]:
-    """The arrays of the column, and the size of each as a share of that of its rows in the file."""
+    """The arrays of the column, and the share of each in the size of its rows in the file."""
+    # No reading ahead and no threads: they would hold more rows in memory than are used.
     with arrow.parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False) as table:
         _check(arrow, table.schema_arrow, path, field)
         size, rows = file.seek(0, 2), max(1, table.metadata.num_rows)
@@ -114,8 +115,8 @@ def _arrow_batches(arrow: Any, file: BinaryIO, path: str, field: str) -> Iterato
 
 def _check(arrow: Any, schema: Any, path: str, field: str) -> None:
     """Raise UserError unless *schema* has one column *field*, of text."""
-    places = schema.get_all_field_indices(field)
-    kind = schema.types[places[0]] if len(places) == 1 else None
+    indices = schema.get_all_field_indices(field)
+    kind = schema.types[indices[0]] if len(indices) == 1 else None
     if kind is not None and arrow.types.is_dictionary(kind):
         kind = kind.value_type
     if str(kind) not in ("string", "large_string", "string_view"):

@@ -146,6 +146,7 @@ class TokenizeBlock:
 
     def __call__(self, block: Block, form: TextFormat) -> tuple[bytes, RawCounts]:
         lines = lines_of(block, form)
+        # The first block is enough to tell an alphabet, and is the same for any number of processes.
         if block.first == 1:
             check_alphabet(self.tokenizer, lines)
         encoded = lines if self.tokenizer is None else self.tokenizer.encode_lines(lines)
@@ -188,19 +189,13 @@ def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, Raw
         UserError: the text cannot be read, has no words or is not UTF-8.
     """
     total = RawCounts()
-    for text, counts in _progress(path, form, workers):
-        out.write(text)
-        total += counts
+    with byte_bar(check_raw(path), f"tokenising {os.path.basename(path)}") as report:
+        for text, counts in workers.map((block, form) for block in read_blocks(path, form, report)):
+            out.write(text)
+            total += counts
     if not total.words:
         raise no_words(path)
     return total
-
-
-def _progress(
-    path: str, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]]
-) -> Iterator[tuple[bytes, RawCounts]]:
-    with byte_bar(check_raw(path), f"tokenising {os.path.basename(path)}") as report:
-        yield from workers.map((block, form) for block in read_blocks(path, form, report))
 
 
 def check_alphabet(tokenizer: Tokenizer | None, lines: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: 
         facts["updates so far"] = updates
     except UserError as error:  # raised below on all processes: raised here, it would leave the others waiting
         facts = {_FAILURE: error.args[0]}
-    # crc32, not hash(): that of text differs from process to process.
+    # crc32, not hash(), which gives text another value in each process.
     if len(set(world.gather(zlib.crc32(repr(facts).encode()), everywhere=True))) == 1 and _FAILURE not in facts:
         return
     first, *others = everyone = world.gather(facts, everywhere=True)

@@ -79,7 +79,7 @@ class WeightAverage:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore *state*."""
         self.count = int(state["count"])
-        # A state without a mean is that of a run which had not reached the first update of it.
+        # A state without a mean is of a run that had not reached the first update of it.
         pairs = zip(state["mean"], self.parameters, strict=bool(self.count))
         _check_shapes(self.parameters, state["mean"])
         self.mean = [_float32(mean).to(p.device) for mean, p in pairs]

@@ -40,7 +40,7 @@ def check_outputs(settings: TrainingSettings) -> None:
     """Check that a metrics file and TensorBoard logs that exist are this run's, now or before it was last resumed.
 
     Raises:
-        UserError: they are those of another run, which this one would cut or hide.
+        UserError: they are of another run, which this one would cut or hide.
     """
     save_dir = settings.checkpoint.save_dir
     former = [for_another_run(outputs, save_dir) for outputs in _outputs(Path(save_dir))]

@@ -25,7 +25,7 @@ def norm_and_factor(
         parameters: those without a gradient do not count.
         factor: the reciprocal of what gradients are divided by, a number or a float32 scalar on *device*.
         clip_norm: the largest norm after clipping; 0: no clipping.
-        total: returns the norm of all gradients from that of the ones given, where other processes have parts, too.
+        total: returns the norm of all gradients from the norm of the local ones, where other processes have parts, too.
 
     Returns:
         The norm before clipping, a float32 scalar on *device*, and the factor: a scalar too, or a number.

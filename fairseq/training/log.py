@@ -18,7 +18,7 @@ class Clock:
     """Seconds since it was made, and since the last lap; validations and saves are taken out.
 
     Args:
-        meters: those of the run; what they hold already does not count as done since.
+        meters: the run's; what they hold already does not count as done since.
         token_share: percentage of the devices' peak that a token per second needs; None: not known.
     """
 
@@ -90,7 +90,7 @@ def is_due(updates: int, interval: int) -> bool:
     return interval > 0 and updates % interval == 0
 
 
-def total_updates(cfg: OptimizationConfig, done: int, batches: EpochIterator) -> int | None:
+def total_updates(cfg: OptimizationConfig, num_updates: int, batches: EpochIterator) -> int | None:
     """Return the updates of the whole run, by the limit that comes first; None without one.
 
     Args:
@@ -103,7 +103,7 @@ def total_updates(cfg: OptimizationConfig, done: int, batches: EpochIterator) ->
         # The last group of an epoch is an update, however few batches it has.
         rest = math.ceil((len(batches) - batches.iterations_in_epoch) / frequency)
         later = max(cfg.max_epoch - batches.epoch, 0) * math.ceil(len(batches) / cfg.update_freq[-1])
-        limits.append(done + rest + later)
+        limits.append(num_updates + rest + later)
     return min(limits) if limits else None
 
 

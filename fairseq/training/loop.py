@@ -157,8 +157,8 @@ def train_epoch(run: Run, observed: Observer) -> None:
                 run.save_for_inspection(error.finding)
                 raise
             if updated:
-                shown = bar.log(lambda: run.interval(clock), "train_inner", trainer.num_updates, run.seconds_left)
-                run.record(shown, "train_inner", trainer.num_updates)
+                line = bar.log(lambda: run.interval(clock), "train_inner", trainer.num_updates, run.seconds_left)
+                run.record(line, "train_inner", trainer.num_updates)
             if updated or batches.end_of_epoch:
                 validate_and_save(run, epoch, bar, clock)
             if batches.end_of_epoch or (updated and run.limit() is not None):
@@ -171,8 +171,8 @@ def train_epoch(run: Run, observed: Observer) -> None:
 def groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
     """The rest of the epoch in groups of *size* samples, one group an update, without reading ahead."""
     samples = iter(batches)
-    for left in range(len(batches) - batches.iterations_in_epoch, 0, -size):
-        yield list(itertools.islice(samples, min(size, left)))
+    for remaining in range(len(batches) - batches.iterations_in_epoch, 0, -size):
+        yield list(itertools.islice(samples, min(size, remaining)))
 
 
 def validate_and_save(run: Run, epoch: int, bar: ProgressBar[list[Sample | None]], clock: Clock) -> None:
@@ -208,5 +208,5 @@ def validate_and_save(run: Run, epoch: int, bar: ProgressBar[list[Sample | None]
         run.trainer.end_epoch(epoch, figure)
     if (due or last or run.stopped or run.stop.decided or run.stop.save_due) and not saving.no_save:
         run.save(epoch, updates, end_of_epoch, figure)
-    # Speeds of the log are those of training.
+    # Speeds of the log are of training alone.
     clock.skip(paused)

@@ -20,7 +20,7 @@ from fairseq.training.loss_scaler import LossScaler
 logger = logging.getLogger(__name__)
 
 FILE = "nonfinite.pt"
-SHOWN_IDS = 8
+MOST_IDS = 8
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Finding:
     Attributes:
         update: its number, from 1.
         ids: examples of its batches, of all ranks.
-        place: the first value that is not finite, and its rank if there are several.
+        location: the first value that is not finite, and its rank if there are several.
     """
 
     update: int
     ids: list[int]
-    place: str
+    location: str
 
     def __str__(self) -> str:
-        shown = " ".join(map(str, self.ids[:SHOWN_IDS])) + (" …" if len(self.ids) > SHOWN_IDS else "")
-        return f"update {self.update}: loss or gradients are infinite or NaN, first in {self.place}; examples {shown}"
+        ids = " ".join(map(str, self.ids[:MOST_IDS])) + (" …" if len(self.ids) > MOST_IDS else "")
+        return f"update {self.update}: loss or gradients are infinite or NaN, first in {self.location}; examples {ids}"
 
 
 class NonFinite(UserError):
@@ -92,7 +92,7 @@ def check_weights(parameters: Mapping[str, nn.Parameter], world: World, update: 
     To be called on every process.
 
     Args:
-        parameters: those of the model by name, or this rank's parts of them.
+        parameters: the model's by name, or this rank's parts of them.
 
     Raises:
         UserError: one is, on any rank.
@@ -101,9 +101,9 @@ def check_weights(parameters: Mapping[str, nn.Parameter], world: World, update: 
     largest = torch.stack(list(torch._foreach_norm(list(parts.values()), math.inf))) if parts else torch.zeros(1)
     finite = torch.isfinite(largest).tolist()  # one wait for the device
     bad = next((name for name, is_finite in zip(parts, finite, strict=False) if not is_finite), None)
-    if named := [name for name in world.gather(bad, everywhere=True) if name]:
+    if names := [name for name in world.gather(bad, everywhere=True) if name]:
         raise UserError(
-            f"update {update}: the weights {named[0]} are infinite or NaN, so they are not saved; resume from the "
+            f"update {update}: the weights {names[0]} are infinite or NaN, so they are not saved; resume from the "
             "checkpoint before with a lower `lr` or `clip_norm`"
         )
 
@@ -123,7 +123,7 @@ def find(
     backward pass. Dropout draws other random numbers than in the first pass.
 
     Args:
-        parameters: those of *graph* by name, or this rank's parts of them, with their gradients.
+        parameters: of *graph* by name, or this rank's parts of them, with their gradients.
     """
     ids = [number for sample in samples if sample is not None and "id" in sample for number in sample["id"].tolist()]
     first = next((f"the weights {name}" for name, value in parameters.items() if not _is_finite(value)), None)

@@ -28,7 +28,7 @@ def data_parallel(
     _check(cfg, compiled)
     sharded = is_sharded(cfg, world)
     # Sharded, it may never be whole on a device.
-    precision.place(graph.model, None if sharded else world.device)
+    precision.move(graph.model, None if sharded else world.device)
     if not sharded:
         graph.criterion.to(world.device)
     if compiled:
@@ -40,7 +40,7 @@ def data_parallel(
         if model.skips_parameters:
             setting = "decoder_layerdrop" if model.predicts_next_token else "encoder_layerdrop"
             raise UserError(f"`{setting}`: leaves out layers, which `ddp_backend` {BACKEND} cannot; leave it out")
-        return ShardedReducer(graph, layers_of(model), world, cfg, precision.dtype)
+        return ShardedReducer(graph, layers_of(model), world, cfg, precision.on(world.device))
     find_unused = cfg.find_unused_parameters or model.skips_parameters
     return GradientReducer(graph, world, cfg.ddp_backend, cfg.bucket_cap_mb, find_unused)
 

@@ -128,7 +128,7 @@ def restoring(path: str) -> Iterator[None]:
 
 
 def log_differences(run: Run, requested: TrainingSettings, stored: Mapping[str, Any], source: str) -> None:
-    """Log one warning with the settings that differ from those of the checkpoint; nothing where none does.
+    """Log one warning with the settings that differ from the checkpoint's; nothing where none does.
 
     Args:
         run: restored from the checkpoint; it has the settings in force.

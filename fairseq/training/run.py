@@ -7,7 +7,6 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ from fairseq.checkpoint.manager import SavePoint
 from fairseq.config.fields import differ, parse_dict
 from fairseq.config.settings import TrainingSettings
 from fairseq.data.iterator import EpochIterator
-from fairseq.data.place import SavedBy
+from fairseq.data.position import SavedBy
 from fairseq.distributed import Interruption, World
 from fairseq.distributed.sharding import build_device
 from fairseq.errors import UserError, nearest
@@ -198,7 +197,9 @@ class Run:
         if self.saving.no_save:
             return
         state = self.state_dict()
-        state["extra_state"]["nonfinite"] = asdict(finding)
+        # Under the names that these files have always had.
+        known = {"update": finding.update, "ids": finding.ids, "place": finding.location}
+        state["extra_state"]["nonfinite"] = known
         self.saver.save_as(FILE, state, self.batches.epoch, self.trainer.num_updates)
         logger.error("saved %s for inspection", Path(self.saving.save_dir) / FILE)
         self.world.barrier()
@@ -321,9 +322,9 @@ class Run:
     def bar(self, items: Iterable[T], epoch: int, total: int, **shown_at: Any) -> ProgressBar[T]:
         """Return *items* as a progress bar; processes but the first show none."""
         log_format = self.common.log_format or ("simple" if self.common.no_progress_bar else None)
-        shown = log_format if self.world.is_first else "none"
+        resolved = log_format if self.world.is_first else "none"
         interval = self.common.log_interval
-        return progress_bar(items, log_format=shown, log_interval=interval, epoch=epoch, total=total, **shown_at)
+        return progress_bar(items, log_format=resolved, log_interval=interval, epoch=epoch, total=total, **shown_at)
 
     def batches_signature(self) -> dict[str, Any]:
         """Settings of the batches that memory depends on, and that earlier versions locate a position by."""

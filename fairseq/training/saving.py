@@ -42,7 +42,7 @@ class Saver:
         self.manager = manager
         self.group: dist.ProcessGroup | None = None
         if is_sharded(distributed, world):
-            # A group of its own: a thread's messages must not mix with those of training.
+            # A group of its own: a thread's messages must not mix with training's.
             limit = timedelta(seconds=distributed.distributed_timeout)
             self.group = dist.new_group(backend="gloo", timeout=limit)
         self.pending: Future[None] | None = None

@@ -28,7 +28,7 @@ class StopVote:
     """The ranks' decision to stop or to save, taken with every update's sums, in the same reduction.
 
     One process decides on the host, without any tensor. Several read the votes where reading costs nothing: on CPUs at
-    once, on GPUs those of the update before, which the device has finished by then. Every rank reads the same votes.
+    once, on GPUs the previous update's, which the device has finished by then. Every rank reads the same votes.
 
     Args:
         wishes: returns whether this process is (out of time, interrupted, due to save); called once an update.

@@ -34,8 +34,8 @@ from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 from fairseq.training import gradients, nonfinite
 from fairseq.training.averaging import restore_weights, weight_average
 from fairseq.training.loss_scaler import LossScaler
-from fairseq.training.memory_limit import BatchSplitter, Rebatch
 from fairseq.training.nonfinite import Finding, NonFiniteUpdates
+from fairseq.training.oom_retry import BatchSplitter, Rebatch
 from fairseq.training.parallel import check_optimizer, data_parallel
 from fairseq.training.stop import StopVote
 from fairseq.training.validation import validate
@@ -219,7 +219,7 @@ class Trainer:
         else:
             self.skipped.skip(find())
         # A finite loss was computed from finite states, which what follows in the text continues: gradients alone
-        # overflowed, most often by the loss scale. Otherwise the state stays that of the last finite forward pass.
+        # overflowed, most often by the loss scale. Otherwise the state stays as of the last finite forward pass.
         if bool(torch.isfinite(sums["loss"])):
             self.task.skip(carried)
 

@@ -9,7 +9,7 @@ import torch
 
 from fairseq.config.settings import CommonConfig
 from fairseq.models.flops import Reading, flops_per_token
-from fairseq.tasks.masked_lm import MaskedLMConfig
+from fairseq.tasks.masked_lm import MaskedLMTaskConfig
 from fairseq.training.trainer import Trainer
 
 # Of dense products: data sheets also print twice as much, for 2:4 sparsity.
@@ -66,7 +66,7 @@ def token_flops(trainer: Trainer) -> float | None:
     reading = Reading(
         segment=length,
         memory=trainer.model.memory_length,
-        predicted=settings.mask_prob if isinstance(settings, MaskedLMConfig) else 1.0,
+        predicted=settings.mask_prob if isinstance(settings, MaskedLMTaskConfig) else 1.0,
         counts=np.array(trainer.task.source_dictionary.count),
     )
     return flops_per_token(trainer.model, reading)

@@ -69,6 +69,10 @@ def naive_hidden(model, source, remembered, numbers=None):
     infused = remembered is not None
     if not infused:
         x = x + naive_positions(len(x), dim)
+    if "token_shift.weight" in state:
+        for t in range(len(x) - 1, -1, -1):
+            for i, weight in enumerate(state["token_shift.weight"][:t], 1):
+                x[t] += weight[0] * x[t - i]
     read = []
     for number in numbers or range(model.cfg.decoder_layers):
         layer = {k.removeprefix(f"layers.{number}."): v for k, v in state.items() if k.startswith(f"layers.{number}.")}
@@ -106,7 +110,7 @@ def naive_hidden(model, source, remembered, numbers=None):
     return x, read
 
 
-FAST = "--qk-norm --activation-fn relu_squared"
+FAST = "--qk-norm --activation-fn relu_squared --token-shift 2"
 
 
 @pytest.mark.parametrize("flags", ["", FAST])

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import runs
 import torch
-from mistakes import user_error
+from mistakes import logged, user_error
 
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
+from fairseq.inference.loading import load_models
 from fairseq_cli.eval_lm import get_eval_lm_parser
 
 BASELINE = runs.GOLDEN / "baseline.pt"
@@ -78,6 +79,18 @@ def test_an_override_can_take_such_a_setting_back(tmp_path: Path) -> None:
 def test_an_override_that_nothing_reads_is_refused(name: str, hint: str) -> None:
     with user_error(f"--model-overrides {name}: .*{hint}"):
         LanguageModel.from_pretrained(BASELINE, runs.DATA, overrides={name: 1})
+
+
+def test_an_override_of_data_that_a_command_reads_from_its_flags_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    overrides = {"max_tokens": 64, "data": "x", "max_sentences": 2, "batch_size": 3, "num_workers": 0}
+    given = {"max_tokens": None, "num_workers": 1}
+    [_], _, trained = load_models([BASELINE], runs.DATA, overrides, given)
+    assert (trained.data.max_tokens, trained.data.batch_size, trained.data_path) == (None, 3, str(runs.DATA))
+    flags = {"max_tokens": "--max-tokens", "data": "DATA", "max_sentences": "--max-sentences"}
+    flags["num_workers"] = "--num-workers"
+    assert logged(caplog) == [f"--model-overrides {name}: no effect; give {flag}" for name, flag in flags.items()]
 
 
 def test_an_override_of_what_a_flag_decides_names_the_flag() -> None:

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.modules import fused, native
+from fairseq.modules.attention import CAUSAL, Bidirectional, Causal, Visibility
+from fairseq.modules.attention import _attend_unfused as attend_unfused
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, softmax_dropout
 from fairseq.modules.output_layer import linear_cross_entropy
 
@@ -81,6 +83,39 @@ def test_dropouts_and_their_gradients_are_those_of_torch_in_float64(shape: tuple
             torch.testing.assert_close(a.double(), b, rtol=TYPES[dtype], atol=2 * TYPES[dtype])
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("seen", [CAUSAL, Causal(window=3), Bidirectional(torch.arange(9) > torch.tensor([[7], [8]]))])
+def test_attention_in_groups_of_heads_is_that_of_torch_in_float64(
+    seen: Visibility, p: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks of 2 · 6 heads of 5 · 9 scores, of which a group's begins with a byte from the eighth head on only."""
+    monkeypatch.setattr(fused, "_CACHED_SCORES", 1)
+    inputs = [torch.randn(2, length, 6, 16).transpose(1, 2).to(dtype) for length in (5, 9, 9)]
+    grad = torch.randn(2, 6, 5, 16).to(dtype)
+    torch.manual_seed(7)
+    factors = mask_of(p, (2, 6, 5, 9)) if p else torch.ones(())
+    ours, exact = ([x.clone().to(kind).requires_grad_() for x in inputs] for kind in (dtype, torch.double))
+    torch.manual_seed(7)
+    attended = attend_unfused(*ours, seen, p)
+    scores = exact[0] @ exact[1].transpose(2, 3) / 4 + seen.bias(5, 9, grad.device).double()  # type: ignore[union-attr]
+    expected = (scores.softmax(-1) * factors) @ exact[2]
+    attended.backward(grad)
+    expected.backward(grad.double())
+    for a, b in [(attended, expected), *((o.grad, e.grad) for o, e in zip(ours, exact, strict=True))]:
+        assert a is not None and b is not None
+        torch.testing.assert_close(a.double(), b, rtol=2 * TYPES[dtype], atol=2 * TYPES[dtype])
+
+
+def test_attention_keeps_no_scores_but_its_probabilities() -> None:
+    query, key, value = (torch.randn(1, 8, length, 4, requires_grad=True) for length in (64, 128, 128))
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        attend_unfused(query, key, value, CAUSAL, 0.1)
+    large = [t for t in saved if t.numel() >= 8 * 64 * 128]
+    assert len(large) == 1 or fused.kernels(query) is None
+
+
 def test_a_mask_takes_a_bit_an_element() -> None:
     x = torch.randn(4096, requires_grad=True)
     saved: list[Tensor] = []
@@ -137,6 +172,14 @@ def test_cross_entropy_and_its_gradients_are_those_of_torch_in_float64(dtype: to
     for a, b in zip(ours, exact, strict=True):
         assert a.grad is not None and b.grad is not None
         torch.testing.assert_close(a.grad.double(), b.grad, rtol=TYPES[dtype], atol=4 * TYPES[dtype])
+
+
+@pytest.mark.parametrize("columns", [5, 300])
+def test_sums_over_many_rows_are_those_in_float64(columns: int) -> None:
+    x = torch.rand(50_000, columns)
+    sums = torch.zeros(columns)
+    fused.add_column_sums_(sums, x)
+    torch.testing.assert_close(sums.double(), x.double().sum(0), rtol=3e-7, atol=0)
 
 
 def test_extreme_logits_have_a_finite_loss_and_invalid_ones_none() -> None:

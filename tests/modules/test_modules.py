@@ -75,8 +75,8 @@ def test_attention_one_position_at_a_time_agrees_with_the_naive_one(kind):
     expected = naive_attention(module, x, None, None if positions is None else positions[:5])
     with torch.no_grad():
         cache = module.new_cache(2, 6, positions)
-        steps = [module(x[:, t : t + 1], cache=cache, held=t) for t in range(3)]
-        steps.append(module(x[:, 3:], cache=cache, held=3))
+        steps = [module(x[:, t : t + 1], cache=cache, past_length=t) for t in range(3)]
+        steps.append(module(x[:, 3:], cache=cache, past_length=3))
     torch.testing.assert_close(torch.cat(steps, dim=1), expected)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def loaded(source: Path = SOURCE) -> str:
     """The content of the library that would be loaded."""
     with native._compiled(source) as path:
-        return Path(path).read_text()
+        return Path(path).read_bytes()[: -native.DIGEST].decode()
 
 
 def library(cache: Path) -> Path:
@@ -67,6 +67,15 @@ def test_a_library_that_others_can_write_is_compiled_again(cache: Path) -> None:
         library(cache).write_text("theirs")
         library(cache).chmod(mode)
         assert loaded().startswith("compiled")
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda old: b"", lambda old: old[:-1], lambda old: b"C" + old[1:], lambda old: old * 2]
+)
+def test_a_damaged_library_is_compiled_again(cache: Path, damage: Callable[[bytes], bytes]) -> None:
+    loaded()
+    library(cache).write_bytes(damage(library(cache).read_bytes()))
+    assert [loaded(), loaded()] == ["compiled 1"] * 2
 
 
 def test_a_link_in_place_of_the_library_is_not_followed(cache: Path, tmp_path: Path) -> None:

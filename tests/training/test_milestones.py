@@ -74,6 +74,16 @@ def test_it_is_that_of_a_run_stopped_there_and_another_run_goes_on_from_it(
             assert runs.difference(runs.content(file), runs.content(whole / file.name)) is None
 
 
+def test_a_run_of_more_epochs_goes_on_from_the_last_one(whole: Path, data: Path, tmp_path: Path) -> None:
+    flags = [*FLAGS, "300:3,1K --max-epoch 3"]
+    runs.train(tmp_path / "three", *flags, data=data)
+    runs.train(tmp_path / "next", *flags, "--restore-file", whole / "checkpoint_words_4000.pt", data=data)
+    assert list(saved(tmp_path / "next")) == [5000, 6000]
+    for name in ("checkpoint_words_5000.pt", "checkpoint_words_6000.pt", "checkpoint_last.pt"):
+        ours, uninterrupted = (runs.content(tmp_path / folder / name) for folder in ("next", "three"))
+        assert runs.difference(ours, uninterrupted) is None
+
+
 # Updates of two batches, each a step of 20 rows in the first stage and 10 in the second. Both have 9 steps an epoch.
 STAGED = [runs.SHORTFORMER, runs.ADAM, runs.DROPOUT, "--decoder-layers 1 --max-valid-steps 1 --no-epoch-checkpoints"]
 STAGED += ["--train-subset train --max-tokens 320 --update-freq 2 --save-interval-words 500 --stages"]

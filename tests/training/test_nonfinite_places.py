@@ -94,7 +94,7 @@ def test_the_first_module_whose_output_is_not_finite_is_named_in_any_batch() -> 
     graph = Graph()
     graph.model.norm.register_forward_hook(lambda *args: args[-1] * torch.nan)
     graph.model.first.bias.grad = torch.tensor([torch.nan, 0.0])
-    assert place(graph, FINE).place == "the output of model.norm"
+    assert place(graph, FINE).location == "the output of model.norm"
 
 
 @pytest.mark.parametrize("wrap", [lambda x: {"a": 1, "b": [x]}, lambda x: ("text", (x,)), lambda x: [None, {"c": x}]])
@@ -103,10 +103,10 @@ def test_values_are_found_in_any_nesting_of_an_output(wrap: Any) -> None:
     graph.model.register_forward_hook(
         lambda module, inputs, output: {**output, "more": wrap(torch.tensor([torch.nan]))}
     )
-    assert place(graph, FINE).place == "the output of model"
+    assert place(graph, FINE).location == "the output of model"
     graph.model._forward_hooks.clear()
     graph.model.register_forward_hook(lambda module, inputs, output: {**output, "more": wrap(torch.tensor([1]))})
-    assert place(graph, FINE).place == "no place that a second forward pass would show"
+    assert place(graph, FINE).location == "no place that a second forward pass would show"
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -128,7 +128,7 @@ def test_the_second_pass_is_not_compiled_and_leaves_the_random_state_of_its_devi
 def test_a_loss_that_is_not_finite_where_no_module_is() -> None:
     graph = Graph()
     graph.factor = torch.inf
-    assert place(graph, FINE).place == "the loss"
+    assert place(graph, FINE).location == "the loss"
 
 
 def test_gradients_are_named_in_the_order_of_the_backward_pass() -> None:
@@ -137,18 +137,18 @@ def test_gradients_are_named_in_the_order_of_the_backward_pass() -> None:
         parameter.grad = torch.zeros_like(parameter)
     for name in ("first.bias", "norm.weight", "second.bias"):
         graph.model.get_parameter(name).grad[0] = torch.nan  # type: ignore[index]
-    assert place(graph, FINE).place == "the gradient of model.second.bias"
+    assert place(graph, FINE).location == "the gradient of model.second.bias"
     graph.model.last.bias.grad[0] = torch.inf  # type: ignore[index]
-    assert place(graph, FINE).place == "the gradient of model.last.bias"
+    assert place(graph, FINE).location == "the gradient of model.last.bias"
     named = dict(graph.named_parameters())
     for name in ("model.last.bias", "model.second.bias"):
         named[name].grad = None
-    assert place(graph, FINE).place == "the gradient of model.norm.weight"
+    assert place(graph, FINE).location == "the gradient of model.norm.weight"
     del named["model.norm.weight"]
-    assert place(graph, FINE, parameters=named).place == "the gradient of model.first.bias"
+    assert place(graph, FINE, parameters=named).location == "the gradient of model.first.bias"
     graph.model.first.bias.grad = None
     graph.model.first.weight.grad[0, 0] = torch.nan  # type: ignore[index]
-    assert place(graph, FINE, parameters=named).place == "the gradient of model.first.weight", "tied"
+    assert place(graph, FINE, parameters=named).location == "the gradient of model.first.weight", "tied"
 
 
 def test_samples_without_numbers_are_found_too() -> None:
@@ -169,7 +169,7 @@ def test_every_rank_names_the_first_rank_that_found_a_place_and_all_examples() -
         named = dict(graph.named_parameters())
         return find(graph, task, samples[world.rank], named, precision, world, 9) == finding  # type: ignore[arg-type]
 
-    assert one_at_a_time(World()).place == "no place that a second forward pass would show"
+    assert one_at_a_time(World()).location == "no place that a second forward pass would show"
     assert in_threads(check, 3) == [True] * 3
 
 

@@ -37,7 +37,7 @@ class Steps:
         return lambda *args: self.done.append((name, *args))
 
     def run(self) -> list[tuple[Any, ...]]:
-        precision: Any = SimpleNamespace(place=self.recorder("place"), dtype=torch.bfloat16)
+        precision: Any = SimpleNamespace(move=self.recorder("move"), on=lambda device: torch.bfloat16)
         parallel.data_parallel(
             self.graph, precision, self.settings.distributed, self.settings.common.compile, self.world
         )
@@ -47,7 +47,7 @@ class Steps:
 def test_a_model_is_placed_and_its_gradients_are_reduced_as_flags_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps(monkeypatch, "--ddp-backend no_c10d --bucket-cap-mb 7")
     assert steps.run() == [
-        ("place", steps.model, torch.device("cpu")),
+        ("move", steps.model, torch.device("cpu")),
         ("criterion", torch.device("cpu")),
         ("GradientReducer", steps.graph, steps.world, "no_c10d", 7, False),
     ]
@@ -71,11 +71,11 @@ def test_a_sharded_model_is_not_moved_whole_to_a_device(monkeypatch: pytest.Monk
     steps = Steps(monkeypatch, SHARDED, size=2)
     layers = list(steps.model.decoder.layers)  # type: ignore[union-attr, arg-type]
     assert steps.run() == [
-        ("place", steps.model, None),
+        ("move", steps.model, None),
         ("ShardedReducer", steps.graph, layers, steps.world, steps.settings.distributed, torch.bfloat16),
     ]
     alone = Steps(monkeypatch, SHARDED).run()
-    assert [step[0] for step in alone] == ["place", "criterion", "GradientReducer"], "one process has all parts"
+    assert [step[0] for step in alone] == ["move", "criterion", "GradientReducer"], "one process has all parts"
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ import re
 import pytest
 import runs
 import torch
+from mistakes import logged
 
 from fairseq import checkpoint
 from fairseq.errors import UserError
+from fairseq.modules import precision
 from fairseq.training import loss_scaler
 from fairseq.training.trainer import Trainer
 
@@ -107,6 +109,35 @@ def test_lower_precision_follows_full_precision(tmp_path, arch, flag, tolerance)
     whole, half = runs.train(tmp_path, *flags), runs.train(tmp_path, *flags, flag)
     assert runs.losses(half) == pytest.approx(runs.losses(whole), rel=tolerance)
     assert runs.losses(half) != runs.losses(whole), "the flag is read"
+
+
+BFLOAT16_IS_SLOWER = precision.bfloat16_is_slower
+
+
+@pytest.mark.parametrize(
+    "slower, features",
+    [
+        (True, {"cpu_name": "Intel Xeon", "avx512_bf16": True}),  # Sapphire Rapids whose AMX a virtual machine hides
+        (True, {"cpu_name": "AMD EPYC", "avx512_bf16": False}),  # before Zen 4
+        (False, {"cpu_name": "AMD EPYC", "avx512_bf16": True}),
+        (False, {"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_bf16": True}),
+        (False, {"architecture": "arm64"}),
+    ],
+)
+def test_bfloat16_is_float32_on_processors_that_are_faster_so(tmp_path, monkeypatch, caplog, slower, features):
+    features = {"architecture": "x86_64", "amx_bf16": False, **features}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features, raising=False)
+    BFLOAT16_IS_SLOWER.cache_clear()
+    monkeypatch.setattr(precision, "bfloat16_is_slower", BFLOAT16_IS_SLOWER)
+    flags = [runs.SHORTFORMER, runs.NO_DROPOUT, "--max-update 2 --no-save --disable-validation --optimizer muon"]
+    flags += ["--lr-scheduler wsd"]
+    with caplog.at_level("INFO"):
+        losses = runs.losses(runs.train(tmp_path, *flags, "--bf16"))
+    assert (losses == runs.losses(runs.train(tmp_path, *flags))) == slower
+    lines = [line for line in logged(caplog) if "faster in float32" in line]
+    assert lines == ["--bf16: this processor is faster in float32, which is used instead"] * slower
+    assert precision.fastest(torch.bfloat16, torch.device("cuda")) == torch.bfloat16
+    BFLOAT16_IS_SLOWER.cache_clear()
 
 
 def test_memory_efficient_fp16_keeps_half_parameters_and_full_optimizer_state(tmp_path):

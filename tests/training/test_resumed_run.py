@@ -17,7 +17,7 @@ from small_runs import FIVE, a_run, state
 
 from fairseq import checkpoint
 from fairseq.config.settings import training_settings
-from fairseq.data.place import SavedBy
+from fairseq.data.position import SavedBy
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
 from fairseq.training.run import Run

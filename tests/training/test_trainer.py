@@ -191,7 +191,7 @@ def test_an_update_that_is_not_finite_changes_nothing_and_ends_the_run_when_it_i
         trainer.train_step([sample])
     finding = error.value.finding
     assert (finding.update, finding.ids) == (2, sample["id"].tolist())
-    assert finding.place == "the output of model.decoder.layers.0.fc1"
+    assert finding.location == "the output of model.decoder.layers.0.fc1"
     assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
 
 

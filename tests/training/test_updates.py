@@ -16,7 +16,7 @@ from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.training.averaging import WeightAverage, restore_weights, weight_average
 from fairseq.training.gradients import norm_and_factor
-from fairseq.training.memory_limit import BatchSplitter
+from fairseq.training.oom_retry import BatchSplitter
 
 CPU = torch.device("cpu")
 

@@ -38,7 +38,7 @@ class EncoderRequests:
         return self.scorer.score_after(lines)
 
     def rolling(self, texts: Iterable[str]) -> list[float]:
-        """Return the log-probability of each text, its lines read as ``fairseq-eval-lm`` reads those of a file."""
+        """Return the log-probability of each text, read line by line as ``fairseq-eval-lm`` reads a file."""
         scored = self.model.score(list(texts), self.batch_size, within_words=self.within_words)
         return [float(lprobs.double().sum()) for _, lprobs in scored]
 

@@ -40,7 +40,7 @@ class Piece:
     Attributes:
         row: number of the request.
         tokens: the first is not scored.
-        first: place of the first scored token.
+        first: index of the first scored token.
     """
 
     row: int
@@ -87,9 +87,9 @@ class Requests:
         """
         pieces, read = [], []
         for number, (context, continuation) in enumerate(pairs):
-            whole, first = joined(self.encode, context, continuation)
-            pieces += self._pieces(number, [self.eos, *whole], 1 + first)
-            read += whole
+            tokens, first = joined(self.encode, context, continuation)
+            pieces += self._pieces(number, [self.eos, *tokens], 1 + first)
+            read += tokens
         self._report(read)
         results = [(0.0, True)] * len(pairs)
         pieces.sort(key=lambda piece: -len(piece.tokens))
@@ -102,14 +102,14 @@ class Requests:
 
     def rolling(self, texts: Iterable[str]) -> list[float]:
         """Return the log-probability of each text, read as ``fairseq-eval-lm`` reads a corpus of its own."""
-        found, read = [], []
+        totals, read = [], []
         for text in texts:
             ids = self.encode(text)
             corpus = TextCorpus(np.array(ids, np.int32), np.array([len(ids)], np.int32))
-            found.append(float(self.scorer.score(corpus).lprobs.sum(dtype=np.float64)) if ids else 0.0)
+            totals.append(float(self.scorer.score(corpus).lprobs.sum(dtype=np.float64)) if ids else 0.0)
             read += ids
         self._report(read)
-        return found
+        return totals
 
     def generations(self, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
         """Return what follows each context, by its settings, up to the first of the strings ``until``.
@@ -119,13 +119,13 @@ class Requests:
         """
         if not self.model.model.can_generate:
             raise UserError(f"{type(self.model.model).__name__}: has no cache to generate with; choose other tasks")
-        found, read = [], []
+        texts, read = [], []
         for context, settings in prompts:
             prompt = self.encode(context)
-            found.append(self._generated(prompt, settings))
+            texts.append(self._generated(prompt, settings))
             read += prompt
         self._report(read)
-        return found
+        return texts
 
     def _generated(self, prompt: list[int], settings: Mapping[str, Any]) -> str:
         if unknown := sorted(settings.keys() - KNOWN):
@@ -179,10 +179,10 @@ class Requests:
         longest = max(len(piece.tokens) for piece in pieces)
         rows = [piece.tokens + [self.eos] * (longest - len(piece.tokens)) for piece in pieces]
         tokens = torch.tensor(rows, device=self.device)  # (B, T + 1)
-        places = torch.arange(1, longest, device=self.device)
+        positions = torch.arange(1, longest, device=self.device)
         firsts = torch.tensor([piece.first for piece in pieces], device=self.device)[:, None]
         ends = torch.tensor([len(piece.tokens) for piece in pieces], device=self.device)[:, None]
-        wanted = (places >= firsts) & (places < ends)  # (B, T)
+        mask = (positions >= firsts) & (positions < ends)  # (B, T)
         sums = torch.zeros(len(pieces), dtype=torch.float64, device=self.device)
         misses, memory = torch.zeros_like(sums), None
         for start in range(0, longest - 1, self.segment):
@@ -194,12 +194,12 @@ class Requests:
             else:
                 hidden, extra = model(segment) if memory is None else model(segment, memory=memory)
             memory = extra.get("memory")
-            chosen = wanted[:, part].nonzero()  # (N, 2)
-            targets = tokens[:, 1:][:, part][wanted[:, part]]
+            chosen = mask[:, part].nonzero()  # (N, 2)
+            targets = tokens[:, 1:][:, part][mask[:, part]]
             for some in torch.arange(len(chosen), device=self.device).split(TOGETHER):
                 lprobs = model.output_layer.log_probs(hidden[tuple(chosen[some].t())])  # (n, V)
-                found = lprobs.gather(1, targets[some, None])[:, 0]
-                sums.index_add_(0, chosen[some, 0], found.double())
+                values = lprobs.gather(1, targets[some, None])[:, 0]
+                sums.index_add_(0, chosen[some, 0], values.double())
                 misses.index_add_(0, chosen[some, 0], (lprobs.argmax(1) != targets[some]).double())
         return [(float(total), not miss) for total, miss in zip(sums.tolist(), misses.tolist(), strict=True)]
 
@@ -219,13 +219,13 @@ def encode(text: str, dictionary: Dictionary, tokenizer: Tokenizer | None) -> li
 
 
 def joined(encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], int]:
-    """Return the ids of *context* and *continuation*, and the place at which those of the continuation begin.
+    """Return the ids of *context* and *continuation*, and the index at which the continuation begins.
 
     White space at the end of a context belongs to the continuation.
     """
-    whole, before = encode(context + continuation), encode(context.rstrip())
-    common = (a == b for a, b in zip(whole, before, strict=False))
-    return whole, next((place for place, same in enumerate(common) if not same), min(len(whole), len(before)))
+    ids, before = encode(context + continuation), encode(context.rstrip())
+    common = (a == b for a, b in zip(ids, before, strict=False))
+    return ids, next((index for index, same in enumerate(common) if not same), min(len(ids), len(before)))
 
 
 def warn_closed(tokenizer: Tokenizer | None) -> None:
@@ -233,6 +233,6 @@ def warn_closed(tokenizer: Tokenizer | None) -> None:
     subwords = tokenizer.subwords if tokenizer is not None else None
     if not (isinstance(subwords, GPT2) or (isinstance(subwords, HuggingFace) and subwords.byte_level)):
         logger.warning(
-            "the vocabulary is closed: other words are read as <unk>, so that results do not compare with those of "
+            "the vocabulary is closed: other words are read as <unk>, so that results do not compare with "
             "models that can read any text"
         )

@@ -67,16 +67,18 @@ def tensors(model: BaseFairseqModel) -> dict[str, Tensor]:
     return {name: value.detach().float().contiguous() for name, value in values.items()}
 
 
-def restored(given: Mapping[str, Tensor], settings: Mapping[str, Any], dictionary: Dictionary, source: str) -> Any:
+def restored(
+    tensors_by_name: Mapping[str, Tensor], settings: Mapping[str, Any], dictionary: Dictionary, source: str
+) -> Any:
     """Return parameters and settings of the model that :func:`tensors` and :func:`configuration` wrote.
 
     Args:
-        given: the tensors.
+        tensors_by_name: the tensors.
         settings: ``settings`` of the configuration.
         source: the folder, for messages.
 
     Raises:
-        UserError: the settings are not those of a known model, or the tensors are not those of the settings.
+        UserError: the settings describe no known model, or the tensors do not fit the settings.
     """
     arch, file = str(settings.get("arch")), Path(source) / CONFIG
     if arch not in NAMES.values():
@@ -87,16 +89,18 @@ def restored(given: Mapping[str, Tensor], settings: Mapping[str, Any], dictionar
         cfg = fields.typed(kind.config_class, dict(settings))
     except UserError as error:  # of the file: the import has no such flags
         raise UserError(f"{file}: settings: {error}") from None
-    limit = ModelLimit.of_checkpoint(given, source)
+    limit = ModelLimit.of_checkpoint(tensors_by_name, source)
     with limited_models(limit), torch.device("meta"):  # names and shapes only
         model = kind.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
-    left, parameters = Tensors(given, source), {}
+    tensors, parameters = Tensors(tensors_by_name, source), {}
     for name in dict(model.named_buffers()):
-        left.left.pop(name, None)
+        tensors.left.pop(name, None)
     for shape, names in _names(model):
         # A checkpoint may name a shared parameter otherwise than its module, as exports before version 0.5 did.
-        parameters.update(dict.fromkeys(names[1:], left.take(next((n for n in names if n in given), names[0]), *shape)))
-    left.finish()
+        parameters.update(
+            dict.fromkeys(names[1:], tensors.take(next((n for n in names if n in tensors_by_name), names[0]), *shape))
+        )
+    tensors.finish()
     return parameters, dict(settings)
 
 

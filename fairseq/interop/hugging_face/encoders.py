@@ -98,12 +98,12 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int
         UserError: a file is missing, the model is of another type, or tensors and configuration disagree.
     """
     path = folder / CONFIG
-    given = read_json(path)
-    family = FAMILIES.get(str(given.get("model_type")))
+    config = read_json(path)
+    family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         known = ", ".join((*FAMILIES, "transfo-xl", "gpt2", "fairseq_lm"))
-        raise UserError(f"{path}: model_type is {cut(given.get('model_type'))}; known: {known}")
-    settings = {**DEFAULTS[family], **{name: value for name, value in given.items() if value is not None}}
+        raise UserError(f"{path}: model_type is {cut(config.get('model_type'))}; known: {known}")
+    settings = {**DEFAULTS[family], **{name: value for name, value in config.items() if value is not None}}
     _check_computation(settings, path)
     state = {_modern(name): value for name, value in read_tensors(folder).items()}
     kind = family
@@ -112,7 +112,8 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int
     sizes = _sizes(kind, settings, path)
     _check_head(state, sizes, str(folder))
     model = _convert(state, sizes, str(folder))
-    roles = {role: _id(settings[f"{role}_token_id"], f"{role}_token_id", sizes, path) for role in _roles(settings)}
+    keys = {role: f"{role}_token_id" for role in ("bos", "pad", "eos")}
+    roles = {role: _id(settings[key], key, sizes, path) for role, key in keys.items() if settings.get(key) is not None}
     return model, _args(sizes, settings, path), roles
 
 
@@ -124,7 +125,7 @@ def write(
     Args:
         model: parameters by their names here.
         sizes: of the encoder.
-        names: of all parameters (default: those of the encoder and its output layer).
+        names: of all parameters (default: of the encoder and its output layer).
     """
     zero = torch.zeros(sizes.token_types, sizes.embed_dim)
     tensors = {}
@@ -172,11 +173,11 @@ def classifier_configuration(
     """
     if (act := shape["activation_fn"]) not in WRITTEN_ACTIVATIONS:
         raise UserError(f"`activation_fn` {act}: not possible in {CLASSIFIERS[sizes.kind]} of transformers")
-    named = list(labels) or ["score"]
+    names = list(labels) or ["score"]
     return {
         **_configuration(sizes, shape, roles, CLASSIFIERS[sizes.kind]),
-        "id2label": {str(number): label for number, label in enumerate(named)},
-        "label2id": {label: number for number, label in enumerate(named)},
+        "id2label": {str(number): label for number, label in enumerate(names)},
+        "label2id": {label: number for number, label in enumerate(names)},
         "problem_type": "single_label_classification" if labels else "regression",
         "classifier_dropout": dropout,
     }
@@ -242,10 +243,6 @@ def _sizes(kind: str, settings: Mapping[str, Any], path: Path) -> EncoderSizes:
     return sizes
 
 
-def _roles(settings: Mapping[str, Any]) -> list[str]:
-    return [role for role in ("bos", "pad", "eos") if settings.get(f"{role}_token_id") is not None]
-
-
 def _id(value: Any, name: str, sizes: EncoderSizes, path: Path) -> int:
     if type(value) is not int or not 0 <= value < sizes.vocabulary:
         raise UserError(f"{path}: {name} is {cut(value)}, but there are {sizes.vocabulary} words; correct it")
@@ -263,8 +260,8 @@ def _convert(state: Mapping[str, Tensor], sizes: EncoderSizes, where: str) -> di
     tensors = Tensors(state, where)
     for name in [name for name in tensors.left if not set(UNUSED).isdisjoint(name.split("."))]:
         del tensors.left[name]
-    if sizes.untied and (own := OUTPUT_WEIGHTS[sizes.kind].replace("weight", "bias")) in tensors.left:
-        tensors.left[OUTPUT_BIASES[sizes.kind]] = tensors.left.pop(own)  # the one that an untied model reads
+    if sizes.untied and (bias := OUTPUT_WEIGHTS[sizes.kind].replace("weight", "bias")) in tensors.left:
+        tensors.left[OUTPUT_BIASES[sizes.kind]] = tensors.left.pop(bias)  # the one that an untied model reads
     model = {ours: tensors.take(theirs, *shape) for ours, theirs, shape in parameters(sizes)}
     model[POSITIONS] = torch.cat([torch.zeros(sizes.first_position, sizes.embed_dim), model[POSITIONS]])
     if sizes.kind != "discriminator":

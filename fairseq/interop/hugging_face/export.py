@@ -100,8 +100,8 @@ def revisions(folder: Path) -> dict[str, Path]:
     The names are the BabyLM challenge's, ``chck_1M`` after a million words; after as many tokens it is ``tokens_1M``.
     """
     matches = [(match, path) for path in folder.iterdir() if (match := MILESTONE.fullmatch(path.name))]
-    found = sorted((match[1], int(match[2]), path) for match, path in matches)
-    return {f"{'chck' if unit == 'words' else unit}_{_short(amount)}": path for unit, amount, path in found}
+    checkpoints = sorted((match[1], int(match[2]), path) for match, path in matches)
+    return {f"{'chck' if unit == 'words' else unit}_{_short(amount)}": path for unit, amount, path in checkpoints}
 
 
 def _short(amount: int) -> str:

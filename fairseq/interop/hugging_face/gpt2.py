@@ -47,61 +47,61 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], int]:
         UserError: a file is missing, a setting is not supported, or tensors and configuration disagree.
     """
     path = folder / CONFIG
-    given = {**DEFAULTS, **{name: value for name, value in read_json(path).items() if value is not None}}
-    _check(given, path)
+    config = {**DEFAULTS, **{name: value for name, value in read_json(path).items() if value is not None}}
+    _check(config, path)
     state = {
         name.removeprefix("transformer."): value
         for name, value in read_tensors(folder).items()
         if not name.endswith(COMPUTED)
     }
-    inner = given.get("n_inner", 4 * given["n_embd"])
-    model = _convert(Tensors(state, str(folder)), given, inner)
+    inner = config.get("n_inner", 4 * config["n_embd"])
+    model = _convert(Tensors(state, str(folder)), config, inner)
     args = {
         "arch": "transformer_lm",
         "task": "language_modeling",
-        "decoder_layers": given["n_layer"],
-        "decoder_embed_dim": given["n_embd"],
+        "decoder_layers": config["n_layer"],
+        "decoder_embed_dim": config["n_embd"],
         "decoder_ffn_embed_dim": inner,
-        "decoder_attention_heads": given["n_head"],
+        "decoder_attention_heads": config["n_head"],
         "decoder_learned_pos": True,
-        "activation_fn": ACTIVATIONS[given["activation_function"]],
-        "share_decoder_input_output_embed": given.get("tie_word_embeddings", True),
+        "activation_fn": ACTIVATIONS[config["activation_function"]],
+        "share_decoder_input_output_embed": config.get("tie_word_embeddings", True),
         "no_scale_embedding": True,
-        "dropout": float(given["resid_pdrop"]),
-        "attention_dropout": float(given["attn_pdrop"]),
-        "tokens_per_sample": given["n_positions"],
-        "max_target_positions": given["n_positions"],
+        "dropout": float(config["resid_pdrop"]),
+        "attention_dropout": float(config["attn_pdrop"]),
+        "tokens_per_sample": config["n_positions"],
+        "max_target_positions": config["n_positions"],
         "sample_break_mode": "none",
     }
-    return model, args, given["eos_token_id"]
+    return model, args, config["eos_token_id"]
 
 
-def _check(given: Mapping[str, Any], path: Path) -> None:
+def _check(config: Mapping[str, Any], path: Path) -> None:
     """Raise UserError for sizes that are none, and settings that the model here does not have."""
-    for name in SIZES + (("n_inner",) if "n_inner" in given else ()):
-        if type(given[name]) is not int or given[name] < 1:
-            raise UserError(f"{path}: {name} is {cut(given[name])}; expected a positive whole number")
+    for name in SIZES + (("n_inner",) if "n_inner" in config else ()):
+        if type(config[name]) is not int or config[name] < 1:
+            raise UserError(f"{path}: {name} is {cut(config[name])}; expected a positive whole number")
     for name, value in ONLY.items():
-        if given.get(name, value) != value:
-            raise UserError(f"{path}: {name} is {cut(given[name])}; only {value} is supported")
-    if given["activation_function"] not in ACTIVATIONS:
+        if config.get(name, value) != value:
+            raise UserError(f"{path}: {name} is {cut(config[name])}; only {value} is supported")
+    if config["activation_function"] not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
-        raise UserError(f"{path}: activation_function is {cut(given['activation_function'])}; known: {known}")
+        raise UserError(f"{path}: activation_function is {cut(config['activation_function'])}; known: {known}")
     for name in ("resid_pdrop", "attn_pdrop"):
-        if not isinstance(given[name], int | float) or not 0 <= given[name] < 1:
-            raise UserError(f"{path}: {name} is {cut(given[name])}; expected a number from 0 to below 1")
-    if type(given["eos_token_id"]) is not int:
-        raise UserError(f"{path}: eos_token_id is {cut(given['eos_token_id'])}; expected the id of a symbol")
+        if not isinstance(config[name], int | float) or not 0 <= config[name] < 1:
+            raise UserError(f"{path}: {name} is {cut(config[name])}; expected a number from 0 to below 1")
+    if type(config["eos_token_id"]) is not int:
+        raise UserError(f"{path}: eos_token_id is {cut(config['eos_token_id'])}; expected the id of a symbol")
 
 
-def _convert(tensors: Tensors, given: Mapping[str, Any], inner: int) -> dict[str, Tensor]:
-    words, dim = given["vocab_size"], given["n_embd"]
+def _convert(tensors: Tensors, config: Mapping[str, Any], inner: int) -> dict[str, Tensor]:
+    words, dim = config["vocab_size"], config["n_embd"]
     embeddings = tensors.take("wte.weight", words, dim)
     model = {
         "decoder.embed_tokens.weight": embeddings,
-        "decoder.embed_positions.weight": tensors.take("wpe.weight", given["n_positions"], dim),
+        "decoder.embed_positions.weight": tensors.take("wpe.weight", config["n_positions"], dim),
     }
-    for layer in range(given["n_layer"]):
+    for layer in range(config["n_layer"]):
         theirs, ours = f"h.{layer}", f"decoder.layers.{layer}"
         for norm, name in (("ln_1", "self_attn_layer_norm"), ("ln_2", "final_layer_norm")):
             model |= _norm(tensors, f"{theirs}.{norm}", f"{ours}.{name}", dim)
@@ -115,7 +115,7 @@ def _convert(tensors: Tensors, given: Mapping[str, Any], inner: int) -> dict[str
         model |= _linear(tensors, f"{theirs}.mlp.c_fc", f"{ours}.fc1", dim, inner)
         model |= _linear(tensors, f"{theirs}.mlp.c_proj", f"{ours}.fc2", inner, dim)
     model |= _norm(tensors, "ln_f", "decoder.layer_norm", dim)
-    tied = given.get("tie_word_embeddings", True)
+    tied = config.get("tie_word_embeddings", True)
     output = tensors.tied("lm_head.weight", embeddings) if tied else tensors.take("lm_head.weight", words, dim)
     tensors.finish()
     return {**model, "decoder.output_projection.weight": output}

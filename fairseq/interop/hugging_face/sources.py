@@ -55,14 +55,14 @@ class Module:
 
     def reached(self, names: Iterable[str]) -> list[Statement]:
         """Return the statements that define *names*, and those that they use, in the order of the file."""
-        todo, found = list(names), set()
+        todo, names_reached = list(names), set()
         while todo:
             name = todo.pop()
             for number, statement in enumerate(self.statements):
-                if name in statement.defines and number not in found:
-                    found.add(number)
+                if name in statement.defines and number not in names_reached:
+                    names_reached.add(number)
                     todo += statement.evaluated
-        return [self.statements[number] for number in sorted(found)]
+        return [self.statements[number] for number in sorted(names_reached)]
 
 
 def sources(adapters: Iterable[str], parts: Parts) -> dict[str, str]:
@@ -96,17 +96,17 @@ def _sources(adapters: Iterable[str], load: Callable[[str], Module]) -> Iterator
         (name, {d for s in _module(name).statements for d in s.defines}) for name in map(ADAPTERS.__add__, adapters)
     ]
     while todo:
-        name, wanted = todo.pop()
-        if wanted <= needed.setdefault(name, set()):
+        name, needs = todo.pop()
+        if needs <= needed.setdefault(name, set()):
             continue
-        needed[name] |= wanted
+        needed[name] |= needs
         module = load(name)
         for used in {used for statement in module.reached(needed[name]) for used in statement.evaluated}:
             origin, original = module.imports.get(used, ("", None))
             if _is_ours(origin) and original is not None:
                 todo.append((origin, {original}))
-    for name, wanted in sorted(needed.items()):
-        yield f"{_flat(name)}.py", _text(name, load(name), wanted)
+    for name, needs in sorted(needed.items()):
+        yield f"{_flat(name)}.py", _text(name, load(name), needs)
 
 
 def _flat(module: str) -> str:
@@ -117,8 +117,8 @@ def _is_ours(module: str) -> bool:
     return module.split(".")[0] == "fairseq"
 
 
-def _text(name: str, module: Module, wanted: Iterable[str]) -> str:
-    statements = module.reached(wanted)
+def _text(name: str, module: Module, needs: Iterable[str]) -> str:
+    statements = module.reached(needs)
     origin = f"# From {name} of fairseq-short {__version__}. MIT License, Copyright (c) the fairseq-short authors."
     head = [origin, f'"""{module.docstring}"""', ""]
     imports = "\n".join(_imports(module, statements))
@@ -127,22 +127,22 @@ def _text(name: str, module: Module, wanted: Iterable[str]) -> str:
 
 
 def _imports(module: Module, statements: Iterable[Statement]) -> Iterator[str]:
-    """The imports that *statements* need; for annotations those of other packages only."""
+    """The imports that *statements* need; for annotations, imports of other packages only."""
     statements = list(statements)
     used = {name for statement in statements for name in statement.uses}
     evaluated = {name for statement in statements for name in statement.evaluated}
     plain: list[str] = []
-    named: dict[str, list[str]] = {}
+    imports: dict[str, list[str]] = {}
     for name, (origin, original) in module.imports.items():
         if name not in (evaluated if _is_ours(origin) else used):
             continue
         if original is None:
             plain.append(f"import {origin}" if origin.split(".")[0] == name else f"import {origin} as {name}")
         else:
-            named.setdefault(origin, []).append(original if original == name else f"{original} as {name}")
+            imports.setdefault(origin, []).append(original if original == name else f"{original} as {name}")
     yield from sorted(plain)
-    for origin in sorted(named, key=lambda origin: (_is_ours(origin), origin)):
-        names = sorted(named[origin])
+    for origin in sorted(imports, key=lambda origin: (_is_ours(origin), origin)):
+        names = sorted(imports[origin])
         line = f"from {'.' + _flat(origin) if _is_ours(origin) else origin} import "
         one = line + ", ".join(names)
         yield one if len(one) <= WIDTH else line + "(\n" + "".join(f"    {each},\n" for each in names) + ")"
@@ -189,8 +189,8 @@ def _statement(
         for annotation in ("annotation", "returns"):
             if getattr(inner, annotation, None) is not None:
                 setattr(inner, annotation, None if annotation == "returns" else ast.Constant(None))
-    kept = [line for number, line in enumerate(lines, before + 1) if number not in dropped]
-    return Statement(frozenset(defines), frozenset(uses), frozenset(_names(node)), tuple(kept))
+    remaining = [line for number, line in enumerate(lines, before + 1) if number not in dropped]
+    return Statement(frozenset(defines), frozenset(uses), frozenset(_names(node)), tuple(remaining))
 
 
 def _names(node: ast.AST) -> set[str]:

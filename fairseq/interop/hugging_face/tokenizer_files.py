@@ -1,6 +1,6 @@
 """Files of exported tokenizers: ``tokenizer.json`` of byte-level encodings, where it gives exactly our ids, or code.
 
-The ids are those of the dictionary, so that it must have every symbol which merges make: a symbol that it lacks is the
+The ids are the dictionary's, so that it must have every symbol which merges make: a symbol that it lacks is the
 unknown one here, but has no id there. No ``tokenizer.json`` equals other encodings: ``</s>`` between lines, a special
 symbol, is dropped where text is decoded without them; the normaliser of SentencePiece models composes accents within a
 grapheme there, where the model takes the longest sequence it knows; and symbols of subword-nmt would have other names,
@@ -49,7 +49,7 @@ def tokenizer_files(
     token_types: int | None = None,
     separator: int | None = None,
 ) -> TokenizerFiles:
-    """Return the files of *tokenizer*, but for those of *dictionary* and ``tokenization.json``.
+    """Return the files of *tokenizer*, but for the files of *dictionary* and ``tokenization.json``.
 
     Args:
         longest: most tokens of a row.

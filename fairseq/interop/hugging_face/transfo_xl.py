@@ -34,13 +34,13 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: folder not found; give one with {CONFIG} and {PICKLE} or {SAFE}")
-    given = read_json(folder / CONFIG)
-    kind = given.get("model_type")
+    config = read_json(folder / CONFIG)
+    kind = config.get("model_type")
     if kind != "transfo-xl":
         raise UserError(f"{folder / CONFIG}: model_type is {cut(kind)}; only transfo-xl is supported")
-    if given.get("layer_norm_epsilon", EPSILON) != EPSILON:
+    if config.get("layer_norm_epsilon", EPSILON) != EPSILON:
         raise UserError(
-            f"{folder / CONFIG}: layer_norm_epsilon is {cut(given['layer_norm_epsilon'])}; only 1e-05 is supported"
+            f"{folder / CONFIG}: layer_norm_epsilon is {cut(config['layer_norm_epsilon'])}; only 1e-05 is supported"
         )
     tensors = read_tensors(folder)
     check_tensors(tensors, str(folder))
@@ -48,7 +48,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for name in ("crit.cluster_weight", "crit.cluster_bias"):
         if name in state and state[name].dim():
             state[name] = state[name].flip(0)  # the authors' order
-    return conversion.convert(state, _config(given), str(folder))
+    return conversion.convert(state, _config(config), str(folder))
 
 
 def eos(folder: Path) -> int | None:
@@ -57,9 +57,9 @@ def eos(folder: Path) -> int | None:
     return index if type(index) is int else None
 
 
-def _config(given: Mapping[str, Any]) -> dict[str, Any]:
+def _config(source: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration under the original authors' keys."""
-    config: dict[str, Any] = {"tgt_len": SEGMENT, "tie_weight": True, **given}  # omitted from the file where true
+    config: dict[str, Any] = {"tgt_len": SEGMENT, "tie_weight": True, **source}  # omitted from the file where true
     if "vocab_size" not in config and "n_token" in config:
         config["vocab_size"] = config["n_token"]
     if "tie_projs" not in config and "proj_share_all_but_first" in config:

@@ -150,9 +150,9 @@ class _Machine:
     def pop(self, count: int) -> list[Any]:
         if len(self.stack) < count:
             raise ValueError("stack underflow")
-        taken = self.stack[len(self.stack) - count :]
+        values = self.stack[len(self.stack) - count :]
         del self.stack[len(self.stack) - count :]
-        return taken
+        return values
 
     def since_mark(self) -> list[Any]:
         return self.pop(len(self.stack) - self.marks.pop())
@@ -178,11 +178,11 @@ class _Machine:
         self.push(CALLS[name.path](*arguments))
 
     def instantiate(self, arguments: list[Any]) -> None:
-        name, given, *_ = arguments
+        name, values, *_ = arguments
         if not isinstance(name, Name):
             raise ValueError("invalid class")
         if name.path in CALLS:
-            self.call(name, given)
+            self.call(name, values)
         else:
             self.push(Inert(name.path))
 

@@ -82,7 +82,7 @@ def check_tensors(state: Mapping[str, Tensor], where: str) -> None:
         UserError: a check failed.
     """
     stored: dict[int, int] = {}
-    shown: dict[tuple[Any, ...], int] = {}
+    sizes: dict[tuple[Any, ...], int] = {}
     for name, value in state.items():
         if not isinstance(name, str) or len(name) > NAME_LENGTH or not name.isprintable():
             raise UserError(f"{where}: invalid tensor name {cut(name)}; give the state dict of a model")
@@ -93,8 +93,8 @@ def check_tensors(state: Mapping[str, Tensor], where: str) -> None:
             raise UserError(f"{where}: {name} is not a dense tensor of real numbers; give the state dict of a model")
         memory = value.untyped_storage()
         stored[memory.data_ptr()] = memory.nbytes()
-        shown[view(value)] = value.numel() * value.element_size()
-    if sum(shown.values()) > 4 * sum(stored.values()):
+        sizes[view(value)] = value.numel() * value.element_size()
+    if sum(sizes.values()) > 4 * sum(stored.values()):
         raise UserError(f"{where}: tensors are views far larger than their storage; give the state dict of a model")
 
 

@@ -58,32 +58,32 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
 
 def _parameters(root: Any, path: Path) -> Iterator[tuple[str, Stored]]:
     """Yield every parameter and buffer of a module with its name in a state dict; each submodule is visited once."""
-    waiting, seen = [("", root)], set()
+    waiting, visited = [("", root)], set()
     while waiting:
         prefix, module = waiting.pop()
         if module is None:
             continue
-        if not isinstance(module, Inert) or id(module) in seen:
+        if not isinstance(module, Inert) or id(module) in visited:
             raise UserError(f"{path}: {prefix.rstrip('.') or 'the model'} is not a module; the file is damaged")
-        seen.add(id(module))
+        visited.add(id(module))
         for kind in ("_parameters", "_buffers", "_modules"):
-            held = module.state.get(kind)
-            for name, value in held.items() if isinstance(held, dict) else ():
-                if not isinstance(name, str) or len(prefix) + len(name) > NAME_LENGTH or id(held) in seen:
+            members = module.state.get(kind)
+            for name, value in members.items() if isinstance(members, dict) else ():
+                if not isinstance(name, str) or len(prefix) + len(name) > NAME_LENGTH or id(members) in visited:
                     raise UserError(f"{path}: the {kind} of a module are damaged; use another file")
                 if kind == "_modules":
                     waiting.append((f"{prefix}{name}.", value))
                 elif isinstance(value, Stored):
                     yield f"{prefix}{name}", value
-            seen.add(id(held))
+            visited.add(id(members))
 
 
 def _settings(root: Inert, stored: dict[str, Stored]) -> dict[str, Any]:
     """The settings found in the attributes and the shared tensors of the module; the others are absent."""
     config: dict[str, Any] = {}
-    for key, (place, attribute) in ATTRIBUTES.items():
+    for key, (module_name, attribute) in ATTRIBUTES.items():
         module: Any = root
-        for name in place.split(".") if place else ():
+        for name in module_name.split(".") if module_name else ():
             inside = module.state.get("_modules") if isinstance(module, Inert) else None
             module = inside.get(name) if isinstance(inside, dict) else None
         if isinstance(module, Inert) and attribute in module.state:

@@ -128,11 +128,11 @@ def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shap
             raise UserError(f"{where}: the configuration has no {key}; add it")
     table = _first_table(tensors)
     tables = [value for name, value in tensors.left.items() if name.startswith("word_emb.emb_layers.") and value.dim()]
-    told = {"vocab_size": sum(map(len, tables)), "d_embed": table.size(1), "dropout": 0.0, "dropatt": 0.0}
-    config = {"untie_r": False, **told, **config}
-    for key, fine, wanted in _conditions(config):
+    derived = {"vocab_size": sum(map(len, tables)), "d_embed": table.size(1), "dropout": 0.0, "dropatt": 0.0}
+    config = {"untie_r": False, **derived, **config}
+    for key, fine, valid in _conditions(config):
         if not fine:
-            raise UserError(f"{where}: {key} is {cut(config[key])} in the configuration; it must be {wanted}")
+            raise UserError(f"{where}: {key} is {cut(config[key])} in the configuration; it must be {valid}")
     known = {field.name for field in fields(Shape)} - {"cutoffs", "tied_bands"}
     bands = tuple(band for band, tied in enumerate(config["tie_projs"]) if tied)
     return Shape(**{key: config[key] for key in known}, cutoffs=_cutoffs(config), tied_bands=bands)
@@ -201,7 +201,7 @@ def _embeddings(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
 
 
 def _softmax(tensors: Tensors, shape: Shape, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights, biases and projections of all bands, tied to those of *model* as configured."""
+    """Weights, biases and projections of all bands, tied to the embeddings of *model* as configured."""
     if "out_layer.weight" in tensors.left:
         raise UserError(f"{tensors.where}: sampled softmax; only full and adaptive softmax are supported")
     softmax, tables, biases = {}, *_output_tables(tensors, shape, model)
@@ -212,8 +212,8 @@ def _softmax(tensors: Tensors, shape: Shape, model: Mapping[str, Tensor]) -> dic
             projection = model[f"embed_tokens.embeddings.{band}.1.weight"]
             softmax[f"{name}.projection"] = tensors.tied(f"crit.out_projs.{band}", projection)
         elif shape.projected:
-            taken = tensors.take(f"crit.out_projs.{band}", shape.d_model, shape.width(band))
-            softmax[f"{name}.projection"] = taken
+            out_projection = tensors.take(f"crit.out_projs.{band}", shape.d_model, shape.width(band))
+            softmax[f"{name}.projection"] = out_projection
     if shape.bands > 1:
         weight = tensors.take("crit.cluster_weight", shape.bands - 1, shape.d_embed)
         softmax["adaptive_softmax.cluster_weight"] = weight.flip(0)
@@ -249,14 +249,14 @@ def _attention_tables(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
             shared = None if shape.untie_r else tensors.take(bias, *heads)
             for layer in layers:
                 name = f"layers.{layer}.dec_attn.{bias}"
-                own = tensors.take(name, *heads) if shared is None else tensors.tied(name, shared)
-                model[f"layers.{layer}.self_attn.{bias}"] = own
+                biases = tensors.take(name, *heads) if shared is None else tensors.tied(name, shared)
+                model[f"layers.{layer}.self_attn.{bias}"] = biases
     elif encoding == "shaw":
         rows = _rows(tensors)
         tables = {"r_emb": (rows, *heads), "r_bias": (rows, shape.n_head), "r_w_bias": heads}
         for table, size in tables.items():
-            whole = tensors.take(table, shape.n_layer, *size)
-            model |= {f"layers.{layer}.self_attn.{table}": whole[layer] for layer in layers}
+            stacked = tensors.take(table, shape.n_layer, *size)
+            model |= {f"layers.{layer}.self_attn.{table}": stacked[layer] for layer in layers}
     elif encoding == "learned":
         if shape.n_head * shape.d_head != shape.d_model:
             raise UserError(f"{tensors.where}: attn_type 3 needs n_head times d_head to be d_model, {shape.d_model}")

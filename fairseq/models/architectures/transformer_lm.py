@@ -107,6 +107,11 @@ SHORTFORMER: Defaults = {  # position-infused attention and a cache of one segme
     "position_infused_attention": True,
     "tokens_from_prev": lambda settings: settings.get("tokens_per_sample", TransformerLMConfig.tokens_per_sample),
 }
+FAST: Defaults = {  # docs/benchmarks.md, "Time to a perplexity"
+    "token_shift": 2,
+    "zero_init_residual": True,
+    "activation_fn": "relu_squared",
+}
 DEMO = _small(4, 256, [1000, 4000])  # for a corpus of a million words and a CPU
 TINY = _small(2, 64, [200, 600])  # for tests
 
@@ -136,6 +141,9 @@ register_architectures(
         "transformer_lm_gpt3_175": _gpt3(96, 12288, 96),
         "transformer_lm_demo": DEMO,
         "transformer_lm_tiny": TINY,
+        "transformer_lm_fast_wiki103": {**WIKI103, **FAST},
+        "transformer_lm_fast_demo": {**DEMO, **FAST},
+        "transformer_lm_fast_tiny": {**TINY, **FAST},
         "shortformer": {**BASE, **SHORTFORMER},
         "shortformer_wiki103": {**WIKI103, **SHORTFORMER},
         "shortformer_demo": {**DEMO, **SHORTFORMER},

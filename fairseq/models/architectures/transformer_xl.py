@@ -56,7 +56,7 @@ EXAMPLE = {
 
 
 def _transformer_xl(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A model of middling size; with the task of fairseq's example that of the example."""
+    """A model of middling size; with the task of fairseq's example the example's."""
     return completed(EXAMPLE if settings.get("task") == "truncated_bptt_lm" else _lengths(128), settings)
 
 

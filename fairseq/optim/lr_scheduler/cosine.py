@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CosineConfig(RateConfig):
-    """Cosine annealing with warm restarts. With ``--max-lr`` those of fairseq 0.9, without it those of 0.10."""
+    """Cosine annealing with warm restarts. With ``--max-lr`` as in fairseq 0.9, without it as in 0.10."""
 
     max_lr: float | None = flag(None, "maximum; `lr` is then the minimum (default: `lr`, from `min_lr`)", above=0)
     warmup_updates: int = flag(0, "warmup updates until the maximum", low=0)

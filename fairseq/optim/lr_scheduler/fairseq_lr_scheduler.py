@@ -17,7 +17,7 @@ from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 class FairseqLRScheduler:
     """A schedule: the learning rate after so many updates, which the next update uses.
 
-    The rate before the first update is that of ``step_update(0)``. Ours are functions of the number of updates and of
+    ``step_update(0)`` gives the rate before the first update. Ours are functions of the number of updates and of
     the epoch alone, so that a restored run goes on exactly: call ``step_begin_epoch`` and ``step_update`` after
     restoring.
 
@@ -94,9 +94,9 @@ def single_rate(config: RateConfig, schedule: str) -> float:
         SettingError: ``lr`` is a list.
     """
     if len(config.lr) != 1:
-        shown = ",".join(map(str, config.lr))
+        text = ",".join(map(str, config.lr))
         raise SettingError(
-            f"`lr` {shown}: `lr_scheduler` {schedule} takes one rate; use `lr_scheduler` fixed for a list"
+            f"`lr` {text}: `lr_scheduler` {schedule} takes one rate; use `lr_scheduler` fixed for a list"
         )
     return config.lr[0]
 

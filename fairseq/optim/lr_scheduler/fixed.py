@@ -44,7 +44,7 @@ class FixedSchedule(FairseqLRScheduler):
 
     def step_update(self, num_updates: int) -> float:
         self.num_updates = num_updates
-        # fairseq's warmup of this schedule begins at 1 / w; those of the others at their initial rate.
+        # fairseq's warmup of this schedule begins at 1 / w; the others begin at their initial rate.
         lr = self.lr * min(1.0, (num_updates + 1) / max(self.config.warmup_updates, 1))
         self.optimizer.set_lr(lr)
         return lr

@@ -57,7 +57,7 @@ class PolynomialDecaySchedule(FairseqLRScheduler):
         if num_updates < warmup:
             lr = self.lr * num_updates / warmup
         else:
-            left = max(0.0, 1 - (num_updates - warmup) / (self.config.total_num_update - warmup))
-            lr = end + (self.lr - end) * left**self.config.power
+            remaining = max(0.0, 1 - (num_updates - warmup) / (self.config.total_num_update - warmup))
+            lr = end + (self.lr - end) * remaining**self.config.power
         self.optimizer.set_lr(lr)
         return lr

@@ -72,7 +72,7 @@ class ReduceLROnPlateau(FairseqLRScheduler):
         return {"best": self.best, "lr": self.lr, "bad_epochs": self.bad_epochs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; in fairseq's the rate is that of the restored optimizer."""
+        """Restore a state; fairseq's has no rate: the restored optimizer has it."""
         best = state.get("best")
         self.best = float(best) if best is not None and math.isfinite(best) else None
         self.lr = float(state.get("lr", self.optimizer.get_lr()))

@@ -30,9 +30,9 @@ class TriStageConfig(RateConfig):
         single_rate(self, "tri_stage")
         if self.phase_ratio is None:
             return
-        shown = ",".join(map(str, self.phase_ratio))
+        text = ",".join(map(str, self.phase_ratio))
         if len(self.phase_ratio) != 3 or not math.isclose(sum(self.phase_ratio), 1, abs_tol=1e-6):
-            raise SettingError(f"`phase_ratio` {shown}: expected three numbers that sum to 1")
+            raise SettingError(f"`phase_ratio` {text}: expected three numbers that sum to 1")
 
 
 @register_lr_scheduler("tri_stage", dataclass=TriStageConfig)
@@ -50,8 +50,8 @@ class TriStageSchedule(FairseqLRScheduler):
         if config.phase_ratio is not None:
             # Not in check(): with --stages the length of training comes with the stage.
             if config.max_update <= 0:
-                shown = ",".join(map(str, config.phase_ratio))
-                raise SettingError(f"`phase_ratio` {shown}: needs `max_update`; give it")
+                text = ",".join(map(str, config.phase_ratio))
+                raise SettingError(f"`phase_ratio` {text}: needs `max_update`; give it")
             self.steps = [int(config.max_update * share) for share in config.phase_ratio]
         self.step_update(0)
 

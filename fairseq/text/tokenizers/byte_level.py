@@ -27,6 +27,7 @@ class GPT2(Subwords):
 
     def encode(self, lines: Sequence[str]) -> list[str]:
         with self.library(lines):
+            # The fast variant leaves out offsets, which nothing reads here.
             encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
         return [" ".join([self._symbols[index] for index in encoding.ids]) for encoding in encodings]
 
@@ -53,7 +54,7 @@ class GPT2(Subwords):
 
     @functools.cached_property
     def _symbols(self) -> list[str]:
-        return list(dict.fromkeys([*BYTES, *(left + right for left, right in self._merges)]))
+        return list(dict.fromkeys([*BYTES, *(first + second for first, second in self._merges)]))
 
     @functools.cached_property
     def _merges(self) -> list[tuple[str, str]]:

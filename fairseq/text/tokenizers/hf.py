@@ -82,6 +82,7 @@ class HuggingFace(Subwords):
 
     def encode(self, lines: Sequence[str]) -> list[str]:
         with self.library(lines):
+            # The fast variant leaves out offsets, which nothing reads here.
             encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
             return [self._vocabulary.line(encoding.ids) for encoding in encodings]
 
@@ -123,6 +124,7 @@ class HuggingFace(Subwords):
         library, _ = import_tokenizers("hf"), self._names  # the file is read within bounds first
         with self.library(), silent_stderr():
             tokenizer = library.Tokenizer.from_str(self.content.decode("utf-8"))
+            # A file may ask for rows to be cut and padded as its model reads them; a corpus is neither.
             tokenizer.no_truncation()
             tokenizer.no_padding()
             return tokenizer

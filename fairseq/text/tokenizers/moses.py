@@ -85,6 +85,7 @@ class _Chunks:
     def split(self, line: str) -> list[str]:
         chunks = line.split()
         if not line.isprintable():
+            # sacremoses drops them as well; here a chunk is looked up without them.
             chunks = " ".join(chunks).translate(JUNK).split()
         if not chunks:
             return []
@@ -103,16 +104,17 @@ class _Chunks:
         if chunk.endswith("."):
             return self._of(chunk, False, self._kind([after], 0))
         words = self._of(chunk, False, OTHER)
+        # Emptied at once: frequent chunks are back soon, and an order of use would cost more than it saves.
         if len(self._words) >= CACHED:
             self._words.clear()
         self._words[chunk] = words
         return words
 
-    def _kind(self, chunks: list[str], place: int) -> str:
-        """The kind of the chunk at *place*; empty behind the last."""
-        if place >= len(chunks):
+    def _kind(self, chunks: list[str], index: int) -> str:
+        """The kind of the chunk at *index*; empty behind the last."""
+        if index >= len(chunks):
             return ""
-        first = chunks[place][0]
+        first = chunks[index][0]
         return LOWER if first in self._lower else DIGIT if "0" <= first <= "9" else OTHER
 
     def _of(self, chunk: str, is_first: bool, after: str) -> list[str]:
@@ -124,15 +126,16 @@ class _Chunks:
             stop = self._keeps_stop(simple[2], after)
             return [*simple[1], f"{simple[2]}."] if stop else [*simple[1], simple[2], "."]
         key = chunk, is_first, after
-        found = self._in_context.get(key)
-        if found is None:
+        tokens = self._in_context.get(key)
+        if tokens is None:
+            # Neighbours of the same kinds stand for the line's, and are cut off again.
             text = ("" if is_first else f"{OTHER} ") + chunk + (f" {after}" if after else "")
             words = self._tokenize(text)
-            found = words[0 if is_first else 1 : len(words) - 1 if after else len(words)]
+            tokens = words[0 if is_first else 1 : len(words) - 1 if after else len(words)]
             if len(self._in_context) >= CACHED:
                 self._in_context.clear()
-            self._in_context[key] = found
-        return found
+            self._in_context[key] = tokens
+        return tokens
 
     def _keeps_stop(self, word: str, after: str) -> bool:
         """Return whether a full stop belongs to *word*: an abbreviation, or no sentence ends there."""

@@ -28,6 +28,7 @@ def aligned(text: str, symbols: Iterable[str], written: Iterable[str] | None = N
     spans = []
     for symbol, letters in zip(symbols, written or symbols, strict=True):
         first = text.find(letters, start)
+        # Only white space lies between symbols: farther on it is another occurrence.
         if first >= 0 and not text[start:first].strip():
             start = first + len(letters)
         else:  # control characters were dropped inside it or before it

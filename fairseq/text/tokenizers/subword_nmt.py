@@ -35,9 +35,10 @@ class SubwordNMT(Subwords):
             raise UserError("`learn_bpe`: the training text is empty; give a file with at least one word")
         words = io.StringIO("".join(f"{word} {counts[word]}\n" for word in sorted(counts)))
         codes = io.StringIO()
-        shown = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
+        # Its progress bar is for terminals only.
+        output = contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO())
         try:
-            with shown:
+            with output:
                 learn_bpe(words, codes, size, is_dict=True)
         except ValueError:  # every word has one character
             raise UserError("`learn_bpe`: all words of the training text have one character; leave it out") from None
@@ -47,8 +48,8 @@ class SubwordNMT(Subwords):
         if not self._bpe.bpe_codes:
             raise UserError(f"{self.source}: has no merges; give a file of subword-nmt codes")
         if self._bpe.version not in ((0, 1), (0, 2)):
-            shown = ".".join(map(str, self._bpe.version))
-            raise UserError(f"{self.source}: version {shown[:40]} of subword-nmt codes; known are 0.1 and 0.2")
+            version = ".".join(map(str, self._bpe.version))
+            raise UserError(f"{self.source}: version {version[:40]} of subword-nmt codes; known are 0.1 and 0.2")
 
     def encode(self, lines: Sequence[str]) -> list[str]:
         encoded = []

@@ -62,7 +62,7 @@ class Tokenizer(Steps):
         """Read a ``tokenization.json``.
 
         Args:
-            symbols: those of the dictionary that it must have been made with; None: of any.
+            symbols: of the dictionary that it must have been made with; None: any.
 
         Raises:
             UserError: it is missing or damaged, or was made with another dictionary, or a package is missing.
@@ -78,7 +78,7 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
     """Return the content of a ``tokenization.json``, and its values.
 
     Args:
-        symbols: those of the dictionary that it must have been made with; None: of any.
+        symbols: of the dictionary that it must have been made with; None: any.
 
     Raises:
         UserError: it is missing, damaged, something else or of another dictionary; a pipe or device is not waited for.
@@ -111,13 +111,14 @@ def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None
     """Return the tokenizer beside the dictionary of *data*, a folder or a ``dict.txt``; None if there is none.
 
     Args:
-        symbols: those of the dictionary.
+        symbols: of the dictionary.
 
     Raises:
         UserError: see :meth:`Tokenizer.load`.
     """
     folder = Path(data) if Path(data).is_dir() else Path(data).parent
     path = folder / TOKENIZATION
+    # A link that leads nowhere is an error, not a missing tokenizer.
     return Tokenizer.load(path, symbols) if os.path.lexists(path) else None
 
 
@@ -136,7 +137,7 @@ def _written(content: bytes) -> dict[str, str]:
 def _words(values: Any, path: str | Path) -> WordTokenizer | None:
     if values is None:
         return None
-    name, settings = _named(values, TOKENIZERS, path)
+    name, settings = _entry(values, TOKENIZERS, path)
     known = {field.name: field for field in dataclasses.fields(TOKENIZERS[name])}
     if not known.keys() >= settings.keys() or not all(isinstance(value, str) for value in settings.values()):
         raise UserError(f"{path}: settings of tokenizer {name}: {str(sorted(settings))[:200]}; known: {sorted(known)}")
@@ -151,7 +152,7 @@ def _words(values: Any, path: str | Path) -> WordTokenizer | None:
 def _subwords(values: Any, path: str | Path) -> Subwords | None:
     if values is None:
         return None
-    name, content = _named(values, BPES, path)
+    name, content = _entry(values, BPES, path)
     try:
         data = content["text"].encode() if "text" in content else base64.b64decode(content["base64"], validate=True)
     except (KeyError, AttributeError, TypeError, binascii.Error, UnicodeEncodeError):
@@ -161,7 +162,7 @@ def _subwords(values: Any, path: str | Path) -> Subwords | None:
     return subwords
 
 
-def _named(values: Any, registry: Any, path: str | Path) -> tuple[str, Mapping[str, Any]]:
+def _entry(values: Any, registry: Any, path: str | Path) -> tuple[str, Mapping[str, Any]]:
     name = values.get("name") if isinstance(values, dict) else None
     if not isinstance(name, str) or name not in registry:
         known = ", ".join(registry)

@@ -60,7 +60,7 @@ class FairseqCache(Cache):
     """What has been read of the rows of a batch, those with equally many tokens together.
 
     Attributes:
-        groups: places of rows in the batch [rows], and their tokens.
+        groups: positions of rows in the batch [rows], and their tokens.
         tokens_read: columns of the batch that were read, with padding.
     """
 
@@ -85,37 +85,37 @@ class FairseqCache(Cache):
     def read(self, decoder: Any, tokens: Tensor, real: Tensor) -> Tensor:
         """Hidden states [B, T, C] of *tokens* [B, T], which continue what was read; zeros where *real* is False."""
         parts, groups = [], []
-        for places, rows in self._continued(DecoderReader(decoder), real.sum(1)):
-            count = int(real[places[0]].sum())
+        for positions, rows in self._continued(DecoderReader(decoder), real.sum(1)):
+            count = int(real[positions[0]].sum())
             if count:
-                parts.append((places, rows.read(tokens[places][real[places]].view(len(places), count))))
-            groups.append((places, rows))
+                parts.append((positions, rows.read(tokens[positions][real[positions]].view(len(positions), count))))
+            groups.append((positions, rows))
         self.groups, self.tokens_read = groups, self.tokens_read + tokens.size(1)
         hidden = parts[0][1].new_zeros(*tokens.shape, parts[0][1].size(-1))
-        for places, states in parts:
-            hidden[places[:, None], real[places].nonzero()[:, 1].view(len(places), -1)] = states
+        for positions, states in parts:
+            hidden[positions[:, None], real[positions].nonzero()[:, 1].view(len(positions), -1)] = states
         return hidden
 
     def _continued(self, reader: DecoderReader, counts: Tensor) -> Iterator[tuple[Tensor, Rows]]:
         """The groups, divided where their rows go on with different *counts* [B] of tokens."""
         groups: list[tuple[Tensor, Rows | None]] = [*self.groups]
-        for places, rows in groups or [(torch.arange(len(counts), device=counts.device), None)]:
-            for count in counts[places].unique():
-                some = (counts[places] == count).nonzero()[:, 0]
+        for positions, rows in groups or [(torch.arange(len(counts), device=counts.device), None)]:
+            for count in counts[positions].unique():
+                some = (counts[positions] == count).nonzero()[:, 0]
                 if rows is None:
                     part = Rows(reader, len(some))
                 else:
                     part = rows
-                    if len(some) < len(places):
+                    if len(some) < len(positions):
                         part = copy.deepcopy(rows)
                         part.select_rows(some)
-                yield places[some], part
+                yield positions[some], part
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Make row *indices[i]* the new row i."""
         groups = []
-        for places, rows in self.groups:
-            new, old = (indices.to(places.device)[:, None] == places).nonzero(as_tuple=True)
+        for positions, rows in self.groups:
+            new, old = (indices.to(positions.device)[:, None] == positions).nonzero(as_tuple=True)
             if len(new):
                 rows.select_rows(old)
                 groups.append((new, rows))
@@ -125,7 +125,7 @@ class FairseqCache(Cache):
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        rows = sum(len(places) for places, _ in self.groups)
+        rows = sum(len(positions) for positions, _ in self.groups)
         self.batch_select_indices(torch.arange(rows).repeat_interleave(repeats))
 
 
@@ -139,7 +139,7 @@ class FairseqPreTrainedModel(PreTrainedModel):
     def __init__(self, config: FairseqConfig) -> None:
         super().__init__(config)
         self.decoder = decoder_of(config)
-        for module in self.decoder.modules():  # shared parameters have one name here, those of modules
+        for module in self.decoder.modules():  # shared parameters have one name here, modules
             module._state_dict_hooks.clear()
             module._load_state_dict_pre_hooks.clear()
         first: dict[int, str] = {}
@@ -249,17 +249,17 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
             input_ids: [B, T]; with *past_key_values*, those that follow what it holds.
             attention_mask: 0 at padding: [B, T] or more columns, of which the last T count.
             past_key_values: what an earlier call returned; it is changed in place.
-            labels: targets [B, T], those of ``input_ids``; -100 is left out of the loss.
+            labels: targets [B, T], aligned with ``input_ids``; -100 is left out of the loss.
             use_cache: return a cache (default: if one is given).
             output_hidden_states: return the inputs of the layers and what the output layer reads; not with a cache.
-            logits_to_keep: compute logits for the last of so many tokens, or for these places; 0: for all.
+            logits_to_keep: compute logits for the last of so many tokens, or for these positions; 0: for all.
             kwargs: for the loss, such as ``num_items_in_batch``.
         """
         cache = FairseqCache() if use_cache and past_key_values is None else past_key_values
         states: list[Tensor] | None = [] if output_hidden_states else None
         hidden = self.read(input_ids, attention_mask, cache, states)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.decoder.output_distribution.log_probs(hidden[:, kept])
+        last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.decoder.output_distribution.log_probs(hidden[:, last])
         loss = None
         if labels is not None:
             if attention_mask is not None:  # nothing was read before the first token after padding

@@ -76,26 +76,26 @@ class FairseqTokenizer(PreTrainedTokenizer):
 
     def spans(self, text: str) -> list[Span]:
         """Return the symbols of *text*, without those that stand around it, with what each stands for."""
-        found, start = [], 0
+        result, start = [], 0
         for part in [text] if self.split_special_tokens else self.tokens_trie.split(text):
             if part in self._added_tokens_encoder:
-                found.append(Span(part, start, start + len(part)))
+                result.append(Span(part, start, start + len(part)))
             elif LINE_FEED in self.ids:
-                found += [span.moved(start) for span in self.steps.spans(part)]
+                result += [span.moved(start) for span in self.steps.spans(part)]
             else:
-                found += [span.moved(start) for span in self._lines(part)]
+                result += [span.moved(start) for span in self._lines(part)]
             start += len(part)
-        return found
+        return result
 
     def _lines(self, text: str) -> list[Span]:
-        found, start = [], 0
+        result, start = [], 0
         for end in [*LINE_END.finditer(text), None]:
             stop = len(text) if end is None else end.start()
-            found += [span.moved(start) for span in self.steps.spans(text[start:stop])]
+            result += [span.moved(start) for span in self.steps.spans(text[start:stop])]
             if end is not None:
-                found.append(Span(self.line_end, stop, end.end()))
+                result.append(Span(self.line_end, stop, end.end()))
                 start = end.end()
-        return found
+        return result
 
     def _encode_plus(  # type: ignore[override]
         self, text: Any, text_pair: Any = None, **kwargs: Any
@@ -121,7 +121,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
         """The offsets of what is left of *text* and *pair* after truncation; (0, 0) for symbols around them."""
         first, second = self.spans(text), self.spans(pair) if pair is not None else []
         ends = {len(self) + number: (span.start, span.end) for number, span in enumerate([*first, *second])}
-        numbers = list(ends)  # in the place of ids, which truncation does not look at
+        numbers = list(ends)  # in the field of ids, which truncation does not look at
         truncation = kwargs.get("truncation_strategy")
         names = ("add_special_tokens", "max_length", "stride")
         cut = self.prepare_for_model(
@@ -138,8 +138,8 @@ class FairseqTokenizer(PreTrainedTokenizer):
         if "offset_mapping" in padded:
             missing = [(0, 0)] * (len(padded["input_ids"]) - before)
             offsets = padded["offset_mapping"]
-            left = (kwargs.get("padding_side") or self.padding_side) == "left"
-            padded["offset_mapping"] = missing + offsets if left else offsets + missing
+            on_the_left = (kwargs.get("padding_side") or self.padding_side) == "left"
+            padded["offset_mapping"] = missing + offsets if on_the_left else offsets + missing
         return padded
 
     def _convert_token_to_id(self, token: str) -> int | None:
@@ -153,8 +153,10 @@ class FairseqTokenizer(PreTrainedTokenizer):
         if isinstance(ids, int) or not skip_special_tokens:
             return super().convert_ids_to_tokens(ids, skip_special_tokens=skip_special_tokens)
         end, skipped = self.ids[self.line_end], set(self.all_special_ids)
-        kept = [int(index) for place, index in enumerate(ids) if int(index) not in skipped or (index == end and place)]
-        return super().convert_ids_to_tokens(kept)
+        visible = [
+            int(index) for position, index in enumerate(ids) if int(index) not in skipped or (index == end and position)
+        ]
+        return super().convert_ids_to_tokens(visible)
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         lines: list[list[str]] = [[]]
@@ -212,8 +214,8 @@ class FairseqEncoderTokenizer(FairseqTokenizer):
         self.pair_separator = pair_separator
         self.roles = {role: str(kwargs[f"{role}_token"]) for role in (*ROLES, "mask") if kwargs.get(f"{role}_token")}
         self.second_type = min(1, token_types - 1)
-        own = {"token_types": token_types, "pair_separator": pair_separator}
-        super().__init__(vocab_file, tokenization_file, **own, **kwargs)
+        options = {"token_types": token_types, "pair_separator": pair_separator}
+        super().__init__(vocab_file, tokenization_file, **options, **kwargs)
 
     def read_vocabulary(self, lines: list[str]) -> tuple[list[str], dict[str, str]]:
         return lines, self.roles

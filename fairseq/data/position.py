@@ -1,8 +1,8 @@
-"""Places in an epoch: how much of it was read, on any number of processes.
+"""Positions in an epoch: how much of it was read, on any number of processes.
 
-A place counts *units* of the epoch, over all processes: blocks in the epoch's order, batches where those are cut by
+A position counts *units* of the epoch, over all processes: blocks in the epoch's order, batches where those are cut by
 size, steps of rows where rows continue each other. A checkpoint stores it with the :class:`Layout` of its run, from
-which another run, on more or fewer processes, finds the place in its own.
+which another run, on more or fewer processes, finds the position in its own.
 
 Streams need as many rows in all (rows × processes), and their memory goes with them; batches cut by size need the
 same limits. Other checkpoints are refused in the middle of an epoch, and none at its start. Blocks of another size,
@@ -88,13 +88,13 @@ class SavedBy:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A place found in a layout.
+class Position:
+    """A position found in a layout.
 
     Attributes:
         read: units.
         same_rows: whether each row continues where it stopped, so that its memory fits.
-        remark: for the log; empty if the place is as it was saved.
+        remark: for the log; empty if the position is as it was saved.
     """
 
     read: int
@@ -102,8 +102,8 @@ class Found:
     remark: str = ""
 
 
-def find(ours: Layout, state: Mapping[str, Any], saved: SavedBy | None) -> Found:
-    """Return the place of a checkpoint's ``train_iterator`` within its epoch, in the layout *ours*.
+def find(ours: Layout, state: Mapping[str, Any], saved: SavedBy | None) -> Position:
+    """Return the position of a checkpoint's ``train_iterator`` within its epoch, in the layout *ours*.
 
     Args:
         ours: of the run that continues.
@@ -111,38 +111,38 @@ def find(ours: Layout, state: Mapping[str, Any], saved: SavedBy | None) -> Found
         saved: who saved a state without ``read``; None: this run, so that batches are what they were.
 
     Raises:
-        UserError: the place is in the middle of an epoch that *ours* cannot continue.
+        UserError: the position is in the middle of an epoch that *ours* cannot continue.
     """
     iterations = state.get("iterations_in_epoch", 0)
     stored = state.get("read")
     if iterations == 0:
-        return Found(0, same_rows=True)
+        return Position(0, same_rows=True)
     if stored is not None:
         theirs = Layout(**{key: stored[key] for key in stored if key != "count"})
         return _convert(ours, theirs, stored["count"], saved is None or saved.same_length)
     if saved is None:
-        return Found(min(iterations * ours.step, ours.units), same_rows=True)
+        return Position(min(iterations * ours.step, ours.units), same_rows=True)
     return _without_layout(ours, iterations, saved)
 
 
-def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Found:
+def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Position:
     # Units are counted over all processes, so the number of processes and their rows may change.
     here = dataclasses.replace(theirs, step=ours.step, processes=ours.processes)
     if here == ours:
-        return Found(read, ours.order == STREAMS, _remark(ours, theirs, read))
+        return Position(read, ours.order == STREAMS, _remark(ours, theirs, read))
     # The longest block may be a line that --tokens-per-sample does not cut, and stay when shorter ones grow.
     if theirs.block_size != ours.block_size or not same_length:
         return _share(ours, read / theirs.units, theirs.block_size)
     if dataclasses.replace(here, seed=ours.seed, cut=ours.cut) == ours and theirs.seed != ours.seed:
-        return Found(read, False, f"`seed` {ours.seed} changes the order, some text may be read twice")
+        return Position(read, False, f"`seed` {ours.seed} changes the order, some text may be read twice")
     raise _elsewhere(ours, theirs.order, theirs.cut, f"{read} of {theirs.units} {_NAMES[theirs.order]}")
 
 
-def _without_layout(ours: Layout, iterations: int, saved: SavedBy) -> Found:
-    """Return the place after so many batches, from the facts known about the run that counted them."""
+def _without_layout(ours: Layout, iterations: int, saved: SavedBy) -> Position:
+    """Return the position after so many batches, from the facts known about the run that counted them."""
     if saved.fairseq or saved.batches is None:
         step = saved.processes if ours.order == FAIRSEQ else ours.step
-        return Found(min(iterations * step, ours.units), same_rows=False)
+        return Position(min(iterations * step, ours.units), same_rows=False)
     if not saved.same_length:
         return _share(ours, min(1.0, iterations / max(1, saved.batches)))
     steps = {  # units that the run may have read at once
@@ -153,17 +153,17 @@ def _without_layout(ours: Layout, iterations: int, saved: SavedBy) -> Found:
         theirs = dataclasses.replace(ours, step=step, processes=saved.processes)
         if theirs.batches == saved.batches:
             read = min(iterations * step, ours.units)
-            return Found(read, ours.order == STREAMS, _remark(ours, theirs, read))
+            return Position(read, ours.order == STREAMS, _remark(ours, theirs, read))
     raise _elsewhere(ours, ours.order, 0, f"{iterations} of {saved.batches} batches")
 
 
-def _share(ours: Layout, share: float, block_size: int | None = None) -> Found:
-    """Return the place after the same share of an epoch whose blocks have another size or rows, as between stages."""
+def _share(ours: Layout, share: float, block_size: int | None = None) -> Position:
+    """Return the position after the same share of an epoch with blocks or rows of another size, as between stages."""
     read = int(share * ours.units)
     reason = "rows read other parts of the text" if block_size == ours.block_size else "blocks have another size"
     remark = f"{reason}: continues after {100 * share:.3g}% of the epoch, some text may be read twice"
     # Batches of the rest of the epoch are whole ones.
-    return Found(read - read % ours.step, False, remark)
+    return Position(read - read % ours.step, False, remark)
 
 
 _NAMES = {BLOCKS: "blocks", BATCHES: "batches", FAIRSEQ: "batches", STREAMS: "blocks of each row"}
@@ -179,25 +179,25 @@ def _remark(ours: Layout, theirs: Layout, read: int) -> str:
 
 
 def _elsewhere(ours: Layout, order: str, cut: int, read: str) -> UserError:
-    """The error for a place that *ours* does not have."""
-    place = f"the checkpoint is in the middle of an epoch ({read} read)"
+    """The error for a position that *ours* does not have."""
+    where = f"the checkpoint is in the middle of an epoch ({read} read)"
     if order != ours.order:
         return UserError(
-            f"`restore_file`: {place}, of data in the order of {order}; these settings read {ours.order}; "
+            f"`restore_file`: {where}, of data in the order of {order}; these settings read {ours.order}; "
             f"keep those it was trained with, {RESET}"
         )
     if ours.order == STREAMS and cut != ours.cut:
         rows = f"{cut} rows" if cut else "another number of rows"
         return UserError(
-            f"`batch_size`, `max_tokens`: {place} by {rows} on all processes together, and {ours.cut} rows read other "
+            f"`batch_size`, `max_tokens`: {where} by {rows} on all processes together, and {ours.cut} rows read other "
             f"parts of the text; keep rows × processes, {RESET}"
         )
     if cut != ours.cut:
         return UserError(
-            f"`max_tokens`, `batch_size`, `required_batch_size_multiple`: {place}, and its batches were cut otherwise; "
+            f"`max_tokens`, `batch_size`, `required_batch_size_multiple`: {where}, and its batches were cut otherwise; "
             f"keep its settings (on fewer processes raise `update_freq`), {RESET}"
         )
     return UserError(
-        f"`restore_file`: {place}, and this run's has {ours.units} {_NAMES[ours.order]}; "
+        f"`restore_file`: {where}, and this run's has {ours.units} {_NAMES[ours.order]}; "
         f"keep the data and settings it was trained with, {RESET}"
     )
