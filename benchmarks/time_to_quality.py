@@ -11,7 +11,7 @@ and its rate (``RATES``) are those with the lowest perplexity on the validation 
 The *target* is the mean of its final perplexities on the test split. A run's figure is the number of updates, and their
 processor time, after which its perplexity on the test split stays below the target, interpolated between validations in
 the logarithm of the perplexity. The settings of levers are in ``levers.py``; they are added to the baseline's, whose
-rate they have. A row called ``+qk-norm`` has all levers of the list up to ``qk-norm``. Since schedules end with a run,
+rate they have. A row called ``+beta2`` has the levers of the list up to ``beta2``. Since schedules end with a run,
 each row has its number of updates. A perplexity is that in blocks of the length that the run has then.
 
 Other programs on the machine change the processor time of a run, not its updates. ``--clock`` measures the time of an
@@ -39,10 +39,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import machine
 from benchmarks.levers import BASELINE, GRID, RATES, SIZES, Row, Size, flags_of, rows, stage_ends
+from fairseq.analysis.curves import Curve
+from fairseq.analysis.plots import CURVE_FORMATS, draw_curves, require
+from fairseq.errors import UserError
 
 VALIDATION = 8192
 """Tokens of each of the splits that are validated: with memory, the first steps of a larger one read other tokens."""
@@ -217,6 +221,17 @@ def table(curves: Mapping[str, Sequence[list[dict[str, float]]]]) -> str:
     return "\n".join(lines)
 
 
+def plot(path: Path, curves: Mapping[str, Sequence[list[dict[str, float]]]]) -> None:
+    """Plot the perplexity of each row over its processor time, mean and range of the seeds, and the target."""
+    drawn = []
+    for name, runs in curves.items():
+        # Seeds validate after the same updates at slightly different times, of which a point has the mean.
+        x, values = (np.array([[point[key] for point in curve] for curve in runs]) for key in ("cpu", "ppl"))
+        drawn.append(Curve(name, x.mean(0), values))
+    target = round(float(drawn[0].mean[-1]), 1)
+    draw_curves(path, drawn, "processor time of training (s)", "perplexity", target)
+
+
 def _mean(values: Sequence[float], digits: int = 0) -> str:
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{deviation}"
@@ -263,11 +278,13 @@ def tune(runs: Runs, size: Size) -> tuple[Row, str]:
     return tuned, rate
 
 
-def measure(runs: Runs, chosen: Iterable[Row], size: Size, rate: str, seeds: Iterable[int]) -> str:
-    """Make the runs of the *chosen* rows, the baseline first, that are not there; return the table."""
-    return table(
-        {row.name: [runs.timed(row.name, flags_of(row, size, rate, seed, "test")) for seed in seeds] for row in chosen}
-    )
+def measure(
+    runs: Runs, chosen: Iterable[Row], size: Size, rate: str, seeds: Iterable[int]
+) -> dict[str, list[list[dict[str, float]]]]:
+    """Make the runs of the *chosen* rows that are not there; return the curves of each row, one for each seed."""
+    return {
+        row.name: [runs.timed(row.name, flags_of(row, size, rate, seed, "test")) for seed in seeds] for row in chosen
+    }
 
 
 def _row(text: str) -> Row:
@@ -293,6 +310,19 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _plot(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in CURVE_FORMATS:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a file name that ends in {', '.join(CURVE_FORMATS)}")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: no folder {path.parent}")
+    try:
+        require("--plot")
+    except UserError as error:  # before hours of training
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return path
+
+
 def _seeds(text: str) -> list[int]:
     return [_whole(seed.strip()) for seed in text.split(",")]
 
@@ -309,6 +339,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--row", type=_row, action="append", default=[], help="NAME[@SHARE]: FLAGS, a row of your own")
     parser.add_argument("--seeds", type=_seeds, default=[1, 2, 3], help="seeds of every row (default: 1,2,3)")
     parser.add_argument("--clock", type=_number, metavar="SECONDS", help="measure the time of updates only, in turns")
+    parser.add_argument(
+        "--plot", type=_plot, metavar="FILE", help="draw perplexity over processor time (.png, .svg, .pdf)"
+    )
     parser.add_argument("--list", action="store_true", help="print the rows, and train nothing")
     args = parser.parse_args(argv)
     names = [name.strip() for name in args.rows.split(";")] if args.rows else list(known) if not args.row else []
@@ -331,7 +364,10 @@ def main(argv: list[str] | None = None) -> None:
     if args.clock is not None:
         clock(runs, chosen, size, args.clock)
         return
-    text = measure(runs, chosen, size, rate, args.seeds)
+    curves = measure(runs, chosen, size, rate, args.seeds)
+    if args.plot is not None:
+        plot(args.plot, curves)
+    text = table(curves)
     print(text)
     (args.out / "table.md").write_text(text + "\n", encoding="utf-8")
 

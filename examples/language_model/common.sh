@@ -64,6 +64,8 @@ begin() {
   fi
   if [[ -z ${DRY_RUN:-} && -e $save_dir$1/checkpoint_last.pt ]]; then
     start=()
+  elif [[ -z ${DRY_RUN:-} && ! -e $save_dir$2 ]]; then
+    fail "$save_dir$2: not found; train the previous stage first" # training would begin anew
   fi
 }
 

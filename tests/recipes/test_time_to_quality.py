@@ -14,7 +14,7 @@ import pytest
 import runs
 
 from benchmarks import clocked_training, time_to_quality
-from benchmarks.levers import GRID, SIZES, Row, flags_of, rows, stage_ends
+from benchmarks.levers import GRID, SIZES, STACKED, Row, flags_of, rows, stage_ends
 from benchmarks.time_to_quality import costs, retimed, table, time_to, welch
 from fairseq.config import options
 from fairseq.config.settings import training_settings
@@ -55,6 +55,17 @@ def test_welchs_test_agrees_with_scipys() -> None:
     for a, b in (([1.0, 2.0, 4.0], [2.5, 7.0]), ([3.0, 3.1, 2.9, 3.3], [1.0, 9.0, 2.0]), ([1.0, 2.0], [1.1, 1.9, 2.4])):
         expected = stats.ttest_ind(a, b, equal_var=False).pvalue
         assert welch(a, b) == pytest.approx(expected, abs=1e-5) == welch(b, a)
+
+
+def test_the_plot_has_the_mean_and_the_range_of_the_seeds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(time_to_quality, "draw_curves", lambda *arguments: drawn.extend(arguments))
+    runs = {"baseline": [curve(400, 100), curve(300, 120, step=20.0)], "stack": [curve(90, 80)]}
+    time_to_quality.plot(tmp_path / "curve.png", runs)
+    baseline, stack = drawn[1]
+    assert baseline.x.tolist() == [15, 30] and baseline.mean.tolist() == [350, 110], "means over the seeds"
+    assert baseline.values.tolist() == [[400, 100], [300, 120]] and stack.values.tolist() == [[90, 80]]
+    assert drawn[4] == 110, "the target"
 
 
 def test_the_table_has_means_deviations_and_what_was_not_reached() -> None:
@@ -103,8 +114,15 @@ def test_every_row_is_a_valid_command_with_its_share_of_the_updates() -> None:
     names = [row.name for row in rows()]
     assert names[0] == "baseline" and len(set(names)) == len(names)
     last = next(row for row in rows() if row.name == "+bf16")
-    levers = ("--bf16", "--tokens-per-sample {T/4}", "--qk-norm", "--zero-init-residual", "--adam-betas 0.9,0.99")
-    assert all(flag in last.flags for flag in levers) and last.share == 0.7
+    levers = (
+        "--bf16",
+        "--tokens-per-sample {T/4}",
+        "--token-shift 2",
+        "--zero-init-residual",
+        "--adam-betas 0.9,0.99",
+        "relu_squared",
+    )
+    assert all(flag in last.flags for flag in levers) and last.share == STACKED
 
 
 def test_rows_stand_on_the_tuned_baseline_and_the_grid_reads_equally_many_tokens() -> None:
