@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from fairseq.modules import precision
 from fairseq.system import plugins
 
 torch.set_num_threads(1)  # the models are tiny: more threads would only wait for one another
@@ -42,6 +43,12 @@ def plugins_of_a_test_are_no_others() -> Iterator[None]:
     before = list(plugins._imported)
     yield
     plugins._imported[:] = before
+
+
+@pytest.fixture(autouse=True)
+def bfloat16_is_computed_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every processor, so that tests see the same numbers."""
+    monkeypatch.setattr(precision, "bfloat16_is_slower", lambda: False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

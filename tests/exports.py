@@ -40,7 +40,8 @@ MODELS = {
     "position-infused": f"{TINY} --position-infused-attention",
     "shortformer": f"--arch shortformer_tiny {BASE} --criterion adaptive_loss --tokens-from-prev 12",
     "shortformer with norms": f"--arch shortformer_tiny {BASE} --criterion adaptive_loss --tokens-from-prev 12 "
-    "--qk-norm --activation-fn relu_squared",
+    "--qk-norm --activation-fn relu_squared --token-shift 2",
+    "token shift": f"{TINY} --token-shift 3",
     "transformer-xl": XL,
     "transformer-xl bands": f"{XL} --cutoffs 200,600 --div-val 2 --tie-projs tails --untie-r --pre-lnorm",
     "transformer-xl window": f"{XL} --clamp-len 5 --same-length --d-embed 16 --cutoffs 200 --tie-projs all",

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import runs
 import warm
@@ -24,6 +25,7 @@ from fairseq.config import fields, options
 from fairseq.config.settings import CommonConfig, DistributedConfig, training_settings
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
+from fairseq.modules import precision
 from fairseq.training import train
 
 Logs = dict[str, list[dict[str, Any]]]
@@ -75,7 +77,8 @@ def _run_here(cases: tuple[str, dict[str, list[str]]], world: World) -> None:
         logging.getLogger().setLevel(logging.INFO)
         data = Path(flags[flags.index("DATA") + 1]) if "DATA" in flags else runs.DATA
         words = flags[: flags.index("DATA")] if "DATA" in flags else flags
-        with contextlib.redirect_stdout(log):
+        # As in the tests' own process.
+        with contextlib.redirect_stdout(log), mock.patch.object(precision, "bfloat16_is_slower", lambda: False):
             try:
                 train(training_settings(runs.arguments(*words, data=data)), world)
             except UserError as error:

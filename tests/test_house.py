@@ -143,6 +143,37 @@ def test_flags_in_strings_are_found() -> None:
     assert flags_in("\n".join(lines)) == {"--lr", "--a-b_c", "--x"}
 
 
+PRONOUNS = "found own given kept held place places how wanted whole named told said"
+TERMS = r"""\b(?:that|those)\sof\b | \bappear\stogether\b | \b[Ww]aits\sfor\sthe\sdevice\b | \bwithout\sa\sword\b
+    | \b(?:is|are)\snot\sconcerned\b | \bis\sno\snews\b | \bsays\s(?:so|which)\b | \bmemory_limit\b"""
+
+
+def test_names_are_nouns_of_the_field() -> None:
+    """Names that code gives to classes, functions, arguments, variables and attributes."""
+    kinds = {ast.FunctionDef: "name", ast.ClassDef: "name", ast.arg: "arg", ast.Name: "id", ast.Attribute: "attr"}
+    names: dict[str, str] = {}
+    for module, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if type(node) in kinds and isinstance(getattr(node, "ctx", ast.Store()), ast.Store):
+                names[getattr(node, kinds[type(node)]).strip("_").lower()] = f"{module}:{node.lineno}"
+    assert len(names) > 3000
+    assert {names[name]: name for name in names.keys() & set(PRONOUNS.split())} == {}
+
+
+def test_texts_use_the_terms_of_the_field() -> None:
+    sources = {module: path.read_text(encoding="utf-8") for module, path in FILES.items()}
+    pattern = re.compile(TERMS, re.VERBOSE)
+    old = {module: [match[0] for match in pattern.finditer(source)] for module, source in sources.items()}
+    assert {module: terms for module, terms in old.items() if terms} == {}
+
+
+def test_comments_stand_on_their_own_lines_at_reasons() -> None:
+    lines = [line.strip() for path in FILES.values() for line in path.read_text(encoding="utf-8").splitlines()]
+    share = sum(line.startswith("#") for line in lines) / len(lines)
+    print(f"{100 * share:.2f} % of {len(lines)} lines")
+    assert share >= 0.0135
+
+
 def test_a_backward_pass_is_eight_frames_in_four_files_from_main(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ class ThreeBack(nn.Module):
 
     num_heads = 2
 
-    def forward(self, x, memory=None, positions=None, visible=None, cache=None, held=0):
+    def forward(self, x, memory=None, positions=None, visible=None, cache=None, past_length=0):
         return x
 
     def weights(self, x, memory, positions, visible):

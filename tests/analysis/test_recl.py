@@ -125,7 +125,9 @@ def test_a_loss_is_that_of_naive_scoring_of_the_truncated_window(kind, tmp_path)
     args, state = naive.checkpoint(tmp_path / "model.pt", vocabulary, **SETTINGS[kind])
     tokens = IndexedCorpus(str(runs.DATA / "test")).tokens
     contexts, positions = np.array([4, 13, 18]), np.array([18, 40, 333])
-    reader, _ = recl.load_reader(str(tmp_path / "model.pt"), "m", str(runs.DATA), 18, {}, {}, whole="once" in kind)
+    reader, _ = recl.load_reader(
+        str(tmp_path / "model.pt"), "m", str(runs.DATA), 18, {}, {}, whole_windows="once" in kind
+    )
     found = recl.measure([reader], tokens, positions, contexts, max_tokens=20).losses[0]
     model = naive.NaiveLM(args, state)
     for k, context in enumerate(contexts.tolist()):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mistakes import user_error
+from mistakes import logged, user_error
 from states import a_state
 
 from fairseq.checkpoint import CheckpointManager, load, save
@@ -164,9 +164,6 @@ def test_continue_once_is_read_until_there_is_a_last_checkpoint(tmp_path):
     keeper = saved(tmp_path, **once)
     assert keeper.restore_path() == tmp_path / "other.pt"
     assert saved(tmp_path, (1, 1, True, None), **once).restore_path() == tmp_path / "s" / "checkpoint_last.pt"
-    missing = CheckpointManager(CheckpointConfig(save_dir=str(tmp_path / "t"), continue_once="none.pt"))
-    with user_error("--continue-once none.pt: file not found"):
-        missing.restore_path()
 
 
 def test_the_best_of_a_stage_is_set_aside_under_its_number(tmp_path):
@@ -228,6 +225,19 @@ def test_a_run_starts_from_the_last_checkpoint_or_the_given_one(tmp_path):
     assert saved(tmp_path, restore_file=str(other)).restore_path() == other
     with user_error("--restore-file gone.pt: file not found"):
         saved(tmp_path, restore_file="gone.pt").restore_path()
+
+
+@pytest.mark.parametrize("name", ["restore_file", "continue_once"])
+def test_a_missing_checkpoint_is_a_warning_where_no_run_would_be_replaced(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = CheckpointManager(CheckpointConfig(save_dir=str(tmp_path), **{name: "gone.pt"}))  # type: ignore[arg-type]
+    assert keeper.restore_path() is None
+    flag = f"--{name.replace('_', '-')}"
+    assert logged(caplog) == [f"{flag} gone.pt: file not found; also looked in {tmp_path}; training begins anew"]
+    (tmp_path / "gone.pt").symlink_to("checkpoint_1_9.parts")
+    with user_error(f"{flag} gone.pt: file not found"):
+        keeper.restore_path()
 
 
 def test_a_save_dir_that_cannot_be_made_is_a_user_error(tmp_path):

@@ -95,7 +95,7 @@ def test_folders_must_have_one_dictionary(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load_dictionary(f"{one}:{two}")
     assert caught.value.with_flags == (
-        f"{two}/dict.txt: differs from that of {one}; preprocess {two} with --srcdict {one}/dict.txt"
+        f"{two}/dict.txt: differs from {one}'s; preprocess {two} with --srcdict {one}/dict.txt"
     )
     with pytest.raises(UserError, match=f"{tmp_path}/3: folder not found"):
         load_dictionary(f"{one}:{tmp_path}/3")

@@ -85,7 +85,7 @@ def lines_of(tokens: list[int]) -> list[tuple[int, ...]]:
 def test_the_lines_are_a_permutation_of_whole_lines(sizes: list[int], seed: int) -> None:
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     total = int(offsets[-1])
-    places = ShuffledLines(np.array(sizes, np.int32), seed).places(np.arange(total)).tolist()
+    places = ShuffledLines(np.array(sizes, np.int32), seed).positions(np.arange(total)).tolist()
     lines = {int(a): list(range(a, b)) for a, b in zip(offsets[:-1], offsets[1:], strict=True) if b > a}
     read = []
     while places:
@@ -98,8 +98,8 @@ def test_the_lines_are_a_permutation_of_whole_lines(sizes: list[int], seed: int)
 
 def test_places_keep_their_shape() -> None:
     lines = ShuffledLines(CORPUS.sizes, 1)
-    flat = lines.places(np.arange(24))
-    assert np.array_equal(lines.places(np.arange(24).reshape(4, 6)), flat.reshape(4, 6))
+    flat = lines.positions(np.arange(24))
+    assert np.array_equal(lines.positions(np.arange(24).reshape(4, 6)), flat.reshape(4, 6))
 
 
 def test_sixteen_bytes_a_line_are_kept() -> None:

@@ -154,7 +154,10 @@ def test_blocks_do_not_depend_on_the_pieces_in_which_lines_are_read(
         if len(selected):
             order = np.random.default_rng(1).permutation(len(selected))
             assert selected.starts[order].tolist() == np.asarray(selected.starts)[order].tolist()
-            assert selected.kept is not None and np.flatnonzero(selected.kept).tolist() == np.flatnonzero(keep).tolist()
+            assert (
+                selected.selection is not None
+                and np.flatnonzero(selected.selection).tolist() == np.flatnonzero(keep).tolist()
+            )
 
 
 def texts(corpus: Lines, blocks: TokenBlocks) -> list[list[int]]:

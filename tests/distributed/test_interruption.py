@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import signal
@@ -11,9 +12,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
+import torch
 
-from fairseq.distributed import Interruption
+from fairseq.distributed import Interruption, World, end_at_signals
 from fairseq.distributed.interruption import SIGNALS
+from fairseq_cli import common
 
 
 def raise_signals(*numbers: int) -> int:
@@ -91,3 +94,23 @@ def test_another_thread_has_no_signals_to_record() -> None:
     thread.start()
     thread.join()
     assert recorded == [0] and [signal.getsignal(other) for other in SIGNALS] == before
+
+
+def _evaluate(number: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # as the launcher does
+    os.kill(os.getpid(), number)
+    common._evaluate((lambda args, world: None, argparse.Namespace()), World(0, 2, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_worker_that_evaluates_ends_at_the_first_signal(number: signal.Signals) -> None:
+    worker = multiprocessing.get_context("fork").Process(target=_evaluate, args=(number,))
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == 128 + number
+
+
+def test_a_process_without_a_launcher_keeps_its_handlers() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    end_at_signals()
+    assert [signal.getsignal(number) for number in SIGNALS] == before

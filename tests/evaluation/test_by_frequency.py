@@ -70,7 +70,7 @@ def test_loss_of_a_word_is_the_sum_of_its_tokens_without_the_end_of_the_line() -
 
 def test_word_of_which_a_part_is_predicted_has_the_loss_of_that_part() -> None:
     words = dictionary_of("un@@", "able", "cat")
-    found = losses_of(words, "cat un@@ able cat", [-3, -4], places=np.array([2, 3]))
+    found = losses_of(words, "cat un@@ able cat", [-3, -4], positions=np.array([2, 3]))
     assert found.words == ["unable", "cat"] and found.tokens.tolist() == [1, 1]
     np.testing.assert_allclose(found.losses, [3, 4])
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+from fairseq.system.workers import Workers
+
 PARENT = """
 import os, time
 from fairseq.system.workers import Workers
@@ -24,6 +26,17 @@ def _alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _mask() -> set[int]:
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+
+def test_workers_never_get_the_interrupt_that_the_main_process_gets() -> None:
+    with Workers(_mask, 2) as workers:
+        masks = list(workers.map([()] * 4))
+    assert masks == [{signal.SIGINT}] * 4, "inherited: nothing a worker imports could set it before an interrupt"
+    assert _mask() == set()
 
 
 def test_workers_end_with_a_main_process_that_is_killed() -> None:

@@ -64,6 +64,35 @@ def test_classes_are_numbered_by_the_settings_whatever_the_labels_dictionary(hom
     assert task_on(data, "--labels yes,no").dataset("train").batch(np.arange(2))["target"].tolist() == [0, 1]
 
 
+CRITERION = """
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
+
+@register_criterion("of_a_head")
+class OfAHead(FairseqCriterion):
+    def forward(self, model, sample, reduce=True):
+        logits, _ = model(
+            **sample["net_input"], features_only=True, classification_head_name="sentence_classification_head"
+        )
+        targets = model.get_targets(sample, [logits]).view(-1)
+        loss = F.nll_loss(F.log_softmax(logits.float(), -1), targets, reduction="sum")
+        return loss, targets.numel(), {"loss": loss.data, "ntokens": sample["ntokens"],
+                                       "nsentences": targets.numel(), "sample_size": targets.numel()}
+"""
+
+
+def test_a_plugins_criterion_may_name_the_head_as_fairseqs_does(classes: Path, tmp_path: Path) -> None:
+    (tmp_path / "named_head").mkdir()
+    (tmp_path / "named_head" / "__init__.py").write_text(CRITERION)
+    losses = []
+    for flags in ([], ["--user-dir", tmp_path / "named_head", "--criterion of_a_head"]):
+        log = runs.train(
+            tmp_path / "run", ROBERTA, "--max-update 2 --no-save --disable-validation", *flags, data=classes
+        )
+        losses.append([line["loss"] for line in runs.updates(log)])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
 def test_scores_are_text_and_a_test_split_needs_no_labels(home: Path) -> None:
     pairs = {name: lines for name, lines in PAIRS.items() if name != "label"}
     data = write_folders(home / "data", "train", pairs, home)
@@ -138,6 +167,12 @@ def test_the_finetuning_command_reads_the_folders(classes: Path, tmp_path: Path)
     assert report["runs"][0]["figures"].keys() == {"accuracy", "score"}
     result = runs.json.loads((tmp_path / "out" / "lr0.02-seed1" / "result.json").read_text())
     assert {str(classes / "input0" / "train.bin"), str(classes / "label" / "train.idx")} <= result["inputs"].keys()
+
+
+@pytest.mark.parametrize("flags", ["", "--labels no,yes", "--glue-task SST-2"])
+def test_a_folder_without_tables_and_sentences_is_named(flags: str, tmp_path: Path) -> None:
+    with user_error(f"{tmp_path}: neither train.tsv nor input0; DATA has tables, or binarised input0 and label"):
+        task_on(tmp_path, flags)
 
 
 def test_folders_that_do_not_fit_together_are_one_line(home: Path) -> None:

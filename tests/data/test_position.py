@@ -1,4 +1,4 @@
-"""A place in an epoch is what was read: more or fewer processes go on there, or are refused."""
+"""A position in an epoch is what was read: more or fewer processes go on there, or are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mistakes import user_error
 
 from fairseq.data.iterator import EpochIterator
-from fairseq.data.place import SavedBy
+from fairseq.data.position import SavedBy
 from fairseq.data.samplers import Batching, BlockSampler, Sampler, StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.data.turns import Turns
@@ -172,7 +172,7 @@ def test_data_of_another_length_is_refused() -> None:
         resumed(before, iterators(dataset(50), shuffled, 3, 1))
 
 
-def place(sampler: Sampler, batches: int, saved: SavedBy) -> tuple[int, int]:
+def position(sampler: Sampler, batches: int, saved: SavedBy) -> tuple[int, int]:
     iterator = EpochIterator(Turns.of_one(dataset(1200), sampler))
     iterator.load_state_dict({"epoch": 1, "iterations_in_epoch": batches}, saved)
     return iterator.epoch, iterator.read
@@ -181,16 +181,16 @@ def place(sampler: Sampler, batches: int, saved: SavedBy) -> tuple[int, int]:
 def test_checkpoints_that_only_count_batches_are_read_by_what_they_say_of_their_run() -> None:
     data = dataset(1200)
     four = SavedBy(fairseq=False, processes=4, batches=100)
-    assert place(shuffled(data, 3, 0, 4), 75, four) == (1, 900)
-    assert place(shuffled(data, 3, 0, 8), 75, four) == (1, 900)
-    assert place(shuffled(data, 6, 0, 2), 75, four) == (1, 900)  # the same blocks at once
-    assert place(shuffled(data, 3, 0, 2, by_size=True), 75, four) == (1, 300)
-    assert place(streams(data, 6, 0, 2), 75, four) == (1, 75)
-    assert place(shuffled(data, 3, 0, 8), 75, SavedBy(fairseq=False, batches=75, same_length=False)) == (2, 0)
+    assert position(shuffled(data, 3, 0, 4), 75, four) == (1, 900)
+    assert position(shuffled(data, 3, 0, 8), 75, four) == (1, 900)
+    assert position(shuffled(data, 6, 0, 2), 75, four) == (1, 900)  # the same blocks at once
+    assert position(shuffled(data, 3, 0, 2, by_size=True), 75, four) == (1, 300)
+    assert position(streams(data, 6, 0, 2), 75, four) == (1, 75)
+    assert position(shuffled(data, 3, 0, 8), 75, SavedBy(fairseq=False, batches=75, same_length=False)) == (2, 0)
     for sampler in (shuffled(data, 5, 0, 3), streams(data, 3, 0, 8), shuffled(data, 5, 0, 4, by_size=True)):
         with pytest.raises(UserError, match="75 of 100 batches read"):
-            place(sampler, 75, four)
-    assert place(shuffled(data, 3, 0, 4), 20, SavedBy(fairseq=True, processes=4)) == (1, 80)
+            position(sampler, 75, four)
+    assert position(shuffled(data, 3, 0, 4), 20, SavedBy(fairseq=True, processes=4)) == (1, 80)
 
 
 def test_who_saved_a_checkpoint_is_seen_from_its_content() -> None:
@@ -233,7 +233,7 @@ def test_fairseqs_order_is_that_of_its_rules(
             np.array(sizes)[kept],
             Batching(24, None, 1, seed, curriculum, rank=rank, world_size=world),
             by_size=data.draw(st.booleans()),
-            kept=np.array(sizes) <= longest,
+            selection=np.array(sizes) <= longest,
         ).in_fairseq_order()
         for rank in range(world)
     ]
