@@ -3,7 +3,33 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+
+def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = None, logs: bool = True) -> Callable:
+    """Return the entry point of a command: it calls *main* with the process's parsed command line.
+
+    Args:
+        main: the command; without a parser it reads the command line.
+        make_parser: of its :class:`~fairseq.config.parser.Parser`.
+        logs: whether messages of the library go to stderr.
+    """
+
+    def cli_main() -> None:
+        # Imported here: worker processes import the module of their command, and parse nothing.
+        from fairseq.config import options
+        from fairseq.system.terminal import log_to_stderr
+
+        if logs:
+            log_to_stderr()
+        if make_parser is None:
+            options.run_program(main)
+        else:
+            options.run_command(main, make_parser)
+
+    return cli_main
 
 
 def _is_command(program: str) -> bool:
@@ -15,18 +41,12 @@ def _is_command(program: str) -> bool:
     return path.name.startswith("fairseq-") or at_root
 
 
-def _limit_spinning() -> None:
-    """Let OpenMP's waiting threads sleep soon, unless the user has said how they wait; before torch is imported.
-
-    Those of libgomp spin for several milliseconds. Beside other programs they take the cores from the threads that they
-    wait for. A tenth of a millisecond outlasts the gaps between torch's operators (``benchmarks/beside.py``).
-    """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "3000"  # processes started later inherit it
-
-
 if _is_command(sys.argv[0]):
-    _limit_spinning()
+    # Waiting threads of libgomp spin for milliseconds, and beside other programs take the cores from the threads
+    # that they wait for. A tenth of a millisecond outlasts the gaps between torch's operators (benchmarks/beside.py).
+    # Read when torch is imported, and inherited by processes that are started later.
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "3000"
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Importing torch takes seconds, and Ctrl-C would print its traceback. The commands restore the handler.
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))

@@ -14,7 +14,6 @@ import numpy as np
 from fairseq import distributed
 from fairseq.analysis import plots
 from fairseq.analysis.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
-from fairseq.config import options
 from fairseq.config.command_settings import ModelPathConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
@@ -29,7 +28,7 @@ from fairseq.modules.precision import Precision
 from fairseq.system import pages
 from fairseq.system.files import atomic_folder
 from fairseq.system.provenance import about_run
-from fairseq.system.terminal import log_to_stderr
+from fairseq_cli import command
 from fairseq_cli.common import (
     evaluation_parser,
     progress,
@@ -239,11 +238,7 @@ def _page(folder: Path, maps: AttentionMaps, results: dict[str, Any]) -> str:
     return pages.page("Attention", facts, "\n".join(body))
 
 
-def cli_main() -> None:
-    """``fairseq-attention``."""
-    log_to_stderr()
-    options.run_command(main, get_attention_parser)
-
+cli_main = command(main, get_attention_parser)
 
 if __name__ == "__main__":
     cli_main()

@@ -7,12 +7,12 @@ import argparse
 from fairseq import checkpoint
 from fairseq.checkpoint.averaging import average, newest
 from fairseq.checkpoint.manager import find_checkpoint
-from fairseq.config import options
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.models.loading import decisive_settings
 from fairseq.system.files import ARCHIVE, prepare_file
 from fairseq.tasks.dictionary_digest import stored_digest
+from fairseq_cli import command
 
 
 def get_average_parser() -> Parser:
@@ -60,10 +60,7 @@ def main(args: argparse.Namespace) -> None:
     print(f"Wrote {args.output}: the mean of {', '.join(paths)}")
 
 
-def cli_main() -> None:
-    """Run the command."""
-    options.run_command(main, get_average_parser)
-
+cli_main = command(main, get_average_parser, logs=False)
 
 if __name__ == "__main__":
     cli_main()

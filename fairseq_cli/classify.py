@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from fairseq.config import options
 from fairseq.config.fields import Config, flag, typed
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError, read_failure
 from fairseq.evaluation.classifier import Prediction, SentenceClassifier
 from fairseq.system.opening import open_input
-from fairseq.system.terminal import log_to_stderr
 from fairseq.text.raw_text import STDIN, decode_line, lines_as_they_arrive
+from fairseq_cli import command
 
 DIGITS = 6  # of probabilities and scores, after the point
 
@@ -143,11 +142,7 @@ def _tsv_writer(classifier: SentenceClassifier) -> Write:
     return write
 
 
-def cli_main() -> None:
-    """``fairseq-classify``."""
-    log_to_stderr()
-    options.run_command(main, get_classify_parser)
-
+cli_main = command(main, get_classify_parser)
 
 if __name__ == "__main__":
     cli_main()

@@ -24,13 +24,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq.config import options
 from fairseq.config.fields import LARGEST_INT, shortened
 from fairseq.config.parser import Parser, check_words, folder_path
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, prepare_folder
 from fairseq.system.terminal import printable
 from fairseq.system.version import __version__
+from fairseq_cli import command
 
 PROMPT = "This function returns"
 BATCH = 1024  # tokens per update
@@ -343,10 +343,7 @@ def main(argv: list[str] | None = None) -> None:
         raise
 
 
-def cli_main() -> None:
-    """``fairseq-demo``."""
-    options.run_program(main)
-
+cli_main = command(main, logs=False)
 
 if __name__ == "__main__":
     cli_main()

@@ -23,10 +23,10 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq.config import options
 from fairseq.config.parser import Parser, check_words, folder_path
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, prepare_folder
+from fairseq_cli import command
 
 MIN_COUNT = 3  # as in WikiText: rarer words of the training text become <unk>
 MIN_SECTION_WORDS = 30
@@ -343,10 +343,7 @@ def main(argv: list[str] | None = None) -> None:
     write(split(collect(args.max_words)), args.destdir)
 
 
-def cli_main() -> None:
-    """``fairseq-demo-corpus``."""
-    options.run_program(main)
-
+cli_main = command(main, logs=False)
 
 if __name__ == "__main__":
     cli_main()

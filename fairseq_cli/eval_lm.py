@@ -15,7 +15,7 @@ from typing import Any
 from fairseq.analysis import plots
 from fairseq.analysis.recl import distinct_names
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
-from fairseq.config import fields, options
+from fairseq.config import fields
 from fairseq.config.command_settings import FrequencyConfig, ShardConfig, SubwordMarkConfig, TextFormatConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
@@ -37,12 +37,13 @@ from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system.files import ARCHIVE, atomic_files, prepare_file
 from fairseq.system.provenance import about_run
-from fairseq.system.terminal import log_to_stderr, printable
+from fairseq.system.terminal import printable
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import STDIN, RawCounts
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
+from fairseq_cli import command
 from fairseq_cli.common import (
     evaluation_parser,
     existing_checkpoint,
@@ -367,11 +368,7 @@ def _mode(scoring: Scoring) -> str:
     return "context window" if scoring.context_window else "non-overlapping"
 
 
-def cli_main() -> None:
-    """``fairseq-eval-lm``."""
-    log_to_stderr()
-    options.run_command(main, get_eval_lm_parser)
-
+cli_main = command(main, get_eval_lm_parser)
 
 if __name__ == "__main__":
     cli_main()

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fairseq import checkpoint, hub
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
-from fairseq.config import options
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.evaluation.classifier import SentenceClassifier
@@ -33,6 +32,7 @@ from fairseq.system.files import ARCHIVE, atomic_folder, prepare_file
 from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
+from fairseq_cli import command
 
 WORDS = "vocab.txt"
 
@@ -243,10 +243,7 @@ def _special_ids(dictionary: Dictionary) -> dict[str, int]:
     return {role: index for role, index in ids.items() if index >= 0}
 
 
-def cli_main() -> None:
-    """``fairseq-export``."""
-    options.run_command(main, get_export_parser)
-
+cli_main = command(main, get_export_parser, logs=False)
 
 if __name__ == "__main__":
     cli_main()

@@ -35,12 +35,12 @@ from fairseq.system.files import atomic_file, prepare_folder
 from fairseq.system.json_files import read_json
 from fairseq.system.opening import open_regular
 from fairseq.system.provenance import about_run
-from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionTask, SentencePredictionTaskConfig, folder_beside
 from fairseq.text.tokenizers.tokenizer import TOKENIZATION
 from fairseq.training import training_job
+from fairseq_cli import command
 from fairseq_cli.common import get_training_parser
 
 BEST = "checkpoint_best.pt"
@@ -329,11 +329,7 @@ def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in figures.items()}
 
 
-def cli_main() -> None:
-    """``fairseq-finetune``."""
-    log_to_stderr()
-    options.run_command(main, get_finetune_parser)
-
+cli_main = command(main, get_finetune_parser)
 
 if __name__ == "__main__":
     cli_main()

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.config import options
 from fairseq.config.command_settings import GenerationConfig, ShardConfig, TextFormatConfig
 from fairseq.config.fields import flag
 from fairseq.config.parser import Parser
@@ -24,8 +23,8 @@ from fairseq.inference import passages
 from fairseq.inference.passages import Passage
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
-from fairseq.system.terminal import log_to_stderr
 from fairseq.text.raw_text import STDIN
+from fairseq_cli import command
 from fairseq_cli.common import (
     evaluation_parser,
     progress,
@@ -200,11 +199,7 @@ def _about(settings: Settings, writer: Writer) -> dict[str, Any]:
     }
 
 
-def cli_main() -> None:
-    """``fairseq-generate``."""
-    log_to_stderr()
-    options.run_command(main, get_generation_parser)
-
+cli_main = command(main, get_generation_parser)
 
 if __name__ == "__main__":
     cli_main()

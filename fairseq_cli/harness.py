@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq.config import fields, options
+from fairseq.config import fields
 from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
@@ -18,7 +18,7 @@ from fairseq.evaluation.report import write_results
 from fairseq.hub import LanguageModel, load_scorer
 from fairseq.interop.harness import harness_model, require_harness, task_data
 from fairseq.system.provenance import about_run
-from fairseq.system.terminal import log_to_stderr
+from fairseq_cli import command
 from fairseq_cli.common import results_folder
 
 
@@ -150,11 +150,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def cli_main() -> None:
-    """``fairseq-harness``."""
-    log_to_stderr()
-    options.run_command(main, get_harness_parser)
-
+cli_main = command(main, get_harness_parser)
 
 if __name__ == "__main__":
     cli_main()

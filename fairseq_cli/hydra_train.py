@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from pathlib import Path
 
-from fairseq import distributed
 from fairseq.config import options
 from fairseq.config.parser import Parser
-from fairseq.config.settings import training_settings
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.hydra import training_flags
-from fairseq.training import training_job
-from fairseq_cli.common import get_training_parser
+from fairseq_cli import train
 
 DESCRIPTION = "Train a model with settings in groups: group.name=value on the command line, and nested YAML files."
 EXAMPLE = "fairseq-hydra-train --config-dir config --config-name base task.data=data-bin hydra.run.dir=runs/base"
@@ -38,15 +34,10 @@ def translate() -> None:
     print(f"fairseq-train {shlex.join(sys.argv[1:])}", file=sys.stderr)
 
 
-def main(args: argparse.Namespace) -> None:
-    """Train the model that *args*, of ``fairseq-train``, describe."""
-    distributed.run(training_job(training_settings(args)))
-
-
 def cli_main() -> None:
     """Run the command."""
     options.run_program(translate)
-    options.run_command(main, get_training_parser)
+    train.cli_main()
 
 
 if __name__ == "__main__":

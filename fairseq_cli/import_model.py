@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import DICTIONARY
-from fairseq.config import options
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError, read_failure
 from fairseq.inference.loading import load_models
@@ -28,6 +27,7 @@ from fairseq.text.dictionary import Dictionary, placeholder
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.byte_level import GPT2
 from fairseq.text.tokenizers.hf import HuggingFace
+from fairseq_cli import command
 
 CHECKPOINT = "checkpoint.pt"
 FILES = (DICTIONARY, TOKENIZATION, CHECKPOINT)
@@ -268,10 +268,7 @@ def _is_word(word: str) -> bool:
     return word.split() == [word] and not any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
-def cli_main() -> None:
-    """``fairseq-import``."""
-    options.run_command(main, get_import_parser)
-
+cli_main = command(main, get_import_parser, logs=False)
 
 if __name__ == "__main__":
     cli_main()

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq.config import options
 from fairseq.config.command_settings import GenerationConfig
 from fairseq.config.fields import flag
 from fairseq.config.parser import Parser
@@ -20,9 +19,9 @@ from fairseq.errors import UserError, read_failure
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.system.opening import open_input
-from fairseq.system.terminal import log_to_stderr
 from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive
 from fairseq.text.text_corpus import report_unknown
+from fairseq_cli import command
 from fairseq_cli.common import evaluation_parser, progress, with_models
 
 logger = logging.getLogger(__name__)
@@ -181,11 +180,7 @@ def _text(line: bytes, where: str, number: int) -> str:
         ) from None
 
 
-def cli_main() -> None:
-    """``fairseq-interactive``."""
-    log_to_stderr()
-    options.run_command(main, get_interactive_generation_parser)
-
+cli_main = command(main, get_interactive_generation_parser)
 
 if __name__ == "__main__":
     cli_main()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from fairseq.config import options
 from fairseq.config.parser import version
 from fairseq.interop.harness import harness_model, task_data
+from fairseq_cli import command
 
 
 def main() -> None:
@@ -25,10 +25,7 @@ def main() -> None:
         cli_evaluate()
 
 
-def cli_main() -> None:
-    """``fairseq-lm-eval``."""
-    options.run_program(main)
-
+cli_main = command(main, logs=False)
 
 if __name__ == "__main__":
     cli_main()

@@ -8,10 +8,10 @@ from pathlib import Path
 from fairseq import checkpoint
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.manager import find_checkpoint
-from fairseq.config import options
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.system.files import ARCHIVE, prepare_file
+from fairseq_cli import command
 
 
 def get_merge_parser() -> Parser:
@@ -47,10 +47,7 @@ def main(args: argparse.Namespace) -> None:
     print(f"{args.target}: {Path(args.target).stat().st_size / 2**20:,.1f} MiB")
 
 
-def cli_main() -> None:
-    """``fairseq-merge-checkpoint``."""
-    options.run_command(main, get_merge_parser)
-
+cli_main = command(main, get_merge_parser, logs=False)
 
 if __name__ == "__main__":
     cli_main()

@@ -12,7 +12,7 @@ from typing import Any
 from fairseq import checkpoint
 from fairseq.analysis import plots
 from fairseq.checkpoint.manager import find_checkpoint
-from fairseq.config import fields, options
+from fairseq.config import fields
 from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
@@ -23,7 +23,7 @@ from fairseq.notes.words import NoteWords
 from fairseq.system import pages
 from fairseq.system.files import atomic_folder
 from fairseq.system.provenance import about_run
-from fairseq.system.terminal import log_to_stderr
+from fairseq_cli import command
 from fairseq_cli.common import results_folder
 
 FILES = ("notes.json", "notes.html", "notes.png")
@@ -147,11 +147,7 @@ def _write(
         plots.draw_notes(folder / "notes.png", chosen, positions)
 
 
-def cli_main() -> None:
-    """``fairseq-notes``."""
-    log_to_stderr()
-    options.run_command(main, get_notes_parser)
-
+cli_main = command(main, get_notes_parser)
 
 if __name__ == "__main__":
     cli_main()

@@ -12,12 +12,12 @@ import numpy as np
 
 from fairseq.analysis import plots
 from fairseq.analysis.curves import AXES, Curve, axis_label, read_curve
-from fairseq.config import fields, options
+from fairseq.config import fields
 from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.system.files import prepare_file
-from fairseq.system.terminal import log_to_stderr
+from fairseq_cli import command
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.5g}"
 
 
-def cli_main() -> None:
-    """``fairseq-plot``."""
-    log_to_stderr()
-    options.run_command(main, get_plot_parser)
-
+cli_main = command(main, get_plot_parser)
 
 if __name__ == "__main__":
     cli_main()

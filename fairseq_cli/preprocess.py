@@ -36,6 +36,7 @@ from fairseq.text.tokenization import TextOptions, TokenizedText, learn_subwords
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.choice import chosen_subwords, chosen_words
 from fairseq.text.tokenizers.rules import SubwordMarks
+from fairseq_cli import command
 
 LOG = "preprocess.log"
 
@@ -340,12 +341,7 @@ def _language(config: PreprocessConfig) -> str:
     return f"[{config.source_lang}] " if config.source_lang else ""
 
 
-def cli_main() -> None:
-    """``fairseq-preprocess``."""
-    from fairseq.config import options
-
-    options.run_command(main, get_preprocessing_parser)
-
+cli_main = command(main, get_preprocessing_parser, logs=False)
 
 if __name__ == "__main__":
     cli_main()

@@ -13,7 +13,6 @@ import numpy as np
 
 from fairseq import distributed
 from fairseq.analysis import plots, recl
-from fairseq.config import options
 from fairseq.config.command_settings import ModelPathConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
@@ -25,7 +24,7 @@ from fairseq.modules.precision import Precision
 from fairseq.system import pages
 from fairseq.system.files import atomic_file, atomic_folder
 from fairseq.system.provenance import about_run
-from fairseq.system.terminal import log_to_stderr
+from fairseq_cli import command
 from fairseq_cli.common import (
     evaluation_parser,
     progress,
@@ -188,11 +187,7 @@ def _page(folder: Path, results: dict[str, Any], measured: recl.ContextLosses, g
     return pages.page("Relative effective context length", facts, "\n".join(body))
 
 
-def cli_main() -> None:
-    """``fairseq-recl``."""
-    log_to_stderr()
-    options.run_command(main, get_recl_parser)
-
+cli_main = command(main, get_recl_parser)
 
 if __name__ == "__main__":
     cli_main()

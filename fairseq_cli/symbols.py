@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fairseq.config.parser import Parser
 from fairseq.text.symbols import convert, split_sizes
+from fairseq_cli import command
 
 
 def get_symbols_parser() -> Parser:
@@ -35,12 +36,7 @@ def main(args: argparse.Namespace) -> None:
         print(f"{folder / name}.txt: {size:,} characters{added}")
 
 
-def cli_main() -> None:
-    """``fairseq-symbols``."""
-    from fairseq.config import options
-
-    options.run_command(main, get_symbols_parser)
-
+cli_main = command(main, get_symbols_parser, logs=False)
 
 if __name__ == "__main__":
     cli_main()

@@ -22,6 +22,7 @@ from fairseq.text.raw_text import STDIN, TextFormat, format_of
 from fairseq.text.tokenization import DetokenizeBlock, TokenizeBlock, tokenize_file, tokenize_stream
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.choice import chosen_subwords, chosen_words
+from fairseq_cli import command
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,7 @@ def _output(config: TokenizeConfig) -> Iterator[BinaryIO]:
             yield file
 
 
-def cli_main() -> None:
-    """``fairseq-tokenize``."""
-    from fairseq.config import options
-
-    options.run_command(main, get_tokenize_parser)
-
+cli_main = command(main, get_tokenize_parser, logs=False)
 
 if __name__ == "__main__":
     cli_main()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from fairseq import distributed
-from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.training import training_job
+from fairseq_cli import command
 from fairseq_cli.common import get_training_parser
 
 
@@ -16,10 +16,7 @@ def main(args: argparse.Namespace) -> None:
     distributed.run(training_job(training_settings(args)))
 
 
-def cli_main() -> None:
-    """Run the command."""
-    options.run_command(main, get_training_parser)
-
+cli_main = command(main, get_training_parser, logs=False)
 
 if __name__ == "__main__":
     cli_main()

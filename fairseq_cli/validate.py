@@ -14,7 +14,7 @@ import numpy as np
 
 from fairseq.analysis import plots
 from fairseq.analysis.recl import distinct_names
-from fairseq.config import fields, options
+from fairseq.config import fields
 from fairseq.config.command_settings import FrequencyConfig, ShardConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
@@ -45,9 +45,9 @@ from fairseq.notes.control import control_figures, distance_table, mark_distance
 from fairseq.notes.state import dictionary_of
 from fairseq.system.files import atomic_files
 from fairseq.system.provenance import about_run
-from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training.validation import validate
+from fairseq_cli import command
 from fairseq_cli.common import evaluation_parser, results_folder, run_on_processes, with_models
 
 logger = logging.getLogger(__name__)
@@ -236,11 +236,7 @@ def _word_losses(meter: Meter, blocks: TokenBlocks, task: FairseqTask, run: Sett
     return WordLosses.of(WordGroups(task.source_dictionary), tokens, -losses, positions.astype(np.int64))
 
 
-def cli_main() -> None:
-    """``fairseq-validate``."""
-    log_to_stderr()
-    options.run_command(main, get_validation_parser)
-
+cli_main = command(main, get_validation_parser)
 
 if __name__ == "__main__":
     cli_main()
