@@ -28,6 +28,7 @@ from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguag
 from fairseq.models.transformer_xl import BY_DISTANCE, TransformerXL, TransformerXLDecoder
 from fairseq.modules.attention_biases import AttentionBiases
 from fairseq.modules.memory import KeyValueCache
+from fairseq.modules.transformer_layer import LayerNorm
 
 M = TypeVar("M", bound=BaseFairseqModel)
 
@@ -189,7 +190,7 @@ def _packable(model: BaseFairseqModel) -> TypeGuard[DecoderModel]:
         return False
     decoder = model.decoder
     if type(decoder) is TransformerDecoder:
-        if decoder.layer_norm is not None and type(decoder.layer_norm) is not nn.LayerNorm:
+        if decoder.layer_norm is not None and type(decoder.layer_norm) is not LayerNorm:
             return False
     elif type(decoder) is not TransformerXLDecoder or decoder.cfg.position_encoding not in BY_DISTANCE:
         return False

@@ -28,9 +28,10 @@ class Visibility(ABC):
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """True where a query reads a key: bool, broadcastable to [B, H, T, S]; None: every query reads every key."""
 
-    @abstractmethod
     def bias(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor | None:
         """The mask as an additive bias, 0 or −∞, of the same shape; None: every query reads every key."""
+        mask = self.mask(queries, keys, device)
+        return None if mask is None else _as_bias(mask, dtype)
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,6 @@ class Bidirectional(Visibility):
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """See :meth:`Visibility.mask`; shape [B, 1, 1, S]."""
         return self.read
-
-    def bias(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        """See :meth:`Visibility.bias`; shape [B, 1, 1, S]."""
-        mask = self.mask(queries, keys, device)
-        return None if mask is None else _as_bias(mask, dtype)
 
 
 CAUSAL = Causal()

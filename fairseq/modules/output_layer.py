@@ -95,12 +95,9 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, bias: T
 
     Shape: hidden [N, C], weight [V, C], target [N] with values in 0 … V − 1, bias [V]. N may be 0.
     """
-    dtype = weight.dtype
-    if torch.is_autocast_enabled(hidden.device.type):
-        dtype = torch.get_autocast_dtype(hidden.device.type)
     learned = (hidden, weight) if bias is None else (hidden, weight, bias)
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learned)
-    return _LinearCrossEntropy.apply(hidden, weight, bias, target, dtype, needs_grad)
+    return _LinearCrossEntropy.apply(hidden, weight, bias, target, needs_grad)
 
 
 def target_log_probs(
@@ -128,16 +125,12 @@ def rows_per_chunk(rows: int, columns: int, device: torch.device) -> int:
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        dtype: torch.dtype,
-        needs_grad: bool,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, needs_grad: bool
     ) -> Tensor:
+        device = hidden.device.type
         # The precision is chosen here: autocast would convert the weight anew in every chunk.
-        with torch.autocast(hidden.device.type, enabled=False):
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        with torch.autocast(device, enabled=False):
             h, w = hidden.detach().to(dtype), weight.detach().to(dtype)
             b = None if bias is None else bias.detach().to(dtype)
             columns = w.size(0) // (_GRADIENT_FACTOR.get(h.device.type, 1) if needs_grad else 1)
@@ -164,7 +157,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if dtype is None else (gradient if scale is None else gradient * scale).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return (*scaled, None, None, None)
+        return (*scaled, None, None)
 
 
 @dataclass(frozen=True)
@@ -206,23 +199,23 @@ def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, gr
             products = scaled @ w, scaled.t() @ h
             of_hidden, of_weight = products if boost is None else (product.float() / boost for product in products)
             grads.hidden[rows] = of_hidden
-            if rows.start:
-                grads.weight.add_(of_weight)
-            else:
-                grads.weight.copy_(of_weight)
+            add = grads.weight.add_ if rows.start else grads.weight.copy_
+            add(of_weight)
     return loss
 
 
 def _cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
-    """The summed loss, and the *gradient* of the logits, in float32; in their place, if they are."""
-    logits = logits.float()
-    normaliser = logits.logsumexp(-1, keepdim=True)  # (n, 1)
+    """The summed loss, and the *gradient* of the logits, in float32; *logits* otherwise."""
+    # The word with the largest logit: its probability is at least 1 / V, so that the logarithm has all its digits.
+    largest, word = logits.max(-1, keepdim=True)  # (n, 1)
+    # One kernel that reads and writes once; logsumexp alone is six.
+    probabilities = logits.softmax(-1, dtype=torch.float32)
     index = target.unsqueeze(1)
-    loss = normaliser.sum() - logits.gather(1, index).sum()
-    if gradient:
-        # Softmax minus one-hot, in the memory of the logits: a matrix [n, V] exists once.
-        logits.sub_(normaliser).exp_().scatter_add_(1, index, torch.full_like(normaliser, -1.0))
-    return loss, logits
+    normaliser = largest.float() - probabilities.gather(1, word).log()
+    loss = (normaliser - logits.gather(1, index).float()).sum()
+    if not gradient:
+        return loss, logits
+    return loss, probabilities.scatter_add_(1, index, torch.full_like(normaliser, -1.0))  # softmax minus one-hot
 
 
 def _float16_boost(gradient: Tensor, h: Tensor, w: Tensor) -> Tensor:

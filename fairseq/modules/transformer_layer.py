@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.errors import UserError, nearest
-from fairseq.modules.attention import CAUSAL, Visibility
+from fairseq.modules.attention import CAUSAL, Visibility, is_cpu
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, variational_dropout
 from fairseq.modules.memory import LayerCache
 
@@ -50,6 +50,22 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[name]
 
 
+class LayerNorm(nn.LayerNorm):
+    """torch's layer norm; under a GPU's autocast in the lower precision, as apex's, with its statistics in float32.
+
+    Autocast would convert inputs to float32, and what reads the results would convert them back, for five times the
+    bytes. Gain and bias are rounded as weights are.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        # A CPU's autocast leaves norms alone, and its kernel takes gain and bias in float32.
+        if is_cpu(x) or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+            return super().forward(x)
+        weight, bias = lowered(self.weight), lowered(self.bias)
+        with torch.autocast(x.device.type, enabled=False):
+            return F.layer_norm(x.to(weight.dtype), self.normalized_shape, weight, bias, self.eps)
+
+
 def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5) -> nn.Module:
     """Return layer normalisation over the last *dim* channels.
 
@@ -57,7 +73,7 @@ def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5) -> nn.Module:
     names are the same. The log names it, once.
     """
     fused = _apex_layer_norm() if apex and torch.cuda.is_available() else None
-    return (fused or nn.LayerNorm)(dim, eps=eps)
+    return (fused or LayerNorm)(dim, eps=eps)
 
 
 # Once: the log has one line for a run, not one for every norm.
@@ -184,10 +200,7 @@ TransformerDecoderLayer = TransformerLayer  # the name that plug-ins know
 
 
 def lowered(x: Tensor) -> Tensor:
-    """*x* in the precision of the matrix products that read it, converted once: autocast converts it for each of them.
-
-    Under CUDA's autocast a layer norm gives float32.
-    """
+    """*x* in the precision of the matrix products that read it, converted once; autocast converts it for each."""
     device = x.device.type
     if x.is_meta or not torch.is_autocast_enabled(device):  # torch has no autocast for the meta device
         return x

@@ -16,7 +16,7 @@ from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.memory import KeyValueCache, LayerCache, RelativeLayerCache
 from fairseq.modules.native import library
 from fairseq.modules.relative_attention import RelativeAttention, ShawAttention
-from fairseq.modules.transformer_layer import TransformerLayer
+from fairseq.modules.transformer_layer import LayerNorm, TransformerLayer
 
 ATTENTION = (SelfAttention, PositionInfusedAttention, RelativeAttention, ShawAttention)
 LEAST_WORK = 1 << 17  # multiplications per thread; less work takes no longer than synchronising threads
@@ -74,7 +74,7 @@ def packable(layer: nn.Module) -> bool:
     if layer.self_attn.q_norm is not None:
         return False
     norms = layer.self_attn_layer_norm, layer.final_layer_norm
-    return layer.activation_fn in ACTIVATIONS and all(type(norm) is nn.LayerNorm for norm in norms)
+    return layer.activation_fn in ACTIVATIONS and all(type(norm) is LayerNorm for norm in norms)
 
 
 class PackedStack:
